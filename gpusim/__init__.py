@@ -1,0 +1,49 @@
+"""gpusim: replicated (SPMD) programs for machines that you do not have, with every bit specified.
+
+`vmap`, `pmap` and `shard_map` run a function for many replicas; `lax` has JAX's parallel
+collectives; `Reduction` and `reduction` say in which order and precision they add; `collectives`
+are the same operations on stacked arrays.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from . import collectives, groups, lax
+from .errors import (
+    CollectiveMismatchError,
+    DeadlockError,
+    GpusimError,
+    ReplicaError,
+    ReplicaIndexError,
+)
+from .groups import CommGroupType, Groups
+from .mapping import MappedArray, Mesh, P, at, per_replica_route, pmap, shard_map, vmap
+from .reduction import Reduction, reduction
+
+try:
+    __version__ = version("gpusim")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "CollectiveMismatchError",
+    "CommGroupType",
+    "DeadlockError",
+    "GpusimError",
+    "Groups",
+    "MappedArray",
+    "Mesh",
+    "P",
+    "Reduction",
+    "ReplicaError",
+    "ReplicaIndexError",
+    "__version__",
+    "at",
+    "collectives",
+    "groups",
+    "lax",
+    "per_replica_route",
+    "pmap",
+    "reduction",
+    "shard_map",
+    "vmap",
+]

@@ -1,0 +1,41 @@
+"""The exceptions that are gpusim's own; every other error has the type JAX or NumPy gives it."""
+
+from __future__ import annotations
+
+
+class GpusimError(RuntimeError):
+    """What goes wrong in a replicated program and has no counterpart in an ordinary one."""
+
+
+class CollectiveMismatchError(GpusimError):
+    """Replicas met in one rendezvous with calls that do not fit together."""
+
+
+class ReplicaError(GpusimError):
+    """A replica's own code raised; the exception is this one's ``__cause__``.
+
+    >>> ReplicaError(3)
+    ReplicaError('replica 3 raised an exception')
+    >>> ReplicaError(3, "replica 3 of axis 'i' divided by zero").index
+    3
+    """
+
+    def __init__(self, index: int, message: str | None = None) -> None:
+        super().__init__(f"replica {index} raised an exception" if message is None else message)
+        self.index = index  #: the replica whose code raised
+
+    def __reduce__(self) -> tuple[type[ReplicaError], tuple[int, str]]:
+        # Exceptions are pickled by their args; this one's args hold the message alone.
+        return type(self), (self.index, str(self))
+
+
+class DeadlockError(GpusimError):
+    """Some replicas wait in a collective that the others can no longer reach."""
+
+
+class ReplicaIndexError(ValueError, IndexError):
+    """A replica number that is out of range.
+
+    It is an IndexError because JAX raises one, and a ValueError because the number is an argument;
+    NumPy's AxisError is both for the same reasons.
+    """

@@ -1,0 +1,124 @@
+"""From NumPy's protocols to batched rules: which rule serves a call, and what happens where there
+is none."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from . import array as _array
+from . import routes as _routes
+
+Rule = Callable[..., Any]
+
+RULES: dict[Callable[..., Any], Rule] = {}
+"""Batched rule of each NumPy function: called with the function's own arguments, MappedArrays among
+them."""
+
+UFUNC_METHODS: dict[str, Callable[[np.ufunc, tuple[Any, ...], dict[str, Any]], Any]] = {}
+"""Batched rule of each ufunc method (__call__, reduce, ...): called with ufunc, inputs and
+keywords."""
+
+CHANGES_IN_PLACE = {
+    np.copyto: "np.where, or x.at[...].set(...)",
+    np.put: "x.at[...].set(...)",
+    np.place: "np.where",
+    np.putmask: "np.where",
+    np.fill_diagonal: "x.at[np.diag_indices(n)].set(...)",
+    np.put_along_axis: "x.at[...].set(...)",
+}
+"""NumPy functions that write into an argument, with what to use instead."""
+
+
+class NoRule(Exception):
+    """Raised by a batched rule for arguments it does not serve: the call takes the per-replica
+    route."""
+
+
+def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the batched rule of `functions`."""
+
+    def register(batched: Rule) -> Rule:
+        for function in functions:
+            RULES[function] = batched
+        return batched
+
+    return register
+
+
+def ufunc_method(name: str) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the batched rule of a ufunc method."""
+
+    def register(batched: Rule) -> Rule:
+        UFUNC_METHODS[name] = batched
+        return batched
+
+    return register
+
+
+def _refuse_out(name: str) -> NoReturn:
+    raise TypeError(
+        f"{name} was given out=, which changes an array in place; under vmap arrays do not change: "
+        "use the returned array"
+    )
+
+
+def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """function.method(*inputs, **kwargs), batched."""
+    if "out" in kwargs and any(array is not None for array in _as_tuple(kwargs.pop("out"))):
+        _refuse_out(f"np.{function.__name__}")
+    if method == "at":
+        raise TypeError(
+            f"np.{function.__name__}.at changes its first argument in place; under vmap arrays do "
+            f"not "
+            "change: use x.at[index].add(values) (also multiply, min, max) or np.bincount"
+        )
+    if not _routes.switches().force:
+        try:
+            return UFUNC_METHODS[method](function, inputs, kwargs)
+        except NoRule:
+            pass
+    called = function if method == "__call__" else getattr(function, method)
+    name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
+    return _routes.call_per_replica(called, inputs, kwargs, name)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """called(*args, **kwargs) for a NumPy function, batched where it has a rule."""
+    if "out" in kwargs and kwargs["out"] is None:
+        kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+    if "out" in kwargs:
+        _refuse_out(f"np.{called.__name__}")
+    if called in CHANGES_IN_PLACE:
+        raise TypeError(
+            f"np.{called.__name__} changes its first argument in place; under vmap arrays do not "
+            f"change: use {CHANGES_IN_PLACE[called]}"
+        )
+    batched = RULES.get(called)
+    if batched is not None and not _routes.switches().force:
+        try:
+            return batched(*args, **kwargs)
+        except NoRule:
+            pass
+    return _routes.call_per_replica(called, args, kwargs)
+
+
+def getitem(array: Any, index: Any) -> Any:
+    """array[index], batched."""
+    if not _routes.switches().force:
+        try:
+            return RULES[operator.getitem](array, index)
+        except NoRule:
+            pass
+    return _routes.call_per_replica(operator.getitem, (array, index), {}, "indexing")
+
+
+_array.serve = sys.modules[__name__]

@@ -1,0 +1,233 @@
+"""pmap: every replica in a thread of its own, with plain arrays, so that any Python code runs."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from .. import reduction as reductions
+from .. import trees
+from ..errors import GpusimError, ReplicaError
+from .align import common_axes, lead_full, sizes
+from .arguments import (
+    Arguments,
+    as_array,
+    check_axis_size,
+    check_in_axes,
+    check_out_axis,
+    part_company,
+    read_arguments,
+    read_only,
+)
+from .array import MappedArray, unpack, wrap
+from .frames import Axes, AxisName, bound, lockstep_environment, new_frames
+from .scheduler import Run, Scheduler, enclosing_task
+
+SCHEDULES = ("cores", "one")
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def pmap(
+    f: Callable[..., Any],
+    axis_name: AxisName = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    devices: Sequence[Any] | None = None,
+    axis_size: int | None = None,
+    schedule: str = "cores",
+) -> Callable[..., Any]:
+    """Run `f` for many replicas, each in a thread of its own with plain arrays.
+
+    Where vmap needs operations that it can batch, pmap runs any Python: branches on values, shapes
+    that differ inside `f`, other libraries. Collectives over `axis_name` are where replicas meet;
+    replicas that do not make the same call, or never arrive, are an error and never a hang.
+
+    Args:
+        f: a function of pytrees of arrays that returns a pytree of arrays. Its array arguments are
+            read-only (``x.copy()`` is the way out).
+        axis_name: a name for the axis, for collectives.
+        in_axes, out_axes, axis_size: as in `vmap`; out_axes=None demands equal bits of all
+            replicas.
+        devices: where replicas run; on the CPU only None or the names "cpu" and "host" serve.
+        schedule: "cores" lets as many replicas run at once as there are cores; "one" runs exactly
+            one at a time, each up to its next collective, in replica order, so that a program takes
+            the same path every time. A pmap inside a pmap follows the outer one's schedule.
+
+    Returns:
+        A function with the arguments of `f`.
+
+    Raises:
+        ReplicaError: when a replica's own code raises; the exception is its cause, and `index` says
+            which replica. The others are ended.
+        CollectiveMismatchError: when replicas meet in calls that differ; names both.
+        DeadlockError: when replicas wait for others that have returned.
+        ValueError: when results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
+            vmap.
+
+    Example:
+        >>> import numpy as np, gpusim
+        >>> from gpusim import lax
+        >>> def f(x):
+        ...     return x if x > 2 else lax.axis_index("i") * 10
+        >>> gpusim.pmap(f, "i")(np.array([1, 2, 3, 4]))
+        array([ 0, 10,  3,  4])
+    """
+    if not callable(f):
+        raise TypeError(f"pmap needs a function, but got {f!r:.60}")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"pmap schedule must be one of {SCHEDULES}, but got {schedule!r}")
+    in_axes = check_in_axes("pmap", in_axes)
+    axis_size = check_axis_size("pmap", axis_size)
+    _check_devices(devices)
+
+    @functools.wraps(f)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        arguments = read_arguments("pmap", in_axes, axis_size, args, kwargs)
+        results = _run_replicas(f, arguments, axis_name, schedule)
+        return _gather(results, out_axes, lockstep_environment())
+
+    return mapped
+
+
+def _check_devices(devices: Sequence[Any] | None) -> None:
+    if devices is None:
+        return
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise TypeError(f"pmap devices must be None or a sequence of devices, but got {devices!r}")
+    for device in devices:
+        if device not in ("cpu", "host"):
+            raise ValueError(
+                f"pmap devices has {device!r}; this machine offers only 'cpu' (or 'host')"
+            )
+
+
+def _run_replicas(
+    f: Callable[..., Any], arguments: Arguments, axis_name: AxisName, schedule: str
+) -> list[Any]:
+    state = reductions.current()
+    states = [reductions.forked(state) for _ in range(arguments.size)]
+
+    def replica(index: int) -> Any:
+        frame = run.tasks[index].frame
+        with bound((frame,)), reductions.entered(states[index]):
+            leaves = [
+                _part(leaf, axis, index)
+                for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
+            ]
+            return arguments.call(f, leaves)
+
+    def report(index: int, error: BaseException) -> BaseException:
+        return _describe_failure(index, axis_name, error)
+
+    parent = enclosing_task()
+    if parent is None:
+        one = schedule == "one"
+        run = Run(Scheduler(1 if one else cores(), one), None, replica, report)
+    else:
+        run = Run(parent.run.scheduler, parent, replica, report)
+    for index in range(arguments.size):
+        (frame,) = new_frames((axis_name,), (arguments.size,), index)
+        run.add(frame, contextvars.copy_context())
+    run.execute()
+    if run.error is not None:
+        raise run.error
+    state.calls = max(own.calls for own in states)
+    return run.results
+
+
+def _part(leaf: Any, axis: int | None, index: int) -> Any:
+    """One replica's read-only part of an argument, in C order where the mapped axis was moved."""
+    if axis is None:
+        return read_only(leaf)
+    data, axes = unpack(as_array(leaf, "argument"))
+    part = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
+    if axis:
+        part = part.copy(order="C")
+    part = read_only(part)
+    return wrap(part, axes) if isinstance(leaf, MappedArray) else part
+
+
+def _raised_by_gpusim(trace: TracebackType | None) -> bool:
+    """Whether the innermost Python code of a traceback, NumPy's apart, is gpusim's."""
+    module = ""
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__", "")
+        if not name.startswith(("numpy.", "optree")):
+            module = name
+        trace = trace.tb_next
+    return module.startswith(("gpusim.mapping", "gpusim.lax", "gpusim.collectives", "fallback"))
+
+
+def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> BaseException:
+    """What pmap raises for an exception in a replica."""
+    who = f"replica {index}" + ("" if axis_name is None else f" of axis {axis_name!r}")
+    if isinstance(error, GpusimError) or (
+        isinstance(error, (NameError, ValueError, TypeError, IndexError))
+        and _raised_by_gpusim(error.__traceback__)
+    ):
+        error.add_note(f"raised in {who} of a pmap")
+        return error
+    failure = ReplicaError(index, f"{who} raised {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _gather(results: list[Any], out_axes: Any, outer: Axes) -> Any:
+    """One tree with the replicas' results stacked along out_axes."""
+    first, structure = trees.flatten(results[0])
+    columns = [[leaf] for leaf in first]
+    for index, result in enumerate(results[1:], start=1):
+        leaves, other = trees.flatten(result)
+        if other != structure:
+            raise ValueError(
+                f"pmap: replicas returned different trees: replica 0 {structure}, replica {index} "
+                f"{other}"
+            )
+        for column, leaf in zip(columns, leaves, strict=True):
+            column.append(leaf)
+    places = trees.spread_prefix(out_axes, results[0], "pmap out_axes")
+    stacked = [
+        _gather_leaf(column, axis, outer) for column, axis in zip(columns, places, strict=True)
+    ]
+    return trees.unflatten(structure, part_company(stacked) if not outer else stacked)
+
+
+def _gather_leaf(column: list[Any], axis: int | None, outer: Axes) -> Any:
+    check_out_axis("pmap", axis, column[0])
+    arrays = [as_array(leaf, "pmap: a result") for leaf in column]
+    for index, array in enumerate(arrays):
+        if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
+            raise ValueError(
+                f"pmap: replicas returned different arrays: replica 0 {arrays[0].dtype}"
+                f"{list(arrays[0].shape)}, replica {index} {array.dtype}{list(array.shape)}"
+            )
+    axes = common_axes(arrays)
+    parts = [lead_full(array, axes) for array in arrays]
+    if axis is None:
+        data = parts[0]
+        for index, part in enumerate(parts):
+            if part is not data and part.tobytes() != data.tobytes():
+                raise ValueError(
+                    f"pmap out_axes is None, but replicas 0 and {index} returned different "
+                    f"values; only "
+                    "what is the same on all replicas can be returned once"
+                )
+        data = read_only(data)
+    else:
+        place = len(sizes(axes)) + normalize_axis_index(axis, arrays[0].ndim + 1)
+        data = np.stack(parts, axis=place)
+    return wrap(data, axes) if outer else data
