@@ -1,0 +1,58 @@
+"""Which random lanes the elements of a box need: runs of consecutive elements, each with a place.
+A run is as long as the box stays contiguous in the flattened value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fallback.layout import Index
+from fallback.philox import Lanes
+
+
+class Draws:
+    """The lanes of one box, in the box's C order.
+
+    `box` spans `batch_axes` axes of batch entries, numbered by `places` (of the batch's shape),
+    then the axes of a value of shape `value`.
+    """
+
+    def __init__(
+        self, lanes: Lanes, box: Index, value: Sequence[int], places: NDArray[np.uint64]
+    ) -> None:
+        self._lanes = lanes
+        axes = places.ndim
+        starts, self._run = _runs(box[axes:], value)
+        self._rows = [
+            (start, place) for place in places[box[:axes]].ravel().tolist() for start in starts
+        ]
+
+    def fill(self, out: NDArray[np.uint32], step: int) -> None:
+        """Fill C-contiguous `out`: the box once for each step from `step` on, as often as fits."""
+        rows = out.reshape(-1, self._run)
+        for index, row in enumerate(rows):
+            later, position = divmod(index, len(self._rows))
+            start, place = self._rows[position]
+            self._lanes.fill(row, start=start, step=step + later, place=place)
+
+
+def _runs(box: Index, value: Sequence[int]) -> tuple[list[int], int]:
+    """The flat indices at which the box's runs start, in C order, and their common length."""
+    axis = len(box)
+    run = 1
+    while axis:
+        axis -= 1
+        length = box[axis].stop - box[axis].start
+        run *= length
+        if length != value[axis]:
+            break
+    starts = np.zeros(1, np.int64)
+    for outer in range(axis):
+        steps = np.arange(box[outer].start, box[outer].stop) * math.prod(value[outer + 1 :])
+        starts = np.add.outer(starts, steps).ravel()
+    if box:
+        starts = starts + box[axis].start * math.prod(value[axis + 1 :])
+    return starts.tolist(), run

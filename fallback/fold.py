@@ -1,0 +1,257 @@
+"""fold: a reduction over a group's members with a defined order of additions and roundings.
+The bits of its result are specified; see the numerics contract in the documentation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from fallback import limits
+from fallback.arithmetic import Arithmetic
+from fallback.draws import Draws
+from fallback.formats import real_of
+from fallback.layout import Index, coalesce, flat_range, split, whole
+from fallback.members import Members
+from fallback.operators import LOGICAL_OPS
+from fallback.orders import check_order, ring_bounds
+from fallback.philox import Lanes
+from fallback.rounding import check_counter, check_rounding
+from fallback.routes import Task, by_member, by_rows
+from fallback.subnormals import require_subnormals
+from fallback.workspace import Workspace
+
+
+def fold(
+    members: NDArray[Any] | Sequence[NDArray[Any]],
+    *,
+    op: str = "sum",
+    order: str = "linear",
+    accumulate: DTypeLike | None = None,
+    out_dtype: DTypeLike | None = None,
+    divisor: int | None = None,
+    batch_ndim: int = 0,
+    cut_axis: int | None = None,
+    rounding: str = "nearest",
+    seed: int = 0,
+    call: int = 0,
+    places: ArrayLike = 0,
+) -> NDArray[Any]:
+    """Reduce a group's members to one value, element by element, to the contract's bits.
+
+    **Arguments**
+
+    - `members`: an array whose axis 0 is the group's members in order, or a sequence of arrays of
+      one shape and dtype. Any strides; nothing is written to them. A member's shape is
+      `(*batch, *value)`, where the `batch_ndim` leading axes are independent batch entries.
+    - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or". "max" and "min" let NaN win
+      and put -0 below +0.
+    - `order`: "linear", "reverse", "tree" or "ring".
+    - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
+      the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. A complex
+      member's two parts are accumulated in it, or in its parts. Integers wrap in an integer
+      `accumulate`, and in their own dtype if it is a floating-point one.
+    - `out_dtype`: the result's dtype, of the members' kind; None is theirs.
+    - `divisor`: divides the fold in the computing type, before the one rounding to `out_dtype`.
+    - `cut_axis`: for "ring" only: the value axis (0 is the first after the batch) that is cut into
+      equal slices, one a member. None cuts the flattened value.
+    - `rounding`, `seed`, `call`, `places`: "nearest" or "stochastic", and the counters of its
+      random numbers; `places` is an integer, or integers that broadcast to the batch's shape.
+      Complex values are always rounded to nearest.
+
+    **Returns** a new C-contiguous array of shape `(*batch, *value)`.
+
+    **Raises** ValueError for values outside these, TypeError for dtypes that do not fit, and
+    RuntimeError where the thread flushes subnormal numbers to zero.
+
+    >>> import numpy as np
+    >>> x = np.array([[1.0], [2.0**-11], [2.0**-11]], np.float16)
+    >>> fold(x).tolist(), fold(x, order="reverse").tolist()
+    ([1.0], [1.0009765625])
+    >>> fold(x, accumulate=np.float32).tolist()
+    [1.0009765625]
+    """
+    require_subnormals()
+    check_order(order)
+    stochastic = check_rounding(rounding)
+    group = Members.of(members)
+    out_type = group.dtype if out_dtype is None else np.dtype(out_dtype)
+    accumulator = None if accumulate is None else np.dtype(accumulate)
+    arithmetic = Arithmetic(op, group.dtype, accumulator, out_type, divisor, stochastic)
+    counters = check_counter("seed", seed), check_counter("call", call)
+    shape = group.shape
+    if not 0 <= batch_ndim <= len(shape):
+        raise ValueError(f"batch_ndim={batch_ndim}: the members have {len(shape)} axes")
+    parts = group.dtype.kind == "c" and op not in LOGICAL_OPS
+    cut = None
+    if order == "ring" and cut_axis is not None:
+        group = _cut(group, batch_ndim, cut_axis, len(shape) - batch_ndim)
+        cut = batch_ndim + cut_axis
+    out = np.empty(shape, out_type)
+    if not out.size:
+        return out
+    group = group.as_reals() if parts else group
+    layout = _layout(group, batch_ndim, cut, parts)
+    places_of = _places(places, shape[:batch_ndim], layout)
+    work = _Fold(group, order, arithmetic, layout, Lanes(*counters), places_of)
+    with np.errstate(all="ignore"):
+        work.run(out)
+    return out
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of a member once merged: batch entries, the value, and (complex only) two parts."""
+
+    batch: tuple[int, ...]
+    value: tuple[int, ...]
+    parts: tuple[int, ...]
+    cut: int | None  # the value axis whose positions are a ring's blocks
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.batch + self.value + self.parts
+
+    def around(self, box: Index) -> Index:
+        """A box of the value, for all batch entries and both parts."""
+        return (*whole(self.batch), *box, *whole(self.parts))
+
+    def value_box(self, box: Index) -> Index:
+        """The part of a box of everything that lies along the value's axes."""
+        return box[len(self.batch) : len(self.batch) + len(self.value)]
+
+
+def _layout(group: Members, batch: int, cut: int | None, parts: bool) -> Layout:
+    """Merge the axes of `group`, in which axis `cut` is to stay as it is."""
+    last = len(group.shape) - parts
+    edges = [0, batch, last] if cut is None else [0, batch, cut, cut + 1, last]
+    runs = [
+        coalesce(group.shape[a:b], [row[a:b] for row in group.strides]) for a, b in pairwise(edges)
+    ]
+    tail = (2,) if parts else ()
+    if cut is None:
+        return Layout(runs[0], runs[1] or (1,), tail, None)
+    before, after = runs[1], runs[3]
+    return Layout(runs[0], (*before, group.shape[cut], *after), tail, len(before))
+
+
+def _cut(group: Members, batch_ndim: int, cut_axis: int, value_ndim: int) -> Members:
+    """Split the axis that a ring cuts into (blocks, elements of a block)."""
+    if not 0 <= cut_axis < value_ndim:
+        raise ValueError(f"cut_axis={cut_axis}: expected 0 to {value_ndim - 1}")
+    axis = batch_ndim + cut_axis
+    length = group.shape[axis]
+    if length % group.count:
+        raise ValueError(
+            f"cut_axis={cut_axis} has length {length}, which {group.count} members do not divide"
+        )
+    pieces = group.count, length // group.count
+    return group.reshape((*group.shape[:axis], *pieces, *group.shape[axis + 1 :]))
+
+
+def _places(places: ArrayLike, batch: tuple[int, ...], merged: Layout) -> NDArray[np.uint64]:
+    """One place for each batch entry, in the merged batch axes."""
+    given = np.asarray(places)
+    if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
+        raise ValueError(f"places={places!r}: expected integers from 0 to 2**64 - 1")
+    try:
+        spread = np.broadcast_to(given, batch)
+    except ValueError:
+        raise ValueError(
+            f"places has shape {given.shape}, which does not broadcast to the batch's {batch}"
+        ) from None
+    return spread.astype(np.uint64).reshape(merged.batch)
+
+
+@dataclass
+class _Fold:
+    """One fold, cut into tasks that do not depend on each other."""
+
+    group: Members
+    order: str
+    arithmetic: Arithmetic
+    layout: Layout
+    lanes: Lanes
+    places: NDArray[np.uint64]
+
+    def run(self, out: NDArray[Any]) -> None:
+        """Do all tasks, writing into `out`, whose shape is the layout's."""
+        members = self.group.reshape(self.layout.shape)
+        flat = out.reshape(-1)
+        target = flat.view(real_of(out.dtype)) if self.layout.parts else flat
+        target = target.reshape(self.layout.shape)
+        width = math.prod(self.layout.shape)
+        if self.order == "ring":
+            width //= members.count
+        narrow = width < limits.ROW_WIDTH and members.count >= limits.ROW_MEMBERS
+        workspace = Workspace(min(limits.BLOCK, target.size * members.count))
+        fold_one, boxes = (by_rows, self._rows()) if narrow else (by_member, self._blocks())
+        for start, box in boxes:
+            fold_one(
+                Task(
+                    members,
+                    self.order,
+                    self.arithmetic,
+                    box,
+                    target[box],
+                    workspace,
+                    self._draws(box),
+                    start,
+                    self._rotation(box) if narrow and self.order == "ring" else None,
+                )
+            )
+
+    def _blocks(self) -> Iterator[tuple[int, Index]]:
+        """Boxes for the way member by member, with the member at which each one's ring starts."""
+        for start, region in self._regions():
+            for box in split(region, limits.BLOCK):
+                yield start, box
+
+    def _regions(self) -> Iterator[tuple[int, Index]]:
+        value, count = self.layout.value, self.group.count
+        if self.order != "ring":
+            yield 0, whole(self.layout.shape)
+        elif self.layout.cut is not None:
+            axis = self.layout.cut
+            for start in range(count):
+                box = (*whole(value[:axis]), slice(start, start + 1), *whole(value[axis + 1 :]))
+                yield start, self.layout.around(box)
+        else:
+            bounds = ring_bounds(math.prod(value), count)
+            for start in range(count):
+                for box in flat_range(value, bounds[start], bounds[start + 1]):
+                    yield start, self.layout.around(box)
+
+    def _rows(self) -> Iterator[tuple[int, Index]]:
+        """Boxes for the way by rows: half a buffer at most, so that a chunk has several rows."""
+        stacking = self.order == "ring" and not self.group.stacked
+        limit = limits.BLOCK // (self.group.count if stacking else 2)
+        for box in split(whole(self.layout.shape), max(2, limit)):
+            yield 0, box
+
+    def _draws(self, box: Index) -> Draws | None:
+        if not self.arithmetic.stochastic:
+            return None
+        return Draws(self.lanes, box, self.layout.value, self.places)
+
+    def _rotation(self, box: Index) -> NDArray[np.intp]:
+        """For every element of the box the member at which its ring's block starts."""
+        value = self.layout.value_box(box)
+        positions = [np.arange(part.start, part.stop) for part in value]
+        axes = [np.array(0)] * len(value)
+        for axis, position in enumerate(positions):
+            axes[axis] = position.reshape(-1, *(1 for _ in value[axis + 1 :]))
+        if self.layout.cut is not None:
+            blocks = axes[self.layout.cut]
+        else:
+            steps = (math.prod(self.layout.value[axis + 1 :]) for axis in range(len(value)))
+            flat = sum((a * step for a, step in zip(axes, steps, strict=True)), np.array(0))
+            bounds = ring_bounds(math.prod(self.layout.value), self.group.count)
+            blocks = np.searchsorted(np.array(bounds[1:]), flat, side="right")
+        leading = (1,) * (len(self.layout.batch) + len(value) - blocks.ndim)
+        return blocks.reshape(*leading, *blocks.shape, *(1 for _ in self.layout.parts))

@@ -1,0 +1,93 @@
+"""The members of one group: equal-shaped arrays, stacked in one array or listed one by one.
+They are only ever viewed; nothing here copies more than the block that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fallback.formats import real_of
+from fallback.layout import Index
+
+
+class Members:
+    """Views of `count` members, each of `shape` and `dtype`."""
+
+    def __init__(self, arrays: NDArray[Any] | list[NDArray[Any]]) -> None:
+        self._arrays = arrays
+        self.count = len(arrays)
+        if isinstance(arrays, np.ndarray):
+            self.shape, self.dtype = arrays.shape[1:], arrays.dtype
+        else:
+            self.shape, self.dtype = arrays[0].shape, arrays[0].dtype
+
+    @classmethod
+    def of(cls, members: NDArray[Any] | Sequence[NDArray[Any]]) -> Members:
+        """Check what the caller gave: ValueError or TypeError names the member that differs."""
+        if isinstance(members, np.ndarray):
+            if members.ndim == 0:
+                raise ValueError("members is a 0-d array: expected axis 0 to number the members")
+            if not len(members):
+                raise ValueError("members is empty: a fold needs at least one member")
+            return cls(members)
+        arrays = [np.asarray(member) for member in members]
+        if not arrays:
+            raise ValueError("members is empty: a fold needs at least one member")
+        for index, array in enumerate(arrays):
+            if array.shape != arrays[0].shape:
+                raise ValueError(
+                    f"members[{index}] has shape {array.shape}, members[0] {arrays[0].shape}: "
+                    "expected equal shapes"
+                )
+            if array.dtype != arrays[0].dtype:
+                raise TypeError(
+                    f"members[{index}] has dtype {array.dtype}, members[0] {arrays[0].dtype}: "
+                    "expected equal dtypes"
+                )
+        return cls(arrays)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the members lie in one array."""
+        return isinstance(self._arrays, np.ndarray)
+
+    @property
+    def strides(self) -> list[tuple[int, ...]]:
+        """The distinct strides that occur among the members."""
+        if isinstance(self._arrays, np.ndarray):
+            return [self._arrays.strides[1:]]
+        return list({array.strides for array in self._arrays})
+
+    def reshape(self, shape: tuple[int, ...]) -> Members:
+        """The same elements under another shape, which must be reachable without a copy."""
+        if isinstance(self._arrays, np.ndarray):
+            return Members(self._arrays.reshape((self.count, *shape)))
+        return Members([array.reshape(shape) for array in self._arrays])
+
+    def as_reals(self) -> Members:
+        """Complex members seen as real ones with a new last axis: real and imaginary part."""
+        real = real_of(self.dtype)
+        if isinstance(self._arrays, np.ndarray):
+            return Members(self._arrays[..., np.newaxis].view(real))
+        return Members([array[..., np.newaxis].view(real) for array in self._arrays])
+
+    def block(self, member: int, index: Index) -> NDArray[Any]:
+        """A view of one member's block."""
+        array: NDArray[Any] = self._arrays[member]
+        return array[index]
+
+    def rows(self, members: slice, index: Index) -> NDArray[Any] | list[NDArray[Any]]:
+        """The block of a range of members: one view of a stacked array, else a list of views."""
+        if isinstance(self._arrays, np.ndarray):
+            view: NDArray[Any] = self._arrays[members][(slice(None), *index)]
+            return view
+        return [array[index] for array in self._arrays[members]]
+
+    def gather(self, chosen: NDArray[np.intp], index: Index) -> NDArray[Any]:
+        """A copy of the block in which `chosen` (rows, *block) says whose element each one is."""
+        rows = self.rows(slice(None), index)
+        stacked = rows if isinstance(rows, np.ndarray) else np.stack(rows)
+        return np.take_along_axis(stacked, chosen, axis=0)

@@ -1,0 +1,42 @@
+"""The orders of additions: how members are visited, how a ring cuts a value, how a tree numbers.
+Only sequences of numbers live here; no array is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+ORDERS = ("linear", "reverse", "tree", "ring")
+
+
+def check_order(order: str) -> str:
+    """Return `order`; ValueError if it is not one of the four."""
+    if order not in ORDERS:
+        raise ValueError(f"order={order!r}: expected one of {', '.join(map(repr, ORDERS))}")
+    return order
+
+
+def ring_bounds(elements: int, members: int) -> list[int]:
+    """Where the ring's blocks begin and end: the first `elements % members` are one longer."""
+    length, longer = divmod(elements, members)
+    return [block * length + min(block, longer) for block in range(members + 1)]
+
+
+def visits(order: str, members: int, start: int) -> Iterator[int]:
+    """The members of a sequential order; `start` is where a ring's block begins."""
+    if order == "reverse":
+        yield from range(members - 1, -1, -1)
+        return
+    yield from range(start, members)
+    yield from range(start)
+
+
+def tree_levels(members: int) -> list[int]:
+    """How many additions the levels below each level hold: entry k counts levels 0..k-1.
+
+    An addition of level k (k from 0) at position j from the left is step entry[k] + j + 1.
+    """
+    counts = [0]
+    while members > 1:
+        counts.append(counts[-1] + members // 2)
+        members -= members // 2
+    return counts

@@ -1,0 +1,194 @@
+"""Reduction: what to do when a collective reduces: operator, order, accumulator, rounding, seed.
+The `reduction` context says it for all collectives inside, and counts the summing ones."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fallback.formats import kind_of
+from fallback.operators import OPS
+from fallback.orders import ORDERS
+
+__all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "op": OPS,
+    "order": ORDERS,
+    "rounding": ("nearest", "stochastic"),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Reduction:
+    """How values are reduced; with the inputs it determines every bit of the result.
+
+    **Arguments**
+
+    - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or".
+    - `order`: the order of additions. "linear" is ((x0 + x1) + x2) + ...; "reverse" the same from
+      the last; "tree" adds neighbours in pairs, level by level; "ring" cuts the value into as many
+      blocks as there are members and starts block b at member b.
+    - `accumulate`: the dtype every partial result is rounded to. None is the array's own, but
+      float32 for bfloat16 and float16 for the 8-bit formats.
+    - `rounding`: "nearest" (ties to even) or "stochastic", wherever a value is rounded to a format
+      narrower than float32.
+    - `seed`: of stochastic rounding, 0 to 2**64 - 1.
+
+    Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
+    TypeError for an `accumulate` that is no dtype to add in.
+
+    >>> Reduction(order="ring", accumulate="float16")
+    Reduction(op='sum', order='ring', accumulate='float16')
+    >>> Reduction(order="butterfly")
+    Traceback (most recent call last):
+    ...
+    ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring'
+    """
+
+    op: str = "sum"
+    order: str = "linear"
+    accumulate: DTypeLike | None = None
+    rounding: str = "nearest"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            given = getattr(self, name)
+            if not isinstance(given, str) or given not in choices:
+                expected = ", ".join(map(repr, choices))
+                raise ValueError(f"{name}={given!r}: expected one of {expected}")
+        object.__setattr__(self, "accumulate", _accumulator(self.accumulate))
+        object.__setattr__(self, "seed", _word("seed", self.seed))
+
+    def __repr__(self) -> str:
+        shown = ["op", "order"]
+        shown += [f.name for f in fields(self)[2:] if getattr(self, f.name) != f.default]
+        values = {name: getattr(self, name) for name in shown}
+        if "accumulate" in values:
+            values["accumulate"] = np.dtype(self.accumulate).name
+        return f"Reduction({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+
+def _accumulator(given: DTypeLike | None) -> np.dtype[Any] | None:
+    if given is None:
+        return None
+    try:
+        dtype = np.dtype(given)
+    except TypeError:
+        raise TypeError(f"accumulate={given!r}: expected a dtype or None") from None
+    try:
+        kind = kind_of(dtype)
+    except TypeError as error:
+        raise TypeError(f"accumulate={given!r}: {error}") from None
+    if kind == "bool":
+        raise TypeError("accumulate=bool: expected a dtype that adds, such as int32 or float32")
+    return dtype
+
+
+def _word(name: str, given: int) -> int:
+    try:
+        value = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name}={given!r}: expected an integer") from None
+    if not 0 <= value < 2**64:
+        raise ValueError(f"{name}={given!r}: expected an integer from 0 to 2**64 - 1")
+    return value
+
+
+class State:
+    """A reduction in force, and how many summing leaves have been reduced under it.
+
+    `reduction` is the Reduction. `calls` can be read and set: a run that resumes sets it to what
+    it was, and the random numbers go on where they stopped.
+    """
+
+    def __init__(self, reduction: Reduction, calls: int = 0) -> None:
+        self.reduction = reduction
+        self.calls = calls
+
+    @property
+    def calls(self) -> int:
+        """The number that the next summing leaf gets."""
+        return self._calls
+
+    @calls.setter
+    def calls(self, value: int) -> None:
+        self._calls = _word("calls", value)
+
+    def next_calls(self, leaves: int) -> int:
+        """The call number of the first of `leaves` summing leaves; the counter moves past them."""
+        first = self._calls
+        self.calls = first + leaves
+        return first
+
+    def __repr__(self) -> str:
+        return f"State({self.reduction!r}, calls={self.calls})"
+
+
+class _Default(State):
+    """Where no context was entered there is nothing to count from: every leaf is call 0."""
+
+    def next_calls(self, leaves: int) -> int:
+        return 0
+
+
+_state: ContextVar[State | None] = ContextVar("gpusim_reduction", default=None)
+
+
+def current() -> State:
+    """The state of the innermost `reduction` context, or one with the default Reduction.
+
+    >>> current()
+    State(Reduction(op='sum', order='linear'), calls=0)
+    """
+    return _state.get() or _Default(Reduction())
+
+
+@contextmanager
+def reduction(base: Reduction | None = None, /, **changes: Any) -> Iterator[State]:
+    """Reduce in this way in all collectives inside the `with` block.
+
+    Takes a Reduction, or its fields, or both (the fields then replace those of the Reduction).
+    Contexts nest: the inner one holds alone, with fields and a counter of its own, and the outer
+    one's counter goes on afterwards. Threads that copy the context (pmap's replicas do) see it;
+    other threads do not. Raises what Reduction raises.
+
+    >>> with reduction(order="ring", rounding="stochastic", seed=7) as state:
+    ...     state.calls = 12  # resume
+    ...     current()
+    State(Reduction(op='sum', order='ring', rounding='stochastic', seed=7), calls=12)
+    """
+    if base is not None and not isinstance(base, Reduction):
+        raise TypeError(f"reduction({base!r}): expected a Reduction, or its fields by name")
+    with entered(State(replace(base or Reduction(), **changes))) as state:
+        yield state
+
+
+@contextmanager
+def entered(state: State) -> Iterator[State]:
+    """Make `state` the current one inside the `with` block; each pmap replica enters its fork."""
+    token = _state.set(state)
+    try:
+        yield state
+    finally:
+        _state.reset(token)
+
+
+def forked(state: State) -> State:
+    """A copy of `state` with a counter of its own, which starts where that of `state` stands.
+
+    >>> with reduction(order="tree") as state:
+    ...     child = forked(state)
+    ...     _ = child.next_calls(3)
+    ...     state.calls, child.calls
+    (0, 3)
+    """
+    return type(state)(state.reduction, state.calls)
