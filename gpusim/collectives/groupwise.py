@@ -1,0 +1,111 @@
+"""From values per replica to values per group and back, and the fold of each group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..groups import Groups
+from .kernels import kernels
+from .operand import Array, Operand, Result, read_only
+
+
+def by_group(x: Array, groups: Groups) -> Array:
+    """(R, ...) as (groups, group size, ...): a view of consecutive and of orthogonal groups."""
+    if not groups.strided:
+        return x[groups.matrix]
+    blocks = _blocks(x, groups).swapaxes(1, 2)
+    return blocks.reshape(groups.group_count, groups.group_size, *x.shape[1:])
+
+
+def _blocks(x: Array, groups: Groups) -> Array:
+    """Strided groups as a view (blocks, group size, stride, ...); a block is `stride` groups."""
+    stride = groups.stride
+    assert stride is not None
+    blocks = groups.group_count // stride
+    return x.reshape(blocks, groups.group_size, stride, *x.shape[1:])
+
+
+def by_replica(pieces: Array | list[Array], groups: Groups) -> Array:
+    """Pieces (groups, group size, ...), an array or one for each group, copied to (R, ...)."""
+    out = np.empty_like(pieces[0], shape=(groups.size, *pieces[0].shape[1:]), order="C")
+    if isinstance(pieces, list):
+        for group, piece in zip(groups.members, pieces, strict=True):
+            out[list(group)] = piece
+    else:
+        out[groups.matrix] = pieces
+    return out
+
+
+def spread(values: Array | list[Array], operand: Operand, groups: Groups) -> Result:
+    """Give every replica its group's value: shared, read-only, in a list or if there is one."""
+    if operand.listed:
+        shared = [read_only(value) for value in values]
+        return Result([shared[g] for g in groups.assignment], True)
+    if groups.group_count == 1:
+        value = read_only(values[0])
+        return Result(np.broadcast_to(value, (groups.size, *value.shape)), True)
+    if isinstance(values, list):
+        return Result(np.stack([values[g] for g in groups.assignment]), True)
+    return Result(values[list(groups.assignment)], True)
+
+
+def fold_all(operand: Operand, places: Any = None, **how: Any) -> Array:
+    """The fold over all replicas: (*batch, *s)."""
+    return kernels(operand.array).fold(
+        operand.values,
+        batch_ndim=operand.batch_ndim,
+        places=_places(operand, places, how),
+        **how,
+    )
+
+
+def fold_groups(
+    operand: Operand, groups: Groups, places: Any = None, *, mean: bool = False, **how: Any
+) -> Array | list[Array]:
+    """The fold of each group, as (groups, *batch, *s) or a list of arrays (*batch, *s).
+
+    ``mean`` makes the divisor each group's own size.
+    """
+    places = _places(operand, places, how) * groups.group_count
+    if not operand.listed and groups.strided:
+        return _fold_strided(operand, groups, places, mean, how)
+    fold = kernels(operand.array).fold
+    return [
+        fold(
+            operand.members(group),
+            divisor=len(group) if mean else None,
+            batch_ndim=operand.batch_ndim,
+            places=places + g,
+            **how,
+        )
+        for g, group in enumerate(groups.members)
+    ]
+
+
+def _fold_strided(
+    operand: Operand, groups: Groups, places: Any, mean: bool, how: dict[str, Any]
+) -> Array:
+    """One fold for all groups: they become two more batch axes of a view."""
+    x = operand.stacked()
+    members = _blocks(x, groups).swapaxes(0, 1)
+    ones = [1] * operand.batch_ndim
+    group = np.arange(groups.group_count).reshape(members.shape[1], -1, *ones)
+    folded = kernels(x).fold(
+        members,
+        divisor=groups.group_size if mean else None,
+        batch_ndim=operand.batch_ndim + 2,
+        places=places + group,
+        **how,
+    )
+    return folded.reshape(groups.group_count, *folded.shape[2:])
+
+
+def _places(operand: Operand, places: Any, how: dict[str, Any]) -> Any:
+    """The linear index over the other mapped axes, for each batch entry; asked for or counted."""
+    if how.get("rounding") != "stochastic":
+        return 0  # no random bits are drawn
+    if places is None:
+        return np.arange(np.prod(operand.batch_shape, dtype=np.int64)).reshape(operand.batch_shape)
+    return np.asarray(places)

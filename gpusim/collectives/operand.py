@@ -1,0 +1,223 @@
+"""What goes into a collective and what comes out of it: R values, one per replica.
+
+They are stacked in one array or kept apart in a list; the collectives treat both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index as as_index
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ReplicaIndexError
+from ..groups import Groups
+
+#: An array of any supported library; NumPy's stand for all of them.
+Array: TypeAlias = NDArray[Any]
+
+#: A stacked array (R, *batch, *s), or a list of R arrays (*batch, *s).
+Values: TypeAlias = Array | Sequence[ArrayLike]
+
+#: How callers name groups: None is one group of all replicas.
+GroupsLike: TypeAlias = Groups | Sequence[Sequence[int]] | None
+
+
+class Result(NamedTuple):
+    """What a collective returns.
+
+    A mapped ``value`` differs between replicas: (R, *batch, *s'), or a list of R arrays for a list.
+    One that is not mapped is the same on every replica and stored once: (*batch, *s').
+    """
+
+    value: Any
+    mapped: bool
+
+
+class Operand:
+    """R values of one shape and dtype, with the checks that every collective needs.
+
+    A stacked array of stride 0 along the replicas, or a list that holds one object R times, is
+    a value that does not differ between replicas: `same`. (So is an empty array, whose strides
+    NumPy makes 0.)
+    """
+
+    __slots__ = ("batch_shape", "collective", "dtype", "listed", "same", "shape", "size", "values")
+
+    def __init__(self, values: Values, batch_ndim: int, collective: str) -> None:
+        self.collective = collective
+        self.values: Any
+        if isinstance(values, (list, tuple)):
+            self.listed = True
+            self.values = self._each(values)
+            self.same = all(value is values[0] for value in values)
+            self.size, shape = len(self.values), self.values[0].shape
+            self.dtype = self.values[0].dtype
+        else:
+            self.listed = False
+            self.values = array = as_array(cast(ArrayLike, values))
+            if array.ndim == 0 or array.shape[0] == 0:
+                raise ValueError(
+                    f"{collective} needs a stacked array (replicas, ...) with at least one "
+                    f"replica, got shape {array.shape}"
+                )
+            self.same = array.strides[0] == 0
+            self.size, shape = array.shape[0], array.shape[1:]
+            self.dtype = array.dtype
+        batch_ndim = as_index(batch_ndim)
+        if not 0 <= batch_ndim <= len(shape):
+            raise ValueError(
+                f"{collective}: batch_ndim must be 0 to {len(shape)} for values of shape "
+                f"{shape}, got {batch_ndim}"
+            )
+        self.batch_shape, self.shape = shape[:batch_ndim], shape[batch_ndim:]
+
+    def _each(self, values: Sequence[ArrayLike]) -> list[Array]:
+        if not values:
+            raise ValueError(f"{self.collective} needs at least one replica, got an empty list")
+        first = as_array(values[0])
+        each = [first]
+        for replica, value in enumerate(values[1:], start=1):
+            array = first if value is values[0] else as_array(value)
+            if array.shape != first.shape or array.dtype != first.dtype:
+                raise ValueError(
+                    f"{self.collective} needs equal shapes and dtypes on all replicas, got "
+                    f"{first.dtype}{list(first.shape)} on replica 0 and "
+                    f"{array.dtype}{list(array.shape)} on replica {replica}"
+                )
+            each.append(array)
+        return each
+
+    @property
+    def batch_ndim(self) -> int:
+        return len(self.batch_shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of one replica's value, batch axes not counted."""
+        return len(self.shape)
+
+    def __getitem__(self, replica: int) -> Array:
+        """One replica's array (*batch, *s), as it is."""
+        # With the ellipsis a scalar is an array too, and thereby a view.
+        array: Array = self.values[replica] if self.listed else self.values[replica, ...]
+        return array
+
+    @property
+    def array(self) -> Array:
+        """Any of the arrays: what tells the library, and what new arrays are made like."""
+        array: Array = self.values[0] if self.listed else self.values
+        return array
+
+    def members(self, replicas: Sequence[int]) -> Any:
+        """The values of a group: a view where the replicas lie evenly, otherwise a list."""
+        if not self.listed and (rows := as_slice(replicas)) is not None:
+            return self.values[rows]
+        return [self[replica] for replica in replicas]
+
+    def stacked(self) -> Array:
+        """The values as (R, *batch, *s): copied only out of a list of different arrays."""
+        if not self.listed:
+            array: Array = self.values
+            return array
+        if self.same:
+            return np.broadcast_to(self[0], (self.size, *self[0].shape))
+        return np.stack(self.values)
+
+    def astype(self, dtype: np.dtype[Any]) -> Operand:
+        """The same values in another dtype; one value for all remains one."""
+        values: Any
+        if self.listed:
+            once = {id(value): value.astype(dtype) for value in self.values}
+            values = [once[id(value)] for value in self.values]
+        elif self.same:
+            values = np.broadcast_to(self[0].astype(dtype), self.values.shape)
+        else:
+            values = self.values.astype(dtype)
+        return Operand(values, self.batch_ndim, self.collective)
+
+    def axis(self, axis: int, name: str, ndim: int | None = None) -> int:
+        """An axis argument as a non-negative axis of the value (or of ``ndim`` axes)."""
+        return normalize_axis(axis, self.ndim if ndim is None else ndim, name)
+
+    def groups(self, groups: GroupsLike, *, uneven: bool = False) -> Groups | None:
+        """A ``groups`` argument, checked against the number of replicas."""
+        if groups is None:
+            return None
+        if not isinstance(groups, Groups):
+            return Groups.from_axis_index_groups(groups, self.size, uneven=uneven)
+        if groups.size != self.size:
+            raise ValueError(
+                f"{self.collective}: groups partition {groups.size} replicas, got {self.size}"
+            )
+        if not (uneven or groups.even):
+            raise ValueError(
+                f"{self.collective} needs groups of one size, got sizes {list(groups.group_sizes)}"
+            )
+        return groups
+
+    def mapped(self, stacked: Array) -> Result:
+        """A mapped result in the operand's own form: for a list, the views of a stacked one."""
+        return Result(unstacked(stacked) if self.listed else stacked, True)
+
+
+def unstacked(stacked: Array) -> list[Array]:
+    """Each replica's part as a view; scalars are arrays too."""
+    return [stacked[replica, ...] for replica in range(len(stacked))]
+
+
+def as_array(value: ArrayLike) -> Array:
+    """The value as an array of its own library: CuPy's stay, all else becomes NumPy's."""
+    if type(value) is np.ndarray or hasattr(value, "__cuda_array_interface__"):
+        array: Any = value
+        return array
+    return np.asarray(value)
+
+
+def read_only(array: Array) -> Array:
+    """A view that cannot be written through (CuPy's arrays have no such flag)."""
+    view = array.view()
+    if isinstance(view, np.ndarray):
+        view.flags.writeable = False
+    return view
+
+
+def read_only_alias(array: Array, operand: Operand) -> Array:
+    """The array, read-only where it shares memory with the stacked operand."""
+    return read_only(array) if np.may_share_memory(array, operand.values) else array
+
+
+def normalize_axis(axis: int, ndim: int, name: str) -> int:
+    """A possibly negative axis of ``ndim`` axes; AxisError outside, TypeError for no integer."""
+    try:
+        axis = as_index(axis)
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, got {axis!r}") from error
+    if not -ndim <= axis < ndim:
+        raise np.exceptions.AxisError(axis, ndim, name)
+    return axis % ndim
+
+
+def replica_index(index: int, size: int, name: str, *, negative: bool = False) -> int:
+    """A replica number of an axis of ``size``; where allowed, negative ones count from its end."""
+    try:
+        number = as_index(index)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a replica number (an integer), got {index!r}") from error
+    if not (-size if negative else 0) <= number < size:
+        raise ReplicaIndexError(
+            f"{name} must be a replica number from 0 to {size - 1}, got {number}"
+        )
+    return number % size
+
+
+def as_slice(replicas: Sequence[int]) -> slice | None:
+    """The slice that selects exactly these rows, in their order; None where none does."""
+    first, last, count = replicas[0], replicas[-1], len(replicas)
+    step = replicas[1] - first if count > 1 else 1
+    if step == 0 or list(replicas) != list(range(first, first + step * count, step)):
+        return None
+    stop = last + (1 if step > 0 else -1)
+    return slice(first, stop if stop >= 0 else None, step)

@@ -1,0 +1,216 @@
+"""What a ragged_all_to_all copies: its arguments checked, all of them before anything is written.
+
+The plan is a table with one row for each slice that is not empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..groups import Groups
+from .operand import GroupsLike, Operand, Values
+
+#: The columns of the plan, as `fallback.ragged_copy` wants them; replicas are counted together
+#: with their batch entries, replica * entries + entry.
+SENDER, SENT_FROM, RECEIVER, WRITTEN_TO, ROWS = range(5)
+
+INDEX_NAMES = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
+
+
+class Indices(NamedTuple):
+    """The four index arguments, each (replicas, batch entries, slices) in int64."""
+
+    input_offsets: NDArray[np.int64]
+    send_sizes: NDArray[np.int64]
+    output_offsets: NDArray[np.int64]
+    recv_sizes: NDArray[np.int64]
+
+
+def ragged_plan(
+    operand: Operand, output: Operand, indices: tuple[Values, ...], groups: GroupsLike
+) -> NDArray[np.int64]:
+    """The checked segments (slices that are not empty, 5), ordered by sender and slice."""
+    _check_data(operand, output)
+    partition = operand.groups(groups)
+    if partition is None:
+        partition = Groups.all(operand.size)
+    table = _read_indices(operand, indices, partition.group_size)
+    slices = table.send_sizes.shape[2]
+    receiver, receiving_slice = _routes(partition, slices)
+    _check_numbers(table, receiver, receiving_slice, operand, output)
+    segments = _segments(table, receiver)
+    rows_of = segments[:, ROWS] > 0
+    _check_overlaps(segments[rows_of], np.nonzero(rows_of)[0] % slices, operand)
+    return segments[rows_of]
+
+
+def overlapping(segments: NDArray[np.int64], replica: int, start: int) -> NDArray[np.int64]:
+    """Pairs (n, 2) of segments that overlap, with neighbours by the two columns compared.
+
+    A segment that overlaps any other overlaps a neighbour, so no pair means no overlap.
+    """
+    order = np.lexsort((segments[:, start], segments[:, replica]))
+    before, after = order[:-1], order[1:]
+    same = segments[before, replica] == segments[after, replica]
+    reach = segments[before, start] + segments[before, ROWS]
+    hit = same & (segments[after, start] < reach)
+    return np.stack([before[hit], after[hit]], axis=1)
+
+
+def _check_data(operand: Operand, output: Operand) -> None:
+    for name, data in (("operand", operand), ("output", output)):
+        if data.ndim < 1:
+            raise ValueError(
+                f"ragged_all_to_all: {name} must have an axis of rows, got shape {data.shape}"
+            )
+    _check_replicas("output", output, operand)
+    if operand.shape[1:] != output.shape[1:] or operand.dtype != output.dtype:
+        raise ValueError(
+            "ragged_all_to_all: rows of operand and output must have one shape and dtype, got "
+            f"{operand.dtype}{list(operand.shape[1:])} and "
+            f"{output.dtype}{list(output.shape[1:])}"
+        )
+
+
+def _check_replicas(name: str, given: Operand, operand: Operand) -> None:
+    if (given.size, given.batch_shape) != (operand.size, operand.batch_shape):
+        raise ValueError(
+            f"ragged_all_to_all: {name} has replica and batch axes "
+            f"{(given.size, *given.batch_shape)}, operand has "
+            f"{(operand.size, *operand.batch_shape)}"
+        )
+
+
+def _read_indices(operand: Operand, indices: tuple[Values, ...], group_size: int) -> Indices:
+    given = {
+        name: Operand(values, operand.batch_ndim, f"ragged_all_to_all ({name})")
+        for name, values in zip(INDEX_NAMES, indices, strict=True)
+    }
+    for name, values in given.items():
+        _check_replicas(name, values, operand)
+        if values.dtype.kind not in "iu":
+            raise ValueError(
+                f"ragged_all_to_all: {name} must be of integer type, got {values.dtype}"
+            )
+        if values.ndim != 1 or values.shape[0] < 1:
+            raise ValueError(
+                f"ragged_all_to_all: {name} must have one axis with at least one slice, "
+                f"got shape {values.shape}"
+            )
+    lengths = {name: values.shape[0] for name, values in given.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"ragged_all_to_all: lengths must be equal, got {lengths}")
+    slices = lengths["send_sizes"]
+    if slices % group_size:
+        raise ValueError(
+            f"ragged_all_to_all: the number of slices must be divisible by the group's "
+            f"{group_size} replicas, got {slices} slices"
+        )
+    return Indices(*(_as_int64(values, slices) for values in given.values()))
+
+
+def _as_int64(values: Operand, slices: int) -> NDArray[np.int64]:
+    stacked = np.asarray(values.stacked())
+    if stacked.dtype == np.uint64:  # larger ones stay larger than any array
+        stacked = np.minimum(stacked, np.iinfo(np.int64).max)
+    entries = int(np.prod(values.batch_shape, dtype=np.int64))
+    return stacked.astype(np.int64).reshape(values.size, entries, slices)
+
+
+def _routes(groups: Groups, slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each replica's slices (replicas, slices) go: the receiver, and which of its slices."""
+    per_member = slices // groups.group_size
+    member, within = np.divmod(np.arange(slices), per_member)
+    receiver = np.empty((groups.size, slices), dtype=np.int64)
+    position = np.empty((groups.size, 1), dtype=np.int64)
+    receiver[groups.matrix] = groups.matrix[:, None, member]
+    position[groups.matrix, 0] = np.arange(groups.group_size)
+    return receiver, position * per_member + within
+
+
+def _check_numbers(
+    table: Indices,
+    receiver: NDArray[np.int64],
+    receiving_slice: NDArray[np.int64],
+    operand: Operand,
+    output: Operand,
+) -> None:
+    """Refuse negative numbers, sends that disagree with receives, and ends past the end."""
+    for name, values in zip(INDEX_NAMES, table, strict=True):
+        if (where := _first(values < 0)) is not None:
+            raise ValueError(
+                f"ragged_all_to_all: {name} must not be negative, got {values[where]} on "
+                f"{_slice_of(where, operand)}"
+            )
+    sent, entries = table.send_sizes, np.arange(table.send_sizes.shape[1])
+    expected = table.recv_sizes[receiver[:, None, :], entries[:, None], receiving_slice[:, None, :]]
+    if (where := _first(sent != expected)) is not None:
+        replica, _, k = where
+        raise ValueError(
+            f"ragged_all_to_all: {_slice_of(where, operand)} has send_sizes {sent[where]}, but its "
+            f"receiver, replica {receiver[replica, k]}, has recv_sizes {expected[where]} in slice "
+            f"{receiving_slice[replica, k]}"
+        )
+    ends: tuple[tuple[str, NDArray[np.int64], Operand], ...] = (
+        ("input_offsets", table.input_offsets, operand),
+        ("output_offsets", table.output_offsets, output),
+    )
+    for name, offsets, data in ends:
+        rows = data.shape[0]
+        # Both comparisons, because offset + size could overflow.
+        if (where := _first((offsets > rows) | (sent > rows - offsets))) is not None:
+            whose = "its operand" if data is operand else "the receiver's output"
+            receiver_is = f" (replica {receiver[where[0], where[2]]})" if data is output else ""
+            raise ValueError(
+                f"ragged_all_to_all: {_slice_of(where, operand)} with {name} {offsets[where]} and "
+                f"size {sent[where]} ends past the {rows} rows of {whose}{receiver_is}"
+            )
+
+
+def _segments(table: Indices, receiver: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One row for each slice of each sender, the empty ones included."""
+    replicas, entries, slices = table.send_sizes.shape
+    entry = np.arange(entries)[:, None]
+    sender = np.arange(replicas)[:, None, None] * entries + entry
+    columns: tuple[Any, ...] = (
+        np.broadcast_to(sender, (replicas, entries, slices)),
+        table.input_offsets,
+        receiver[:, None, :] * entries + entry,
+        table.output_offsets,
+        table.send_sizes,
+    )
+    return np.stack(columns, axis=-1).reshape(-1, 5)
+
+
+def _check_overlaps(
+    segments: NDArray[np.int64], slice_of: NDArray[np.int64], operand: Operand
+) -> None:
+    """Refuse slices that meet on a receiver: which of them would be written last?"""
+    pairs = overlapping(segments, RECEIVER, WRITTEN_TO)
+    if not len(pairs):
+        return
+    entries = int(np.prod(operand.batch_shape, dtype=np.int64))
+    written = []
+    for segment in pairs[0]:
+        sender, _, _, start, rows = segments[segment].tolist()
+        where = (sender // entries, sender % entries, int(slice_of[segment]))
+        written.append(f"{_slice_of(where, operand)} writes rows {start}:{start + rows}")
+    receiver = segments[pairs[0, 0], RECEIVER] // entries
+    raise ValueError(
+        f"ragged_all_to_all: slices overlap on their receiver, replica {receiver}: "
+        f"{written[0]}, {written[1]}"
+    )
+
+
+def _first(fault: NDArray[np.bool_]) -> tuple[int, ...] | None:
+    """The index of the first True."""
+    return tuple(np.argwhere(fault)[0].tolist()) if fault.any() else None
+
+
+def _slice_of(where: tuple[int, ...], operand: Operand) -> str:
+    replica, entry, k = where
+    batch = tuple(int(i) for i in np.unravel_index(entry, operand.batch_shape))
+    return f"replica {replica}, slice {k}" + (f" (batch entry {batch})" if batch else "")
