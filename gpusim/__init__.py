@@ -17,6 +17,7 @@ from .errors import (
 )
 from .groups import CommGroupType, Groups
 from .mapping import MappedArray, Mesh, P, at, per_replica_route, pmap, shard_map, vmap
+from .random import rng
 from .reduction import Reduction, reduction
 
 try:
@@ -44,6 +45,7 @@ __all__ = [
     "per_replica_route",
     "pmap",
     "reduction",
+    "rng",
     "shard_map",
     "vmap",
 ]

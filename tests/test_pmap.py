@@ -22,7 +22,7 @@ SCHEDULES = ["cores", "one"]
 
 
 def replica_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("gpusim replica")]
+    return [t.name for t in threading.enumerate() if t.name.startswith("gpusim ")]
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,13 @@ def test_the_users_own_value_error_is_a_replica_error():
 
 def test_arguments_and_results_of_collectives_are_read_only():
     def f(x, y):
-        for array in (x, y, lax.psum(x, "i"), lax.ppermute(x, "i", [(0, 1)]), lax.all_gather(x, "i")):
+        for array in (
+            x,
+            y,
+            lax.psum(x, "i"),
+            lax.ppermute(x, "i", [(0, 1)]),
+            lax.all_gather(x, "i"),
+        ):
             with pytest.raises(ValueError, match="read-only"):
                 array[...] = 0
         own = x.copy()
@@ -309,7 +315,12 @@ def test_pmap_inside_pmap_shares_turns_and_meets_along_both_axes(schedule):
     def f(x):
         lax.psum(x, "i")
         inner = gpusim.pmap(
-            lambda y: (lax.psum(y, "i"), lax.psum(y, "j"), lax.psum(y, ("j", "i")), lax.axis_index("j")),
+            lambda y: (
+                lax.psum(y, "i"),
+                lax.psum(y, "j"),
+                lax.psum(y, ("j", "i")),
+                lax.axis_index("j"),
+            ),
             "j",
         )
         return inner(x)
@@ -393,6 +404,20 @@ def test_python_scalars_that_differ_between_replicas_are_folded():
     assert (gpusim.pmap(f, "i")(np.zeros(4)) == [6, 3, 4]).all()
 
 
+def test_a_system_without_threads_is_an_error(monkeypatch):
+    start, budget = threading.Thread.start, [5]
+
+    def limited(thread):
+        budget[0] -= 1
+        if budget[0] < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(gpusim.GpusimError, match="could not start the thread of replica"):
+        gpusim.pmap(lambda x: lax.psum(x, "i"), "i")(np.arange(20))
+
+
 def test_bad_arguments_of_pmap():
     with pytest.raises(TypeError, match="needs a function"):
         gpusim.pmap(3)
@@ -404,7 +429,8 @@ def test_bad_arguments_of_pmap():
         gpusim.pmap(abs, axis_size=0)
 
 
-def test_ctrl_c_ends_all_replicas_within_a_second():
+@pytest.mark.parametrize("delay", [0, 0.001, 0.003, 0.1])
+def test_ctrl_c_ends_all_replicas(delay):
     code = textwrap.dedent(
         """
         import threading, time
@@ -430,7 +456,11 @@ def test_ctrl_c_ends_all_replicas_within_a_second():
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
+        time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=20)
+        try:
+            out, _ = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert out == "interrupted, threads left: 0\n"
     assert process.returncode == 0

@@ -171,9 +171,9 @@ class MappedArray:
             raise TypeError(
                 f"{conversion} needs one value, but this array (shape {self.shape}, dtype "
                 f"{self.dtype}) is mapped over {names} and may differ between replicas: choose "
-                f"with "
-                "np.where instead of branching (np.take instead of indexing a plain array), or run "
-                "the function under gpusim.pmap, where every replica has plain arrays"
+                "with np.where instead of branching on it, index a plain array by "
+                "gpusim.at(array)[index].get(), or run the function under gpusim.pmap, where "
+                "every replica has plain arrays"
             )
         return data
 

@@ -3,9 +3,11 @@ is none."""
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -34,9 +36,27 @@ CHANGES_IN_PLACE = {
 """NumPy functions that write into an argument, with what to use instead."""
 
 
+WITHOUT_VALUES = {
+    np.shape,
+    np.ndim,
+    np.size,
+    np.result_type,
+    np.can_cast,
+    np.common_type,
+    np.iscomplexobj,
+    np.isrealobj,
+}
+"""NumPy functions that look at shapes and dtypes only, and so give the same on every replica."""
+
+
 class NoRule(Exception):
     """Raised by a batched rule for arguments it does not serve: the call takes the per-replica
     route."""
+
+
+UNSERVED = (NoRule, ValueError, TypeError, IndexError, ArithmeticError)
+"""What sends a call from its batched rule to the per-replica route: NumPy's own errors are raised
+there, in the shapes of one replica."""
 
 
 def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -69,7 +89,7 @@ def _refuse_out(name: str) -> NoReturn:
 
 def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """function.method(*inputs, **kwargs), batched."""
-    if "out" in kwargs and any(array is not None for array in _as_tuple(kwargs.pop("out"))):
+    if "out" in kwargs and any(_is_array(array) for array in _as_tuple(kwargs.pop("out"))):
         _refuse_out(f"np.{function.__name__}")
     if method == "at":
         raise TypeError(
@@ -80,7 +100,7 @@ def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict
     if not _routes.switches().force:
         try:
             return UFUNC_METHODS[method](function, inputs, kwargs)
-        except NoRule:
+        except UNSERVED:
             pass
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
@@ -91,11 +111,29 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+def _is_array(out: Any) -> bool:
+    return out is not None and out is not Ellipsis
+
+
+@lru_cache(maxsize=None)
+def _place_of_out(called: Callable[..., Any]) -> int:
+    """The position of the parameter `out`; beyond all arguments where it has none."""
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except ValueError:
+        return sys.maxsize
+    for place, parameter in enumerate(parameters):
+        if parameter.name == "out" and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            return place
+    return sys.maxsize
+
+
 def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """called(*args, **kwargs) for a NumPy function, batched where it has a rule."""
     if "out" in kwargs and kwargs["out"] is None:
         kwargs = {name: value for name, value in kwargs.items() if name != "out"}
-    if "out" in kwargs:
+    place = _place_of_out(called)
+    if "out" in kwargs or (len(args) > place and args[place] is not None):
         _refuse_out(f"np.{called.__name__}")
     if called in CHANGES_IN_PLACE:
         raise TypeError(
@@ -103,10 +141,10 @@ def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             f"change: use {CHANGES_IN_PLACE[called]}"
         )
     batched = RULES.get(called)
-    if batched is not None and not _routes.switches().force:
+    if batched is not None and (called in WITHOUT_VALUES or not _routes.switches().force):
         try:
             return batched(*args, **kwargs)
-        except NoRule:
+        except UNSERVED:
             pass
     return _routes.call_per_replica(called, args, kwargs)
 

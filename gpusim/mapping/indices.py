@@ -19,7 +19,9 @@ from .frames import Axes, union
 BASIC = frozenset({int, np.int64, np.int32, slice, type(None), type(Ellipsis)})
 """Types of the entries of an index that makes a view; asked for exactly, as bool is an int too."""
 
-Entry = Any  # None, Ellipsis, a slice, an int, a bool (a mask without axes), or an array of integers
+Entry = (
+    Any  # None, Ellipsis, a slice, an int, a bool (a mask without axes), or an array of integers
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def locate(index: tuple[Any, ...], data: Array, axes: Axes) -> Place:
     every = union(axes, common_axes(arrays))
     stacked: list[Any] = [_all_along(frame, every, len(block), data) for frame in axes]
     stacked += [
-        lead(entry, every, len(block)) if isinstance(entry, MappedArray) else entry for entry in entries
+        lead(entry, every, len(block)) if isinstance(entry, MappedArray) else entry
+        for entry in entries
     ]
     return Place(
         tuple(stacked),

@@ -13,15 +13,21 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import Context, ContextVar
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..errors import CollectiveMismatchError, DeadlockError
+from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from .frames import Axes, Frame
 from .routes import caller
 
 ENDING_POLL = 0.05
 """Seconds between the attempts to end replicas that still run."""
+
+
+SIGNAL_POLL = 0.2
+"""Seconds after which the thread that called pmap looks whether Ctrl-C was pressed."""
 
 
 class ReplicaEnded(BaseException):
@@ -276,7 +282,10 @@ class Run:
         self.results: list[Any] = []
         self.unfinished = 0
         self.error: BaseException | None = None
-        self.signal = threading.Semaphore(0)  # wakes the caller of the outermost pmap
+        self.interrupt: BaseException | None = None
+        self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the steward of the outermost call
+        self.over = threading.Lock()
+        self.over.acquire()
 
     def add(self, frame: Frame, context: Context) -> None:
         """One replica more."""
@@ -312,7 +321,7 @@ class Run:
                 scheduler.ready.append(task)
         if scheduler.root is not None:
             scheduler.ending = True
-            scheduler.root.signal.release()
+            scheduler.root.signal.put(None)
         self.conclude_if_finished()
         scheduler.dispatch()
 
@@ -321,7 +330,7 @@ class Run:
         if self.unfinished:
             return
         if self.parent is None:
-            self.signal.release()
+            self.signal.put(None)
         elif self.parent.waiting is self:
             self.parent.waiting = None
             self.scheduler.ready.append(self.parent)
@@ -365,33 +374,53 @@ class Run:
             parent.check_ended()
 
     def execute_as_root(self) -> None:
+        """Let a steward conduct the replicas, and wait for it.
+
+        Ctrl-C is raised in the main thread between any two bytecodes, so that thread, which may
+        be this one, touches no state: it leaves a note for the steward.
+        """
+        self.scheduler.root = self
+        steward = threading.Thread(target=self.conduct, name="gpusim steward", daemon=True)
+        try:
+            steward.start()
+            # With a time-out, as a signal that comes just before acquire() blocks does not wake it.
+            while not self.over.acquire(timeout=SIGNAL_POLL):
+                pass
+        except BaseException as raised:
+            self.interrupt = raised
+            self.signal.put(None)
+            while not self.wait_for(steward):
+                pass
+            raise
+
+    def wait_for(self, steward: threading.Thread) -> bool:
+        """Whether the steward has ended; one more Ctrl-C does not shorten the wait for replicas."""
+        try:
+            return self.over.acquire(timeout=1) or not steward.is_alive()
+        except KeyboardInterrupt:
+            return False
+
+    def conduct(self) -> None:
+        """Start the replicas and see them to their end. (In the steward's thread.)"""
         scheduler = self.scheduler
-        scheduler.root = self
-        interrupt: BaseException | None = None
-        begun = False
-        while True:
-            try:
-                if not begun:
+        try:
+            with scheduler.lock:
+                self.enqueue()
+                scheduler.dispatch()
+            while self.unfinished:
+                if self.interrupt is not None and self.error is None:
                     with scheduler.lock:
-                        begun = True
-                        self.enqueue()
-                        scheduler.dispatch()
-                while self.unfinished:
-                    if scheduler.ending:
-                        scheduler.end_running()
-                        self.signal.acquire(timeout=ENDING_POLL)
-                    else:
-                        self.signal.acquire()
-                for task in self.tasks:
-                    if task.thread is not None:
-                        task.thread.join()
-                break
-            except BaseException as raised:  # Ctrl-C reaches the main thread, which waits here
-                interrupt = interrupt or raised
-                with scheduler.lock:
-                    self.abort(raised)
-        if interrupt is not None:
-            self.error = interrupt
+                        self.abort(self.interrupt)
+                    continue
+                if scheduler.ending:
+                    scheduler.end_running()
+                with suppress(Empty):
+                    self.signal.get(timeout=ENDING_POLL if scheduler.ending else None)
+            for task in self.tasks:
+                if task.thread is not None:
+                    task.thread.join()
+        finally:
+            self.over.release()
 
     def enqueue(self) -> None:
         for task in self.tasks:
@@ -426,14 +455,31 @@ class Scheduler:
             if task.thread is not None:
                 task.wake.release()
                 continue
-            self.started.add(task)
-            task.thread = threading.Thread(
-                target=task.live,
-                args=(task.run.function,),
-                name=f"gpusim replica {task.frame.index} of axis {task.frame.name!r}",
-                daemon=True,
-            )
+            self.start(task)
+
+    def start(self, task: Task) -> None:
+        """Start a replica's thread; when the system has no more threads, end the pmap call."""
+        task.thread = threading.Thread(
+            target=task.live,
+            args=(task.run.function,),
+            name=f"gpusim replica {task.frame.index} of axis {task.frame.name!r}",
+            daemon=True,
+        )
+        self.started.add(task)
+        try:
             task.thread.start()
+        except RuntimeError as error:
+            self.started.discard(task)
+            self.running -= 1
+            task.thread = None
+            task.finished = True
+            task.run.unfinished -= 1
+            failure = GpusimError(
+                f"pmap could not start the thread of replica {task.frame.index} ({error}); "
+                "vmap needs no threads"
+            )
+            failure.__cause__ = error
+            task.run.abort(failure)
 
     def give_up_turn(self) -> None:
         """The calling task waits from now on."""

@@ -191,7 +191,8 @@ def _is_spec(value: Any) -> bool:
 
 
 def _check_specs(what: str, specs: Any, mesh: Mesh) -> None:
-    for spec in trees.spread_prefix(specs, specs, what, _is_spec):
+    found = [None] if specs is None else trees.spread_prefix(specs, specs, what, _is_spec)
+    for spec in found:
         if not isinstance(spec, P):
             raise TypeError(
                 f"shard_map {what} must hold PartitionSpecs (gpusim.P), but got {spec!r:.60}"
