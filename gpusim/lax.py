@@ -608,23 +608,21 @@ def ragged_all_to_all(
             replica, the slice and the numbers.
 
     Example:
-        Two replicas hold rows 1 to 3 and 4 to 6; each sends its first row to replica 0, the rest to
-        1.
+        Two replicas hold rows 1 to 3 and 4 to 6; each sends its first row to replica 0, the
+        others to 1.
 
         >>> import numpy as np, gpusim
         >>> from gpusim import lax
-        >>> def f(rows, start):
+        >>> def f(rows, start, received):
+        ...     output = np.zeros(4, int)
+        ...     offsets, sizes = np.array([0, 1]), np.array([1, 2])
         ...     return lax.ragged_all_to_all(
-        ...         rows, np.zeros(4, int), np.array([0, 1]), np.array([1, 2]), start,
-        start_sizes(),
-        ...         axis_name="i",
+        ...         rows, output, offsets, sizes, start, received, axis_name="i"
         ...     )
-        >>> def start_sizes():
-        ...     me = lax.axis_index("i")
-        ...     return np.where(me == 0, np.array([1, 1]), np.array([2, 2]))
         >>> rows = np.array([[1, 2, 3], [4, 5, 6]])
         >>> start = np.array([[0, 0], [1, 2]])  # replica 1's slices come behind replica 0's
-        >>> gpusim.vmap(f, axis_name="i")(rows, start)
+        >>> received = np.array([[1, 1], [2, 2]])
+        >>> gpusim.vmap(f, axis_name="i")(rows, start, received)
         array([[1, 4, 0, 0],
                [2, 3, 5, 6]])
     """

@@ -82,9 +82,9 @@ def pmap(
         >>> import numpy as np, gpusim
         >>> from gpusim import lax
         >>> def f(x):
-        ...     return x if x > 2 else lax.axis_index("i") * 10
+        ...     return x * lax.psum(1, "i") if x > 2 else -x
         >>> gpusim.pmap(f, "i")(np.array([1, 2, 3, 4]))
-        array([ 0, 10,  3,  4])
+        array([-1, -2, 12, 16])
     """
     if not callable(f):
         raise TypeError(f"pmap needs a function, but got {f!r:.60}")

@@ -1,0 +1,59 @@
+# Everything runs in .venv, which each target fills with what it needs: a fresh machine
+# needs Python 3.11 or later and make. Choose another Python with: make test PYTHON=python3.12
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PYTHON ?=
+CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
+
+.PHONY: help demo test lint docs clean
+.NOTPARALLEL:      # two pips must not write into one environment
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@echo "make TARGET [ARGS='...']    ARGS are passed on to what the target runs"
+	@echo
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(VENV)/.study  ## train on 64 replicas, compare orders of summation, draw a picture
+	@$(BIN)/python -m gpusim demo $(ARGS)
+
+test: $(VENV)/.test  ## all tests, doctests and the documentation's examples
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test  ## style, format and types
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m mypy
+
+docs: $(VENV)/.docs  ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+clean:  ## remove everything that make set up or wrote
+	rm -rf $(VENV) demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find gpusim fallback tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is touched last, so that what was interrupted is done again.
+$(VENV)/.study $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(VENV)/.python
+	@echo "Installing gpusim[$*] into $(VENV), once; this takes a minute or two ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+# An interpreter counts when it runs, is new enough, and can make environments: a name on
+# the path may be a shim of pyenv without a version behind it, or lack Debian's python3-venv.
+$(VENV)/.python:
+	@for python in $(CANDIDATES); do \
+	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	            >/dev/null 2>&1; then \
+	        echo "Making $(VENV) with $$("$$python" --version) ..."; \
+	        "$$python" -m venv --clear $(VENV) && touch $@; exit; \
+	    fi; \
+	done; \
+	echo "gpusim needs Python 3.11 or later with its venv module; tried: $(CANDIDATES)" >&2; \
+	echo "Install one (Debian, Ubuntu: apt install python3 python3-venv)," >&2; \
+	echo "or name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
+	exit 1

@@ -1,0 +1,44 @@
+"""Each example runs as a script, and agrees with its single-device reference when sizes change."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, path]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("agreed")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data_parallel --replicas 1",
+        "data_parallel --replicas 7 --steps 3",
+        "moe_dispatch --replicas 1 --experts 3",
+        "moe_dispatch --replicas 3 --experts 1",
+        "moe_dispatch --replicas 3 --experts 2 --skew 100",  # all tokens to one expert
+        "moe_dispatch --replicas 6 --experts 3 --tokens 1",  # most slices are empty
+        "ring_attention --replicas 1",
+        "ring_attention --replicas 1 --causal",
+        "ring_attention --replicas 3",
+        "ring_attention --replicas 6 --block 1 --causal",
+    ],
+)
+def test_agrees_whatever_the_sizes(command: str) -> None:
+    name, *arguments = command.split()
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](arguments)
