@@ -82,9 +82,10 @@ def pmap(
         >>> import numpy as np, gpusim
         >>> from gpusim import lax
         >>> def f(x):
-        ...     return x * lax.psum(1, "i") if x > 2 else -x
+        ...     total = lax.psum(x, "i")
+        ...     return total if x > 2 else -x
         >>> gpusim.pmap(f, "i")(np.array([1, 2, 3, 4]))
-        array([-1, -2, 12, 16])
+        array([-1, -2, 10, 10])
     """
     if not callable(f):
         raise TypeError(f"pmap needs a function, but got {f!r:.60}")
@@ -169,7 +170,9 @@ def _raised_by_gpusim(trace: TracebackType | None) -> bool:
         if not name.startswith(("numpy.", "optree")):
             module = name
         trace = trace.tb_next
-    return module.startswith(("gpusim.mapping", "gpusim.lax", "gpusim.collectives", "fallback"))
+    return module.startswith(
+        ("gpusim.mapping", "gpusim.lax", "gpusim.collectives", "gpusim.random", "fallback")
+    )
 
 
 def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> BaseException:

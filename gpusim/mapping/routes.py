@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,15 +81,15 @@ def per_replica_route(*, force: bool | None = None, report: bool | None = None) 
         _switches.reset(token)
 
 
+INTERNAL = ("gpusim.mapping", "gpusim.lax", "gpusim.collectives", "numpy.", "optree")
+
+
 def caller() -> str:
-    """file:line of the nearest frame outside gpusim and NumPy."""
-    frame = sys._getframe(1)
+    """file:line of the nearest frame outside gpusim's inner rooms and NumPy."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("gpusim.", "numpy.", "optree")) and module != "gpusim":
+        if not frame.f_globals.get("__name__", "").startswith(INTERNAL):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
         frame = frame.f_back
     return "unknown line"
 
