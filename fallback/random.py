@@ -25,7 +25,16 @@ from fallback.quantile import normal_quantile
 from fallback.rounding import round_to
 from fallback.subnormals import require_subnormals
 
-__all__ = ["Stream", "bernoulli", "integers", "normal", "permutation", "philox", "uniform"]
+__all__ = [
+    "Stream",
+    "bernoulli",
+    "integers",
+    "normal",
+    "permutation",
+    "philox",
+    "rounded",
+    "uniform",
+]
 
 Words = NDArray[np.uint64]
 
@@ -56,6 +65,7 @@ def _product(words: Words, factor: Any) -> tuple[Words, Words]:
     return high * factor_high + (middle >> _HALF) + (other >> _HALF), words * factor
 
 
+@np.errstate(over="ignore")
 def philox(key: tuple[int, int], counters: tuple[Words, Words, Words, Words]) -> Words:
     """The four words of Philox4x64-10 for each counter, along a new last axis.
 
@@ -158,7 +168,7 @@ def uniform(words: Words, low: Any, high: Any, dtype: np.dtype[Any]) -> NDArray[
     values *= 2.0**-53
     start, limit = low.astype(np.float64), _below(high).astype(np.float64)
     values = values * (high.astype(np.float64) - start) + start
-    return _rounded(np.minimum(values, limit), dtype)
+    return rounded(np.minimum(values, limit), dtype)
 
 
 @np.errstate(all="ignore")
@@ -171,10 +181,12 @@ def normal(words: Words, mean: Any, std: Any, dtype: np.dtype[Any]) -> NDArray[A
     array([10.336], dtype=float16)
     """
     require_subnormals()
-    return _rounded(normal_quantile(words) * std + mean, dtype)
+    return rounded(normal_quantile(words) * std + mean, dtype)
 
 
-def _rounded(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
+@np.errstate(all="ignore")
+def rounded(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """float64 values in one rounding to `dtype`; themselves where that is float64."""
     if dtype in (FLOAT32, FLOAT64):
         return values.astype(dtype, copy=False)
     return round_to(values, dtype)  # the casts of ml_dtypes round twice, by way of float32
@@ -217,19 +229,20 @@ def integers(
     pending = np.nonzero(~accepted)
     shape = value.shape
     inner = shape[len(shape) - ndim :]
-    if pending[0].size:
-        numbers = np.arange(math.prod(inner)).reshape(inner)
-        given = (replicas, numbers, low, span)
-        replicas, numbers, low, span = (np.broadcast_to(each, shape)[pending] for each in given)
+    if not pending[0].size:
+        return value
+    numbers = np.arange(math.prod(inner)).reshape(inner)
+    refused: list[Any] = [
+        np.broadcast_to(each, shape)[pending] for each in (replicas, numbers, low, span)
+    ]
     candidate = 0
     while pending[0].size:
         candidate += 1
-        drawn, accepted = _scaled(stream.words_at(replicas, numbers, candidate), span)
-        value[pending] = drawn + low
-        left = ~accepted
-        pending = tuple(axis[left] for axis in pending)
-        given = (replicas, numbers, low, span)
-        replicas, numbers, low, span = (each[left] for each in given)
+        replica, number, start, width = refused
+        drawn, accepted = _scaled(stream.words_at(replica, number, candidate), width)
+        value[pending] = drawn + start
+        pending = tuple(axis[~accepted] for axis in pending)
+        refused = [each[~accepted] for each in refused]
     return value
 
 

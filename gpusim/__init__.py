@@ -15,10 +15,12 @@ from .errors import (
     ReplicaError,
     ReplicaIndexError,
 )
+from .formats import Format
 from .groups import CommGroupType, Groups
 from .mapping import MappedArray, Mesh, P, at, per_replica_route, pmap, shard_map, vmap
 from .random import rng
 from .reduction import Reduction, reduction
+from .rounding import quantise_fpx, round_to
 
 try:
     __version__ = version("gpusim")
@@ -29,6 +31,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CommGroupType",
     "DeadlockError",
+    "Format",
     "GpusimError",
     "Groups",
     "MappedArray",
@@ -44,8 +47,10 @@ __all__ = [
     "lax",
     "per_replica_route",
     "pmap",
+    "quantise_fpx",
     "reduction",
     "rng",
+    "round_to",
     "shard_map",
     "vmap",
 ]

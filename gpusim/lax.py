@@ -10,6 +10,8 @@ import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from . import collectives, trees
 from .collectives import LinearCollective
 from .groups import Groups
@@ -81,13 +83,15 @@ def _fold(
     groups: Groups | None,
     reduction: Reduction | None,
     scalar: Callable[[Any, int], Any],
+    identity: Callable[[np.dtype[Any]], Any] | None = None,
 ) -> Any:
     if reduction is not None and not isinstance(reduction, Reduction):
         raise TypeError(
             f"{name} reduction must be a gpusim.Reduction or None, but got {reduction!r}"
         )
     options = {"groups": groups, "reduction": reduction}
-    return _each_leaf(Collective(name, definition, (), options, True, scalar), x, axis_name)
+    collective = Collective(name, definition, (), options, True, scalar, identity)
+    return _each_leaf(collective, x, axis_name)
 
 
 @LinearCollective
@@ -103,7 +107,7 @@ def psum(
     Args:
         x: a pytree of arrays of any shape and dtype. bool is summed as int32; integers wrap. Of a
             Python number that is the same everywhere the result is size times the number.
-        axis_name: a mapped axis, or a tuple of them; integers in it are axes of ``x`` itself.
+        axis_name: a mapped axis, or a tuple of them; integers (from 0) are axes of ``x`` itself.
         axis_index_groups: lists of replica indices, each index once; sums within each group.
         reduction: order, accumulator and rounding; None is that of the `gpusim.reduction` context.
 
@@ -125,7 +129,9 @@ def psum(
         array([ 5, 10, 15, 20])
     """
     groups = _groups(axis_name, axis_index_groups, uneven=True)
-    return _fold("psum", collectives.psum, x, axis_name, groups, reduction, operator.mul)
+    return _fold(
+        "psum", collectives.psum, x, axis_name, groups, reduction, operator.mul, lambda dtype: 0
+    )
 
 
 psum.transpose = psum
@@ -168,11 +174,31 @@ def _same(value: Any, size: int) -> Any:
     return value
 
 
+def _lowest(dtype: np.dtype[Any]) -> Any:
+    """The number that no other is below: the maximum of no values."""
+    if dtype.kind == "b":
+        return False
+    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
+
+
+def _highest(dtype: np.dtype[Any]) -> Any:
+    """The number that no other is above: the minimum of no values."""
+    if dtype.kind == "b":
+        return True
+    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
+
+
 def _extreme(
-    name: str, definition: Callable[..., Any], x: Any, axis_name: AxisName, groups: AxisIndexGroups
+    name: str,
+    definition: Callable[..., Any],
+    x: Any,
+    axis_name: AxisName,
+    groups: AxisIndexGroups,
+    identity: Callable[[np.dtype[Any]], Any],
 ) -> Any:
     options = {"groups": _groups(axis_name, groups, uneven=True)}
-    return _each_leaf(Collective(name, definition, (), options, scalar=_same), x, axis_name)
+    collective = Collective(name, definition, (), options, scalar=_same, identity=identity)
+    return _each_leaf(collective, x, axis_name)
 
 
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> Any:
@@ -187,7 +213,7 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = No
         >>> gpusim.vmap(lambda x: lax.pmax(x, "i"), axis_name="i", out_axes=None)(x)
         array([5, 8])
     """
-    return _extreme("pmax", collectives.pmax, x, axis_name, axis_index_groups)
+    return _extreme("pmax", collectives.pmax, x, axis_name, axis_index_groups, _lowest)
 
 
 def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> Any:
@@ -202,7 +228,7 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = No
         >>> gpusim.vmap(lambda x: lax.pmin(x, "i"), axis_name="i", out_axes=None)(x)
         array([1, 2])
     """
-    return _extreme("pmin", collectives.pmin, x, axis_name, axis_index_groups)
+    return _extreme("pmin", collectives.pmin, x, axis_name, axis_index_groups, _highest)
 
 
 def _holder(name: str, definition: Callable[..., Any], x: Any, axis_name: AxisName) -> Any:

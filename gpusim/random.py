@@ -16,10 +16,9 @@ from numpy.typing import DTypeLike
 
 from fallback import random as kernels
 from fallback.formats import BFLOAT16, kind_of
-from fallback.rounding import round_to
 
 from .mapping.align import common_axes, elementwise, lead, sizes, visible_ndim, visible_shape
-from .mapping.array import Array, MappedArray, unpack, wrap
+from .mapping.array import Array, MappedArray, lift, unpack, wrap
 from .mapping.binding import is_positional, resolve_names, split_names
 from .mapping.frames import Axes, Frame, environment, lockstep_environment, union
 from .mapping.scheduler import Run, Task, enclosing_task
@@ -59,18 +58,18 @@ class rng:
         >>> generator = gpusim.rng(0, "i")
         >>> noisy = gpusim.vmap(lambda x: x + generator.normal(std=0.1), axis_name="i")
         >>> noisy(np.zeros(3, np.float32))
-        array([-0.06325689, -0.03498344,  0.0466978 ], dtype=float32)
+        array([-0.04863654,  0.04564084, -0.02579963], dtype=float32)
         >>> generator
         rng(seed=0, axis_name='i', calls=1)
         >>> generator.calls = 0
         >>> gpusim.pmap(lambda x: x + generator.normal(std=0.1), "i")(np.zeros(3, np.float32))
-        array([-0.06325689, -0.03498344,  0.0466978 ], dtype=float32)
+        array([-0.04863654,  0.04564084, -0.02579963], dtype=float32)
 
     **Where the bits come from**
 
-    Element e (of one replica, in C order) of a draw takes one 64-bit word of Philox4x64-10, whatever
-    the distribution and the dtype. The generator's key is (seed, 1); the four words of its counter
-    are, lowest first,
+    Each element of a draw takes one 64-bit word of Philox4x64-10, whatever the distribution and the
+    dtype. The key is (seed, 1). For element e (of one replica, in C order) the four words of the
+    counter are, lowest first,
 
     1. 1 + e // 4,
     2. the number of the call: how many draws the replica has made from this generator before,
@@ -173,9 +172,9 @@ class rng:
             >>> import gpusim
             >>> draw = lambda: gpusim.rng(0, "i").uniform(2, low=-1)
             >>> gpusim.vmap(draw, axis_name="i", axis_size=3)()
-            array([[ 0.4729718 , -0.49850392],
-                   [ 0.2734815 , -0.7183559 ],
-                   [-0.32063103, -0.41421357]], dtype=float32)
+            array([[ 0.62670815,  0.50266284],
+                   [-0.6480963 , -0.6233634 ],
+                   [ 0.7964098 , -0.49655658]], dtype=float32)
         """
         kind = _checked_dtype("uniform", dtype, FLOATS)
         lows, highs = (
@@ -215,8 +214,8 @@ class rng:
             >>> import gpusim
             >>> draw = lambda: gpusim.rng(0, "i").normal(2, mean=100, dtype="float64")
             >>> gpusim.vmap(draw, axis_name="i", axis_size=2)()
-            array([[ 99.36743103, 100.67329889],
-                   [ 99.65016563, 101.07717543]])
+            array([[ 99.51363461,  99.32969417],
+                   [100.4564084 , 100.4910892 ]])
         """
         kind = _checked_dtype("normal", dtype, FLOATS)
         float64 = np.dtype(np.float64)
@@ -250,8 +249,8 @@ class rng:
             >>> import gpusim
             >>> dice = lambda: gpusim.rng(3, "i").integers(1, 7, shape=8)
             >>> gpusim.vmap(dice, axis_name="i", axis_size=2)()
-            array([[1, 4, 4, 2, 1, 5, 2, 3],
-                   [2, 6, 2, 1, 5, 4, 6, 2]])
+            array([[5, 6, 5, 1, 3, 2, 3, 1],
+                   [1, 1, 6, 2, 4, 6, 3, 3]])
         """
         if high is None:
             low, high = 0, low
@@ -282,8 +281,8 @@ class rng:
             >>> import gpusim
             >>> drop = lambda: gpusim.rng(0, "i").bernoulli(0.25, shape=4)
             >>> gpusim.vmap(drop, axis_name="i", axis_size=2)()
-            array([[False, False,  True, False],
-                   [False,  True,  True,  True]])
+            array([[False, False, False, False],
+                   [ True,  True, False,  True]])
         """
         chances = _float64("bernoulli", "p", p)
         data = unpack(chances)[0]
@@ -297,7 +296,7 @@ class rng:
         """The integers below `x` in random order, or the array `x` in random order along an axis.
 
         Args:
-            x: an integer, or an array (a MappedArray too), of which slices change places as a whole.
+            x: an integer, or an array, whose slices across the axis change places.
             axis: the axis along which they do.
 
         Returns:
@@ -312,15 +311,15 @@ class rng:
             >>> import numpy as np, gpusim
             >>> shuffled = lambda x: gpusim.rng(0, "i").permutation(x)
             >>> gpusim.vmap(shuffled, axis_name="i")(np.array([[1, 2, 3, 4], [1, 2, 3, 4]]))
-            array([[3, 4, 2, 1],
-                   [2, 3, 4, 1]])
+            array([[4, 3, 2, 1],
+                   [4, 1, 2, 3]])
         """
         array = None
         if visible_ndim(x) == 0:
             count = _count("permutation of", x)
             normalize_axis_index(axis, 1)
         else:
-            array = x if isinstance(x, MappedArray) else np.asarray(x)
+            array = x if isinstance(x, MappedArray) else lift(np.asarray(x))
             axis = normalize_axis_index(axis, array.ndim)
             count = array.shape[axis]
         stream, own = self._next_stream()
@@ -360,7 +359,7 @@ class rng:
     # Counting. With the lock held.
 
     def _counter(self) -> _Counter:
-        """The counter of the pmap replica whose thread this is, or of the code outside all pmaps."""
+        """The counter of this thread's pmap replica, or of the code outside all pmaps."""
         return self._counter_of(enclosing_task())
 
     def _own_counter(self) -> _Counter:
@@ -382,7 +381,7 @@ class rng:
 
 
 class _Counter:
-    """The draws of one replica, or of the code outside all pmaps, and of the pmaps that it calls."""
+    """The draws of one pmap replica, or of the code outside, and of the pmaps called there."""
 
     __slots__ = ("calls", "forks")
 
@@ -491,7 +490,7 @@ def _checked_dtype(
         dtype = None if given is None else np.dtype(given)
     except TypeError:
         dtype = None
-    if dtype not in choices:
+    if dtype is None or dtype not in choices:  # to NumPy None equals float64
         names = ", ".join(choice.name for choice in choices)
         raise TypeError(f"{method} dtype={given!r}: expected one of {names}")
     return dtype
@@ -519,9 +518,8 @@ def _checked_shape(method: str, given: Shape, parameters: Sequence[Any]) -> tupl
         raise ValueError(f"{method}: parameters of shapes {shapes} do not broadcast") from None
     if given is None:
         return common
-    if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, np.ndarray)):
-        given = (given,)
-    shape = tuple(_count(f"{method} shape", size) for size in given)
+    axes: Sequence[Any] = given if isinstance(given, (list, tuple)) else (given,)
+    shape = tuple(_count(f"{method} shape", size) for size in axes)
     try:
         fits = np.broadcast_shapes(shape, common) == shape
     except ValueError:
@@ -556,7 +554,7 @@ def _float64(method: str, name: str, given: Any) -> Any:
 
 def _finite(method: str, name: str, given: Any, dtype: np.dtype[Any]) -> Any:
     """`given` rounded to `dtype`."""
-    value = _on_data(lambda data: round_to(data, dtype), _float64(method, name, given))
+    value = _on_data(lambda data: kernels.rounded(data, dtype), _float64(method, name, given))
     if not np.isfinite(unpack(value)[0]).all():
         raise ValueError(f"{method} {name}={given!r}: expected finite numbers of {dtype}")
     return value

@@ -177,12 +177,11 @@ def result_data(leaf: Any, what: str) -> tuple[Array, tuple[Frame, ...]]:
     return unpack(as_array(leaf, f"{what}: a result"))
 
 
-def check_out_axis(what: str, axis: Any, leaf: Any) -> None:
-    """TypeError for an out_axes leaf that is neither an integer nor None."""
-    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer))):
-        raise TypeError(
-            f"{what} out_axes must hold integers and None, but got {axis!r} for {leaf!r:.40}"
-        )
+def check_out_axes(what: str, out_axes: Any) -> None:
+    """TypeError for out_axes that hold anything but integers and None."""
+    for axis in [] if out_axes is None else trees.spread_prefix(out_axes, out_axes, "out_axes"):
+        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer))):
+            raise TypeError(f"{what} out_axes must hold integers and None, but got {axis!r:.60}")
 
 
 def leave(leaf: Any, axis: int | None, frame: Frame, what: str) -> Any:
@@ -191,7 +190,6 @@ def leave(leaf: Any, axis: int | None, frame: Frame, what: str) -> Any:
     Raises:
         ValueError: when axis is None but the value differs between replicas, or out of range.
     """
-    check_out_axis(what, axis, leaf)
     data, axes = result_data(leaf, what)
     if not isinstance(data, np.ndarray) and isinstance(data, np.generic):
         data = np.asarray(data)

@@ -6,6 +6,7 @@ The values of all replicas are one stacked array; what NumPy shows of it is one 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -56,6 +57,10 @@ def _binary(ufunc: np.ufunc) -> tuple[Callable[[Any, Any], Any], Callable[[Any, 
         return ufunc(other, self)
 
     return forward, reflected
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    return serve.function(operator.pow, (base, exponent), {})
 
 
 def _unary(ufunc: np.ufunc) -> Callable[[Any], Any]:
@@ -253,7 +258,7 @@ class MappedArray:
     __floordiv__, __rfloordiv__ = _binary(np.floor_divide)
     __mod__, __rmod__ = _binary(np.remainder)
     __divmod__, __rdivmod__ = _binary(np.divmod)
-    __pow__, __rpow__ = _binary(np.power)
+    __pow__, __rpow__ = _binary(_power)  # type: ignore[arg-type]  # ** is not quite np.power
     __matmul__, __rmatmul__ = _binary(np.matmul)
     __lshift__, __rlshift__ = _binary(np.left_shift)
     __rshift__, __rrshift__ = _binary(np.right_shift)
@@ -297,7 +302,7 @@ class MappedArray:
     @property
     def flat(self) -> Iterator[Any]:
         """The elements in C order, one by one."""
-        return iter(self.ravel())
+        return iter(np.ravel(self))
 
     def astype(
         self,
@@ -331,7 +336,7 @@ class MappedArray:
 
     def transpose(self, *axes: Any) -> Any:
         """The array with its axes permuted (reversed by default)."""
-        return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
+        return np.transpose(self, axes[0] if len(axes) == 1 else axes or None)
 
     def flatten(self, order: Any = "C") -> Any:
         """A 1-D copy."""
@@ -340,6 +345,14 @@ class MappedArray:
     def conj(self) -> Any:
         """The complex conjugate."""
         return np.conjugate(self)
+
+    def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:
+        """The array with its values brought between `min` and `max`."""
+        return np.clip(self, min, max, out=out, **kwargs)
+
+    def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
+        """The slices along `axis` where `condition` is true."""
+        return np.compress(condition, self, axis, out=out)
 
     def dot(self, other: Any) -> Any:
         """np.dot(self, other)."""
@@ -367,7 +380,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "all any argmax argmin argpartition argsort clip compress cumprod cumsum diagonal "
+    "all any argmax argmin argpartition argsort choose cumprod cumsum diagonal "
     "max mean min nonzero prod ravel repeat round searchsorted squeeze std sum swapaxes take "
     "trace var"
 ).split():

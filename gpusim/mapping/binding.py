@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index
 
 from .. import reduction as reductions
 from ..collectives import Result
 from .align import common_axes, lead_full, sizes
-from .arguments import PYTHON_SCALARS, as_array, read_only, root_of
+from .arguments import as_array, read_only, root_of
 from .array import Array, MappedArray, unpack, wrap
 from .frames import Axes, AxisName, Frame, environment, lockstep_environment, resolve, union
 from .scheduler import current_task
@@ -36,6 +35,7 @@ class Collective:
         options: its keyword arguments.
         folds: True where the definition takes reduction=, call= and places= and counts as a summing
             collective.
+        identity: what a fold over no elements gives in a dtype, for positional axes of size 0.
         scalar: where the collective of a Python number is one, (number, group size) -> number, for
             replicas that hold the same number.
     """
@@ -46,6 +46,7 @@ class Collective:
     options: dict[str, Any] = field(default_factory=dict)
     folds: bool = False
     scalar: Callable[[Any, int], Any] | None = None
+    identity: Callable[[np.dtype[Any]], Any] | None = None
 
 
 def split_names(axis_name: AxisName) -> tuple[AxisName, ...]:
@@ -87,8 +88,11 @@ def axis_index(axis_name: AxisName) -> Any:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether `value` is a Python number, of which psum is size times the number."""
-    return type(value) in PYTHON_SCALARS
+    """Whether `value` is a Python number, of which psum is size times the number.
+
+    A bool is none: it is summed as int32, as an array.
+    """
+    return type(value) in (int, float, complex)
 
 
 # The lockstep case, which the threaded one is brought to.
@@ -205,7 +209,11 @@ def is_positional(name: AxisName) -> bool:
 
 
 def _expose_positional(
-    names: tuple[AxisName, ...], bound_frames: Sequence[Frame], operand: Stacked, depth: int
+    collective: Collective,
+    names: tuple[AxisName, ...],
+    bound_frames: Sequence[Frame],
+    operand: Stacked,
+    depth: int,
 ) -> tuple[Stacked, tuple[Frame, ...]]:
     """The operand with its positional axes leading as frames of their own, and the frames of all
     names."""
@@ -218,9 +226,15 @@ def _expose_positional(
         if not is_positional(name):
             frames.append(next(named))
             continue
-        source = normalize_axis_index(int(name), ndim) + len(axes)  # type: ignore[call-overload]
-        if source in sources:
-            raise ValueError(f"axis_name {names!r} names the positional axis {name} twice")
+        source = int(name) + len(axes)  # type: ignore[call-overload]
+        if not len(axes) <= source < data.ndim:
+            raise ValueError(
+                f"axis_name {names!r} has the positional axis {name}, but the array of shape "
+                f"{data.shape[len(axes) :]} has axes 0 to {ndim - 1}"
+            )
+        if data.shape[source] == 0 and collective.identity is not None:
+            shape = (*data.shape[:source], 1, *data.shape[source + 1 :])
+            data = np.full_like(data, collective.identity(data.dtype), shape=shape)
         frames.append(Frame(None, data.shape[source], depth + len(sources)))
         axes = (*axes, frames[-1])
         sources.append(source)
@@ -238,7 +252,9 @@ def _run_leaf(
     around: Axes,
     call: int,
 ) -> list[Stacked]:
-    exposed = [_expose_positional(names, frames, operand, len(around)) for operand in operands]
+    exposed = [
+        _expose_positional(collective, names, frames, operand, len(around)) for operand in operands
+    ]
     place = Place(exposed[0][1], around)
     return run_lockstep(collective, [operand for operand, _ in exposed], place, call)
 

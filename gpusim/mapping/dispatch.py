@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -115,7 +115,7 @@ def _is_array(out: Any) -> bool:
     return out is not None and out is not Ellipsis
 
 
-@lru_cache(maxsize=None)
+@cache
 def _place_of_out(called: Callable[..., Any]) -> int:
     """The position of the parameter `out`; beyond all arguments where it has none."""
     try:

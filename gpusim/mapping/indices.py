@@ -26,7 +26,7 @@ Entry = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where an index expression reads and writes in stacked data, and how what it finds there is arranged.
+    """Where an index expression reads and writes in stacked data, and how that is arranged.
 
     Attributes:
         stacked: the index of the stacked data.
@@ -43,7 +43,7 @@ class Place:
     found: int = 0
 
     def arrange(self, result: Array) -> Array:
-        """NumPy's result with the mapped axes leading and the visible ones as one replica sees them."""
+        """NumPy's result, mapped axes leading and visible ones as one replica sees them: a view."""
         count = len(self.axes)
         if self.found:
             return np.moveaxis(result, range(self.found, self.found + count), range(count))
@@ -56,7 +56,7 @@ class Place:
         return np.moveaxis(value, there, here) if here != there else value
 
     def _block_axes(self) -> tuple[range, range]:
-        """The index arrays' axes as NumPy returns them (after the mapped ones), and as they are seen."""
+        """The index arrays' axes where NumPy returns them, and where one replica sees them."""
         count, (first, ndim) = len(self.axes), self.block
         start = count if count else first
         return range(start, start + ndim), range(count + first, count + first + ndim)
@@ -68,12 +68,22 @@ def as_tuple(index: Any) -> tuple[Any, ...]:
 
 
 def is_basic(index: tuple[Any, ...]) -> bool:
-    """Whether plain ints, slices, None and Ellipsis are all there is in `index`."""
-    return all(type(entry) in BASIC for entry in index)
+    """Whether `index` has only plain ints, slices with plain bounds, None and Ellipsis."""
+    return all(
+        type(entry) in BASIC
+        and not (
+            type(entry) is slice and any(isinstance(bound, MappedArray) for bound in _bounds(entry))
+        )
+        for entry in index
+    )
+
+
+def _bounds(entry: slice) -> tuple[Any, Any, Any]:
+    return entry.start, entry.stop, entry.step
 
 
 def stack_basic(index: tuple[Any, ...], mapped: int) -> tuple[Any, ...]:
-    """The basic `index` for data with `mapped` leading axes; what it finds is an array, never a scalar."""
+    """The basic `index` for data with `mapped` leading axes; it finds arrays, never scalars."""
     end = () if any(entry is Ellipsis for entry in index) else (Ellipsis,)
     return (slice(None),) * mapped + index + end
 
@@ -111,17 +121,17 @@ def locate(index: tuple[Any, ...], data: Array, axes: Axes) -> Place:
 
 
 def _all_along(frame: Any, axes: Axes, ndim: int, data: Array) -> Array:
-    """The index array that takes every replica of `frame` from itself, beside index arrays of `ndim` axes."""
+    """The index array by which each replica reads its own, beside others of `ndim` axes."""
     shape = [1] * (len(axes) + ndim)
     shape[axes.index(frame)] = frame.size
     return np.arange(frame.size, like=data).reshape(shape)
 
 
 def _survey(entries: list[Entry], shape: tuple[int, ...]) -> tuple[list[int], list[Any], int]:
-    """The lengths of the axes that slices and None make, the index arrays, and where those put their axes.
+    """The lengths of the axes from slices and None, the index arrays, and where their axes go.
 
-    That is before all others, unless the index arrays (and ints, once there is an array) stand side by
-    side: then it is where they stand.
+    They go before all others, unless the index arrays, and ints beside them, stand side by side:
+    then where those stand.
     """
     rest: list[int] = []
     arrays: list[Any] = []
@@ -245,13 +255,12 @@ def _holds_mapped(items: Any) -> bool:
 
 
 def _plain_slice(entry: slice) -> slice:
-    bounds = (entry.start, entry.stop, entry.step)
-    for bound in bounds:
+    for bound in _bounds(entry):
         if isinstance(bound, MappedArray) and unpack(bound)[1]:
             names = ", ".join(repr(name) for name in bound.mapped_axes)
             raise TypeError(
-                f"a slice bound is mapped over {names} and may differ between replicas, and so might the "
-                "length of the slice: for a window of fixed length n that begins at i, index with "
-                "i + np.arange(n), or run the function under gpusim.pmap"
+                f"a slice bound is mapped over {names} and may differ between replicas, as the "
+                "length of the slice then may: for a window of fixed length n that begins at i, "
+                "index with i + np.arange(n), or run the function under gpusim.pmap"
             )
-    return slice(*(bound if bound is None else operator.index(bound) for bound in bounds))
+    return slice(*(bound if bound is None else operator.index(bound) for bound in _bounds(entry)))

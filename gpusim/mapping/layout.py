@@ -1,10 +1,13 @@
-"""Memory layouts: which ones let a stacked operation add in the order that one replica would add in.
+"""Memory layouts: which ones let a stacked operation add in the order in which one replica adds.
 
-NumPy takes axes in the order of their strides. While mapped axes have the largest strides it works through
-one replica after the other, each as if it were alone (checked with NumPy 2.0 to 2.4, buffered casts too).
+NumPy takes axes in the order of their strides. While mapped axes have the largest strides it works
+through one replica after the other, each as if it were alone (checked with NumPy 2.0 to 2.4, for
+buffered casts too).
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,7 +25,8 @@ def _strides(data: Array, start: int, stop: int | None = None) -> list[int]:
 
 
 def replicas_lie_apart(data: Array, mapped: int) -> bool:
-    """Whether the `mapped` leading axes are stepped over in strides no smaller than any other axis."""
+    """Whether the `mapped` leading axes are stepped over in strides no smaller than any other
+    axis."""
     if mapped == 0 or data.flags.c_contiguous:
         return True
     largest = max(map(abs, _strides(data, mapped)), default=0)
@@ -42,7 +46,7 @@ def spaced(data: Array) -> Array:
 
 
 def apart(data: Array, mapped: int, axis_count: int = 1) -> Array:
-    """`data`, or a copy, in which NumPy reduces visible axes of each replica as it would of that replica alone.
+    """`data`, or a copy, whose visible axes NumPy reduces as it would those of one replica.
 
     Args:
         data: the stacked array, its `mapped` first axes mapped.
@@ -59,13 +63,15 @@ def apart(data: Array, mapped: int, axis_count: int = 1) -> Array:
     long = [place for place in order if data.shape[place] > 1]
     merges = all(
         data.strides[outer] == data.strides[inner] * data.shape[inner]
-        for outer, inner in zip(long[:-1], long[1:], strict=True)
+        for outer, inner in pairwise(long)
     )
     if 0 in _strides(data, mapped) or not (merges or axis_count == 1):
         raise NoLayout
     forward = [*range(mapped), *order]
     moved = np.transpose(data, forward)
-    copied = np.ascontiguousarray(moved) if _spaced_like_one_replica(data, mapped) else spaced(moved)
+    copied = (
+        np.ascontiguousarray(moved) if _spaced_like_one_replica(data, mapped) else spaced(moved)
+    )
     return np.transpose(copied, sorted(range(data.ndim), key=forward.__getitem__))
 
 

@@ -21,13 +21,14 @@ from .arguments import (
     as_array,
     check_axis_size,
     check_in_axes,
-    check_out_axis,
+    check_out_axes,
     part_company,
     read_arguments,
     read_only,
 )
 from .array import MappedArray, unpack, wrap
 from .frames import Axes, AxisName, bound, lockstep_environment, new_frames
+from .routes import INNER_ROOMS, LIBRARIES
 from .scheduler import Run, Scheduler, enclosing_task
 
 SCHEDULES = ("cores", "one")
@@ -92,6 +93,7 @@ def pmap(
     if schedule not in SCHEDULES:
         raise ValueError(f"pmap schedule must be one of {SCHEDULES}, but got {schedule!r}")
     in_axes = check_in_axes("pmap", in_axes)
+    check_out_axes("pmap", out_axes)
     axis_size = check_axis_size("pmap", axis_size)
     _check_devices(devices)
 
@@ -163,16 +165,14 @@ def _part(leaf: Any, axis: int | None, index: int) -> Any:
 
 
 def _raised_by_gpusim(trace: TracebackType | None) -> bool:
-    """Whether the innermost Python code of a traceback, NumPy's apart, is gpusim's."""
+    """Whether the innermost Python code of a traceback, libraries apart, is gpusim's."""
     module = ""
     while trace is not None:
         name = trace.tb_frame.f_globals.get("__name__", "")
-        if not name.startswith(("numpy.", "optree")):
+        if not name.startswith(LIBRARIES):
             module = name
         trace = trace.tb_next
-    return module.startswith(
-        ("gpusim.mapping", "gpusim.lax", "gpusim.collectives", "gpusim.random", "fallback")
-    )
+    return module.startswith(INNER_ROOMS)
 
 
 def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> BaseException:
@@ -210,7 +210,6 @@ def _gather(results: list[Any], out_axes: Any, outer: Axes) -> Any:
 
 
 def _gather_leaf(column: list[Any], axis: int | None, outer: Axes) -> Any:
-    check_out_axis("pmap", axis, column[0])
     arrays = [as_array(leaf, "pmap: a result") for leaf in column]
     for index, array in enumerate(arrays):
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:

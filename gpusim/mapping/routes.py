@@ -81,14 +81,29 @@ def per_replica_route(*, force: bool | None = None, report: bool | None = None) 
         _switches.reset(token)
 
 
-INTERNAL = ("gpusim.mapping", "gpusim.lax", "gpusim.collectives", "numpy.", "optree")
+INNER_ROOMS = (
+    "gpusim.collectives",
+    "gpusim.formats",
+    "gpusim.groups",
+    "gpusim.lax",
+    "gpusim.mapping",
+    "gpusim.random",
+    "gpusim.reduction",
+    "gpusim.rounding",
+    "gpusim.trees",
+    "fallback",
+)
+"""Where errors are gpusim's own, and code that messages do not point at."""
+
+LIBRARIES = ("numpy.", "optree", "ml_dtypes")
+"""What gpusim's code and users' code alike call into."""
 
 
 def caller() -> str:
     """file:line of the nearest frame outside gpusim's inner rooms and NumPy."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(INTERNAL):
+        if not frame.f_globals.get("__name__", "").startswith(INNER_ROOMS + LIBRARIES):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown line"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +26,10 @@ from .routes import caller
 ENDING_POLL = 0.05
 """Seconds between the attempts to end replicas that still run."""
 
+
+ENDING_GRACE = 0.1
+"""Seconds in which replicas may end by themselves, at their next collective. (An exception posted
+to a thread may be raised, and lost, in a destructor; most replicas need none.)"""
 
 SIGNAL_POLL = 0.2
 """Seconds after which the thread that called pmap looks whether Ctrl-C was pressed."""
@@ -403,6 +408,7 @@ class Run:
     def conduct(self) -> None:
         """Start the replicas and see them to their end. (In the steward's thread.)"""
         scheduler = self.scheduler
+        patience = 0.0
         try:
             with scheduler.lock:
                 self.enqueue()
@@ -412,10 +418,14 @@ class Run:
                     with scheduler.lock:
                         self.abort(self.interrupt)
                     continue
-                if scheduler.ending:
+                if not scheduler.ending:
+                    self.signal.get()
+                    patience = time.monotonic() + ENDING_GRACE
+                    continue
+                if time.monotonic() > patience:
                     scheduler.end_running()
                 with suppress(Empty):
-                    self.signal.get(timeout=ENDING_POLL if scheduler.ending else None)
+                    self.signal.get(timeout=ENDING_POLL)
             for task in self.tasks:
                 if task.thread is not None:
                     task.thread.join()

@@ -1,4 +1,7 @@
-"""Changed copies of arrays that do not change: x.at[index].set(value), and at(x)[index] for plain arrays."""
+"""Changed copies of arrays, which stay as they are: x.at[index].set(value).
+
+For plain arrays gpusim.at(x)[index].set(value).
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,18 @@ from .frames import Axes
 from .indices import Place, as_tuple, is_basic, locate, stack_basic
 
 Write = Callable[..., None]
-"""Changes an array at an index: write(array, index, value), or write(array, index) without a value."""
+"""Changes an array: write(array, index, value), or write(array, index) where no value is needed."""
 
 
 def at(x: Any) -> At:
-    """Changed copies of `x`: ``at(x)[index].set(value)``; for MappedArrays also ``x.at[index].set(value)``.
+    """Changed copies of `x`: ``at(x)[index].set(value)``; of MappedArrays also ``x.at[index]``.
 
-    The index may be all that NumPy's may be, and both the index and the value may be MappedArrays (the
-    result then is one, over all axes together). The value is converted to the dtype of `x` and broadcast
-    as by NumPy's assignment. `x` itself stays as it is.
+    The index may be all that NumPy's may be, and both the index and the value may be MappedArrays
+    (the result then is one, over all axes together). The value is converted to the dtype of `x` and
+    broadcast as by NumPy's assignment. `x` itself stays as it is.
+
+    ``at(table)[i].get()`` is also how a plain array is read at a MappedArray `i`, which
+    ``table[i]`` and ``np.take(table, i)`` cannot do.
 
     Args:
         x: an array, plain (read-only ones, as in pmap, too) or a MappedArray.
@@ -33,8 +39,8 @@ def at(x: Any) -> At:
         `divide`, `power`, `min`, `max`, `apply` and `get`.
 
     Raises:
-        IndexError: by the methods, for an index out of range (where JAX drops the update), naming axis
-            and size.
+        IndexError: by the methods, for an index out of range (where JAX drops the update), naming
+            axis and size.
         ValueError: by the methods, for a value that cannot be broadcast to the indexed part.
 
     Example:
@@ -69,8 +75,8 @@ class At:
 class Indexed:
     """A part of an array, of which the methods give changed copies of the whole array: see `at`.
 
-    Where an index names an element more than once, `set` keeps the last value, and the others take all
-    values into account, one after the other in C order.
+    Where an index names an element more than once, `set` keeps the last value, and the others take
+    all values into account, one after the other in C order.
     """
 
     __slots__ = ("_index", "_x")
@@ -93,7 +99,7 @@ class Indexed:
         x = self._x
         if not isinstance(x, MappedArray):
             x = np.asanyarray(x)
-            if not any(_mapped(self._index)):
+            if not [*_mapped(self._index)]:
                 return x[self._index]
             x = wrap(x, ())
         return x[self._index]
@@ -140,7 +146,7 @@ class Indexed:
         return self._accumulate(np.multiply, value)
 
     def divide(self, value: Any) -> Any:
-        """The copy with ``x[index] /= value``, for floats and complex numbers; a TypeError for integers.
+        """The copy with ``x[index] /= value``; a TypeError for integers, as in NumPy.
 
         Example:
             >>> import numpy as np, gpusim
@@ -160,7 +166,7 @@ class Indexed:
         return self._accumulate(np.power, value)
 
     def min(self, value: Any) -> Any:
-        """The copy with ``x[index] = np.minimum(x[index], value)``, all values of repeated elements.
+        """The copy with the smaller of ``x[index]`` and `value`, as by np.minimum.
 
         Example:
             >>> import numpy as np, gpusim
@@ -170,7 +176,7 @@ class Indexed:
         return self._accumulate(np.minimum, value)
 
     def max(self, value: Any) -> Any:
-        """The copy with ``x[index] = np.maximum(x[index], value)``, all values of repeated elements.
+        """The copy with the larger of ``x[index]`` and `value`, as by np.maximum.
 
         Example:
             >>> import numpy as np, gpusim
@@ -182,8 +188,8 @@ class Indexed:
     def apply(self, function: Callable[[Any], Any]) -> Any:
         """The copy with ``x[index] = function(x[index])``.
 
-        A ufunc of one argument is applied to a repeated element as often as it occurs (ufunc.at); any
-        other function sees the whole part once.
+        A ufunc of one argument is applied to a repeated element as often as it occurs (ufunc.at);
+        any other function sees the whole part once.
 
         Example:
             >>> import numpy as np, gpusim
@@ -202,12 +208,18 @@ def _assign(x: Array, index: Any, value: Any) -> None:
     x[index] = value
 
 
+ROUNDED_ONCE = frozenset(
+    {np.add, np.subtract, np.multiply, np.true_divide, np.minimum, np.maximum, np.negative}
+)
+"""Ufuncs whose results for real numbers do not depend on the layout, as np.power's do."""
+
+
 def _accumulating(ufunc: np.ufunc) -> Write:
-    """ufunc.at, by one call of the ufunc where the index can name no element twice."""
+    """ufunc.at, in one call of the ufunc where no element is named twice and bits are the same."""
 
     def write(x: Array, index: Any, *values: Any) -> None:
         entries = as_tuple(index)
-        if is_basic(entries):
+        if is_basic(entries) and ufunc in ROUNDED_ONCE and x.dtype.kind in "biuf":
             part = x[stack_basic(entries, 0)]
             ufunc(part, *values, out=part)
         else:
@@ -228,7 +240,7 @@ def _mapped(tree: Any) -> Iterator[MappedArray]:
 
 
 def _changed(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> Any:
-    """The copy of `x` after write(copy, index, *values), of each replica's where something is mapped."""
+    """The copy of `x` after write(copy, index, *values), on every replica where one is mapped."""
     values = tuple(_one_array(value) for value in values)
     mapped = [*_mapped((x, index, values))]
     if not mapped:
@@ -243,7 +255,7 @@ def _changed(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> Any:
 
 def _one_array(value: Any) -> Any:
     """`value`, as one MappedArray if it is a sequence with MappedArrays in it."""
-    if isinstance(value, (list, tuple)) and any(_mapped(value)):
+    if isinstance(value, (list, tuple)) and [*_mapped(value)]:
         return np.stack([_one_array(item) for item in value])
     return value
 
@@ -274,7 +286,7 @@ def _write_stacked(
 
 
 def _fitted(value: Any, place: Place) -> Array:
-    """`value` broadcast to the part at `place` for each replica, and arranged as NumPy finds that part."""
+    """`value` broadcast to each replica's part at `place`, in the order in which NumPy finds it."""
     ndim = len(place.shape)
     surplus = max(visible_ndim(value) - ndim, 0)
     data = lead(value, place.axes, ndim + surplus)

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import trees
-from .arguments import check_axis_size, check_in_axes, enter, leave, part_company, read_arguments
+from .arguments import (
+    check_axis_size,
+    check_in_axes,
+    check_out_axes,
+    enter,
+    leave,
+    part_company,
+    read_arguments,
+)
 from .frames import AxisName, bound, lockstep_environment, new_frames
 
 
@@ -52,6 +60,7 @@ def vmap(
     if not callable(f):
         raise TypeError(f"vmap needs a function, but got {f!r:.60}")
     in_axes = check_in_axes("vmap", in_axes)
+    check_out_axes("vmap", out_axes)
     axis_size = check_axis_size("vmap", axis_size)
 
     @functools.wraps(f)

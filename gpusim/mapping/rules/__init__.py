@@ -1,5 +1,30 @@
-"""The batched rules, one family of NumPy functions a file; importing this package registers them all."""
+"""The batched rules, one family of NumPy functions a file; importing this package registers them
+all."""
 
-from . import ufuncs
+from . import (
+    creation,
+    elementwise,
+    fft,
+    indexing,
+    joining,
+    linalg,
+    ordering,
+    products,
+    reductions,
+    shapes,
+    ufuncs,
+)
 
-__all__ = ["ufuncs"]
+__all__ = [
+    "creation",
+    "elementwise",
+    "fft",
+    "indexing",
+    "joining",
+    "linalg",
+    "ordering",
+    "products",
+    "reductions",
+    "shapes",
+    "ufuncs",
+]

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import re
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ..align import common_axes, elementwise, lead, shift_axes, shift_axis, visible_ndim, visible_shape
-from ..array import MappedArray, unpack, wrap
-from ..dispatch import NoRule, ufunc_method
+from ..align import (
+    common_axes,
+    elementwise,
+    lead,
+    lead_full,
+    shift_axes,
+    shift_axis,
+    visible_ndim,
+)
+from ..array import Array, MappedArray, unpack, wrap
+from ..dispatch import NoRule, rule, ufunc_method
 from ..frames import Axes, check_active
+from ..layout import replicas_interleave, spaced
+from .arguments import arranged, plain, stacked
 
 
 def wrap_all(results: Any, axes: Axes) -> Any:
@@ -22,7 +34,8 @@ def wrap_all(results: Any, axes: Axes) -> Any:
 
 
 def _same_layout(inputs: tuple[Any, ...]) -> tuple[list[Any], Axes] | None:
-    """The operands of the common case: arrays over the same axes with as many dimensions, and numbers."""
+    """The operands of the common case: arrays over the same axes with as many dimensions, and
+    numbers."""
     axes: Axes | None = None
     ndim = -1
     data = []
@@ -44,6 +57,36 @@ def _same_layout(inputs: tuple[Any, ...]) -> tuple[list[Any], Axes] | None:
     return data, axes
 
 
+LOOPS_DIFFER = {
+    *(u for u in vars(np).values() if isinstance(u, np.ufunc) and u.nin == 1),
+    *(np.power, np.float_power, np.arctan2, np.hypot, np.logaddexp, np.logaddexp2),
+}
+"""Functions that NumPy may compute in another way for contiguous data than for the rest."""
+
+
+def _as_one_replica_loops(ufunc: np.ufunc, data: list[Any], mapped: int) -> list[Any]:
+    """The operands, spread out where those of one replica take another loop, with other bits.
+
+    That is so for float16 functions (vectorised ones differ in the last place now and then), and
+    for complex squares, where one element alone is not squared as a row of them is.
+    """
+    arrays = [part for part in data if isinstance(part, np.ndarray)]
+    ndim = max((part.ndim for part in arrays), default=0)
+    stacks = [part for part in arrays if part.ndim == ndim]
+    rows = [part for part in stacks if part.size != math.prod(part.shape[:mapped])]
+    alone = not rows and all(part.size == 1 or part.ndim == ndim for part in arrays)
+    if ufunc is np.square and alone and stacks and stacks[0].dtype.kind == "c":
+        raise NoRule
+    if all(part.dtype.char != "e" for part in arrays):
+        return data
+    if any(replicas_interleave(part, mapped) for part in (stacks if alone else rows)):
+        return [
+            spaced(part) if isinstance(part, np.ndarray) and part.ndim == ndim else part
+            for part in data
+        ]
+    return data
+
+
 @ufunc_method("__call__")
 def call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if ufunc.signature is not None:
@@ -51,21 +94,45 @@ def call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     simple = None if kwargs else _same_layout(inputs)
     if simple is not None:
         data, axes = simple
-        where = True
-    else:
-        where = kwargs.pop("where", True)
-        (*data, where), axes = elementwise([*inputs, where])
-    if where is not True:
+    elif "where" in kwargs:
+        (*data, where), axes = elementwise([*inputs, kwargs["where"]])
         kwargs = {**kwargs, "where": where}
-    try:
-        results = ufunc(*data, **kwargs)
-    except ValueError:
-        np.broadcast_shapes(*(visible_shape(value) for value in inputs))  # raises in the user's shapes
-        raise
-    return wrap_all(results, axes)
+    else:
+        data, axes = elementwise(inputs)
+    if axes and ufunc in LOOPS_DIFFER:
+        data = _as_one_replica_loops(ufunc, data, len(axes))
+    if ufunc in (np.fmax, np.fmin) and _zeros_of_both_signs_meet(*data):
+        raise NoRule  # which of them is returned depends on the place in the array
+    return wrap_all(ufunc(*data, **kwargs), axes)
 
 
-@lru_cache(maxsize=None)
+def _zeros_of_both_signs_meet(first: Any, second: Any) -> bool:
+    if np.result_type(first, second).kind != "f":
+        return False
+    return bool(np.any(np.equal(first, second) & (np.signbit(first) != np.signbit(second))))
+
+
+@rule(operator.pow)
+def power(base: Any, exponent: Any) -> Any:
+    """The operator **: for arrays and simple exponents it is np.square, np.sqrt and so on.
+
+    For NumPy's scalars, which is what one replica's 0-d values are, it is the C library's pow.
+    """
+    ndims = visible_ndim(base), visible_ndim(exponent)
+    if not isinstance(exponent, (int, float)) or not isinstance(base, MappedArray):
+        if max(ndims) == 0:
+            raise NoRule
+        return np.power(base, exponent)
+    exact = base.dtype.kind in "iu" and type(exponent) is int
+    if (base.ndim == 0 and not exact) or (base.size == 1 and base.dtype.kind == "c"):
+        raise NoRule
+    if exponent in (-1, 0, 0.5, 1, 2):
+        data, axes = unpack(base)
+        return wrap(data**exponent, axes)
+    return np.power(base, exponent)
+
+
+@cache
 def _core_ndims(signature: str) -> tuple[int, ...]:
     """How many core dimensions each input of a generalised ufunc has."""
     inputs = signature.split("->")[0]
@@ -76,13 +143,17 @@ def _core_ndims(signature: str) -> tuple[int, ...]:
 
 
 def _generalised(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if "axes" in kwargs or "axis" in kwargs or "keepdims" in kwargs:
+    if "axes" in kwargs:
         raise NoRule
-    if ufunc is np.matmul:
-        return matmul(*inputs, **kwargs)
     axes = common_axes(inputs)
     cores = _core_ndims(ufunc.signature or "")
     ndims = [visible_ndim(value) for value in inputs]
+    if kwargs.get("axis", -1) >= 0:
+        if len(set(ndims)) != 1:
+            raise NoRule
+        kwargs = {**kwargs, "axis": kwargs["axis"] - ndims[0]}
+    if ufunc is np.matmul:
+        return matmul(*inputs, **kwargs)
     if any(ndim < core for ndim, core in zip(ndims, cores, strict=True)):
         raise NoRule  # NumPy's own error, from the per-replica route
     loop = max(ndim - core for ndim, core in zip(ndims, cores, strict=True))
@@ -93,21 +164,16 @@ def _generalised(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any
 def matmul(first: Any, second: Any, **kwargs: Any) -> Any:
     """np.matmul: vectors are given the axis that NumPy gives them, and lose it again."""
     axes = common_axes((first, second))
-    ndims = visible_ndim(first), visible_ndim(second)
-    if 0 in ndims:
+    row, column = visible_ndim(first) == 1, visible_ndim(second) == 1
+    if 0 in (visible_ndim(first), visible_ndim(second)):
         raise NoRule
-    a, b = (unpack(value)[0] for value in (first, second))
-    a, b = (wrap(data, unpack(value)[1]) for data, value in ((np.asanyarray(a), first), (np.asanyarray(b), second)))
-    row, column = ndims[0] == 1, ndims[1] == 1
-    loop = max(ndims[0] - 2, ndims[1] - 2, 0)
-    left = lead(a, axes, 1 if row else loop + 2)
-    right = lead(b, axes, 1 if column else loop + 2)
+    loop = max(visible_ndim(first), visible_ndim(second), 2) - 2
+    left = lead(first, axes, 1 if row else loop + 2)
+    right = lead(second, axes, 1 if column else loop + 2)
     if row:
         left = left.reshape(left.shape[:-1] + (1,) * (loop + 1) + left.shape[-1:])
     if column:
         right = right.reshape(right.shape[:-1] + (1,) * loop + right.shape[-1:] + (1,))
-    if left.shape[-1] != right.shape[-2]:
-        raise NoRule  # NumPy's own error, in one replica's shapes
     result = np.matmul(left, right, **kwargs)
     if column:
         result = result[..., 0]
@@ -116,49 +182,73 @@ def matmul(first: Any, second: Any, **kwargs: Any) -> Any:
     return wrap(result, axes)
 
 
+VARYING = ("where", "mean")
+"""Options of reductions that are arrays shaped like the first argument."""
+
+
+def reduction_operands(
+    array: Any, options: dict[str, Any], default: Any = None
+) -> tuple[Array, Axes]:
+    """Stacked data of `array`, with `options` made fit for it: axis shifted, masks stacked, the
+    rest plain."""
+    masks = {key: options.pop(key) for key in VARYING if isinstance(options.get(key), MappedArray)}
+    for key, value in options.items():
+        options[key] = plain(value)
+    axes = common_axes([array, *masks.values()])
+    mapped, ndim, axis = len(axes), visible_ndim(array), options.get("axis", default)
+    places = options["axis"] = shift_axes(axis, ndim, mapped)
+    for key, value in masks.items():
+        if visible_ndim(value) > ndim:
+            raise NoRule
+        options[key] = arranged(lead_full(value, axes, ndim), mapped, len(places))
+    data = lead_full(array, axes) if masks else lead(array, axes)
+    return arranged(data, mapped, len(places)), axes
+
+
+def _options(names: str, given: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The options of a ufunc's method, by name."""
+    return {**dict(zip(names.split(), given, strict=False)), **kwargs}
+
+
 @ufunc_method("reduce")
 def reduce(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     array, *rest = inputs
-    options = {**dict(zip(("axis", "dtype"), rest, strict=False)), **kwargs}
-    if len(rest) > 2 or not _plain(options.values()):
-        raise NoRule
-    data, axes = unpack(array)
-    ndim = visible_ndim(array)
-    options["axis"] = shift_axes(options.get("axis", 0), ndim, len(axes))
+    options = _options("axis dtype out keepdims initial where", rest, kwargs)
+    if visible_ndim(array) == 0 and options.get("axis", 0) in (0, -1):
+        options["axis"] = ()
+    data, axes = reduction_operands(array, options, default=0)
     return wrap(ufunc.reduce(data, **options), axes)
 
 
 @ufunc_method("accumulate")
 def accumulate(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     array, *rest = inputs
-    options = {**dict(zip(("axis", "dtype"), rest, strict=False)), **kwargs}
-    data, axes = unpack(array)
-    options["axis"] = shift_axis(options.get("axis", 0), visible_ndim(array), len(axes))
+    options = _options("axis dtype", rest, kwargs)
+    data, axes = stacked(array)
+    if visible_ndim(array) == 0:
+        raise NoRule
+    options["axis"] = shift_axis(plain(options.get("axis", 0)), visible_ndim(array), len(axes))
     return wrap(ufunc.accumulate(data, **options), axes)
 
 
 @ufunc_method("reduceat")
 def reduceat(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     array, indices, *rest = inputs
-    options = {**dict(zip(("axis", "dtype"), rest, strict=False)), **kwargs}
-    places, varying = unpack(indices)
-    if varying:
+    options = _options("axis dtype", rest, kwargs)
+    data, axes = stacked(array)
+    if visible_ndim(array) == 0:
         raise NoRule
-    data, axes = unpack(array)
-    options["axis"] = shift_axis(options.get("axis", 0), visible_ndim(array), len(axes))
-    return wrap(ufunc.reduceat(data, places, **options), axes)
+    options["axis"] = shift_axis(plain(options.get("axis", 0)), visible_ndim(array), len(axes))
+    return wrap(ufunc.reduceat(data, plain(indices), **options), axes)
 
 
 @ufunc_method("outer")
 def outer(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first, second = inputs
+    if "where" in kwargs or ufunc.signature is not None:
+        raise NoRule
     axes = common_axes(inputs)
     ndims = visible_ndim(first), visible_ndim(second)
     left = lead(first, axes)
     left = left.reshape(left.shape + (1,) * ndims[1])
-    right = lead(second, axes, ndims[0] + ndims[1])
-    return wrap_all(ufunc(left, right, **kwargs), axes)
-
-
-def _plain(values: Any) -> bool:
-    return not any(isinstance(value, MappedArray) for value in values)
+    return call(ufunc, (wrap(left, axes), wrap(lead(second, axes), axes)), kwargs)
