@@ -74,9 +74,9 @@ def test_results_declared_replicated_are_returned_once():
 
 
 def test_a_result_declared_replicated_that_is_not_is_an_error():
-    f = dict(mesh=MESH, in_specs=P("x"), out_specs=P())
+    f = {"mesh": MESH, "in_specs": P("x"), "out_specs": P()}
     with pytest.raises(
-        ValueError, match="declared replicated over mesh axis 'x'.*replicas 0 and 1"
+        ValueError, match=r"declared replicated over mesh axis 'x'.*replicas 0 and 1"
     ):
         gpusim.shard_map(lambda x: x, **f)(X)
     assert (gpusim.shard_map(lambda x: x, **f, check_vma=False)(X) == X[:2]).all()

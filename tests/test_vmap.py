@@ -210,10 +210,13 @@ def test_positional_axes_join_the_group():
     x = np.arange(24).reshape(4, 3, 2)
     both = gpusim.vmap(lambda x: lax.psum(x, ("i", 0)), axis_name="i", out_axes=None)(x)
     assert (both == x.sum((0, 1))).all()
-    own = gpusim.vmap(lambda x: lax.psum(x, (-1,)), axis_name="i")(x)
+    own = gpusim.vmap(lambda x: lax.psum(x, (1,)), axis_name="i")(x)
     assert (own == x.sum(2)).all()
     most = gpusim.vmap(lambda x: lax.pmax(x, ("i", 1)), axis_name="i", out_axes=None)(x)
     assert (most == x.max((0, 2))).all()
+    for axis in (-1, 2):  # JAX counts no positional axis of psum from the end
+        with pytest.raises(ValueError, match=rf"positional axis {axis}.*axes 0 to 1"):
+            gpusim.vmap(lambda x, axis=axis: lax.psum(x, ("i", axis)), axis_name="i")(x)
 
 
 def test_partials_and_callables_are_mapped_too():
