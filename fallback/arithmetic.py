@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from fallback.decode import decode
 from fallback.draws import Draws
 from fallback.formats import computing_dtype, default_accumulator, kind_of, real_of
+from fallback.general import Grid
 from fallback.operators import ARITHMETIC_OPS, LOGICAL_OPS, Operator, operator_for, running
-from fallback.rounding import Rounder
+from fallback.rounding import Rounder, rounder
 from fallback.workspace import Workspace
 
 BOOL = np.dtype(np.bool_)
@@ -25,7 +26,7 @@ class Arithmetic:
         self,
         op: str,
         source: np.dtype[Any],
-        accumulate: np.dtype[Any] | None,
+        accumulate: np.dtype[Any] | Grid | None,
         out: np.dtype[Any],
         divisor: int | None,
         stochastic: bool,
@@ -42,8 +43,8 @@ class Arithmetic:
         # Complex values are rounded to nearest, whatever was asked for.
         rounds = op in ARITHMETIC_OPS  # selections give one of their operands
         drawn = stochastic and kind == "float"
-        self._step = Rounder(self.computing, accumulator if rounds else self.computing, drawn)
-        self._final = Rounder(self.computing, self._out, drawn)
+        self._step = rounder(self.computing, accumulator if rounds else self.computing, drawn)
+        self._final = rounder(self.computing, self._out, drawn)
 
     @property
     def stochastic(self) -> bool:
@@ -113,9 +114,11 @@ class Arithmetic:
 
 
 def _accumulator(
-    op: str, source: np.dtype[Any], kind: str, accumulate: np.dtype[Any] | None
-) -> np.dtype[Any]:
+    op: str, source: np.dtype[Any], kind: str, accumulate: np.dtype[Any] | Grid | None
+) -> np.dtype[Any] | Grid:
     """The type that partial results are rounded to (a real part's, where values are complex)."""
+    if isinstance(accumulate, Grid):
+        return accumulate if op in ARITHMETIC_OPS and kind != "int" else real_of(source)
     given = None if accumulate is None else kind_of(accumulate)
     if op not in ARITHMETIC_OPS or (kind == "int" and given != "int"):
         return real_of(source)  # selections do not round, and integers wrap in their own dtype
@@ -131,13 +134,12 @@ def _accumulator(
 
 
 def _computing(
-    op: str, kind: str, source: np.dtype[Any], accumulator: np.dtype[Any]
+    op: str, kind: str, source: np.dtype[Any], accumulator: np.dtype[Any] | Grid
 ) -> np.dtype[Any]:
     if op in LOGICAL_OPS:
         return BOOL
-    if kind in ("int", "bool"):
-        return accumulator
-    return computing_dtype(source, accumulator)
+    held = accumulator.carrier if isinstance(accumulator, Grid) else accumulator
+    return held if kind in ("int", "bool") else computing_dtype(source, held)
 
 
 def _check_out(op: str, kind: str, out: np.dtype[Any]) -> None:

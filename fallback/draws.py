@@ -17,17 +17,24 @@ class Draws:
     """The lanes of one box, in the box's C order.
 
     `box` spans `batch_axes` axes of batch entries, numbered by `places` (of the batch's shape),
-    then the axes of a value of shape `value`.
+    then the axes of a value of shape `value`, whose first element has the index `first`.
     """
 
     def __init__(
-        self, lanes: Lanes, box: Index, value: Sequence[int], places: NDArray[np.uint64]
+        self,
+        lanes: Lanes,
+        box: Index,
+        value: Sequence[int],
+        places: NDArray[np.uint64],
+        first: int = 0,
     ) -> None:
         self._lanes = lanes
         axes = places.ndim
         starts, self._run = _runs(box[axes:], value)
         self._rows = [
-            (start, place) for place in places[box[:axes]].ravel().tolist() for start in starts
+            (first + start, place)
+            for place in places[box[:axes]].ravel().tolist()
+            for start in starts
         ]
 
     def fill(self, out: NDArray[np.uint32], step: int) -> None:

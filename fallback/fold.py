@@ -4,8 +4,10 @@ The bits of its result are specified; see the numerics contract in the documenta
 from __future__ import annotations
 
 import math
+import operator
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +18,7 @@ from fallback import limits
 from fallback.arithmetic import Arithmetic
 from fallback.draws import Draws
 from fallback.formats import real_of
+from fallback.general import Grid
 from fallback.layout import Index, coalesce, flat_range, split, whole
 from fallback.members import Members
 from fallback.operators import LOGICAL_OPS
@@ -32,7 +35,7 @@ def fold(
     *,
     op: str = "sum",
     order: str = "linear",
-    accumulate: DTypeLike | None = None,
+    accumulate: DTypeLike | Grid | None = None,
     out_dtype: DTypeLike | None = None,
     divisor: int | None = None,
     batch_ndim: int = 0,
@@ -41,6 +44,7 @@ def fold(
     seed: int = 0,
     call: int = 0,
     places: ArrayLike = 0,
+    window: tuple[int, int] | None = None,
 ) -> NDArray[Any]:
     """Reduce a group's members to one value, element by element, to the contract's bits.
 
@@ -55,7 +59,8 @@ def fold(
     - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
       the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. A complex
       member's two parts are accumulated in it, or in its parts. Integers wrap in an integer
-      `accumulate`, and in their own dtype if it is a floating-point one.
+      `accumulate`, and in their own dtype if it is a floating-point one. A `fallback.general.Grid`
+      stands for any format.
     - `out_dtype`: the result's dtype, of the members' kind; None is theirs.
     - `divisor`: divides the fold in the computing type, before the one rounding to `out_dtype`.
     - `cut_axis`: for "ring" only: the value axis (0 is the first after the batch) that is cut into
@@ -63,6 +68,10 @@ def fold(
     - `rounding`, `seed`, `call`, `places`: "nearest" or "stochastic", and the counters of its
       random numbers; `places` is an integer, or integers that broadcast to the batch's shape.
       Complex values are always rounded to nearest.
+    - `window`: `(first, total)` says that the members hold, flattened, elements `first` and on of
+      a value of `total` elements. The ring's blocks and the random numbers are then those of the
+      whole value, so that a value too large for the memory can be folded part by part. It has
+      neither a batch nor a `cut_axis`.
 
     **Returns** a new C-contiguous array of shape `(*batch, *value)`.
 
@@ -81,10 +90,13 @@ def fold(
     stochastic = check_rounding(rounding)
     group = Members.of(members)
     out_type = group.dtype if out_dtype is None else np.dtype(out_dtype)
-    accumulator = None if accumulate is None else np.dtype(accumulate)
+    accumulator = accumulate
+    if accumulator is not None and not isinstance(accumulator, Grid):
+        accumulator = np.dtype(accumulator)
     arithmetic = Arithmetic(op, group.dtype, accumulator, out_type, divisor, stochastic)
     counters = check_counter("seed", seed), check_counter("call", call)
     shape = group.shape
+    whole_of = _window(window, math.prod(shape), batch_ndim, cut_axis)
     if not 0 <= batch_ndim <= len(shape):
         raise ValueError(f"batch_ndim={batch_ndim}: the members have {len(shape)} axes")
     parts = group.dtype.kind == "c" and op not in LOGICAL_OPS
@@ -97,6 +109,7 @@ def fold(
         return out
     group = group.as_reals() if parts else group
     layout = _layout(group, batch_ndim, cut, parts)
+    layout = replace(layout, window=whole_of)
     places_of = _places(places, shape[:batch_ndim], layout)
     work = _Fold(group, order, arithmetic, layout, Lanes(*counters), places_of)
     with np.errstate(all="ignore"):
@@ -112,6 +125,17 @@ class Layout:
     value: tuple[int, ...]
     parts: tuple[int, ...]
     cut: int | None  # the value axis whose positions are a ring's blocks
+    window: tuple[int, int] | None = None  # the first element held, and how many there are in all
+
+    @property
+    def first(self) -> int:
+        """The index, in the whole value, of the first element that is held."""
+        return self.window[0] if self.window else 0
+
+    @property
+    def total(self) -> int:
+        """How many elements the whole value has."""
+        return self.window[1] if self.window else math.prod(self.value)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -154,6 +178,22 @@ def _cut(group: Members, batch_ndim: int, cut_axis: int, value_ndim: int) -> Mem
     return group.reshape((*group.shape[:axis], *pieces, *group.shape[axis + 1 :]))
 
 
+def _window(
+    window: tuple[int, int] | None, size: int, batch_ndim: int, cut_axis: int | None
+) -> tuple[int, int] | None:
+    """The window as integers, once it is known to lie within its value."""
+    if window is None:
+        return None
+    first, total = map(operator.index, window)
+    if batch_ndim or cut_axis is not None:
+        raise ValueError(f"window={window!r}: expected neither batch_ndim nor cut_axis beside it")
+    if not 0 <= first <= total - size:
+        raise ValueError(
+            f"window={window!r}: the members' {size} elements do not fit into {total} from {first}"
+        )
+    return first, total
+
+
 def _places(places: ArrayLike, batch: tuple[int, ...], merged: Layout) -> NDArray[np.uint64]:
     """One place for each batch entry, in the merged batch axes."""
     given = np.asarray(places)
@@ -187,7 +227,7 @@ class _Fold:
         target = target.reshape(self.layout.shape)
         width = math.prod(self.layout.shape)
         if self.order == "ring":
-            width //= members.count
+            width = min(width, width * self.layout.total // (self._elements * members.count))
         narrow = width < limits.ROW_WIDTH and members.count >= limits.ROW_MEMBERS
         workspace = Workspace(min(limits.BLOCK, target.size * members.count))
         fold_one, boxes = (by_rows, self._rows()) if narrow else (by_member, self._blocks())
@@ -206,6 +246,11 @@ class _Fold:
                 )
             )
 
+    @property
+    def _elements(self) -> int:
+        """How many elements of the value the members hold."""
+        return math.prod(self.layout.value)
+
     def _blocks(self) -> Iterator[tuple[int, Index]]:
         """Boxes for the way member by member, with the member at which each one's ring starts."""
         for start, region in self._regions():
@@ -222,9 +267,11 @@ class _Fold:
                 box = (*whole(value[:axis]), slice(start, start + 1), *whole(value[axis + 1 :]))
                 yield start, self.layout.around(box)
         else:
-            bounds = ring_bounds(math.prod(value), count)
-            for start in range(count):
-                for box in flat_range(value, bounds[start], bounds[start + 1]):
+            bounds = ring_bounds(self.layout.total, count)
+            first, last = self.layout.first, self.layout.first + self._elements
+            for start in range(bisect_right(bounds, first) - 1, count):
+                low, high = max(bounds[start], first), min(bounds[start + 1], last)
+                for box in flat_range(value, low - first, high - first):
                     yield start, self.layout.around(box)
 
     def _rows(self) -> Iterator[tuple[int, Index]]:
@@ -237,7 +284,7 @@ class _Fold:
     def _draws(self, box: Index) -> Draws | None:
         if not self.arithmetic.stochastic:
             return None
-        return Draws(self.lanes, box, self.layout.value, self.places)
+        return Draws(self.lanes, box, self.layout.value, self.places, self.layout.first)
 
     def _rotation(self, box: Index) -> NDArray[np.intp]:
         """For every element of the box the member at which its ring's block starts."""
@@ -251,7 +298,7 @@ class _Fold:
         else:
             steps = (math.prod(self.layout.value[axis + 1 :]) for axis in range(len(value)))
             flat = sum((a * step for a, step in zip(axes, steps, strict=True)), np.array(0))
-            bounds = ring_bounds(math.prod(self.layout.value), self.group.count)
-            blocks = np.searchsorted(np.array(bounds[1:]), flat, side="right")
+            bounds = ring_bounds(self.layout.total, self.group.count)
+            blocks = np.searchsorted(np.array(bounds[1:]), flat + self.layout.first, side="right")
         leading = (1,) * (len(self.layout.batch) + len(value) - blocks.ndim)
         return blocks.reshape(*leading, *blocks.shape, *(1 for _ in self.layout.parts))

@@ -3,13 +3,16 @@ Values stay in the computing type: afterwards they are exactly representable in 
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fallback import limits
 from fallback.formats import BFLOAT16, FLOAT32, FLOAT64, NARROW, Format, computing_dtype, kind_of
+from fallback.general import Grid, GridRounder
+from fallback.layout import split, whole
 from fallback.philox import Lanes
 from fallback.subnormals import require_subnormals
 
@@ -74,7 +77,8 @@ def _stochastic(magnitudes: NDArray[Any], target: Format, lanes: NDArray[np.uint
 def round_block(block: NDArray[Any], target: Format, lanes: NDArray[np.uint32] | None) -> None:
     """Round a C-contiguous float32 or float64 block to `target`, in place.
 
-    `lanes` (the block's shape) holds the uniform numbers of stochastic rounding; None: nearest.
+    `lanes`, which broadcast to the block's shape, are the uniform numbers of stochastic rounding;
+    None: nearest.
     """
     if target.dtype == BFLOAT16 and block.dtype == FLOAT32:
         # Both have float32's exponents, so the grid's magic number would overflow.
@@ -114,7 +118,27 @@ def _round_float32_to_bfloat16(block: NDArray[Any], lanes: NDArray[np.uint32] | 
         block[nans] = np.nan
 
 
-class Rounder:
+class Rounder(Protocol):
+    """Rounds C-contiguous blocks of the computing type in place, which holds the target's values.
+
+    Nothing happens where `exact` is true. Where `stochastic` is true it takes lanes, which
+    broadcast against the block; without them it rounds to nearest.
+    """
+
+    exact: bool
+    stochastic: bool
+
+    def __call__(self, block: NDArray[Any], lanes: NDArray[np.uint32] | None) -> None: ...
+
+
+def rounder(computing: np.dtype[Any], target: np.dtype[Any] | Grid, stochastic: bool) -> Rounder:
+    """The Rounder for a dtype, or for any format."""
+    if isinstance(target, Grid):
+        return GridRounder(target, stochastic)
+    return DtypeRounder(computing, target, stochastic)
+
+
+class DtypeRounder:
     """Rounds blocks of the computing type to one target dtype."""
 
     def __init__(self, computing: np.dtype[Any], target: np.dtype[Any], stochastic: bool) -> None:
@@ -126,7 +150,6 @@ class Rounder:
         self.stochastic = stochastic and self._narrow is not None
 
     def __call__(self, block: NDArray[Any], lanes: NDArray[np.uint32] | None) -> None:
-        """Round the C-contiguous `block` in place; nothing happens where `exact` is true."""
         if self._by_cast and lanes is None and block.size < limits.CAST_WIDTH:
             block[...] = block.astype(self._target)
         elif self._narrow is not None:
@@ -151,20 +174,23 @@ def check_counter(name: str, value: int) -> int:
 
 def round_to(
     x: ArrayLike,
-    dtype: DTypeLike,
+    dtype: DTypeLike | Grid,
     *,
     rounding: str = "nearest",
     seed: int = 0,
     step: int = 1,
     call: int = 0,
     place: int = 0,
+    batch_ndim: int = 0,
 ) -> NDArray[Any]:
     """Convert `x` to the floating-point `dtype` in one correct rounding.
 
     `x` has any floating-point dtype and any shape; the result is a new C-contiguous array of the
     same shape. `rounding` is "nearest" (ties to even) or "stochastic", which decides between the
     two neighbours by the Philox lane of the element's flat index in (seed, step, call, place).
-    Rounding to float32 and float64 is always to nearest. TypeError for dtypes that are not
+    Rounding to float32 and float64 is always to nearest. A `Grid` in the place of the dtype stands
+    for any format; its values are returned in its carrier. The `batch_ndim` leading axes count
+    values which are rounded each by itself, with the same lanes. TypeError for dtypes that are not
     floating-point ones; ValueError for a seed or counter that is not a 64-bit word.
 
     >>> import ml_dtypes, numpy as np
@@ -176,23 +202,28 @@ def round_to(
     stochastic = check_rounding(rounding)
     counters = {"seed": seed, "step": step, "call": call, "place": place}
     words = {name: check_counter(name, value) for name, value in counters.items()}
-    values, target = np.asarray(x), np.dtype(dtype)
-    for name, given in (("x", values.dtype), ("dtype", target)):
+    values = np.asarray(x)
+    target = dtype if isinstance(dtype, Grid) else np.dtype(dtype)
+    held = target.carrier if isinstance(target, Grid) else target
+    for name, given in (("x", values.dtype), ("dtype", held)):
         if kind_of(given) != "float":
             raise TypeError(f"{name}: {given} given, expected a floating-point dtype")
     require_subnormals()
-    computing = computing_dtype(values.dtype)
-    rounder = Rounder(computing, target, stochastic)
+    # A grid held in float64 is rounded to in float64; no dtype but float64 itself asks for that.
+    computing = computing_dtype(values.dtype, held if isinstance(target, Grid) else values.dtype)
+    round_part = rounder(computing, target, stochastic)
     lanes = Lanes(words["seed"], words["call"])
-    out = np.empty(values.shape, target)
-    flat_in, flat_out = values.reshape(-1), out.reshape(-1)
+    out = np.empty(values.shape, held)
+    batch, size = math.prod(values.shape[:batch_ndim]), math.prod(values.shape[batch_ndim:])
+    sources, results = values.reshape(batch, size), out.reshape(batch, size)
     with np.errstate(all="ignore"):
-        for start in range(0, values.size, limits.BLOCK):
-            block = flat_in[start : start + limits.BLOCK].astype(computing)
+        for box in split(whole((size,)), limits.BLOCK):
             drawn = None
-            if rounder.stochastic:
-                drawn = np.empty(block.size, np.uint32)
-                lanes.fill(drawn, start=start, step=words["step"], place=words["place"])
-            rounder(block, drawn)
-            flat_out[start : start + limits.BLOCK] = block
+            if round_part.stochastic:
+                drawn = np.empty(box[0].stop - box[0].start, np.uint32)
+                lanes.fill(drawn, start=box[0].start, step=words["step"], place=words["place"])
+            for part in split((*whole((batch,)), *box), limits.BLOCK):
+                block = sources[part].astype(computing, order="C")
+                round_part(block, drawn)
+                results[part] = block
     return out

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -16,6 +16,8 @@ from numpy.typing import DTypeLike
 from fallback.formats import kind_of
 from fallback.operators import OPS
 from fallback.orders import ORDERS
+
+from .formats import Format, FormatLike, as_format
 
 __all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
 
@@ -37,7 +39,8 @@ class Reduction:
       the last; "tree" adds neighbours in pairs, level by level; "ring" cuts the value into as many
       blocks as there are members and starts block b at member b.
     - `accumulate`: the dtype every partial result is rounded to. None is the array's own, but
-      float32 for bfloat16 and float16 for the 8-bit formats.
+      float32 for bfloat16 and float16 for the 8-bit formats. A `Format`, or a FormatInfo of gfloat,
+      is any other format, more slowly.
     - `rounding`: "nearest" (ties to even) or "stochastic", wherever a value is rounded to a format
       narrower than float32.
     - `seed`: of stochastic rounding, 0 to 2**64 - 1.
@@ -55,7 +58,7 @@ class Reduction:
 
     op: str = "sum"
     order: str = "linear"
-    accumulate: DTypeLike | None = None
+    accumulate: DTypeLike | FormatLike | None = None
     rounding: str = "nearest"
     seed: int = 0
 
@@ -72,18 +75,19 @@ class Reduction:
         shown = ["op", "order"]
         shown += [f.name for f in fields(self)[2:] if getattr(self, f.name) != f.default]
         values = {name: getattr(self, name) for name in shown}
-        if "accumulate" in values:
-            values["accumulate"] = np.dtype(self.accumulate).name
+        if isinstance(values.get("accumulate"), np.dtype):
+            values["accumulate"] = values["accumulate"].name
         return f"Reduction({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
-def _accumulator(given: DTypeLike | None) -> np.dtype[Any] | None:
-    if given is None:
-        return None
+def _accumulator(given: DTypeLike | FormatLike | None) -> np.dtype[Any] | Format | None:
+    general = as_format(given)
+    if given is None or general is not None:
+        return general
     try:
-        dtype = np.dtype(given)
+        dtype = np.dtype(cast(DTypeLike, given))
     except TypeError:
-        raise TypeError(f"accumulate={given!r}: expected a dtype or None") from None
+        raise TypeError(f"accumulate={given!r}: expected a dtype, a Format or None") from None
     try:
         kind = kind_of(dtype)
     except TypeError as error:

@@ -32,6 +32,19 @@ class Kernels(Protocol):
         places: Any = ...,
     ) -> Array: ...
 
+    def round_to(
+        self,
+        x: Any,
+        dtype: Any,
+        *,
+        rounding: str = ...,
+        seed: int = ...,
+        step: int = ...,
+        call: int = ...,
+        place: int = ...,
+        batch_ndim: int = ...,
+    ) -> Array: ...
+
     def ragged_copy(self, sources: Any, output: Any, segments: NDArray[np.int64]) -> None: ...
 
 

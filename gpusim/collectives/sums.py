@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..formats import kernel_format
 from ..groups import Groups
 from ..reduction import Reduction, current
 from .groupwise import fold_all, fold_groups, spread
@@ -110,7 +111,7 @@ def fold_arguments(reduction: Reduction, call: int, collective: str) -> dict[str
     return {
         "op": reduction.op,
         "order": reduction.order,
-        "accumulate": reduction.accumulate,
+        "accumulate": kernel_format(reduction.accumulate),
         "rounding": reduction.rounding,
         "seed": reduction.seed,
         "call": call,

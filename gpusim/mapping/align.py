@@ -58,7 +58,8 @@ def lead_full(value: Any, axes: Axes, ndim: int | None = None) -> Array:
     """As `lead`, but every axis has its full size: a broadcast, read-only view where it does not
     vary."""
     data = lead(value, axes, ndim)
-    return np.broadcast_to(data, sizes(axes) + data.shape[len(axes) :])
+    full = (*sizes(axes), *data.shape[len(axes) :])
+    return data if data.shape == full else np.broadcast_to(data, full)
 
 
 def elementwise(values: Sequence[Any]) -> tuple[list[Any], Axes]:

@@ -1,0 +1,151 @@
+"""round_to and quantise_fpx: values in the precision of another format, specified to the bit.
+Each is one correct rounding, to nearest or stochastic, with the same bits everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from .collectives.kernels import kernels
+from .formats import Format, FormatLike, kernel_format
+from .mapping.array import Array, MappedArray, unpack, wrap
+from .mapping.frames import Axes
+
+__all__ = ["quantise_fpx", "round_to"]
+
+
+def round_to(
+    x: Any, dtype: DTypeLike | FormatLike, *, rounding: str = "nearest", seed: int = 0
+) -> Any:
+    """Convert to a floating-point dtype or format in one correct rounding.
+
+    NumPy's own conversions round float64 twice on its way to bfloat16 and the 8-bit formats, and
+    know no stochastic rounding.
+
+    Args:
+        x: an array or number of any floating-point dtype and shape; inside vmap also a MappedArray,
+            of which each replica's value is rounded by itself.
+        dtype: float64, float32, float16, bfloat16, one of float8_e5m2, float8_e4m3fn,
+            float8_e5m2fnuz and float8_e4m3fnuz; or a `Format`, or a FormatInfo of gfloat.
+        rounding: ``"nearest"``, ties to even, or ``"stochastic"``, which takes the upper neighbour
+            with the probability that makes the mean exact. Stochastic rounding applies to formats
+            of fewer bits than float32.
+        seed: of stochastic rounding, 0 to 2**64 - 1. An element's random bits are a function of the
+            seed and of its index in `x`, flattened: replicas that round arrays of one shape with
+            one seed use the same bits. Take another seed for each call (and replica) that should
+            draw its own.
+
+    Returns:
+        A new array of the shape of `x` (0-d for a number), in `dtype`. Values of a Format are in
+        float32 if that holds all of them, else in float64.
+
+    Raises:
+        TypeError: for dtypes that are not floating-point ones.
+        ValueError: for another rounding, or a seed out of range.
+
+    Example:
+        >>> import gpusim, ml_dtypes, numpy as np
+        >>> x = 1 + 2.0**-8 + 2.0**-40
+        >>> gpusim.round_to(x, ml_dtypes.bfloat16), np.float64(x).astype(ml_dtypes.bfloat16)
+        (array(1.00781, dtype=bfloat16), 1)
+        >>> y = gpusim.round_to(np.full(1000, 0.3), np.float16, rounding="stochastic", seed=1)
+        >>> np.unique(y)
+        array([0.2998, 0.3  ], dtype=float16)
+        >>> float(abs(y.mean(dtype=float) - 0.3)) < 1e-5
+        True
+        >>> gpusim.round_to(np.array([1.0, 1.3]), gpusim.Format(exponent_bits=3, mantissa_bits=1))
+        array([1. , 1.5], dtype=float32)
+    """
+    if dtype is None:  # NumPy's default would be float64
+        raise TypeError("dtype=None: expected a floating-point dtype or a Format")
+    data, axes = _stacked(x)
+    target = kernel_format(dtype)
+    rounded = kernels(data).round_to(
+        data, target, rounding=rounding, seed=seed, batch_ndim=len(axes)
+    )
+    return _like(x, rounded)
+
+
+def quantise_fpx(
+    x: Any,
+    exponent_bits: int,
+    mantissa_bits: int,
+    rounding: str = "stochastic",
+    *,
+    seed: int = 0,
+) -> Any:
+    """Quantise to a small format without changing the dtype, as poptorch-experimental-addons does.
+
+    The format has a sign bit, `exponent_bits` and `mantissa_bits`; all of its codes are finite
+    numbers, its exponents go up to M = 2**(exponent_bits - 1) - 1, and its smallest normal number
+    is 2**-M, with subnormal numbers below. Values beyond the largest, infinities too, become the
+    largest; NaN stays. As in the original, "nearest" takes ties towards zero, and values are first
+    rounded to float32, whose subnormals are scaled to those of the format.
+
+    Args:
+        x: an array or number of any floating-point dtype and shape; inside vmap also a MappedArray,
+            of which each replica's value is quantised by itself.
+        exponent_bits: 1 to 8.
+        mantissa_bits: 0 to 23.
+        rounding: ``"nearest"`` or ``"stochastic"``, which has `round_to`'s random bits.
+        seed: of stochastic rounding, 0 to 2**64 - 1.
+
+    Returns:
+        A new array of the shape and dtype of `x`.
+
+    Raises:
+        ValueError: for widths or a rounding outside these, or a seed out of range.
+        TypeError: for a dtype of `x` that is not a floating-point one.
+
+    Example:
+        >>> import gpusim, numpy as np
+        >>> gpusim.quantise_fpx(np.array([0.2, 1.3, -7.0]), 2, 1, rounding="nearest")
+        array([ 0.25,  1.5 , -3.  ])
+    """
+    if rounding not in ("nearest", "stochastic"):
+        raise ValueError(
+            "Expected quantise(rounding=?) to be 'nearest' or 'stochastic', "
+            f"actual {str(rounding)!r}"
+        )
+    _check_bits("exponent", exponent_bits, 1, 8)
+    _check_bits("mantissa", mantissa_bits, 0, 23)
+    data, axes = _stacked(x)
+    top = 2 ** (exponent_bits - 1) - 1
+    target = Format(
+        exponent_bits, mantissa_bits, bias=top + 1, has_infinities=False, high_nans=0
+    ).grid
+    rounder = kernels(data)
+    values = np.clip(rounder.round_to(data, np.float32), -target.largest, target.largest)
+    # As the original does: of what is subnormal, 23 bits are kept.
+    scale = np.float32(2.0 ** min(0, top - 126))
+    wide = (values * scale / scale).astype(np.float64)
+    if rounding == "nearest":  # just below a tie the nearest value is the lower one
+        wide = np.nextafter(wide, np.copysign(0.0, wide))
+    quantised = rounder.round_to(wide, target, rounding=rounding, seed=seed, batch_ndim=len(axes))
+    return _like(x, rounder.round_to(quantised, data.dtype))
+
+
+def _check_bits(field: str, given: int, least: int, most: int) -> None:
+    if given > most:
+        raise ValueError(
+            f"quantise_fpx({field}_bits={given}) not supported, "
+            f"maximum number of {field} bits is {most}"
+        )
+    if given < least:
+        raise ValueError(
+            f"quantise_fpx({field}_bits={given}) not supported, "
+            f"minimum number of {field} bits is {least}"
+        )
+
+
+def _stacked(x: Any) -> tuple[Array, Axes]:
+    """`x` as an array, of whichever library, and the mapped axes that lead in it."""
+    data, axes = unpack(x)
+    return (data if hasattr(data, "__array_function__") else np.asarray(data)), axes
+
+
+def _like(x: Any, data: Array) -> Any:
+    """Stacked data as what `x` is: mapped over the same axes, or a plain array."""
+    return wrap(data, unpack(x)[1]) if isinstance(x, MappedArray) else data
