@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gpusim
 from gpusim.errors import GpusimError
+from gpusim.study import command as study
 
 __all__ = ["main"]
 
@@ -97,6 +98,7 @@ def command_line() -> argparse.ArgumentParser:
         help="folder for the results, made if missing (default: %(default)s)",
     )
     demo.set_defaults(run=run_demo)
+    study.add(commands)
     return parser
 
 

@@ -96,7 +96,7 @@ def test_plain_indices_are_read_as_one_replica_reads_them(index):
     (
         *(3, -4, (0, 5), (0, 0, 0, 0), [3], (slice(None), [5]), 1.0, "field", [0.5], (..., ...)),
         *(([0, 1], [0, 1, 2]), [True, False], np.ones((3, 4), bool), np.ones(3, complex)),
-        *((slice(None),) * 4, slice(0.5, 1), (0, 1, 2, 3, True), object()),
+        *((slice(None),) * 4, slice(0.5, 1), (0, 1, 2, 3, True), object),
     ),
     ids=str,
 )
