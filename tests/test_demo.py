@@ -10,6 +10,7 @@ import pytest
 
 from gpusim import cli, demo
 from gpusim.demo import data, model, picture, report, train
+from gpusim.study import brief
 
 
 @pytest.fixture(scope="module")
@@ -119,15 +120,22 @@ def test_every_setting_has_a_line_style() -> None:
 
 
 def test_command_prints_the_table_and_writes_it_and_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(brief, "REPLICAS", (2, 4))
+    monkeypatch.setattr(brief, "EPOCHS", 1)
     out = tmp_path / "new" / "folder"
     command = ["demo", "--replicas", "4", "--epochs", "1", "--out", str(out)]
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
     for setting in train.SETTINGS:
         assert setting.name in shown
-    assert sorted(path.name for path in out.iterdir()) == ["digits.csv", "digits.png"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "digits.csv",
+        "digits.png",
+        "study.png",
+        "training.png",
+    ]
     assert f"wrote {out / 'digits.png'}" in shown
     assert (out / "digits.png").read_bytes().startswith(b"\x89PNG")
     with open(out / "digits.csv", newline="") as file:

@@ -16,11 +16,14 @@ NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "rich": "rich"}
 def run(*, replicas: int = 64, epochs: int = 30, seed: int = 0, out: Path = Path("demo")) -> None:
     """Train once per setting on `replicas` replicas, print a table, write it and a picture.
 
+    Then run the precision studies in their short form (see `gpusim.study`).
+
     Args:
         replicas: how many replicas share each batch, 1 to the number of training images.
         epochs: passes over the training images.
         seed: seeds the initial weights and the order of the images.
-        out: folder for `digits.csv` and `digits.png`, made if missing.
+        out: folder for `digits.csv`, and for `digits.png` and the pictures of the studies,
+            `study.png` and `training.png`; made if missing.
 
     Raises:
         ModuleNotFoundError: a package of the extra `study` is missing.
@@ -33,6 +36,7 @@ def run(*, replicas: int = 64, epochs: int = 30, seed: int = 0, out: Path = Path
             f"the demo needs {', '.join(missing)}: pip install 'gpusim[study]'"
         )
     from gpusim.demo import data, picture, report, train
+    from gpusim.study import short
 
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out: a folder is needed, {str(out)!r} is a file")
@@ -46,4 +50,7 @@ def run(*, replicas: int = 64, epochs: int = 30, seed: int = 0, out: Path = Path
         report.write_csv(results, out / "digits.csv"),
         picture.write(results, digits, out / "digits.png"),
     ):
+        print(f"wrote {path}")
+    print()
+    for path in short(out, seed=seed):
         print(f"wrote {path}")
