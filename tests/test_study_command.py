@@ -400,3 +400,10 @@ def test_the_short_form_writes_two_pictures(
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
     assert "Error of the sum" in capsys.readouterr().out
+
+
+def test_options_of_sweeps_are_refused_before_train(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["study", "--order", "ring", "train"])
+    assert ended.value.code == 2
+    assert "--order is an option of sweeps" in capsys.readouterr().err

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gpusim.demo.data import Digits
-from gpusim.demo.report import replacing
 from gpusim.demo.train import REFERENCE, Result
+from gpusim.study.output import replacing
 
 __all__ = ["draw", "write"]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from rich import box
 from rich.console import Console
@@ -16,8 +14,9 @@ from rich.table import Table
 
 from gpusim.demo.data import Digits
 from gpusim.demo.train import Result
+from gpusim.study.output import replacing
 
-__all__ = ["progress", "replacing", "show", "write_csv"]
+__all__ = ["progress", "show", "write_csv"]
 
 COLUMNS = (
     "gradients, summed",
@@ -94,15 +93,3 @@ def write_csv(results: Sequence[Result], path: Path) -> Path:
             differences = result.gradient_difference, result.weight_differences[-1]
             rows.writerow([run.setting.name, run.test_accuracy, run.losses[-1], *differences])
     return path
-
-
-@contextmanager
-def replacing(path: Path, mode: str = "w") -> Iterator[IO]:
-    """A file that takes the place of `path` when all is written, and leaves no trace otherwise."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(draft, mode) as file:
-            yield file
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -46,7 +46,20 @@ def add(commands: Any) -> None:
     _add_sweep(study)
     study.set_defaults(run=run_sweep)
     kinds = study.add_subparsers(title="other studies", dest="kind", metavar="train")
-    _add_train(kinds)
+    train = _add_train(kinds)
+    refused = [action for action in study._actions if action.dest not in _names(train)]
+
+    def run(arguments: argparse.Namespace) -> int:
+        for action in refused:
+            if action.option_strings and getattr(arguments, action.dest, None) != action.default:
+                study.error(f"{action.option_strings[0]} is an option of sweeps, not of train")
+        return run_train(arguments)
+
+    train.set_defaults(run=run)
+
+
+def _names(parser: argparse.ArgumentParser) -> set[str]:
+    return {action.dest for action in parser._actions}
 
 
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
@@ -119,8 +132,8 @@ def _add_outputs(group: Any) -> None:
     group.add_argument("--report", type=Path, metavar="FILE", help="write an HTML page")
 
 
-def _add_train(kinds: Any) -> None:
-    train = kinds.add_parser(
+def _add_train(kinds: Any) -> argparse.ArgumentParser:
+    train: argparse.ArgumentParser = kinds.add_parser(
         "train",
         help="train a network in narrow formats",
         description="Train a small network on handwritten digits, data-parallel, with weights and "
@@ -152,7 +165,7 @@ def _add_train(kinds: Any) -> None:
             help=f"{text} (default: %(default)s)",
         )
     _add_outputs(train)
-    train.set_defaults(run=run_train)
+    return train
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
