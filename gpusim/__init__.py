@@ -8,6 +8,7 @@ are the same operations on stacked arrays.
 from importlib.metadata import PackageNotFoundError, version
 
 from . import collectives, groups, lax
+from .devices import devices
 from .errors import (
     CollectiveMismatchError,
     DeadlockError,
@@ -43,6 +44,7 @@ __all__ = [
     "__version__",
     "at",
     "collectives",
+    "devices",
     "groups",
     "lax",
     "per_replica_route",

@@ -18,9 +18,12 @@ __all__ = ["PROBES", "ask"]
 PATIENCE = 30  # seconds: CuPy's first import on a cold disk takes some ten
 
 
-def ask(name: str, patience: float = PATIENCE) -> dict[str, Any]:
-    """The answer of the probe `name`, or {"problem": why there is none}; raises nothing."""
-    command = [sys.executable, "-P", __file__, name]  # -P: this folder's files are no modules
+def ask(name: str, patience: float = PATIENCE, script: str = __file__) -> dict[str, Any]:
+    """The answer of the probe `name`, or {"problem": why there is none}; raises nothing.
+
+    `script` is the file that has the probe: this one, or another of its kind.
+    """
+    command = [sys.executable, "-P", script, name]  # -P: its folder's files are no modules
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=patience, stdin=subprocess.DEVNULL
@@ -62,7 +65,11 @@ def cuda() -> dict[str, Any]:
         call("cuDeviceGet", ctypes.byref(device), index)
         call("cuDeviceGetName", name, len(name), device)
         call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
-        devices.append({"index": index, "name": name.value.decode(), "memory_bytes": memory.value})
+        found = {"index": index, "name": name.value.decode(), "memory_bytes": memory.value}
+        pci_id = ctypes.create_string_buffer(32)
+        if driver.cuDeviceGetPCIBusId(pci_id, len(pci_id), device) == 0:  # else it is not known
+            found["pci_id"] = pci_id.value.decode()
+        devices.append(found)
     return {"cuda": dotted(version.value, 1000, 10), "devices": devices}
 
 

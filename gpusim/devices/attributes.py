@@ -1,0 +1,132 @@
+"""The attributes of simulated IPUs, gc-info's `key: value` lines: measured, or N/A.
+
+They come from NVML where a GPU backs the IPU, from the host otherwise, and from its holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpusim.devices import nvml
+from gpusim.devices.gpus import Gpu, gpus, same_form
+from gpusim.devices.holders import Holder
+from gpusim.devices.host import host_attributes
+from gpusim.devices.placement import place
+from gpusim.devices.table import PARTITION, Ipu
+
+__all__ = ["ARCHITECTURE", "IPU_VERSION", "KEYS", "UNKNOWN", "Hardware", "attributes", "inspect"]
+
+UNKNOWN = "N/A"
+IPU_VERSION = 21  # the generation that has the 8-bit floating-point formats, as gpusim has
+ARCHITECTURE = f"ipu{IPU_VERSION}"
+
+KEYS = (
+    "average board temp",
+    "average die temp",
+    "board ipu index",
+    "board serial number",
+    "board type",
+    "clock",
+    "driver version",
+    "firmware version",
+    "gpu process ids",
+    "gpu uuid",
+    "gpusim backend",
+    "ipu architecture",
+    "ipu power",
+    "ipu utilisation",
+    "ipu utilisation (session)",
+    "ipuof host",
+    "ipuof partition id",
+    "ipuof routing type",
+    "link speed",
+    "link width",
+    "memory total (bytes)",
+    "memory used (bytes)",
+    "pci id",
+    "process start time",
+    "total board power",
+    "user executable",
+    "user name",
+    "user process id",
+)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What was measured, once for all IPUs: by GPU, and for the host.
+
+    `problem` says why NVML knows nothing about the GPUs that there are.
+    """
+
+    gpus: tuple[Gpu, ...]
+    measured: Mapping[str, Mapping[str, str]]  # by PCI id
+    host: Mapping[str, str]
+    problem: str | None = None
+
+
+def inspect() -> Hardware:
+    """Ask the driver, NVML and the operating system. Raises nothing, whatever is broken."""
+    usable = gpus()
+    answer = nvml.ask() if usable else {}
+    found = {same_form(gpu["pci id"]): gpu for gpu in answer.get("gpus", ())}
+    measured = {
+        gpu.pci_id: found[gpu.pci_id]
+        for gpu in usable
+        if gpu.pci_id is not None and gpu.pci_id in found
+    }
+    return Hardware(usable, measured, host_attributes(), answer.get("problem"))
+
+
+def attributes(
+    ipu: Ipu, hardware: Hardware | None = None, holder: Holder | None = None
+) -> dict[str, str]:
+    """Every attribute of an IPU by key, sorted; N/A where nothing is known.
+
+    **Arguments**
+
+    - `hardware`: from `inspect`, which is called without it.
+    - `holder`: who is attached to the IPU, from `holders`; None if nobody is.
+
+    What is measured of a GPU is that of the whole GPU, whichever of its IPUs is asked about.
+    """
+    hardware = hardware or inspect()
+    known = measured(ipu, hardware) | simulated(ipu, hardware) | used_by(holder)
+    return {key: known.get(key) or UNKNOWN for key in KEYS}
+
+
+def measured(ipu: Ipu, hardware: Hardware) -> dict[str, str]:
+    """What is known of the GPU or the host that the IPU is on."""
+    placement = place(ipu, len(hardware.gpus))
+    if placement.gpu is None:
+        return dict(hardware.host)
+    gpu = hardware.gpus[placement.gpu]
+    driver = {"board type": gpu.name, "memory total (bytes)": str(gpu.memory_bytes)}
+    if gpu.pci_id is None:
+        return driver
+    return driver | dict(hardware.measured.get(gpu.pci_id, {})) | {"pci id": gpu.pci_id}
+
+
+def simulated(ipu: Ipu, hardware: Hardware) -> dict[str, str]:
+    """What the IPU is by definition."""
+    return {
+        "board ipu index": str(ipu.number),
+        "gpusim backend": str(place(ipu, len(hardware.gpus))),
+        "ipu architecture": ARCHITECTURE,
+        "ipuof host": ipu.host,
+        "ipuof partition id": PARTITION,
+        "ipuof routing type": "DNC",
+    }
+
+
+def used_by(holder: Holder | None) -> dict[str, str]:
+    """What the holder says about itself."""
+    if holder is None:
+        return {}
+    return {
+        "process start time": f"{holder.started:%Y%m%dT%H%M%SZ}" if holder.started else "",
+        "user executable": holder.command or "",
+        "user name": holder.user or "",
+        "user process id": "" if holder.pid is None else str(holder.pid),
+    }

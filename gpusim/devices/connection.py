@@ -1,0 +1,103 @@
+"""When an owner attaches to its device: at once, when it first runs, or never."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from gpusim.devices.attach import Attachment, attach
+from gpusim.devices.errors import DeviceError
+from gpusim.devices.table import Device
+
+__all__ = ["Connection", "ConnectionType"]
+
+
+class ConnectionType(enum.IntEnum):
+    """When to attach; the numbers are PopTorch's."""
+
+    Always = 0
+    """From the start."""
+    OnDemand = 1
+    """When it first runs."""
+    Never = 2
+    """Not at all: to compile on a machine without devices."""
+
+
+class Connection:
+    """An owner's connection to a device, attached and detached as its type says.
+
+    **Arguments**
+
+    - `device`: a device, or those that would do; the first that is free is taken, and the
+      connection keeps to it. It may be empty for `Never`.
+    - `type`: `Always` attaches now.
+    - `timeout`: as for `attach`.
+
+    Errors are those of `attach`, and DeviceError for what the state or the type does not allow.
+
+    >>> from gpusim.devices import Table
+    >>> offline = Connection(Table(4).device(6), ConnectionType.Never)
+    >>> offline.attached
+    False
+    >>> offline.attach()
+    Traceback (most recent call last):
+    ...
+    gpusim.devices.errors.DeviceError: Trying to attach to an offline device (ConnectionType.Never)
+    """
+
+    def __init__(
+        self,
+        device: Device | Iterable[Device],
+        type: ConnectionType = ConnectionType.Always,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        self._candidates = (device,) if isinstance(device, Device) else tuple(device)
+        self._attachment: Attachment | None = None
+        self.type = ConnectionType(type)  #: when it attaches
+        self.timeout = timeout  #: for how long it waits then
+        if self.type is ConnectionType.Always:
+            self.attach()
+
+    @property
+    def device(self) -> Device | None:
+        """The device; None as long as there are several that would do."""
+        return self._candidates[0] if len(self._candidates) == 1 else None
+
+    @property
+    def attached(self) -> bool:
+        """Whether the device is this owner's now."""
+        return self._attachment is not None and self._attachment.attached
+
+    def attach(self) -> Device:
+        """Attach, and return the device. DeviceError if it is attached, or never is."""
+        if self.type is ConnectionType.Never:
+            raise DeviceError("Trying to attach to an offline device (ConnectionType.Never)")
+        if self.attached:
+            raise DeviceError("Device is already attached")
+        self._attachment = attach(self._candidates, timeout=self.timeout)
+        self._candidates = (self._attachment.device,)
+        return self._attachment.device
+
+    def detach(self) -> None:
+        """Let others have the device. DeviceError if it is not attached."""
+        if self._attachment is None or not self._attachment.attached:
+            raise DeviceError("Device is not attached")
+        self._attachment.detach()
+
+    def before_run(self) -> Device:
+        """The device, attached: what an owner calls before it runs something.
+
+        Attaches where it is not attached: `OnDemand` at its first run, and whoever has detached.
+        `Never` is a DeviceError.
+        """
+        if self.type is ConnectionType.Never:
+            raise DeviceError("Trying to run on an offline device (ConnectionType.Never)")
+        if self._attachment is not None and self._attachment.attached:
+            return self._attachment.device
+        return self.attach()
+
+    def __repr__(self) -> str:
+        ids = ", ".join(str(device.id) for device in self._candidates)
+        state = "attached" if self.attached else "not attached"
+        return f"<Connection {self.type.name} to device Id {ids or 'none'}, {state}>"

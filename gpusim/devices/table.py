@@ -1,0 +1,169 @@
+"""The simulated IPUs and the devices made of them, in gc-info's numbering.
+
+Single IPUs come first, then the groups of 2, 4, 8, ... neighbours; GPUSIM_IPUS says how many.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import IPv4Address
+
+from gpusim.devices.errors import DeviceIdError
+
+__all__ = [
+    "DEFAULT_IPUS",
+    "IPUS_PER_MACHINE",
+    "MOST_IPUS",
+    "PARTITION",
+    "Device",
+    "Ipu",
+    "Table",
+    "devices",
+]
+
+PARTITION = "gpusim"
+DEFAULT_IPUS = 16
+MOST_IPUS = 1024  # an attached IPU holds an open file, and 1024 of those is a process's usual limit
+IPUS_PER_MACHINE = 4
+FIRST_HOST = IPv4Address("127.0.0.1")  # IPU-Machines count up from here; all are this machine
+
+
+@dataclass(frozen=True)
+class Ipu:
+    """One simulated IPU; `id` is its number and the id of the device that it is alone.
+
+    >>> ipu = Ipu(5)
+    >>> ipu.host, ipu.number
+    ('127.0.0.2', 2)
+    """
+
+    id: int
+
+    @property
+    def machine(self) -> int:
+        """Which IPU-Machine it is in, from 0."""
+        return self.id // IPUS_PER_MACHINE
+
+    @property
+    def host(self) -> str:
+        """The address of its IPU-Machine, one for each four IPUs."""
+        return str(FIRST_HOST + self.machine)
+
+    @property
+    def number(self) -> int:
+        """Its number in its IPU-Machine, which counts down: ids 0, 1, 2, 3 are IPU# 3, 2, 1, 0."""
+        return IPUS_PER_MACHINE - 1 - self.id % IPUS_PER_MACHINE
+
+
+@dataclass(frozen=True)
+class Device:
+    """What an id of gc-info selects: a single IPU, or a group of neighbours.
+
+    **Arguments**
+
+    - `id`: gc-info's number.
+    - `ipus`: the numbers of its IPUs, ascending. Position in it is the DNC Id.
+    """
+
+    id: int
+    ipus: tuple[int, ...]
+
+    @property
+    def target(self) -> str:
+        """gc-info's word for its kind: "Fabric" for a single IPU, "Multi IPU" for a group."""
+        return "Fabric" if len(self.ipus) == 1 else "Multi IPU"
+
+    @property
+    def members(self) -> tuple[Ipu, ...]:
+        """Its IPUs, with their addresses."""
+        return tuple(map(Ipu, self.ipus))
+
+    def __len__(self) -> int:
+        return len(self.ipus)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All devices of a system of `count` IPUs, a power of two from 1 to 1024.
+
+    ValueError for another count. Ids are those that gc-info lists: `count` singles, then
+    `count // 2` pairs, and so on up to the group of all.
+
+    >>> [len(device) for device in Table(4).devices]
+    [1, 1, 1, 1, 2, 2, 4]
+    >>> Table(4).device(5)
+    Device(id=5, ipus=(2, 3))
+    >>> Table(8).of_size(4)
+    (Device(id=12, ipus=(0, 1, 2, 3)), Device(id=13, ipus=(4, 5, 6, 7)))
+    """
+
+    count: int = DEFAULT_IPUS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.count, int) or not is_count(self.count):
+            raise ValueError(f"count={self.count!r}: {EXPECTED}")
+
+    @classmethod
+    def from_environment(cls) -> Table:
+        """The system that GPUSIM_IPUS describes; 16 IPUs without it. ValueError if it is none."""
+        text = os.environ.get("GPUSIM_IPUS", "").strip()
+        if not text:
+            return cls()
+        # ASCII digits alone: int() would take "1_6" and other scripts' digits
+        if not (text.isascii() and text.isdigit() and is_count(int(text[:9]))):
+            raise ValueError(f"GPUSIM_IPUS={text!r}: {EXPECTED}")
+        return cls(int(text))
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Every device; a device's place is its id."""
+        found: list[Device] = []
+        size = 1
+        while size <= self.count:
+            starts = range(0, self.count, size)
+            groups = (tuple(range(start, start + size)) for start in starts)
+            found += [Device(i, ipus) for i, ipus in enumerate(groups, len(found))]
+            size *= 2
+        return tuple(found)
+
+    @property
+    def ipus(self) -> tuple[Ipu, ...]:
+        """The single IPUs."""
+        return tuple(map(Ipu, range(self.count)))
+
+    def device(self, id: int) -> Device:
+        """The device of that id. DeviceIdError (a ValueError) if there is none.
+
+        >>> Table(2).device(3)
+        Traceback (most recent call last):
+        ...
+        gpusim.devices.errors.DeviceIdError: there is no device Id 3: 2 IPUs have the ids 0 to 2
+        """
+        last = len(self.devices) - 1
+        if not 0 <= id <= last:
+            ipus, ids = ("IPU has", "id 0") if last == 0 else ("IPUs have", f"ids 0 to {last}")
+            raise DeviceIdError(f"there is no device Id {id}: {self.count} {ipus} the {ids}")
+        return self.devices[id]
+
+    def of_size(self, ipus: int) -> tuple[Device, ...]:
+        """The devices that have exactly so many IPUs, by id; empty if none has."""
+        return tuple(device for device in self.devices if len(device) == ipus)
+
+
+EXPECTED = f"expected a power of two from 1 to {MOST_IPUS}, the number of simulated IPUs"
+
+
+def is_count(number: int) -> bool:
+    """Whether a system may have so many IPUs: each group is a power of two, so the whole is."""
+    return 1 <= number <= MOST_IPUS and number & (number - 1) == 0
+
+
+def devices() -> tuple[Device, ...]:
+    """The devices of this machine by id, as many as GPUSIM_IPUS says: singles first, then groups.
+
+    >>> devices()[0].ipus, len(devices()[-1]) == Table.from_environment().count
+    ((0,), True)
+    """
+    return Table.from_environment().devices
