@@ -9,7 +9,7 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
 
-.PHONY: help demo test lint docs clean
+.PHONY: help demo test lint docs bench clean
 .NOTPARALLEL:      # two pips must not write into one environment
 .DELETE_ON_ERROR:
 
@@ -33,12 +33,17 @@ docs: $(VENV)/.docs  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
+# In an environment of its own: JAX, PyTorch and MPI take more than a gigabyte.
+bench:  ## measure the speed, beside that of JAX, PyTorch, MPI and the memory
+	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/.bench
+	@.venv-bench/bin/python -m bench $(ARGS)
+
 clean:  ## remove everything that make set up or wrote
-	rm -rf $(VENV) demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find gpusim fallback tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-bench demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find gpusim fallback tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched last, so that what was interrupted is done again.
-$(VENV)/.study $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(VENV)/.python
+$(VENV)/.study $(VENV)/.test $(VENV)/.docs $(VENV)/.bench: $(VENV)/.%: pyproject.toml $(VENV)/.python
 	@echo "Installing gpusim[$*] into $(VENV), once; this takes a minute or two ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -1,0 +1,190 @@
+"""The command: python -m bench, or make bench."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench import machine, memory, overhead, table
+from bench.cases import (
+    COLLECTIVES,
+    DEFAULT_VARIANTS,
+    VARIANTS,
+    Case,
+    Size,
+    parse_size,
+    select,
+)
+from bench.measure import measure, with_bandwidth
+from bench.peers import FAMILIES, Peer, roster
+from bench.peers.limit import Limit
+from bench.results import LIMIT, OURS, Outcome, Results
+from bench.targets import judge, spoken_of
+
+BUDGET = 4.0  # seconds for a case, about
+QUICK_BUDGET = 0.6
+LATEST = Path(__file__).parent / "results" / "latest.json"
+
+
+def listed(kind: str, known: Sequence[str]) -> Callable[[str], list[str]]:
+    """An argument type: names with commas between them, each one of the known."""
+
+    def names(text: str) -> list[str]:
+        chosen = [name.strip() for name in text.split(",") if name.strip()]
+        for name in chosen:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f"there is no {kind} {name!r}; choose from {', '.join(known)}"
+                )
+        return chosen
+
+    return names
+
+
+def sizes(text: str) -> list[Size]:
+    """An argument type: sizes with commas between them."""
+    try:
+        return [parse_size(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    made.description = "Measure gpusim's collectives against its alternatives, in turns."
+    add = made.add_argument
+    add(
+        "--collectives",
+        metavar="NAMES",
+        type=listed("collective", COLLECTIVES),
+        default=list(COLLECTIVES),
+        help=", ".join(COLLECTIVES),
+    )
+    add(
+        "--dtypes",
+        metavar="NAMES",
+        type=listed("dtype", list(VARIANTS)),
+        default=list(DEFAULT_VARIANTS),
+        help=f"{', '.join(VARIANTS)}; default all but the last",
+    )
+    add("--sizes", metavar="SIZES", type=sizes, help="replicas x elements, such as 8x4Mi,64x256Ki")
+    add(
+        "--peers",
+        metavar="NAMES",
+        type=listed("peer", list(FAMILIES)),
+        default=list(FAMILIES),
+        help=f"{', '.join(FAMILIES)}; gpusim always takes part",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="the targets' cases only, in less time",
+    )
+    add("--budget", metavar="S", type=float, help=f"seconds for a case (default {BUDGET:g})")
+    add(
+        "--json",
+        metavar="FILE",
+        type=Path,
+        default=LATEST,
+        help="where the results go (default: latest.json in bench/results)",
+    )
+    add(
+        "--without",
+        metavar="NAMES",
+        type=listed("part", ["memory", "overhead", "cases"]),
+        default=[],
+        help="memory, overhead, cases: parts to leave out",
+    )
+    add(
+        "--show", metavar="FILE", type=Path, help="show results of another run, and measure nothing"
+    )
+    return made  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    if given.show:
+        results = Results.load(given.show)
+        results.targets = judge(results)
+        table.show(results)
+        return 0
+    if not given.json.parent.is_dir():
+        print(f"--json {given.json}: there is no such folder", file=sys.stderr)
+        return 2
+    results = Results(machine.survey(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", machine.load())
+    start = time.monotonic()
+    budget = given.budget or (QUICK_BUDGET if given.quick else BUDGET)
+    cases = list(select(given.collectives, given.dtypes, given.sizes))
+    if given.quick and given.sizes is None:
+        cases = [case for case in cases if spoken_of(case)]
+    peers = roster(given.peers)
+    try:
+        if "cases" not in given.without:
+            with ended(peers):
+                for case in counted(cases, "cases"):
+                    results.outcomes.append(measure(case, peers, budget))
+                    print(line(results.outcomes[-1]), file=sys.stderr)
+                    keep(results, start, given.json, peers)
+        if "overhead" not in given.without:
+            results.overheads += overhead.overheads(0.1 if given.quick else 0.3)
+        if "memory" not in given.without:
+            for k, outcome in enumerate(results.outcomes):
+                results.outcomes[k] = replace(outcome, extra_bytes=memory.extra_bytes(outcome.case))
+    except KeyboardInterrupt:
+        results.interrupted = True
+        print("interrupted", file=sys.stderr)
+    keep(results, start, given.json, peers)
+    table.show(results)
+    return 130 if results.interrupted else 0
+
+
+def keep(results: Results, start: float, path: Path, peers: Sequence[Peer]) -> None:
+    """Write what there is so far, so that nothing that was measured is lost."""
+    for limit in peers:
+        if isinstance(limit, Limit) and math.isfinite(limit.fastest):
+            results.bandwidth = limit.bandwidth
+            results.outcomes = [with_bandwidth(o, limit.bandwidth) for o in results.outcomes]
+    results.load_after = machine.load()
+    results.seconds = time.monotonic() - start
+    results.targets = judge(results)
+    results.save(path)
+
+
+@contextmanager
+def ended(peers: Sequence[Peer]) -> Iterator[None]:
+    """End the peers' processes and threads whatever happens."""
+    try:
+        yield
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+def counted(cases: Sequence[Case], what: str) -> Iterator[Case]:
+    """The cases, with a line on stderr that says how far it is."""
+    for number, case in enumerate(cases, start=1):
+        print(f"[{number}/{len(cases)} {what}] ", end="", file=sys.stderr, flush=True)
+        yield case
+
+
+def line(outcome: Outcome) -> str:
+    """A case in a line, while others are still measured."""
+    parts = [f"{outcome.case}: {table.duration(outcome.seconds(OURS))}"]
+    limit = outcome.ratio(OURS, LIMIT)
+    if limit is not None:
+        parts.append(f"{table.factor(limit)} of the limit")
+    for name in table.PEERS:
+        if (ratio := outcome.ratio(name)) is not None:
+            parts.append(f"{name} {table.factor(ratio)}x")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What vmap and pmap cost besides the arithmetic: by the operation, and to start."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gpusim
+from bench.results import Overhead
+from gpusim import lax
+
+REPLICAS = 8
+ELEMENTS = 16
+CALLS = 100  # of one operation, in one program
+STARTED = 1024  # replicas
+
+#: An operation in a vmapped program, and the same on stacked arrays in plain NumPy.
+Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+OPERATIONS: dict[str, Pair] = {
+    "x + x": (lambda x: x + x, lambda x: x + x),
+    "np.sin(x)": (np.sin, np.sin),
+    "np.sum(x)": (np.sum, lambda x: np.sum(x, axis=1)),
+    "np.where(x > 0, x, 0)": (lambda x: np.where(x > 0, x, 0),) * 2,
+    "x.reshape(4, 4)": (lambda x: x.reshape(4, 4), lambda x: x.reshape(-1, 4, 4)),
+    "x[1:]": (lambda x: x[1:], lambda x: x[:, 1:]),
+    "x @ x": (lambda x: x @ x, lambda x: np.einsum("ri,ri->r", x, x)),
+    "np.concatenate([x, x])": (
+        lambda x: np.concatenate([x, x]),
+        lambda x: np.concatenate([x, x], axis=1),
+    ),
+}
+
+CALLS_IN = {"np.where(x > 0, x, 0)": 2}  # NumPy calls that one line of OPERATIONS makes
+NUMPY_CALL = "a NumPy call"
+
+
+def overheads(seconds: float = 0.3) -> Iterator[Overhead]:
+    """All of them; each is the best of what fits into `seconds`. What fails says so."""
+    x = np.linspace(-1, 1, REPLICAS * ELEMENTS, dtype=np.float32).reshape(REPLICAS, ELEMENTS)
+    for name, measure in chain(_vmap(x), _pmap(x)):
+        try:
+            microseconds, note = measure(seconds)
+            yield Overhead(name, microseconds, note)
+        except Exception as error:
+            yield Overhead(name, None, f"{type(error).__name__}: {error}"[:160])
+
+
+Measure = Callable[[float], tuple[float, str]]  # microseconds and a note
+
+
+def best(call: Callable[[], Any], seconds: float) -> float:
+    """The microseconds of the fastest of several calls."""
+    call()
+    fastest, end = math.inf, time.perf_counter() + seconds
+    for number in count(1):
+        start = time.perf_counter()
+        call()
+        now = time.perf_counter()
+        fastest = min(fastest, now - start)
+        if now >= end and number >= 3:
+            break
+    return fastest * 1e6
+
+
+def repeated(operation: Callable[[Any], Any], calls: int) -> Callable[[Any], Any]:
+    """A program that calls the operation some times."""
+
+    def program(x: Any) -> Any:
+        for _ in range(calls):
+            operation(x)
+        return x
+
+    return program
+
+
+def _psum(x: Any) -> Any:
+    return lax.psum(x, "i")
+
+
+def _vmap(x: NDArray[Any]) -> Iterator[tuple[str, Measure]]:
+    def vmapped(operation: Callable[[Any], Any], calls: int) -> Callable[[], Any]:
+        return partial(gpusim.vmap(repeated(operation, calls), axis_name="i"), x)
+
+    def each(operation: Callable[[Any], Any], seconds: float) -> float:
+        whole, empty = (best(vmapped(operation, calls), seconds) for calls in (CALLS, 0))
+        return (whole - empty) / CALLS
+
+    def dispatch(name: str, seconds: float) -> tuple[float, str]:
+        batched, plain = OPERATIONS[name]
+        calls = CALLS_IN.get(name, 1)
+        without = best(partial(repeated(plain, CALLS), x), seconds) / CALLS
+        note = f"{NUMPY_CALL}, beyond the {without / calls:.1f} us of NumPy"
+        return (each(batched, seconds) - without) / calls, note
+
+    yield "vmap, empty", lambda seconds: (best(vmapped(_psum, 0), seconds), "")
+    for name in OPERATIONS:
+        yield f"vmap, {name}", partial(dispatch, name)
+    yield "vmap, lax.psum(x)", lambda seconds: (each(_psum, seconds), "a call, with its arithmetic")
+
+
+def _pmap(x: NDArray[Any]) -> Iterator[tuple[str, Measure]]:
+    def pmapped(operation: Callable[[Any], Any], calls: int) -> Callable[[], Any]:
+        return partial(gpusim.pmap(repeated(operation, calls), "i"), x)
+
+    def each(operation: Callable[[Any], Any], seconds: float) -> tuple[float, str]:
+        calls = CALLS // 5
+        whole, empty = (best(pmapped(operation, n), seconds) for n in (calls, 0))
+        return (whole - empty) / calls / REPLICAS, "a replica's call, with its arithmetic"
+
+    yield (
+        "pmap, empty",
+        lambda seconds: (best(pmapped(_psum, 0), seconds) / REPLICAS, f"a replica, of {REPLICAS}"),
+    )
+    yield "pmap, np.sin(x)", partial(each, np.sin)
+    yield "pmap, lax.psum(x)", partial(each, _psum)
+    many = np.ones((STARTED, 1), np.float32)
+    start, meet = gpusim.pmap(lambda x: x, "i"), gpusim.pmap(_psum, "i")
+    yield (
+        f"pmap, start and end {STARTED:,} replicas",
+        lambda seconds: (best(partial(start, many), seconds), ""),
+    )
+    yield (
+        f"pmap, {STARTED:,} replicas and one psum",
+        lambda seconds: (best(partial(meet, many), seconds), ""),
+    )

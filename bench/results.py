@@ -1,0 +1,158 @@
+"""What a measurement found, and its JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.cases import Case
+from bench.timing import Timing
+
+SCHEMA = 1
+OURS = "gpusim"
+LIMIT = "memory limit"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One participant in one case: its seconds, or the reason why there are none."""
+
+    name: str
+    timing: Timing | None = None
+    problem: str | None = None
+    #: How its result compares with the exact one: "equal" to gpusim's bits, or how far off.
+    agreement: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A case and all who took part in it."""
+
+    case: Case
+    entries: dict[str, Entry]
+    load: float | None
+    extra_bytes: int | None = None  # gpusim's peak memory beyond the inputs
+
+    def seconds(self, name: str) -> float | None:
+        """A participant's fastest call."""
+        entry = self.entries.get(name)
+        return entry.timing.min if entry and entry.timing else None
+
+    def ratio(self, name: str, over: str = OURS, by: str = "min") -> float | None:
+        """How many times as long `name` takes as `over`."""
+        above, below = self.entries.get(name), self.entries.get(over)
+        if above is None or below is None or above.timing is None or below.timing is None:
+            return None
+        numerator: float = getattr(above.timing, by)
+        denominator: float = getattr(below.timing, by)
+        return numerator / denominator if denominator else math.inf
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What an operation costs in microseconds; None, and why in the note, where that failed."""
+
+    name: str
+    microseconds: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target and what was measured; `met` is None where nothing was."""
+
+    description: str
+    ratio: float | None
+    target: str
+    met: bool | None
+    basis: str = ""
+
+
+#: What a file says about its run, beside the results.
+ABOUT = (
+    "machine", "started", "load_before", "load_after", "seconds", "bandwidth", "interrupted"
+)  # fmt: skip
+
+
+@dataclass
+class Results:
+    """Everything a run found."""
+
+    machine: dict[str, Any]
+    started: str
+    load_before: float | None = None
+    load_after: float | None = None
+    seconds: float = 0.0
+    bandwidth: float | None = None  # bytes read and written in a second, by the fastest copy
+    interrupted: bool = False
+    outcomes: list[Outcome] = field(default_factory=list)
+    overheads: list[Overhead] = field(default_factory=list)
+    targets: list[Verdict] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            **{name: getattr(self, name) for name in ABOUT},
+            "cases": [_outcome_to_dict(outcome) for outcome in self.outcomes],
+            "overheads": [asdict(overhead) for overhead in self.overheads],
+            "targets": [asdict(verdict) for verdict in self.targets],
+        }
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Results:
+        """What `to_dict` wrote; ValueError for another version's."""
+        if given.get("schema") != SCHEMA:
+            raise ValueError(f"schema {given.get('schema')!r}: expected {SCHEMA}")
+        return cls(
+            **{name: given[name] for name in ABOUT},
+            outcomes=[_outcome_of(case) for case in given["cases"]],
+            overheads=[Overhead(**overhead) for overhead in given["overheads"]],
+            targets=[Verdict(**verdict) for verdict in given["targets"]],
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the JSON; the file is whole at any time."""
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_text(json.dumps(_rounded(self.to_dict()), indent=1) + "\n")
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        return cls.of(json.loads(path.read_text()))
+
+
+def _outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
+    names = [name for name, entry in outcome.entries.items() if entry.timing and name != OURS]
+    return {
+        **outcome.case.describe(),
+        "moved_bytes": outcome.case.moved_bytes,
+        "input_bytes": outcome.case.input_bytes,
+        "extra_bytes": outcome.extra_bytes,
+        "load": outcome.load,
+        "ratios": {
+            name: {by: outcome.ratio(name, by=by) for by in ("min", "median")} for name in names
+        },
+        "entries": [asdict(entry) for entry in outcome.entries.values()],
+    }
+
+
+def _outcome_of(given: dict[str, Any]) -> Outcome:
+    entries = {}
+    for entry in given["entries"]:
+        timing = Timing(**entry["timing"]) if entry["timing"] else None
+        entries[entry["name"]] = Entry(**(entry | {"timing": timing}))
+    return Outcome(Case.of(given), entries, given["load"], given["extra_bytes"])
+
+
+def _rounded(value: Any) -> Any:
+    """Five significant digits: more are noise, and make the files hard to read."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value

@@ -1,0 +1,128 @@
+"""The targets of `docs/performance.md`, and whether a measurement meets them.
+
+All are ratios of the fastest calls in one run. Where one speaks of several cases, the worst counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from bench.cases import COLLECTIVES, KI, MI, Case, Size
+from bench.overhead import NUMPY_CALL
+from bench.results import LIMIT, Outcome, Results, Verdict
+
+LARGE: tuple[Size, ...] = ((8, 4 * MI), (256, 64 * KI))
+JAX = "JAX shard_map"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound for a ratio: `over` compares gpusim with a participant of the same case."""
+
+    description: str
+    collectives: tuple[str, ...]
+    variant: str
+    sizes: tuple[Size, ...]
+    over: tuple[str, ...]
+    faster: float | None = None  # at least so many times as fast
+    within: float | None = None  # at most so many times as long
+
+    @property
+    def bound(self) -> str:
+        return f"≥ {self.faster:g}x faster" if self.faster else f"≤ {self.within:g}x as long"
+
+    def matches(self, case: Case) -> bool:
+        # Peers round to nearest: without a variant of its own, a target is about equal work.
+        nearest = case.arithmetic.rounding == "nearest"
+        return (
+            case.collective in self.collectives
+            and (case.variant == self.variant if self.variant else nearest)
+            and (not self.sizes or case.size in self.sizes)
+        )
+
+
+TARGETS = (
+    Target("psum float32, than JAX shard_map", ("psum",), "float32", LARGE, (JAX,), faster=2),
+    Target("psum bfloat16, than JAX shard_map", ("psum",), "bfloat16", LARGE, (JAX,), faster=2),
+    Target("psum float16 added in float32, than JAX's float16", ("psum",), "float16-f32", LARGE,
+           (JAX,), faster=2.5),
+    Target("psum float16, default reduction, than JAX", ("psum",), "float16", LARGE, (JAX,),
+           faster=1.5),
+    Target("psum float32, of the memory limit", ("psum",), "float32", LARGE, (LIMIT,), within=1.4),
+    Target("psum float16 with stochastic rounding, of the same rounded to nearest", ("psum",),
+           "float16-sr", LARGE, ("gpusim, nearest",), within=1.5),
+    Target("all_gather, pbroadcast, all_to_all at 8 x 4 Mi, than JAX",
+           ("all_gather", "pbroadcast", "all_to_all"), "", LARGE[:1], (JAX,), faster=10),
+    Target("all_gather at 256 x 64 Ki, than JAX", ("all_gather",), "", LARGE[1:], (JAX,),
+           faster=100),
+    Target("ppermute, psum_scatter, of the memory limit", ("ppermute", "psum_scatter"), "float32",
+           LARGE, (LIMIT,), within=1.4),
+    Target("ppermute, psum_scatter, than JAX", ("ppermute", "psum_scatter"), "float32", LARGE,
+           (JAX,), faster=1),
+    Target("ragged_all_to_all, 8 replicas, 1 MiB a pair, of the memory limit",
+           ("ragged_all_to_all",), "float32", ((8, 2 * MI),), (LIMIT,), within=1.5),
+    Target("ragged_all_to_all, 256 replicas, 4 KiB a pair, of the memory limit",
+           ("ragged_all_to_all",), "float32", ((256, 256 * KI),), (LIMIT,), within=3),
+    Target("ragged_all_to_all, than mpi4py Alltoallv", ("ragged_all_to_all",), "float32",
+           ((8, 2 * MI), (256, 256 * KI)), ("MPI 2", "MPI 8"), faster=1),
+    Target("anything, than LocalTensor", COLLECTIVES, "", (), ("LocalTensor",), faster=10),
+)  # fmt: skip
+
+DISPATCH_MICROSECONDS = 10.0
+
+
+def spoken_of(case: Case) -> bool:
+    """Whether a target names the case's size; where it leaves the dtype open, float16 will do."""
+    return any(
+        target.matches(case) and (target.variant or case.variant == "float16")
+        for target in TARGETS
+        if target.sizes
+    )
+
+
+def judge(results: Results) -> list[Verdict]:
+    """One verdict for each target."""
+    verdicts = [_judge(target, results.outcomes) for target in TARGETS]
+    return [*verdicts, _dispatch(results)]
+
+
+def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
+    found = list(_ratios(target, outcomes))
+    if not found:
+        return Verdict(target.description, None, target.bound, None)
+    if target.faster is not None:
+        ratio, basis = min(found)
+        return Verdict(target.description, ratio, target.bound, ratio >= target.faster, basis)
+    assert target.within is not None
+    ratio, basis = max(found)
+    return Verdict(target.description, ratio, target.bound, ratio <= target.within, basis)
+
+
+def _ratios(target: Target, outcomes: Iterable[Outcome]) -> Iterator[tuple[float, str]]:
+    """The ratios that a target speaks of, each with its case and participant."""
+    for outcome in outcomes:
+        if not target.matches(outcome.case):
+            continue
+        for name in target.over:
+            ratio = outcome.ratio(name)
+            if ratio is not None:
+                basis = f"{outcome.case}, {name}"
+                yield (ratio if target.faster is not None else 1 / ratio), basis
+
+
+def _dispatch(results: Results) -> Verdict:
+    """The costliest NumPy operation under vmap."""
+    found = [
+        (overhead.microseconds, overhead.name)
+        for overhead in results.overheads
+        if overhead.microseconds is not None
+        and overhead.name.startswith("vmap")
+        and overhead.note.startswith(NUMPY_CALL)
+    ]
+    description = "vmap's overhead of a batched NumPy call on small arrays, in microseconds"
+    bound = f"< {DISPATCH_MICROSECONDS:g} us"
+    if not found:
+        return Verdict(description, None, bound, None)
+    worst, name = max(found)
+    return Verdict(description, worst, bound, worst < DISPATCH_MICROSECONDS, name)
