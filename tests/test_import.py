@@ -16,7 +16,7 @@ import gpusim
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("cupy", "jax", "matplotlib", "mpi4py", "pynvml", "rich", "scipy", "sklearn", "torch")
-KINDS = ("*.py", "py.typed")
+KINDS = ("*.py", "py.typed", "*.cu", "*.cuh")
 LOADED = f"""
 import gpusim, sys
 heavy = [name for name in {HEAVY} if name in sys.modules]

@@ -456,7 +456,7 @@ def test_memory_does_not_grow_with_the_elements() -> None:
                     dtypes=["float8_e5m2"],
                     orders=["linear", "ring"],
                     roundings=["nearest"],
-                    threads=2,
+                    threads=1,  # how many blocks exist at once is then no matter of timing
                 )
                 peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
             finally:

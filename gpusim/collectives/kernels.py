@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,8 +49,21 @@ class Kernels(Protocol):
     def ragged_copy(self, sources: Any, output: Any, segments: NDArray[np.int64]) -> None: ...
 
 
-def kernels(array: Array) -> Kernels:
+def kernels(array: Any) -> Kernels:
     """The kernels for arrays of this one's library."""
     if isinstance(array, np.ndarray):
         return fallback
+    if hasattr(array, "__cuda_array_interface__"):
+        from .. import cuda  # CuPy itself is loaded by the first call
+
+        return cuda
     raise TypeError(f"there are no kernels for arrays of type {type(array).__name__}")
+
+
+def copy(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Copy the second array of each pair into the first; NumPy's by all threads."""
+    if all(isinstance(array, np.ndarray) for pair in pairs for array in pair):
+        fallback.copy(pairs)
+        return
+    for target, source in pairs:
+        target[...] = source

@@ -1,0 +1,55 @@
+"""What the planning of a launch asks of the machine that runs it, and what a launch is.
+CuPy's GPU is one such machine (launch.py); the tests' host build is another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import DTypeLike, NDArray
+
+Array = Any  # an array of the device: shape, strides and dtype as NumPy's
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An instance of a template: `name` is a C++ expression in the source file."""
+
+    source: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch; `arguments` is the struct that the kernel takes."""
+
+    kernel: Kernel
+    arguments: NDArray[Any]
+    threads: int
+    block: int = 256
+    shared: int = 0  # bytes for a block
+
+    @property
+    def grid(self) -> int:
+        return -(-self.threads // self.block)
+
+
+class Device(Protocol):
+    """A machine with memory of its own that runs launches, in order."""
+
+    #: How many threads keep it busy; with fewer chunks than these, chunks are made smaller.
+    busy_threads: int
+
+    def is_array(self, value: Any) -> bool: ...
+
+    def pointer(self, array: Array) -> int: ...
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
+
+    def upload(self, values: NDArray[Any]) -> Array: ...
+
+    def download(self, array: Array) -> NDArray[Any]: ...
+
+    def contiguous(self, array: Array) -> Array: ...
+
+    def run(self, launch: Launch) -> None: ...

@@ -1,0 +1,153 @@
+// The end of a fold: division, the one rounding to the output's dtype, and the store.
+// What the output is, is a number that all threads share: the branches cost once per element.
+#pragma once
+
+#include "layout.cuh"
+#include "philox.cuh"
+
+enum Rounding { UNROUNDED, TO_FLOAT16, TO_BFLOAT16, TO_FLOAT32, TO_TARGET };
+enum Encoding { AS_FLOAT32, AS_FLOAT64, AS_FLOAT16, AS_BFLOAT16, AS_NARROW, AS_INTEGER };
+
+// All members have 8 bytes, so that the host lays it out as the device does.
+struct Finish {
+  double divisor;
+  i64 divides;
+  i64 rounding, encoding;
+  i64 drawn;  // whether the rounding is stochastic
+  u64 seed, step, call, place;
+  u64 places;  // the address of each batch entry's place, or 0: all have `place`
+  Target target;
+  i64 bytes;              // of an integer output
+  i64 wrap_bits, wrap_sign;  // the integer accumulator's width, and whether it has a sign
+};
+
+// The random numbers of a chunk's elements.
+struct Draw {
+  u64 seed, call, place, block;
+
+  __device__ __forceinline__ Block at(u64 step, int further = 0) const {
+    return philox(seed, block + further, step, call, place);
+  }
+};
+
+__device__ __forceinline__ Draw draw_of(const Finish& finish, const Chunk& chunk) {
+  u64 place = finish.places ? __ldg(reinterpret_cast<const u64*>(finish.places) + chunk.entry)
+                            : finish.place;
+  return {finish.seed, finish.call, place, 1 + static_cast<u64>(chunk.index >> 3)};
+}
+
+// A fold's last value: divided, and rounded to the output's format. One copy of this serves all
+// elements of a chunk, which pass by in turns: it is long, and done once for all members.
+template <class C>
+__device__ __forceinline__ C last_value(C value, const Finish& finish, u32 lane) {
+  const bool drawn = finish.drawn;
+  if (finish.divides) value = value / static_cast<C>(finish.divisor);
+  if constexpr (sizeof(C) == 4) {
+    if (finish.rounding == TO_FLOAT16) {
+      return drawn ? draw_float16(value, lane) : float_of_half(half_of_float(value));
+    }
+    if (finish.rounding == TO_BFLOAT16) {
+      return drawn ? draw_bfloat16(value, lane) : round_bfloat16(value);
+    }
+  } else {
+    if (finish.rounding == TO_FLOAT32) return static_cast<float>(value);
+  }
+  if (finish.rounding == TO_TARGET) return round_to_target(value, finish.target, drawn, lane);
+  return value;
+}
+
+// The last element leaves, all others move up, and `value` becomes the last: after COUNT turns all
+// are in their places again. So a loop that is not unrolled can take registers one by one.
+template <class C, int COUNT>
+__device__ __forceinline__ void turn(C (&values)[COUNT], C value) {
+#pragma unroll
+  for (int index = 0; index + 1 < COUNT; ++index) values[index] = values[index + 1];
+  values[COUNT - 1] = value;
+}
+
+template <class C>
+struct IsFloat {
+  static constexpr bool value = false;
+};
+template <>
+struct IsFloat<float> {
+  static constexpr bool value = true;
+};
+template <>
+struct IsFloat<double> {
+  static constexpr bool value = true;
+};
+
+// Bits beyond the accumulator's width vanish, its sign fills what is wider.
+__device__ __forceinline__ u64 wrapped(u64 value, const Finish& finish) {
+  int unused = 64 - static_cast<int>(finish.wrap_bits);
+  return finish.wrap_sign ? static_cast<u64>(static_cast<i64>(value << unused) >> unused)
+                          : value << unused >> unused;
+}
+
+// The code of a value in BYTES bytes, of which the format's values are a part.
+template <int BYTES, class C>
+__device__ __forceinline__ u64 encode(C value, const Finish& finish) {
+  if constexpr (!IsFloat<C>::value) {
+    u64 code = wrapped(value, finish);
+    return BYTES == 8 ? code : code & ((1ull << (8 * BYTES % 64)) - 1);
+  } else if constexpr (BYTES == 8) {
+    return static_cast<u64>(__double_as_longlong(static_cast<double>(value)));
+  } else {
+    float single = static_cast<float>(value);  // exact: the format is no wider
+    if constexpr (BYTES == 4) return __float_as_uint(single);
+    if constexpr (BYTES == 2) {
+      return finish.encoding == AS_FLOAT16 ? half_of_float(single) : __float_as_uint(single) >> 16;
+    }
+    return __float_as_uint(single) & 0xff;  // code_of has been there before
+  }
+}
+
+__device__ __forceinline__ int output_bytes(const Finish& finish) {
+  switch (finish.encoding) {
+    case AS_FLOAT32: return 4;
+    case AS_FLOAT64: return 8;
+    case AS_FLOAT16:
+    case AS_BFLOAT16: return 2;
+    case AS_NARROW: return 1;
+    default: return static_cast<int>(finish.bytes);
+  }
+}
+
+template <int BYTES, class C, int COUNT>
+__device__ __forceinline__ void write(char* out, const C (&values)[COUNT], const Finish& finish,
+                                      int from, int to) {
+  Raw<BYTES, COUNT> raw;
+  raw.clear();
+#pragma unroll
+  for (int index = 0; index < COUNT; ++index) raw.put(index, encode<BYTES>(values[index], finish));
+  store_chunk<BYTES, COUNT>(out, raw, from, to);
+}
+
+template <class C, int COUNT>
+__device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& finish,
+                                             const Chunk& chunk, u64 out, int from, int to) {
+  if constexpr (IsFloat<C>::value) {
+    if (finish.divides || finish.rounding != UNROUNDED || finish.encoding == AS_NARROW) {
+      Draw draw = {};
+      Block block = {};
+      if (finish.drawn) draw = draw_of(finish, chunk);
+#pragma unroll 1
+      for (int index = 0; index < COUNT; ++index) {
+        if (finish.drawn && index % 8 == 0) block = draw.at(finish.step, index / 8);
+        u32 lane = block.lane(static_cast<int>(chunk.index + index) & 7);
+        C value = last_value(values[0], finish, lane);
+        if (finish.encoding == AS_NARROW) {
+          value = __uint_as_float(code_of(static_cast<float>(value), finish.target));
+        }
+        turn(values, value);
+      }
+    }
+  }
+  const int bytes = output_bytes(finish);
+  char* at = reinterpret_cast<char*>(out) + chunk.out_offset * bytes;
+  if (bytes == 1) write<1>(at, values, finish, from, to);
+  if (bytes == 2) write<2>(at, values, finish, from, to);
+  if (bytes == 4) write<4>(at, values, finish, from, to);
+  if (bytes == 8) write<8>(at, values, finish, from, to);
+}

@@ -1,0 +1,415 @@
+"""fold on a device: which template, with which arguments. The contract is fallback.fold's.
+Everything is decided here, so that the kernels only load, add, round and store."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from fallback.arithmetic import Arithmetic
+from fallback.formats import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    NARROW,
+    default_accumulator,
+    kind_of,
+    real_of,
+)
+from fallback.general import Grid
+from fallback.operators import ARITHMETIC_OPS
+from fallback.orders import check_order
+from fallback.rounding import check_counter, check_rounding
+
+from .device import Array, Device, Kernel, Launch
+from .layout import Members, fits, layout_of, rows_of
+from .structs import FOLD, LOGICAL, struct
+from .targets import NAMES, code, target
+
+#: Enumerations of fold.cu and finish.cuh, by position.
+OPS = ("sum", "prod", "max", "min", "complex prod")
+RINGS = ("none", "flat", "sliced")
+ROUNDINGS = ("none", "float16", "bfloat16", "float32", "target")
+ENCODINGS = ("float32", "float64", "float16", "bfloat16", "narrow", "integer")
+
+TREE_MEMBERS = 1 << 16
+SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
+
+Format = np.dtype[Any] | Grid
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a fold does to numbers: dtypes are those of real parts where values are complex."""
+
+    op: str
+    source: np.dtype[Any]
+    computing: np.dtype[Any]
+    accumulator: Format
+    out: np.dtype[Any]
+    divisor: int | None
+    members: int
+    stochastic: bool  # asked for, and values are not complex
+    complex: bool = False
+
+    @property
+    def step(self) -> str:
+        """What partial results are rounded to, as fold.cu's enumeration Step names it."""
+        if self.members == 1 or self.op in ("max", "min") or self.source not in _FLOATS:
+            return "EXACT"
+        if self.accumulator == self.computing:
+            return "EXACT"
+        if self.op == "sum" and self.computing == FLOAT32:
+            return {FLOAT16: "FLOAT16", BFLOAT16: "BFLOAT16"}.get(self.accumulator, "TARGET")
+        return "TARGET"
+
+    @property
+    def step_drawn(self) -> bool:
+        return self.stochastic and self.step != "EXACT" and _narrow(self.accumulator)
+
+    @property
+    def rounds_last(self) -> bool:
+        held = self.accumulator if self.members > 1 else self.source  # one is never rounded
+        return self.divisor is not None or held != self.out
+
+    @property
+    def last_drawn(self) -> bool:
+        return self.stochastic and self.rounds_last and _narrow(self.out)
+
+
+_FLOATS = (*NARROW, FLOAT32, FLOAT64)
+
+
+def _narrow(given: Format) -> bool:
+    return given.narrow if isinstance(given, Grid) else given in NARROW
+
+
+def fold(
+    device: Device,
+    members: Any,
+    *,
+    op: str = "sum",
+    order: str = "linear",
+    accumulate: DTypeLike | Grid | None = None,
+    out_dtype: DTypeLike | None = None,
+    divisor: int | None = None,
+    batch_ndim: int = 0,
+    cut_axis: int | None = None,
+    rounding: str = "nearest",
+    seed: int = 0,
+    call: int = 0,
+    places: ArrayLike = 0,
+    window: tuple[int, int] | None = None,
+) -> Array:
+    """`fallback.fold` for arrays of `device`: the same arguments, errors and bits."""
+    check_order(order)
+    stochastic = check_rounding(rounding)
+    group = Members.of(members, device)
+    out_type = group.dtype if out_dtype is None else np.dtype(out_dtype)
+    given = accumulate
+    if given is not None and not isinstance(given, Grid):
+        given = np.dtype(given)
+    computing = Arithmetic(op, group.dtype, given, out_type, divisor, stochastic).computing
+    seed, call = check_counter("seed", seed), check_counter("call", call)
+    held = _window(window, math.prod(group.shape), batch_ndim, cut_axis)
+    if not 0 <= batch_ndim <= len(group.shape):
+        raise ValueError(f"batch_ndim={batch_ndim}: the members have {len(group.shape)} axes")
+    value = group.shape[batch_ndim:]
+    slices = None
+    if order == "ring" and cut_axis is not None:
+        slices = _slices(cut_axis, value, group.count)
+    numbered = _places(places, group.shape[:batch_ndim])
+    if order == "tree" and group.count > TREE_MEMBERS:
+        raise ValueError(
+            f"order='tree': {group.count} members given, at most {TREE_MEMBERS} expected"
+        )
+    out = device.empty(group.shape, out_type)
+    if not math.prod(group.shape):
+        return out
+    if computing == np.bool_:
+        _fold_logical(device, group, op, out_type, out)
+        return out
+    numbers = Numbers(
+        op,
+        real_of(group.dtype),
+        computing,
+        _accumulator(op, group.dtype, given),
+        real_of(out_type),
+        divisor,
+        group.count,
+        stochastic and kind_of(group.dtype) == "float",
+        group.dtype.kind == "c",
+    )
+    ring = (held[1] if held else math.prod(value), slices) if order == "ring" else None
+    _fold_numbers(
+        device, group, numbers, order, batch_ndim, ring, held, (seed, call), numbered, out
+    )
+    return out
+
+
+def _accumulator(op: str, source: np.dtype[Any], given: Format | None) -> Format:
+    """The format that partial results are rounded to, once all arguments have been checked."""
+    kind = kind_of(source)
+    if op not in ARITHMETIC_OPS:
+        return real_of(source)
+    if isinstance(given, Grid):
+        return real_of(source) if kind == "int" else given
+    if given is None or (kind == "int" and kind_of(given) != "int"):
+        return real_of(source) if kind == "int" else default_accumulator(real_of(source))
+    return real_of(given)
+
+
+def _window(
+    window: tuple[int, int] | None, size: int, batch_ndim: int, cut_axis: int | None
+) -> tuple[int, int] | None:
+    if window is None:
+        return None
+    first, total = map(operator.index, window)
+    if batch_ndim or cut_axis is not None:
+        raise ValueError(f"window={window!r}: expected neither batch_ndim nor cut_axis beside it")
+    if not 0 <= first <= total - size:
+        raise ValueError(
+            f"window={window!r}: the members' {size} elements do not fit into {total} from {first}"
+        )
+    return first, total
+
+
+def _slices(cut_axis: int, value: tuple[int, ...], members: int) -> int:
+    """How many consecutive elements are in one slice of the axis that a ring cuts."""
+    if not 0 <= cut_axis < len(value):
+        raise ValueError(f"cut_axis={cut_axis}: expected 0 to {len(value) - 1}")
+    length = value[cut_axis]
+    if length % members:
+        raise ValueError(
+            f"cut_axis={cut_axis} has length {length}, which {members} members do not divide"
+        )
+    return length // members * math.prod(value[cut_axis + 1 :])
+
+
+def _places(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64]:
+    given = np.asarray(places)
+    if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
+        raise ValueError(f"places={places!r}: expected integers from 0 to 2**64 - 1")
+    try:
+        spread = np.broadcast_to(given, batch)
+    except ValueError:
+        raise ValueError(
+            f"places has shape {given.shape}, which does not broadcast to the batch's {batch}"
+        ) from None
+    return spread.astype(np.uint64).reshape(-1)
+
+
+def template(
+    numbers: Numbers, order: str, *, small: bool = False
+) -> tuple[Kernel, int, np.dtype[Any]]:
+    """The kernel for these numbers, its chunk's elements, and the C++ type that it computes in.
+
+    `small`: chunks of one element with many members ahead, where elements are few or scattered.
+    """
+    integer = numbers.source not in _FLOATS
+    computing = numbers.computing
+    if integer:
+        wide = 8 in (numbers.source.itemsize, computing.itemsize)
+        computing = np.dtype(np.uint64 if wide else np.uint32)
+    walk = "TREE" if order == "tree" and not integer else "SEQUENCE"
+    sums = numbers.op == "sum"
+    chunk, ahead = 16 // numbers.source.itemsize, 8
+    if numbers.step_drawn:
+        chunk = 8  # the lanes of one block
+    elif computing == FLOAT64:
+        chunk = min(chunk, 8)
+    if numbers.step_drawn or numbers.step == "TARGET":
+        ahead = 1  # arithmetic rules there, not memory
+    if small and not numbers.step_drawn and not (numbers.complex and numbers.op == "prod"):
+        chunk, ahead = 1, 32 if ahead > 1 and walk == "SEQUENCE" else ahead
+    flags = ("false", "true")
+    name = (
+        f"fold<{NAMES[numbers.source]}, {C_NAMES[computing]}, {numbers.step}, "
+        f"{flags[numbers.step_drawn]}, {walk}, {flags[sums]}, {chunk}, {ahead}>"
+    )
+    return Kernel("fold.cu", name), chunk, computing
+
+
+C_NAMES = {
+    FLOAT32: "float",
+    FLOAT64: "double",
+    np.dtype(np.uint32): "u32",
+    np.dtype(np.uint64): "u64",
+}
+
+
+def _fold_numbers(
+    device: Device,
+    group: Members,
+    numbers: Numbers,
+    order: str,
+    batch_ndim: int,
+    ring: tuple[int, int | None] | None,
+    window: tuple[int, int] | None,
+    counters: tuple[int, int],
+    places: NDArray[np.uint64],
+    out: Array,
+) -> None:
+    parts = 2 if group.dtype.kind == "c" else 1
+    integer = numbers.source not in _FLOATS
+    drawn = numbers.step_drawn or numbers.last_drawn
+    # Where neither blocks nor random numbers depend on them, batch axes are axes like others.
+    counted = batch_ndim if drawn or ring else 0
+    itemsize = numbers.source.itemsize
+    rows = rows_of(group, counted, itemsize, parts)
+    if not fits(rows):
+        group = group.contiguous(device)
+        rows = rows_of(group, counted, itemsize, parts)
+    if order == "reverse":
+        group = group.turned()
+    few = rows.count * rows.length * itemsize // 16 < device.busy_threads
+    # Wide accesses need elements side by side, and one alignment for all members.
+    small = few or not group.alike or rows.stride != itemsize
+    kernel, chunk, computing = template(numbers, order, small=small)
+    table = None if group.pointers is None else device.upload(np.array(group.pointers, np.uint64))
+    uploaded = device.upload(places) if drawn and places.size > 1 else None
+    complex_product = parts == 2 and numbers.op == "prod"
+    arguments = struct(FOLD, op=OPS.index("complex prod" if complex_product else numbers.op))
+    arguments["layout"] = layout_of(
+        group,
+        rows,
+        device.pointer(out),
+        chunk=chunk,
+        itemsize=itemsize,
+        table=0 if table is None else device.pointer(table),
+        first=parts * (window[0] if window else 0),
+        fixed=drawn or complex_product,
+    )
+    arguments["parts"] = parts
+    if not integer and numbers.step == "TARGET":
+        arguments["accumulator"] = target(numbers.accumulator)
+    if ring is not None and not integer:
+        total, slices = ring
+        arguments["ring"] = RINGS.index("flat" if slices is None else "sliced")
+        arguments["total"], arguments["slice"] = total, slices or 0
+        arguments["count"] = group.count
+    finish = arguments["finish"]
+    finish["seed"], finish["call"] = counters
+    finish["step"] = group.count
+    finish["place"] = places[0] if places.size else 0
+    finish["places"] = 0 if uploaded is None else device.pointer(uploaded)
+    if integer:
+        _finish_integer(finish, numbers)
+    else:
+        finish_float(
+            finish,
+            numbers.computing,
+            numbers.out,
+            rounds=numbers.rounds_last,
+            drawn=numbers.last_drawn,
+        )
+        finish["divides"] = numbers.divisor is not None
+        finish["divisor"] = numbers.divisor or 0
+    threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
+    # Small blocks where there are few threads: they spread over more multiprocessors.
+    block, shared = (64 if threads < device.busy_threads else 256), 0
+    if order == "tree" and not integer:
+        leaves = 1 if kernel.name.endswith(", 1>") else 8
+        block, shared = tree_block(group.count, leaves, chunk * computing.itemsize, block)
+    device.run(Launch(kernel, arguments, threads, block, shared))
+
+
+def tree_block(members: int, leaf: int, chunk_bytes: int, most: int) -> tuple[int, int]:
+    """Threads of a block, and the bytes of their stacks: a chunk for each level above a leaf."""
+    levels = (-(-members // leaf) - 1).bit_length()
+    each = levels * chunk_bytes
+    block = most
+    while block > 32 and block * each > SHARED_BYTES:
+        block //= 2
+    return block, block * each
+
+
+def _finish_integer(finish: NDArray[Any], numbers: Numbers) -> None:
+    accumulator = numbers.accumulator
+    assert isinstance(accumulator, np.dtype)
+    finish["encoding"] = ENCODINGS.index("integer")
+    finish["bytes"] = numbers.out.itemsize
+    finish["wrap_bits"] = 8 * accumulator.itemsize
+    finish["wrap_sign"] = accumulator.kind == "i"
+
+
+def finish_float(
+    finish: NDArray[Any],
+    computing: np.dtype[Any],
+    out: np.dtype[Any] | Grid,
+    *,
+    rounds: bool,
+    drawn: bool,
+) -> None:
+    """Fill in the last rounding and the encoding; a Grid's values are stored in its carrier."""
+    stored = out.carrier if isinstance(out, Grid) else out
+    if stored in NARROW and stored.itemsize == 1:
+        finish["encoding"] = ENCODINGS.index("narrow")
+    else:
+        finish["encoding"] = ENCODINGS.index(NAMES[stored])
+    if isinstance(out, Grid) or out in NARROW:
+        finish["target"] = target(out)
+    finish["drawn"] = drawn
+    if not rounds:
+        return
+    exact = "float64" if computing == FLOAT64 else "float32"
+    name = "target" if isinstance(out, Grid) else NAMES[out]
+    if name in (exact, "float64"):
+        return
+    if exact == "float64" and name != "float32":
+        name = "target"
+    finish["rounding"] = ROUNDINGS.index(name if name in ROUNDINGS else "target")
+
+
+def _fold_logical(
+    device: Device, group: Members, op: str, out_type: np.dtype[Any], out: Array
+) -> None:
+    """0 or 1 by whether members are nonzero; max of bools is their logical_or."""
+    itemsize = min(group.dtype.itemsize, 8)
+    words = group.dtype.itemsize // itemsize
+    rows = rows_of(group, 0, itemsize, words)
+    if not fits(rows):
+        group = group.contiguous(device)
+        rows = rows_of(group, 0, itemsize, words)
+    table = None if group.pointers is None else device.upload(np.array(group.pointers, np.uint64))
+    chunk = 16 // itemsize
+    arguments = struct(
+        LOGICAL,
+        all=op in ("logical_and", "min"),
+        mask=_mask(group.dtype),
+        one=_one(out_type),
+        bytes=out_type.itemsize,
+    )
+    arguments["layout"] = layout_of(
+        group,
+        rows,
+        device.pointer(out),
+        chunk=chunk,
+        itemsize=itemsize,
+        table=0 if table is None else device.pointer(table),
+        fixed=words == 2,
+    )
+    threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
+    device.run(Launch(Kernel("logical.cu", f"logical<{itemsize}, {words}>"), arguments, threads))
+
+
+def _mask(dtype: np.dtype[Any]) -> int:
+    """The bits of a word of which one makes a value nonzero: of floats, all but the sign."""
+    bits = 8 * min(dtype.itemsize, 8)
+    everything = (1 << bits) - 1
+    if dtype.kind in "biu" or (dtype in NARROW and not NARROW[dtype].has_negative_zero):
+        return everything
+    mask = everything >> 1
+    return mask & ~(1 << 31) if dtype == np.complex64 else mask
+
+
+def _one(dtype: np.dtype[Any]) -> int:
+    if dtype == np.bool_:
+        return 1
+    return code(np.array(1.0), real_of(dtype)) if dtype.kind != "u" else 1

@@ -1,0 +1,189 @@
+"""The kernels on CuPy arrays: each launch on the array's device and the current stream.
+CuPy is imported by the first call, and compiles each kernel when it is first launched."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from fallback.general import Grid
+
+from . import folding, ragged
+from . import rounding as rounding_on_device
+from .compile import NVRTC_OPTIONS, SOURCES, mangled, translation_unit
+from .device import Array, Kernel, Launch
+
+THREADS_PER_MULTIPROCESSOR = 512
+
+
+def require_cupy() -> Any:
+    """CuPy, or an ImportError that says what to install."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            "arrays on a GPU need CuPy: pip install 'gpusim[cuda13]' (or 'gpusim[cuda12]', for a "
+            "driver of CUDA 12)"
+        ) from error
+    return cupy
+
+
+@cache
+def _function(kernel: Kernel, device: int) -> Any:
+    """A compiled instance, for one device: they may differ in architecture.
+
+    It is instantiated in the source and found by its mangled name, since CuPy keeps on disk only
+    what it compiles without name expressions.
+    """
+    cupy = require_cupy()
+    module = cupy.RawModule(
+        code=translation_unit([kernel]) + _fingerprint(),
+        options=(*NVRTC_OPTIONS, f"-I{SOURCES}"),
+    )
+    return module.get_function(mangled(kernel))
+
+
+@cache
+def _fingerprint() -> str:
+    """The sources' hash as a comment: CuPy's cache on disk does not see into included files."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.glob("*.cu*")):
+        digest.update(path.read_bytes())
+    return f"// {digest.hexdigest()}\n"
+
+
+class CupyDevice:
+    """`gpusim.cuda.device.Device` for the GPU that is CuPy's current one."""
+
+    def __init__(self, number: int) -> None:
+        self._cupy = require_cupy()
+        self._number = number
+        attributes = self._cupy.cuda.Device(number).attributes
+        self.busy_threads = attributes["MultiProcessorCount"] * THREADS_PER_MULTIPROCESSOR
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self._cupy.ndarray)
+
+    def pointer(self, array: Array) -> int:
+        pointer: int = array.data.ptr
+        return pointer
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        return self._cupy.empty(shape, dtype)
+
+    def upload(self, values: NDArray[Any]) -> Array:
+        return self._cupy.asarray(values)
+
+    def download(self, array: Array) -> NDArray[Any]:
+        host: NDArray[Any] = self._cupy.asnumpy(array)
+        return host
+
+    def contiguous(self, array: Array) -> Array:
+        return self._cupy.ascontiguousarray(array)
+
+    def run(self, launch: Launch) -> None:
+        function = _function(launch.kernel, self._number)
+        # A NumPy array of one element is passed by value.
+        arguments = (launch.arguments.reshape(1),)
+        function((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared)
+
+
+@cache
+def _device(number: int) -> CupyDevice:
+    return CupyDevice(number)
+
+
+def _on(value: Any) -> tuple[Any, CupyDevice]:
+    """The context of the device that holds the array (or the list's first), and that device."""
+    cupy = require_cupy()
+    array = value if isinstance(value, cupy.ndarray) else value[0]
+    if not isinstance(array, cupy.ndarray):
+        raise TypeError(f"expected CuPy arrays, got {type(array).__name__}")
+    number = int(array.device.id)
+    context = cupy.cuda.Device(number)
+    with context:
+        return context, _device(number)
+
+
+def fold(
+    members: Any,
+    *,
+    op: str = "sum",
+    order: str = "linear",
+    accumulate: DTypeLike | Grid | None = None,
+    out_dtype: DTypeLike | None = None,
+    divisor: int | None = None,
+    batch_ndim: int = 0,
+    cut_axis: int | None = None,
+    rounding: str = "nearest",
+    seed: int = 0,
+    call: int = 0,
+    places: ArrayLike = 0,
+    window: tuple[int, int] | None = None,
+) -> Array:
+    """`fallback.fold` for CuPy arrays: the same arguments, errors and bits.
+
+    A tree takes at most 65,536 members. ImportError without CuPy.
+    """
+    if isinstance(members, (list, tuple)) and not members:
+        raise ValueError("members is empty: a fold needs at least one member")
+    context, device = _on(members)
+    with context:
+        return folding.fold(
+            device,
+            members,
+            op=op,
+            order=order,
+            accumulate=accumulate,
+            out_dtype=out_dtype,
+            divisor=divisor,
+            batch_ndim=batch_ndim,
+            cut_axis=cut_axis,
+            rounding=rounding,
+            seed=seed,
+            call=call,
+            places=places,
+            window=window,
+        )
+
+
+def round_to(
+    x: Any,
+    dtype: DTypeLike | Grid,
+    *,
+    rounding: str = "nearest",
+    seed: int = 0,
+    step: int = 1,
+    call: int = 0,
+    place: int = 0,
+    batch_ndim: int = 0,
+) -> Array:
+    """`fallback.round_to` for CuPy arrays: the same arguments, errors and bits."""
+    context, device = _on(x)
+    with context:
+        return rounding_on_device.round_to(
+            device,
+            x,
+            dtype,
+            rounding=rounding,
+            seed=seed,
+            step=step,
+            call=call,
+            place=place,
+            batch_ndim=batch_ndim,
+        )
+
+
+def ragged_copy(sources: Any, output: Any, segments: NDArray[np.int64]) -> None:
+    """`fallback.ragged_copy` for CuPy arrays, whose segments are checked on the device too.
+
+    ValueError, before anything is written, for segments that leave their arrays or overlap. It
+    waits for that check.
+    """
+    context, device = _on(sources)
+    with context:
+        ragged.ragged_copy(device, sources, output, segments)

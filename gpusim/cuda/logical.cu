@@ -1,0 +1,55 @@
+// logical_and and logical_or of any dtype, and max and min of bool: 0 or 1, in any dtype.
+// Without numbers there are no roundings, so that the order does not matter.
+#include "layout.cuh"
+
+struct Logical {
+  Layout layout;
+  i64 all;             // whether all members have to be nonzero, or one of them
+  u64 mask;            // the bits of an 8-byte word (or of the element) of which one makes nonzero
+  u64 one;             // the output's code of 1
+  i64 bytes;           // of an output element; of 16 bytes the second eight are zero
+};
+
+template <int BYTES, int COUNT>
+__device__ __forceinline__ u32 nonzero(const Raw<BYTES, COUNT>& raw, u64 mask) {
+  u32 flags = 0;
+#pragma unroll
+  for (int index = 0; index < COUNT; ++index) flags |= (raw.code(index) & mask ? 1u : 0u) << index;
+  return flags;
+}
+
+// WORDS: 2 for complex128, whose parts are read as two elements of 8 bytes; else 1.
+template <int BYTES, int WORDS>
+__global__ void __launch_bounds__(256, 1) logical(const Logical logical) {
+  constexpr int COUNT = 16 / BYTES;
+  constexpr u32 PAIRS = 0x55555555u;
+  const i64 thread = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const Chunk chunk = chunk_of<COUNT>(logical.layout, thread);
+  if (chunk.from >= chunk.to) return;
+  const Members members = members_of(logical.layout);
+  const bool whole = chunk.from == 0 && chunk.to == COUNT && logical.layout.stride == BYTES &&
+                     logical.layout.alike &&
+                     (reinterpret_cast<u64>(members.at(0, chunk.offset)) & 15) == 0;
+  const int count = static_cast<int>(logical.layout.members);
+  u32 flags = logical.all ? ~0u : 0u;
+#pragma unroll 4
+  for (int member = 0; member < count; ++member) {
+    u32 here = nonzero(load_chunk<BYTES, COUNT>(members.at(member, chunk.offset),
+                                                logical.layout.stride, chunk.from, chunk.to, whole),
+                       logical.mask);
+    if (WORDS == 2) here = (here | here >> 1) & PAIRS;
+    flags = logical.all ? flags & here : flags | here;
+  }
+  char* out = reinterpret_cast<char*>(logical.layout.out);
+#pragma unroll
+  for (int index = 0; index < COUNT; index += WORDS) {
+    if (index + WORDS <= chunk.from || index >= chunk.to) continue;
+    u64 code = flags >> index & 1 ? logical.one : 0;
+    char* at = out + (chunk.out_offset + index) / WORDS * logical.bytes;
+    if (logical.bytes == 1) store_element<1>(at, code);
+    if (logical.bytes == 2) store_element<2>(at, code);
+    if (logical.bytes == 4) store_element<4>(at, code);
+    if (logical.bytes >= 8) store_element<8>(at, code);
+    if (logical.bytes == 16) store_element<8>(at + 8, 0);
+  }
+}

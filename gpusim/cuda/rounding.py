@@ -1,0 +1,76 @@
+"""round_to on a device: one kernel, the finish of a fold. The contract is fallback.round_to's.
+Everything else is a matter of arguments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fallback.formats import NARROW, computing_dtype, kind_of
+from fallback.general import Grid
+from fallback.rounding import check_counter, check_rounding
+
+from .device import Array, Device, Kernel, Launch
+from .folding import C_NAMES, finish_float
+from .layout import Members, fits, layout_of, rows_of
+from .structs import ROUND, struct
+from .targets import NAMES
+
+
+def round_to(
+    device: Device,
+    x: Any,
+    dtype: DTypeLike | Grid,
+    *,
+    rounding: str = "nearest",
+    seed: int = 0,
+    step: int = 1,
+    call: int = 0,
+    place: int = 0,
+    batch_ndim: int = 0,
+) -> Array:
+    """`fallback.round_to` for arrays of `device`: the same arguments, errors and bits."""
+    stochastic = check_rounding(rounding)
+    counters = {"seed": seed, "step": step, "call": call, "place": place}
+    words = {name: check_counter(name, value) for name, value in counters.items()}
+    target = dtype if isinstance(dtype, Grid) else np.dtype(dtype)
+    held = target.carrier if isinstance(target, Grid) else target
+    for name, given in (("x", x.dtype), ("dtype", held)):
+        if kind_of(given) != "float":
+            raise TypeError(f"{name}: {given} given, expected a floating-point dtype")
+    out = device.empty(x.shape, held)
+    if not math.prod(x.shape):
+        return out
+    # A grid held in float64 is rounded to in float64; no dtype but float64 itself asks for that.
+    computing = computing_dtype(x.dtype, held if isinstance(target, Grid) else x.dtype)
+    narrow = target.narrow if isinstance(target, Grid) else target in NARROW
+    drawn = stochastic and narrow
+    only = Members([x], None, device.pointer(x), 0, 1, x.shape, x.strides, x.dtype)
+    counted = batch_ndim if drawn else 0
+    rows = rows_of(only, counted, x.dtype.itemsize, 1)
+    if not fits(rows):
+        copied = device.contiguous(x)
+        pointer = device.pointer(copied)
+        only = Members([copied], None, pointer, 0, 1, x.shape, copied.strides, x.dtype)
+        rows = rows_of(only, counted, x.dtype.itemsize, 1)
+    kernel, chunk = template(x.dtype, computing)
+    arguments = struct(ROUND)
+    arguments["layout"] = layout_of(
+        only, rows, device.pointer(out), chunk=chunk, itemsize=x.dtype.itemsize, fixed=drawn
+    )
+    for name, word in words.items():
+        arguments["finish"][name] = word
+    finish_float(arguments["finish"], computing, target, rounds=target != x.dtype, drawn=drawn)
+    threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
+    device.run(Launch(kernel, arguments, threads))
+    return out
+
+
+def template(source: np.dtype[Any], computing: np.dtype[Any]) -> tuple[Kernel, int]:
+    """The kernel for a source, and its chunk's elements: two 16-byte loads of the wider dtypes."""
+    chunk = min(16, 32 // source.itemsize)
+    name = f"round_to<{NAMES[source]}, {C_NAMES[computing]}, {chunk}>"
+    return Kernel("round.cu", name), chunk

@@ -1,0 +1,113 @@
+"""The kernels' arguments, laid out as the .cu sources declare them: every member has 8 bytes.
+One struct per kernel, passed by value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+AXES = 8  # layout.cuh: outer axes that a layout can have
+
+TARGET = np.dtype(
+    [
+        ("fraction_bits", "i8"),
+        ("min_exponent", "i8"),
+        ("smallest", "f8"),
+        ("largest", "f8"),
+        ("lowest", "f8"),
+        ("has_infinity", "i8"),
+        ("has_negative_zero", "i8"),
+        ("bytes", "i8"),
+        ("nan_code", "i8"),
+        ("infinity_code", "i8"),
+    ]
+)
+LAYOUT = np.dtype(
+    [
+        ("base", "u8"),
+        ("table", "u8"),
+        ("member_stride", "i8"),
+        ("members", "i8"),
+        ("alike", "i8"),
+        ("rows", "i8"),
+        ("length", "i8"),
+        ("chunks", "i8"),
+        ("stride", "i8"),
+        ("axes", "i8"),
+        ("sizes", "i8", AXES),
+        ("strides", "i8", AXES),
+        ("rows_of_value", "i8"),
+        ("first", "i8"),
+        ("shift", "i8"),
+        ("out", "u8"),
+    ]
+)
+FINISH = np.dtype(
+    [
+        ("divisor", "f8"),
+        ("divides", "i8"),
+        ("rounding", "i8"),
+        ("encoding", "i8"),
+        ("drawn", "i8"),
+        ("seed", "u8"),
+        ("step", "u8"),
+        ("call", "u8"),
+        ("place", "u8"),
+        ("places", "u8"),
+        ("target", TARGET),
+        ("bytes", "i8"),
+        ("wrap_bits", "i8"),
+        ("wrap_sign", "i8"),
+    ]
+)
+FOLD = np.dtype(
+    [
+        ("layout", LAYOUT),
+        ("finish", FINISH),
+        ("accumulator", TARGET),
+        ("op", "i8"),
+        ("parts", "i8"),
+        ("ring", "i8"),
+        ("total", "i8"),
+        ("slice", "i8"),
+        ("count", "i8"),
+    ]
+)
+LOGICAL = np.dtype(
+    [("layout", LAYOUT), ("all", "i8"), ("mask", "u8"), ("one", "u8"), ("bytes", "i8")]
+)
+ROUND = np.dtype([("layout", LAYOUT), ("finish", FINISH)])
+ROWS = np.dtype(
+    [
+        ("base", "u8"),
+        ("table", "u8"),
+        ("stride", "i8"),
+        ("pitch", "i8"),
+        ("replicas", "i8"),
+        ("counts", "u8"),
+        ("count", "i8"),
+    ]
+)
+RAGGED = np.dtype(
+    [
+        ("source", ROWS),
+        ("destination", ROWS),
+        ("segments", "u8"),
+        ("ends", "u8"),
+        ("order", "u8"),
+        ("fault", "u8"),
+        ("count", "i8"),
+        ("row_units", "i8"),
+        ("units", "i8"),
+    ]
+)
+
+
+def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
+    """One struct, zero but for `values`."""
+    result = np.zeros((), dtype)
+    for name, value in values.items():
+        result[name] = value
+    return result

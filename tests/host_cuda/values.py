@@ -1,0 +1,41 @@
+"""Values for the kernels' tests, and the comparison of bits.
+The tests on a GPU use both too, where there need not be a compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fallback.formats import NARROW
+
+
+def bits_of(array: np.ndarray) -> np.ndarray:
+    """The bits, with one NaN in the place of all: their payloads are unspecified."""
+    if array.dtype.kind == "c":
+        array = array[..., np.newaxis].view(f"f{array.dtype.itemsize // 2}")
+    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+    if array.dtype.kind in "biu" and array.dtype not in NARROW:
+        return bits
+    with np.errstate(invalid="ignore"):
+        nans = np.isnan(array.astype(np.float64))
+    return np.where(nans, bits.dtype.type(np.iinfo(bits.dtype).max), bits)
+
+
+def same(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    assert np.array_equal(bits_of(found), bits_of(expected)), (found, expected)
+
+
+@np.errstate(all="ignore")
+def moderate(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
+    """Numbers whose sums have something to round, and some special ones."""
+    dtype, random = np.dtype(dtype), np.random.default_rng(seed)
+    values = random.normal(size=shape) * 3
+    if dtype.kind in "iu" and dtype not in NARROW:
+        return random.integers(0, 2 ** (8 * dtype.itemsize), shape, f"u{dtype.itemsize}").view(
+            dtype
+        )
+    values = np.where(random.random(shape) < 0.02, np.inf, values)
+    values = np.where(random.random(shape) < 0.1, -0.0, values)
+    return values.astype(np.float32).astype(dtype)
