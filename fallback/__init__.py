@@ -1,10 +1,11 @@
-"""The NumPy kernels: fold, ragged copy and round, with the bits of the numerics contract.
+"""The NumPy kernels: fold, copies and rounding, with the bits of the numerics contract.
 Nothing here knows of replicas, axes or collectives."""
 
 from __future__ import annotations
 
+from fallback.copies import copy
 from fallback.fold import fold
 from fallback.ragged import ragged_copy
 from fallback.rounding import round_to
 
-__all__ = ["fold", "ragged_copy", "round_to"]
+__all__ = ["copy", "fold", "ragged_copy", "round_to"]

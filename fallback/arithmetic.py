@@ -3,17 +3,30 @@ Everything here works on one block at a time and knows nothing of orders."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.decode import decode
+from fallback import limits
+from fallback.decode import decode, encode
 from fallback.draws import Draws
-from fallback.formats import computing_dtype, default_accumulator, kind_of, real_of
+from fallback.formats import (
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    NARROW,
+    computing_dtype,
+    default_accumulator,
+    kind_of,
+    real_of,
+)
 from fallback.general import Grid
 from fallback.operators import ARITHMETIC_OPS, LOGICAL_OPS, Operator, operator_for, running
-from fallback.rounding import Rounder, rounder
+from fallback.rounding import Rounder, add_rows, rounder
 from fallback.workspace import Workspace
 
 BOOL = np.dtype(np.bool_)
@@ -43,8 +56,12 @@ class Arithmetic:
         # Complex values are rounded to nearest, whatever was asked for.
         rounds = op in ARITHMETIC_OPS  # selections give one of their operands
         drawn = stochastic and kind == "float"
-        self._step = rounder(self.computing, accumulator if rounds else self.computing, drawn)
-        self._final = rounder(self.computing, self._out, drawn)
+        self._sums = op == "sum"
+        step = accumulator if rounds else self.computing
+        spacing = _common_spacing(op, self._source, accumulator)
+        self._step = rounder(self.computing, step, drawn, _holds(step, spacing))
+        whole = self.divisor is None and _holds(self._out, spacing)
+        self._final = rounder(self.computing, self._out, drawn, whole)
 
     @property
     def stochastic(self) -> bool:
@@ -52,30 +69,69 @@ class Arithmetic:
         return self._step.stochastic or self._final.stochastic
 
     @property
-    def running(self) -> np.ufunc | None:
-        """The ufunc whose `accumulate` does all steps, if nothing is rounded in between."""
-        return running(self.operator) if self._step.exact else None
-
-    @property
     def direct(self) -> bool:
         """Whether the output itself can hold the partial results."""
         return self._out == self.computing and self._step.exact
 
+    def running(self, width: int) -> tuple[np.ufunc, np.dtype[Any]] | None:
+        """The ufunc whose loops over rows of so many elements do all steps, in rows of that dtype.
+
+        NumPy rounds float16 sums and products as the contract does, after each one: slowly by the
+        element, but in one call.
+        """
+        ufunc = running(self.operator)
+        if ufunc is None or width >= limits.ACCUMULATE_WIDTH:
+            return None
+        if self._step.exact:
+            return ufunc, self.computing
+        native = self._accumulator == FLOAT16 and not self._step.stochastic
+        fits = self._source.itemsize == 1 or self._source == FLOAT16
+        return (ufunc, FLOAT16) if native and fits and width < limits.HALF_WIDTH else None
+
+    @property
+    def converts(self) -> bool:
+        """Whether members or partial results are converted."""
+        return self._source != self.computing or not self._step.exact
+
+    def add_rows(
+        self,
+        partial: NDArray[Any],
+        rows: Sequence[NDArray[Any]] | NDArray[Any],
+        bound: float,
+        reach: float,
+        workspace: Workspace,
+    ) -> float | None:
+        """All steps of these rows, if it can be done in a few calls; see `rounding.add_rows`."""
+        return add_rows(self._step, partial, rows, bound, reach, workspace)
+
+    def holds_result(self, dtype: np.dtype[Any]) -> bool:
+        """Whether the output is of this dtype, and takes the last partial result as it is."""
+        return dtype == self._out and self.divisor is None
+
     def operand(
         self, view: NDArray[Any], workspace: Workspace
-    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """The block in the computing type, and the buffer it occupies (None: it is `view`)."""
+    ) -> tuple[NDArray[Any], NDArray[Any] | None, float]:
+        """The block in the computing type, the buffer it occupies (None: it is `view`), and a bound
+        of its magnitudes."""
         if view.dtype == self.computing:
-            return view, None
+            return view, None, math.inf
         buffer = workspace.take(self.computing, view.shape)
-        decode(view, buffer)
-        return buffer, buffer
+        return buffer, buffer, decode(view, buffer)
 
     def round_step(
-        self, block: NDArray[Any], step: int, draws: Draws | None, workspace: Workspace
-    ) -> None:
-        """Round partial results to the accumulator, in place."""
-        self._round(self._step, block, step, draws, workspace)
+        self,
+        block: NDArray[Any],
+        step: int,
+        draws: Draws | None,
+        workspace: Workspace,
+        bound: float = math.inf,
+    ) -> float:
+        """Round partial results to the accumulator, in place.
+
+        `bound` is one of the magnitudes if they are sums; what is returned is one afterwards.
+        """
+        bound = bound if self._sums else math.inf
+        return self._round(self._step, block, step, draws, workspace, bound)
 
     def finish(
         self,
@@ -84,15 +140,17 @@ class Arithmetic:
         members: int,
         draws: Draws | None,
         workspace: Workspace,
+        bound: float = math.inf,
     ) -> None:
         """Divide, and convert to the output in one rounding, step `members`; spoils `block`."""
         held = self._accumulator if members > 1 else self._source  # one member is never rounded
         if self.divisor is not None:
             np.divide(block, self.divisor, out=block)
+            bound = math.inf
         if self.divisor is not None or held != self._out:
-            self._round(self._final, block, members, draws, workspace)
+            self._round(self._final, block, members, draws, workspace, bound)
         if block is not out:
-            np.copyto(out, block, casting="unsafe")
+            encode(block, out, workspace)
 
     @staticmethod
     def _round(
@@ -101,16 +159,50 @@ class Arithmetic:
         step: int,
         draws: Draws | None,
         workspace: Workspace,
-    ) -> None:
+        bound: float,
+    ) -> float:
         if rounder.exact:
-            return
+            return bound
         if draws is None or not rounder.stochastic:
-            rounder(block, None)
-            return
-        lanes = workspace.take(np.dtype(np.uint32), block.shape)
-        draws.fill(lanes, step)
-        rounder(block, lanes)
-        workspace.give(lanes)
+            return rounder(block, None, workspace, bound)
+        return rounder(block, draws.draw(block.shape, step), workspace, bound)
+
+
+@lru_cache(maxsize=256)
+def _planned(*arguments: Any) -> Arithmetic:
+    return Arithmetic(*arguments)
+
+
+def plan(*arguments: Any) -> Arithmetic:
+    """The Arithmetic of these arguments, which has no state and is kept."""
+    try:
+        return _planned(*arguments)
+    except TypeError:  # not hashable: not what it takes either
+        return Arithmetic(*arguments)
+
+
+def _spacing(dtype: np.dtype[Any]) -> int | None:
+    """All finite values of a floating-point dtype are multiples of 2 to this power."""
+    if dtype in NARROW:
+        return NARROW[dtype].min_exponent - NARROW[dtype].fraction_bits
+    return {FLOAT32: -149, FLOAT64: -1074}.get(dtype)
+
+
+def _common_spacing(
+    op: str, source: np.dtype[Any], accumulator: np.dtype[Any] | Grid
+) -> int | None:
+    """What all partial results are multiples of 2 to the power of, if anything is known."""
+    known = None if isinstance(accumulator, Grid) else _spacing(accumulator)
+    given = _spacing(source)
+    if op == "prod" or known is None or given is None:
+        return None
+    return min(known, given)
+
+
+def _holds(target: np.dtype[Any] | Grid, spacing: int | None) -> bool:
+    """Whether multiples of 2**spacing, where small enough, are values of `target`."""
+    finest = None if isinstance(target, Grid) else _spacing(target)
+    return finest is not None and spacing is not None and finest <= spacing
 
 
 def _accumulator(

@@ -1,8 +1,9 @@
-"""Reading any supported format into a block of the computing type, exactly.
-NumPy's own conversions from float16 and the 8-bit formats are several times slower."""
+"""Between the narrow formats and blocks of float32, exactly: integer operations on whole blocks.
+NumPy's own conversions of float16 and the 8-bit formats are many times slower."""
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -10,17 +11,62 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fallback import limits
-from fallback.formats import FLOAT16, FLOAT32, NARROW
+from fallback.formats import BFLOAT16, FLOAT32, NARROW, Format
+from fallback.workspace import Workspace
+
+_INT32 = np.dtype(np.int32)
+_SIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.int8), 2: np.dtype(np.int16)}
+_UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
 
 
-def decode(source: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write the values of `source` into `out`, of its shape; integers wrap, bool means nonzero."""
-    if source.dtype == FLOAT16 and out.dtype == FLOAT32 and source.size >= limits.CAST_WIDTH:
-        _decode_float16(source, out)
-    elif source.dtype in NARROW and source.dtype.itemsize == 1:
+class _Bits:
+    """How the bits of a narrow format, but bfloat16, lie in those of a float32 number.
+
+    Shifted up by `shift`, exponent and fraction have the value times 2**-k, and `scale` is 2**k;
+    so have subnormal numbers, which become float32's. Codes from `special` on stand for no finite
+    number.
+    """
+
+    def __init__(self, target: Format) -> None:
+        self.width = 8 * target.dtype.itemsize
+        self.shift = np.int32(23 - target.fraction_bits)
+        bias = 1 - target.min_exponent
+        self.scale, self.unscale = np.float32(2.0 ** (127 - bias)), np.float32(2.0 ** (bias - 127))
+        # The sign, which the shift has copied into the bits between, and what lies below them.
+        below = (1 << (self.width - 1 + int(self.shift))) - 1
+        self.mask = np.int32(below - (1 << 31))
+        self.sign_shift = np.int32(32 - self.width)
+        self.sign_mask = np.int32(-(1 << (self.width - 1)))
+        largest = np.array(target.max_finite, target.dtype)
+        self.special = int(largest.view(_UNSIGNED[target.dtype.itemsize])) + 1
+        self.fraction_bits, self.bias = target.fraction_bits, bias
+        self.has_negative_zero = target.has_negative_zero
+        self.max_finite = np.float32(target.max_finite)
+
+
+_LAYOUT = {dtype: _Bits(row) for dtype, row in NARROW.items() if dtype != BFLOAT16}
+
+
+def decode(source: NDArray[Any], out: NDArray[Any]) -> float:
+    """Write the values of `source` into `out`, of its shape; integers wrap, bool means nonzero.
+
+    Returns a bound of their magnitudes: infinity where it is not known, or not all are finite.
+    """
+    layout = _LAYOUT.get(source.dtype)
+    if layout is not None and out.dtype == FLOAT32 and source.size >= limits.CAST_WIDTH:
+        return _decode_by_bits(source, out, layout)
+    if layout is not None and source.dtype.itemsize == 1:
         np.take(_values(source.dtype, out.dtype), source.view(np.uint8), out=out, mode="clip")
     else:
         np.copyto(out, source, casting="unsafe")
+    return math.inf
+
+
+def decode_all(blocks: NDArray[Any] | list[NDArray[Any]], rows: NDArray[Any]) -> float:
+    """`decode` the blocks, stacked or in a list, into as many rows."""
+    if isinstance(blocks, np.ndarray):
+        return decode(blocks, rows)
+    return max(decode(block, row) for block, row in zip(blocks, rows, strict=True))
 
 
 @cache
@@ -29,13 +75,69 @@ def _values(dtype: np.dtype[Any], computing: np.dtype[Any]) -> NDArray[Any]:
     return np.arange(256, dtype=np.uint8).view(dtype).astype(computing)
 
 
-def _decode_float16(source: NDArray[Any], out: NDArray[Any]) -> None:
+def _decode_by_bits(source: NDArray[Any], out: NDArray[Any], layout: _Bits) -> float:
     """Shift the bits into place, then correct the exponent's bias by a multiplication."""
-    bits = out.view(np.int32)
-    np.copyto(bits, source.view(np.int16))  # the sign fills the upper half
-    bits <<= 13
-    bits &= -0x7000_2000  # 0x8fffe000: the sign, then exponent and fraction
-    out *= np.float32(2.0**112)
-    special = np.abs(out) >= np.float32(65536.0)  # infinities and NaNs look like finite numbers
-    if special.any():
-        out[special] = source[special]
+    codes, bits = source.view(_SIGNED[source.dtype.itemsize]), out.view(_INT32)
+    np.copyto(bits, codes)  # the sign fills the upper part
+    bits <<= layout.shift
+    bits &= layout.mask
+    out *= layout.scale
+    largest = _largest_code(source, codes, layout)
+    if largest < layout.special:
+        return math.ldexp(1.0, (largest >> layout.fraction_bits) + 1 - layout.bias)
+    if layout.has_negative_zero:
+        special = np.abs(out) > layout.max_finite  # they look like finite numbers beyond the last
+    else:
+        special = codes == np.iinfo(codes.dtype).min
+    out[special] = source[special]
+    return math.inf
+
+
+def _largest_code(source: NDArray[Any], codes: NDArray[Any], layout: _Bits) -> int:
+    """The largest code there is, its sign left out; formats without -0 have NaN in its place."""
+    positive = int(np.maximum.reduce(codes, axis=None))
+    if not layout.has_negative_zero and int(np.minimum.reduce(codes, axis=None)) == -(
+        1 << (layout.width - 1)
+    ):
+        return layout.special
+    unsigned = source.view(_UNSIGNED[source.dtype.itemsize])
+    negative = int(np.maximum.reduce(unsigned, axis=None)) - (1 << (layout.width - 1))
+    return max(positive, negative)
+
+
+def encode(block: NDArray[Any], out: NDArray[Any], workspace: Workspace) -> None:
+    """Write values that are those of `out`'s dtype into it; may spoil `block`."""
+    if block.dtype != FLOAT32 or block.size < limits.CAST_WIDTH or out.dtype not in NARROW:
+        np.copyto(out, block, casting="unsafe")
+    elif out.dtype == BFLOAT16:
+        bits = block.view(np.uint32)
+        bits >>= np.uint32(16)
+        np.copyto(out.view(np.uint16), bits, casting="unsafe")
+    elif not all_within(block, NARROW[out.dtype].max_finite):
+        np.copyto(out, block, casting="unsafe")
+    else:
+        _encode_by_bits(block, out, _LAYOUT[out.dtype], workspace)
+
+
+def _encode_by_bits(
+    block: NDArray[Any], out: NDArray[Any], layout: _Bits, workspace: Workspace
+) -> None:
+    block *= layout.unscale
+    bits, signs = block.view(_INT32), workspace.take(_INT32, block.shape)
+    np.right_shift(bits, layout.sign_shift, out=signs)
+    signs &= layout.sign_mask
+    bits >>= layout.shift
+    bits |= signs
+    np.copyto(out.view(_SIGNED[out.dtype.itemsize]), bits, casting="unsafe")
+    workspace.give(signs)
+
+
+def largest_magnitude(block: NDArray[Any]) -> float:
+    """The largest magnitude of a block, NaN if there is one."""
+    highest = float(np.maximum.reduce(block, axis=None))
+    return max(highest, -float(np.minimum.reduce(block, axis=None)))
+
+
+def all_within(block: NDArray[Any], limit: float) -> bool:
+    """Whether all magnitudes are numbers up to `limit`."""
+    return largest_magnitude(block) <= limit

@@ -37,6 +37,15 @@ class Draws:
             for start in starts
         ]
 
+    def draw(self, shape: tuple[int, ...], step: int) -> NDArray[np.uint32]:
+        """The lanes of a block of this shape, the box once or for several steps, in new memory."""
+        if math.prod(shape) == self._run:
+            ((start, place),) = self._rows
+            return self._lanes.draw(self._run, start=start, step=step, place=place).reshape(shape)
+        lanes = np.empty(shape, np.uint32)
+        self.fill(lanes, step)
+        return lanes
+
     def fill(self, out: NDArray[np.uint32], step: int) -> None:
         """Fill C-contiguous `out`: the box once for each step from `step` on, as often as fits."""
         rows = out.reshape(-1, self._run)

@@ -7,15 +7,15 @@ import math
 import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fallback import limits
-from fallback.arithmetic import Arithmetic
+from fallback import limits, threads
+from fallback.arithmetic import Arithmetic, plan
 from fallback.draws import Draws
 from fallback.formats import real_of
 from fallback.general import Grid
@@ -24,10 +24,11 @@ from fallback.members import Members
 from fallback.operators import LOGICAL_OPS
 from fallback.orders import check_order, ring_bounds
 from fallback.philox import Lanes
+from fallback.rings import ring_runs
 from fallback.rounding import check_counter, check_rounding
 from fallback.routes import Task, by_member, by_rows
 from fallback.subnormals import require_subnormals
-from fallback.workspace import Workspace
+from fallback.workspace import own_workspace
 
 
 def fold(
@@ -93,7 +94,7 @@ def fold(
     accumulator = accumulate
     if accumulator is not None and not isinstance(accumulator, Grid):
         accumulator = np.dtype(accumulator)
-    arithmetic = Arithmetic(op, group.dtype, accumulator, out_type, divisor, stochastic)
+    arithmetic = plan(op, group.dtype, accumulator, out_type, divisor, stochastic)
     counters = check_counter("seed", seed), check_counter("call", call)
     shape = group.shape
     whole_of = _window(window, math.prod(shape), batch_ndim, cut_axis)
@@ -102,18 +103,22 @@ def fold(
     parts = group.dtype.kind == "c" and op not in LOGICAL_OPS
     cut = None
     if order == "ring" and cut_axis is not None:
-        group = _cut(group, batch_ndim, cut_axis, len(shape) - batch_ndim)
-        cut = batch_ndim + cut_axis
+        divided = _cut(group, batch_ndim, cut_axis, len(shape) - batch_ndim)
+        if cut_axis:  # slices of the first axis are blocks of the flattened value
+            group, cut = divided, batch_ndim + cut_axis
     out = np.empty(shape, out_type)
     if not out.size:
         return out
     group = group.as_reals() if parts else group
-    layout = _layout(group, batch_ndim, cut, parts)
-    layout = replace(layout, window=whole_of)
-    places_of = _places(places, shape[:batch_ndim], layout)
-    work = _Fold(group, order, arithmetic, layout, Lanes(*counters), places_of)
-    with np.errstate(all="ignore"):
-        work.run(out)
+    # Without random numbers and rings no element has anything to do with its index.
+    alike = not arithmetic.stochastic and order != "ring"
+    layout = _layout(group, 0 if alike else batch_ndim, cut, parts, whole_of)
+    lanes = places_of = None
+    if arithmetic.stochastic or not _is_place(places):
+        places_of = _places(places, shape[:batch_ndim])
+    if arithmetic.stochastic:
+        lanes = Lanes(*counters)
+    _Fold(group, order, arithmetic, layout, lanes, places_of).run(out)
     return out
 
 
@@ -150,16 +155,20 @@ class Layout:
         return box[len(self.batch) : len(self.batch) + len(self.value)]
 
 
-def _layout(group: Members, batch: int, cut: int | None, parts: bool) -> Layout:
+def _layout(
+    group: Members, batch: int, cut: int | None, parts: bool, window: tuple[int, int] | None
+) -> Layout:
     """Merge the axes of `group`, in which axis `cut` is to stay as it is."""
     last = len(group.shape) - parts
+    if not batch and cut is None and group.contiguous:
+        return Layout((), (math.prod(group.shape[:last]),), (2,) if parts else (), None, window)
     edges = [0, batch, last] if cut is None else [0, batch, cut, cut + 1, last]
     runs = [
         coalesce(group.shape[a:b], [row[a:b] for row in group.strides]) for a, b in pairwise(edges)
     ]
     tail = (2,) if parts else ()
     if cut is None:
-        return Layout(runs[0], runs[1] or (1,), tail, None)
+        return Layout(runs[0], runs[1] or (1,), tail, None, window)
     before, after = runs[1], runs[3]
     return Layout(runs[0], (*before, group.shape[cut], *after), tail, len(before))
 
@@ -194,8 +203,12 @@ def _window(
     return first, total
 
 
-def _places(places: ArrayLike, batch: tuple[int, ...], merged: Layout) -> NDArray[np.uint64]:
-    """One place for each batch entry, in the merged batch axes."""
+def _is_place(given: Any) -> bool:
+    return type(given) is int and 0 <= given < 2**64
+
+
+def _places(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64]:
+    """One place for each batch entry."""
     given = np.asarray(places)
     if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
         raise ValueError(f"places={places!r}: expected integers from 0 to 2**64 - 1")
@@ -205,7 +218,7 @@ def _places(places: ArrayLike, batch: tuple[int, ...], merged: Layout) -> NDArra
         raise ValueError(
             f"places has shape {given.shape}, which does not broadcast to the batch's {batch}"
         ) from None
-    return spread.astype(np.uint64).reshape(merged.batch)
+    return spread.astype(np.uint64)
 
 
 @dataclass
@@ -216,8 +229,8 @@ class _Fold:
     order: str
     arithmetic: Arithmetic
     layout: Layout
-    lanes: Lanes
-    places: NDArray[np.uint64]
+    lanes: Lanes | None
+    places: NDArray[np.uint64] | None
 
     def run(self, out: NDArray[Any]) -> None:
         """Do all tasks, writing into `out`, whose shape is the layout's."""
@@ -225,37 +238,54 @@ class _Fold:
         flat = out.reshape(-1)
         target = flat.view(real_of(out.dtype)) if self.layout.parts else flat
         target = target.reshape(self.layout.shape)
-        width = math.prod(self.layout.shape)
-        if self.order == "ring":
-            width = min(width, width * self.layout.total // (self._elements * members.count))
-        narrow = width < limits.ROW_WIDTH and members.count >= limits.ROW_MEMBERS
-        workspace = Workspace(min(limits.BLOCK, target.size * members.count))
-        fold_one, boxes = (by_rows, self._rows()) if narrow else (by_member, self._blocks())
-        for start, box in boxes:
-            fold_one(
-                Task(
-                    members,
-                    self.order,
-                    self.arithmetic,
-                    box,
-                    target[box],
-                    workspace,
-                    self._draws(box),
-                    start,
-                    self._rotation(box) if narrow and self.order == "ring" else None,
+        fold_one, places = (by_rows, self._rows()) if self._narrow else (by_member, self._blocks())
+        capacity = limits.BLOCK
+
+        def fold_box(place: tuple[Index, dict[str, Any]]) -> None:
+            require_subnormals()
+            box, how = place
+            workspace, draws = own_workspace(capacity), self._draws(box)
+            with np.errstate(all="ignore"):
+                fold_one(
+                    Task(
+                        members,
+                        self.order,
+                        self.arithmetic,
+                        box,
+                        target[box],
+                        workspace,
+                        draws,
+                        **how,
+                    )
                 )
-            )
+
+        threads.share(fold_box, places, target.size * members.count)
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether members, or a ring's blocks of them, are many and small."""
+        count, width = self.group.count, math.prod(self.layout.shape)
+        if self.order == "ring":
+            width = min(width, width * self.layout.total // (self._elements * count))
+        runs = self.order != "tree" and self.arithmetic.running(width) is not None
+        wider = limits.CONVERTED if self.arithmetic.converts else limits.RUNNING if runs else 1
+        return count >= limits.ROW_MEMBERS and width < wider * limits.ROW_WIDTH
 
     @property
     def _elements(self) -> int:
         """How many elements of the value the members hold."""
         return math.prod(self.layout.value)
 
-    def _blocks(self) -> Iterator[tuple[int, Index]]:
+    def _blocks(self) -> Iterator[tuple[Index, dict[str, Any]]]:
         """Boxes for the way member by member, with the member at which each one's ring starts."""
         for start, region in self._regions():
-            for box in split(region, limits.BLOCK):
-                yield start, box
+            for box in split(region, self._limit(limits.BLOCK, limits.SHARED_WIDTH)):
+                yield box, {"start": start}
+
+    def _limit(self, most: int, least: int) -> int:
+        """How large boxes may be, for every thread to have one unless that makes them too small."""
+        each = -(-math.prod(self.layout.shape) // threads.count())
+        return min(most, max(each, least))
 
     def _regions(self) -> Iterator[tuple[int, Index]]:
         value, count = self.layout.value, self.group.count
@@ -274,17 +304,32 @@ class _Fold:
                 for box in flat_range(value, low - first, high - first):
                     yield start, self.layout.around(box)
 
-    def _rows(self) -> Iterator[tuple[int, Index]]:
-        """Boxes for the way by rows: half a buffer at most, so that a chunk has several rows."""
-        stacking = self.order == "ring" and not self.group.stacked
-        limit = limits.BLOCK // (self.group.count if stacking else 2)
-        for box in split(whole(self.layout.shape), max(2, limit)):
-            yield 0, box
+    def _rows(self) -> Iterator[tuple[Index, dict[str, Any]]]:
+        """Boxes for the way by rows: part of a buffer, so that a chunk has several rows."""
+        limit = max(2, limits.BLOCK // 2)
+        layout = self.layout
+        if self.order != "ring":
+            width = limits.SHARED_WIDTH
+            if self.arithmetic.converts:
+                limit, width = max(2, limit // 4), width // 4
+            for box in split(whole(layout.shape), self._limit(limit, width)):
+                yield box, {}
+        elif len(layout.shape) == 1 and layout.cut is None:
+            last = layout.first + self._elements
+            for ring, low, high in ring_runs(
+                layout.total, self.group.count, layout.first, last, limit
+            ):
+                yield (slice(low - layout.first, high - layout.first),), {"ring": ring}
+        else:
+            limit = limit if self.group.stacked else max(2, limits.BLOCK // self.group.count)
+            for box in split(whole(layout.shape), limit):
+                yield box, {"rotation": self._rotation(box)}
 
     def _draws(self, box: Index) -> Draws | None:
-        if not self.arithmetic.stochastic:
+        if self.lanes is None or self.places is None:
             return None
-        return Draws(self.lanes, box, self.layout.value, self.places, self.layout.first)
+        places = self.places.reshape(self.layout.batch)
+        return Draws(self.lanes, box, self.layout.value, places, self.layout.first)
 
     def _rotation(self, box: Index) -> NDArray[np.intp]:
         """For every element of the box the member at which its ring's block starts."""

@@ -3,6 +3,7 @@ A format is data, a `Grid`; values are held in float32 or float64, whichever hol
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fallback.formats import FLOAT32, FLOAT64
+from fallback.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,19 @@ class GridRounder:
         self._grid = grid
         self.stochastic = stochastic and grid.narrow
 
-    def __call__(self, block: NDArray[Any], lanes: NDArray[np.uint32] | None) -> None:
+    def __call__(
+        self,
+        block: NDArray[Any],
+        lanes: NDArray[np.uint32] | None,
+        workspace: Workspace,
+        bound: float = math.inf,
+    ) -> float:
         """Round `block` in place; its dtype holds all values of the grid.
 
         `lanes` broadcasts against it; None, or a format that is not narrow: to nearest.
         """
         block[...] = rounded(block, self._grid, lanes if self.stochastic else None)
+        return math.inf
 
 
 def rounded(

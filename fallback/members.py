@@ -55,6 +55,11 @@ class Members:
         return isinstance(self._arrays, np.ndarray)
 
     @property
+    def contiguous(self) -> bool:
+        """Whether the members are known to be C-contiguous."""
+        return isinstance(self._arrays, np.ndarray) and self._arrays.flags.c_contiguous
+
+    @property
     def strides(self) -> list[tuple[int, ...]]:
         """The distinct strides that occur among the members."""
         if isinstance(self._arrays, np.ndarray):

@@ -4,18 +4,25 @@ Values stay in the computing type: afterwards they are exactly representable in 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fallback import limits
+from fallback import limits, threads
+from fallback.decode import all_within, encode, largest_magnitude
 from fallback.formats import BFLOAT16, FLOAT32, FLOAT64, NARROW, Format, computing_dtype, kind_of
 from fallback.general import Grid, GridRounder
-from fallback.layout import split, whole
+from fallback.layout import Index, split, whole
 from fallback.philox import Lanes
 from fallback.subnormals import require_subnormals
+from fallback.workspace import Workspace, own_workspace
 
+_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
+    FLOAT32: np.dtype(np.uint32),
+    FLOAT64: np.dtype(np.uint64),
+}
 _EXPONENT_MASK: dict[np.dtype[Any], np.generic] = {
     FLOAT32: np.uint32(0x7F80_0000),
     FLOAT64: np.uint64(0x7FF0_0000_0000_0000),
@@ -25,137 +32,301 @@ _SIGN_MASK: dict[np.dtype[Any], np.generic] = {
     FLOAT64: np.uint64(1 << 63),
 }
 _FRACTION_BITS = {FLOAT32: 23, FLOAT64: 52}
-_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
-    FLOAT32: np.dtype(np.uint32),
-    FLOAT64: np.dtype(np.uint64),
-}
 
 
-def binade(magnitudes: NDArray[Any], target: Format) -> NDArray[Any]:
+def round_block(
+    block: NDArray[Any],
+    target: Format,
+    lanes: NDArray[np.uint32] | None,
+    workspace: Workspace,
+    *,
+    finite: bool = False,
+    on_lattice: bool = False,
+) -> None:
+    """Round a C-contiguous float32 or float64 block to `target`, in place.
+
+    `lanes`, which broadcast to the block's shape, are the uniform numbers of stochastic rounding;
+    None: nearest. `finite` says that no value is beyond the target's largest one, and `on_lattice`
+    that all are multiples of its smallest: those below its normal numbers are then its values.
+    """
+    single, upper_half = block.dtype == FLOAT32, target.dtype == BFLOAT16
+    if lanes is None and single and upper_half:
+        _nearest_bfloat16(block, workspace)
+    elif lanes is None and finite and on_lattice:
+        _nearest_on_lattice(block, target, workspace)
+    elif lanes is None:
+        _nearest(block, target, workspace)
+    elif finite and single:
+        _stochastic_by_bits(block, target, lanes, workspace, on_lattice or upper_half)
+    else:
+        _stochastic(block, target, lanes)
+    if not target.has_negative_zero:
+        block += block.dtype.type(0)
+
+
+def _binade(values: NDArray[Any], target: Format, out: NDArray[Any]) -> None:
     """The power of two at or below each magnitude, kept within `target`'s normal exponents.
 
     Below them the spacing of the format no longer shrinks; above them any spacing serves, because
     every result overflows.
     """
-    dtype = magnitudes.dtype
-    bits = magnitudes.view(_UNSIGNED[dtype]) & _EXPONENT_MASK[dtype]
-    powers: NDArray[Any] = bits.view(dtype)
+    dtype = values.dtype
+    unsigned = _UNSIGNED[dtype]
+    np.bitwise_and(values.view(unsigned), _EXPONENT_MASK[dtype], out=out.view(unsigned))
     low, high = 2.0**target.min_exponent, 2.0**target.max_exponent
-    return np.clip(powers, dtype.type(low), dtype.type(high), out=powers)
+    np.clip(out, dtype.type(low), dtype.type(high), out=out)
 
 
-def round_to_grid(magnitudes: NDArray[Any], powers: NDArray[Any], fraction_bits: int) -> None:
-    """Round in place to multiples of power * 2**-fraction_bits, ties to the even multiple.
+def _nearest(block: NDArray[Any], target: Format, workspace: Workspace) -> None:
+    """Add a number whose unit in the last place is the format's spacing, and subtract it again."""
+    dtype = block.dtype
+    magic, sums = workspace.take(dtype, block.shape), workspace.take(dtype, block.shape)
+    _binade(block, target, magic)
+    # One and a half: neither sign of the block leaves the binade of the magic number.
+    magic *= dtype.type(1.5 * 2.0 ** (_FRACTION_BITS[dtype] - target.fraction_bits))
+    np.add(block, magic, out=sums)
+    sums -= magic
+    bits = block.view(_UNSIGNED[dtype])
+    bits &= _SIGN_MASK[dtype]
+    bits |= sums.view(bits.dtype)  # of the same sign, or +0
+    workspace.give(magic)
+    workspace.give(sums)
+    _overflow(block, target)
 
-    Adding a number whose unit in the last place is the grid's spacing makes the addition round.
+
+def _nearest_on_lattice(block: NDArray[Any], target: Format, workspace: Workspace) -> None:
+    """x becomes 2**s x - (2**s x - x) with s the number of bits to drop.
+
+    The first difference is rounded to a multiple of the spacing of 2**s x, which is that of x in
+    the format; ties go to even as 2**s x is then an even multiple. (Where the difference falls
+    into the binade below, its spacing is half as large, but x is next to a power of two, closer
+    than a quarter of the spacing.) The second one is exact.
     """
-    dtype = magnitudes.dtype
-    magic = powers * dtype.type(2.0 ** (_FRACTION_BITS[dtype] - fraction_bits))
-    np.add(magnitudes, magic, out=magnitudes)
-    np.subtract(magnitudes, magic, out=magnitudes)
+    dtype = block.dtype
+    shifted = workspace.take(dtype, block.shape)
+    np.multiply(block, _factor(dtype, target), out=shifted)
+    np.subtract(shifted, block, out=block)
+    np.subtract(shifted, block, out=block)
+    workspace.give(shifted)
 
 
-def _nearest(magnitudes: NDArray[Any], target: Format) -> None:
-    round_to_grid(magnitudes, binade(magnitudes, target), target.fraction_bits)
+def _factor(computing: np.dtype[Any], target: Format) -> np.generic:
+    """2**s with s the number of bits that rounding drops."""
+    factor: np.generic = computing.type(2.0 ** (_FRACTION_BITS[computing] - target.fraction_bits))
+    return factor
 
 
-def _stochastic(magnitudes: NDArray[Any], target: Format, lanes: NDArray[np.uint32]) -> None:
-    """Go up to `hi` where lane < floor(p * 2**32). All arithmetic here is exact but the compare."""
-    dtype = magnitudes.dtype
-    powers = binade(magnitudes, target)
+def _nearest_bfloat16(block: NDArray[Any], workspace: Workspace) -> None:
+    """bfloat16 is float32's upper half: a carry out of the lower half rounds up, to infinity too.
+
+    NaNs are set aside, since their payload may sit in the lower half only.
+    """
+    nans = np.isnan(block) if np.isnan(np.maximum.reduce(block, axis=None)) else None
+    bits = block.view(np.uint32)
+    even = workspace.take(bits.dtype, bits.shape)
+    np.right_shift(bits, np.uint32(16), out=even)
+    even &= np.uint32(1)
+    even += np.uint32(0x7FFF)
+    bits += even
+    bits &= np.uint32(0xFFFF_0000)
+    workspace.give(even)
+    if nans is not None:
+        block[nans] = np.nan
+
+
+def _stochastic_by_bits(
+    block: NDArray[Any],
+    target: Format,
+    lanes: NDArray[np.uint32],
+    workspace: Workspace,
+    on_lattice: bool,
+) -> None:
+    """Of a finite float32 block drop the last s bits, and go up where the lane's first s are less.
+
+    Adding 2**s - 1 minus the lane's bits carries into the bits that stay just there. The magnitudes
+    below the normal numbers have more bits to drop.
+    """
+    dropped = _FRACTION_BITS[FLOAT32] - target.fraction_bits
+    bits = block.view(np.uint32)
+    carries = workspace.take(bits.dtype, bits.shape)
+    small = None if on_lattice else _below_normal(bits, target, carries)
+    if small is not None:
+        values = block[small]
+        _stochastic(values, target, np.broadcast_to(lanes, block.shape)[small])
+    np.invert(lanes, out=carries)
+    carries >>= np.uint32(32 - dropped)
+    bits += carries
+    bits &= np.uint32(2**32 - 2**dropped)
+    workspace.give(carries)
+    if small is not None:
+        block[small] = values
+
+
+def _below_normal(
+    bits: NDArray[np.uint32], target: Format, scratch: NDArray[np.uint32]
+) -> NDArray[np.bool_] | None:
+    """Where magnitudes are below the normal numbers, and not zero; None if that is nowhere."""
+    np.bitwise_and(bits, np.uint32(2**31 - 1), out=scratch)
+    scratch -= np.uint32(1)  # zeros become the largest
+    limit = np.float32(2.0**target.min_exponent).view(np.uint32) - np.uint32(1)
+    return scratch < limit if np.minimum.reduce(scratch, axis=None) < limit else None
+
+
+def _stochastic(block: NDArray[Any], target: Format, lanes: NDArray[np.uint32]) -> None:
+    """Go up to `hi` where lane < floor(p * 2**32). All arithmetic here is exact but the compare.
+
+    From float32 to bfloat16, of the same exponents, the magic number would overflow.
+    """
+    if target.dtype == BFLOAT16 and block.dtype == FLOAT32:
+        _stochastic_bfloat16(block, lanes)
+        return
+    dtype = block.dtype
+    magnitudes = np.abs(block)
+    powers = np.empty_like(magnitudes)
+    _binade(magnitudes, target, powers)
     ulps = powers * dtype.type(2.0**-target.fraction_bits)
-    low = magnitudes.copy()
-    round_to_grid(low, powers, target.fraction_bits)
+    magic = powers * dtype.type(2.0 ** (_FRACTION_BITS[dtype] - target.fraction_bits))
+    low = magnitudes + magic
+    low -= magic
     low -= ulps * (low > magnitudes)  # a product: NumPy's where= takes twenty times as long
     share = magnitudes - low
     share *= dtype.type(2.0 ** (32 + target.fraction_bits))
     share /= powers
     low += ulps * (lanes < share.astype(np.uint32))
-    magnitudes[...] = low
+    np.copysign(low, block, out=block)
+    _overflow(block, target)
 
 
-def round_block(block: NDArray[Any], target: Format, lanes: NDArray[np.uint32] | None) -> None:
-    """Round a C-contiguous float32 or float64 block to `target`, in place.
-
-    `lanes`, which broadcast to the block's shape, are the uniform numbers of stochastic rounding;
-    None: nearest.
-    """
-    if target.dtype == BFLOAT16 and block.dtype == FLOAT32:
-        # Both have float32's exponents, so the grid's magic number would overflow.
-        _round_float32_to_bfloat16(block, lanes)
-        return
-    magnitudes = np.abs(block)
-    if lanes is None:
-        _nearest(magnitudes, target)
-    else:
-        _stochastic(magnitudes, target, lanes)
-    beyond = magnitudes > target.max_finite
-    if beyond.any():
-        magnitudes[beyond] = target.overflow
-    bits = block.view(_UNSIGNED[block.dtype])
-    bits &= _SIGN_MASK[block.dtype]
-    bits |= magnitudes.view(bits.dtype)
-    if not target.has_negative_zero:
-        block += block.dtype.type(0)
-
-
-def _round_float32_to_bfloat16(block: NDArray[Any], lanes: NDArray[np.uint32] | None) -> None:
-    """bfloat16 is float32's upper half: a carry out of the lower half rounds up, to infinity too.
-
-    NaNs are set aside, since their payload may sit in the lower half only.
-    """
+def _stochastic_bfloat16(block: NDArray[Any], lanes: NDArray[np.uint32]) -> None:
+    """As `_stochastic_by_bits`, infinities and NaNs included."""
     bits = block.view(np.uint32)
     nans = np.isnan(block)
-    if lanes is None:
-        even = (bits >> np.uint32(16)) & np.uint32(1)
-        even += np.uint32(0x7FFF)
-        bits += even
-    else:
-        rises = lanes < (bits << np.uint32(16))
-        bits += rises.astype(np.uint32) << np.uint32(16)
+    rises = lanes < (bits << np.uint32(16))
+    bits += rises.astype(np.uint32) << np.uint32(16)
     bits &= np.uint32(0xFFFF_0000)
-    if nans.any():
-        block[nans] = np.nan
+    block[nans] = np.nan
+
+
+def _overflow(block: NDArray[Any], target: Format) -> None:
+    """What is beyond the largest finite number becomes infinity, or NaN in formats without one."""
+    if not block.size or all_within(block, target.max_finite):
+        return
+    beyond = np.abs(block) > target.max_finite
+    block[beyond] = np.copysign(block.dtype.type(target.overflow), block[beyond])
 
 
 class Rounder(Protocol):
     """Rounds C-contiguous blocks of the computing type in place, which holds the target's values.
 
     Nothing happens where `exact` is true. Where `stochastic` is true it takes lanes, which
-    broadcast against the block; without them it rounds to nearest.
+    broadcast against the block; without them it rounds to nearest. It is told a bound of the
+    magnitudes, infinity if none is known, and returns one of those of the rounded values.
     """
 
     exact: bool
     stochastic: bool
 
-    def __call__(self, block: NDArray[Any], lanes: NDArray[np.uint32] | None) -> None: ...
+    def __call__(
+        self,
+        block: NDArray[Any],
+        lanes: NDArray[np.uint32] | None,
+        workspace: Workspace,
+        bound: float = ...,
+    ) -> float: ...
 
 
-def rounder(computing: np.dtype[Any], target: np.dtype[Any] | Grid, stochastic: bool) -> Rounder:
-    """The Rounder for a dtype, or for any format."""
+def rounder(
+    computing: np.dtype[Any],
+    target: np.dtype[Any] | Grid,
+    stochastic: bool,
+    on_lattice: bool = False,
+) -> Rounder:
+    """The Rounder for a dtype, or for any format; `on_lattice` as for `round_block`."""
     if isinstance(target, Grid):
         return GridRounder(target, stochastic)
-    return DtypeRounder(computing, target, stochastic)
+    return DtypeRounder(computing, target, stochastic, on_lattice)
 
 
 class DtypeRounder:
     """Rounds blocks of the computing type to one target dtype."""
 
-    def __init__(self, computing: np.dtype[Any], target: np.dtype[Any], stochastic: bool) -> None:
+    def __init__(
+        self,
+        computing: np.dtype[Any],
+        target: np.dtype[Any],
+        stochastic: bool,
+        on_lattice: bool = False,
+    ) -> None:
         self._narrow = NARROW.get(target) if computing in _UNSIGNED else None
+        self._on_lattice = on_lattice
         self._single = target == FLOAT32 and computing == FLOAT64
         # From float64 the casts of ml_dtypes round twice, by way of float32.
-        self._target, self._by_cast = target, computing == FLOAT32 and self._narrow is not None
+        self.target, self._by_cast = target, computing == FLOAT32 and self._narrow is not None
         self.exact = self._narrow is None and not self._single
         self.stochastic = stochastic and self._narrow is not None
+        self.factor: np.generic | None = None  # of _nearest_on_lattice
+        if on_lattice and self._narrow and self._narrow.has_negative_zero and not stochastic:
+            if not (target == BFLOAT16 and computing == FLOAT32):
+                self.factor = _factor(computing, self._narrow)
 
-    def __call__(self, block: NDArray[Any], lanes: NDArray[np.uint32] | None) -> None:
+    def __call__(
+        self,
+        block: NDArray[Any],
+        lanes: NDArray[np.uint32] | None,
+        workspace: Workspace,
+        bound: float = math.inf,
+    ) -> float:
+        if self._narrow is None:
+            if self._single:
+                block[...] = block.astype(np.float32)
+            return bound
         if self._by_cast and lanes is None and block.size < limits.CAST_WIDTH:
-            block[...] = block.astype(self._target)
-        elif self._narrow is not None:
-            round_block(block, self._narrow, lanes)
-        elif self._single:
-            block[...] = block.astype(np.float32)
+            block[...] = block.astype(self.target)
+            return math.inf
+        target, lattice = self._narrow, self._on_lattice
+        if (lattice or lanes is not None) and block.size and not bound <= target.max_finite:
+            bound = largest_magnitude(block)
+        finite = bound <= target.max_finite
+        round_block(block, target, lanes, workspace, finite=finite, on_lattice=lattice)
+        return bound * (1.0 + 2.0**-target.fraction_bits)
+
+
+def _reached(dtype: np.dtype[Any], bound: float, reach: float, rows: int) -> float | None:
+    """What sums of so many rows are bounded by, roundings included; None if they may overflow."""
+    target = NARROW[dtype]
+    reached = (bound + rows * reach) * (1.0 + 2.0**-target.fraction_bits) ** rows
+    return reached if reached <= target.max_finite else None
+
+
+def add_rows(
+    rounder: Rounder,
+    partial: NDArray[Any],
+    rows: Sequence[NDArray[Any]] | NDArray[Any],
+    bound: float,
+    reach: float,
+    workspace: Workspace,
+) -> float | None:
+    """Add rows one after the other, rounding to nearest in between, without a look at the values.
+
+    `bound` is one of the magnitudes in `partial`, `reach` of those in `rows`; what is returned is
+    one of the sums'. None, and nothing done, where sums might have to become infinite, or the
+    format is not one to which multiples of its smallest value are rounded.
+    """
+    if not isinstance(rounder, DtypeRounder) or (factor := rounder.factor) is None:
+        return None
+    reached = _reached(rounder.target, bound, reach, len(rows))
+    if reached is None:
+        reached = _reached(rounder.target, largest_magnitude(partial), reach, len(rows))
+    if reached is None:
+        return None
+    shifted = workspace.take(partial.dtype, partial.shape)
+    for row in rows:
+        np.add(partial, row, out=partial)
+        np.multiply(partial, factor, out=shifted)
+        np.subtract(shifted, partial, out=partial)  # as in _nearest_on_lattice
+        np.subtract(shifted, partial, out=partial)
+    workspace.give(shifted)
+    return reached
 
 
 def check_rounding(rounding: str) -> bool:
@@ -216,14 +387,19 @@ def round_to(
     out = np.empty(values.shape, held)
     batch, size = math.prod(values.shape[:batch_ndim]), math.prod(values.shape[batch_ndim:])
     sources, results = values.reshape(batch, size), out.reshape(batch, size)
-    with np.errstate(all="ignore"):
-        for box in split(whole((size,)), limits.BLOCK):
-            drawn = None
-            if round_part.stochastic:
-                drawn = np.empty(box[0].stop - box[0].start, np.uint32)
-                lanes.fill(drawn, start=box[0].start, step=words["step"], place=words["place"])
+
+    def round_box(box: Index) -> None:
+        require_subnormals()
+        workspace = own_workspace(limits.BLOCK)
+        drawn = None
+        if round_part.stochastic:
+            drawn = np.empty(box[0].stop - box[0].start, np.uint32)
+            lanes.fill(drawn, start=box[0].start, step=words["step"], place=words["place"])
+        with np.errstate(all="ignore"):
             for part in split((*whole((batch,)), *box), limits.BLOCK):
                 block = sources[part].astype(computing, order="C")
-                round_part(block, drawn)
-                results[part] = block
+                round_part(block, drawn, workspace)
+                encode(block, results[part], workspace)
+
+    threads.share(round_box, split(whole((size,)), limits.BLOCK), values.size)
     return out

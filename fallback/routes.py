@@ -3,29 +3,33 @@ Both follow the same order and give the same bits; the second spares NumPy calls
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import limits
 from fallback.arithmetic import Arithmetic
-from fallback.decode import decode
+from fallback.decode import decode, decode_all
 from fallback.draws import Draws
 from fallback.layout import Index, box_shape
 from fallback.members import Members
 from fallback.orders import tree_levels, visits
+from fallback.rings import Ring, load_ring
+from fallback.running import reduce_rows, rows_of
 from fallback.workspace import Workspace
+
+Operand = tuple[NDArray[Any], NDArray[Any] | None, float]  # its buffer, and a bound
 
 
 @dataclass
 class Task:
     """One box of one fold, with all that is needed to do it.
 
-    `start` is the member at which a ring's block begins; `rotation`, for the second way only, says
-    it for every element and broadcasts against the box.
+    `start` is the member at which a ring's block begins. For the second way `ring` says which of
+    a ring's blocks the box holds, or `rotation` where each element's begins (it broadcasts against
+    the box).
     """
 
     members: Members
@@ -36,28 +40,54 @@ class Task:
     workspace: Workspace
     draws: Draws | None
     start: int = 0
+    ring: Ring | None = None
     rotation: NDArray[np.intp] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         return box_shape(self.box)
 
-    def operand(self, member: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    def operand(self, member: int) -> Operand:
         return self.arithmetic.operand(self.members.block(member, self.box), self.workspace)
 
     def combine(
-        self, left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], step: int
-    ) -> None:
-        """One addition and its rounding; `out` may hold several boxes, of `step` and later ones."""
+        self,
+        left: NDArray[Any],
+        right: NDArray[Any],
+        out: NDArray[Any],
+        step: int,
+        bound: float = math.inf,
+    ) -> float:
+        """One addition and its rounding; `out` may hold several boxes, of `step` and later ones.
+
+        `bound` is one of the magnitudes of sums, what is returned one of the rounded ones.
+        """
         self.arithmetic.operator(left, right, out)
-        self.arithmetic.round_step(out, step, self.draws, self.workspace)
+        return self.arithmetic.round_step(out, step, self.draws, self.workspace, bound)
+
+    def add(
+        self,
+        left: NDArray[Any],
+        right: NDArray[Any],
+        out: NDArray[Any],
+        step: int,
+        bound: float,
+        reach: float,
+    ) -> float:
+        """`combine`, in fewer calls where `left` is `out`; bounds of left and right."""
+        if left is out:
+            added = self.arithmetic.add_rows(out, (right,), bound, reach, self.workspace)
+            if added is not None:
+                return added
+        return self.combine(left, right, out, step, bound + reach)
 
     def give(self, buffer: NDArray[Any] | None) -> None:
         if buffer is not None:
             self.workspace.give(buffer)
 
-    def finish(self, block: NDArray[Any]) -> None:
-        self.arithmetic.finish(block, self.out, self.members.count, self.draws, self.workspace)
+    def finish(self, block: NDArray[Any], bound: float = math.inf) -> None:
+        count = self.members.count
+        self.arithmetic.finish(block, self.out, count, self.draws, self.workspace, bound)
 
 
 def by_member(task: Task) -> None:
@@ -69,20 +99,23 @@ def by_member(task: Task) -> None:
 
 
 def _sequence_by_member(task: Task) -> None:
-    direct = task.arithmetic.direct
-    partial = task.out if direct else task.workspace.take(task.arithmetic.computing, task.shape)
     visited = visits(task.order, task.members.count, task.start)
-    left, held = task.operand(next(visited))
-    if task.members.count == 1:
+    left, held, bound = task.operand(next(visited))
+    if task.arithmetic.direct:
+        partial = task.out
+    elif held is None:
+        held = partial = task.workspace.take(task.arithmetic.computing, task.shape)
+    else:
+        partial = held
+    if task.members.count == 1 and partial is not left:
         partial[...] = left
     for step, member in enumerate(visited, 1):
-        right, buffer = task.operand(member)
-        task.combine(left, right, partial, step)
+        right, buffer, reach = task.operand(member)
+        bound = task.add(left, right, partial, step, bound, reach)
         left = partial
         task.give(buffer)
+    task.finish(partial, bound)
     task.give(held)
-    task.finish(partial)
-    task.give(None if direct else partial)
 
 
 def _tree_by_member(task: Task) -> None:
@@ -90,90 +123,114 @@ def _tree_by_member(task: Task) -> None:
     bases = tree_levels(task.members.count)
     count, computing = task.members.count, task.arithmetic.computing
 
-    def node(level: int, index: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """The fold of members index * 2**level and on, and the buffer that holds it."""
+    def node(level: int, index: int) -> Operand:
+        """The fold of members index * 2**level and on, the buffer that holds it, and a bound."""
         if not level:
             return task.operand(index)
-        left, held = node(level - 1, 2 * index)
+        left, held, bound = node(level - 1, 2 * index)
         if (2 * index + 1) << (level - 1) >= count:
-            return left, held
-        right, buffer = node(level - 1, 2 * index + 1)
+            return left, held, bound
+        right, buffer, reach = node(level - 1, 2 * index + 1)
         out = task.workspace.take(computing, task.shape) if held is None else held
-        task.combine(left, right, out, bases[level - 1] + index + 1)
+        bound = task.combine(left, right, out, bases[level - 1] + index + 1, bound + reach)
         task.give(buffer)
-        return out, out
+        return out, out, bound
 
-    result, held = node(len(bases) - 1, 0)
+    result, held, bound = node(len(bases) - 1, 0)
     if held is None:  # a single member, seen but not copied
         held = task.workspace.take(computing, task.shape)
         held[...] = result
-    task.finish(held)
+    task.finish(held, bound)
     task.give(held)
 
 
 def by_rows(task: Task) -> None:
     """Fold the box from chunks of many members' blocks, one below the other."""
+    running = task.arithmetic.running(task.out.size)
     if task.order == "tree":
         _tree_by_rows(task)
-    else:
+    elif running is None:
         _sequence_by_rows(task)
+    else:
+        _run_down_rows(task, *running)
 
 
-def _load_rows(task: Task, first: int, last: int) -> NDArray[Any]:
-    """The blocks visited at turns first..last-1 of the order, in the computing type."""
-    rows = task.workspace.take(task.arithmetic.computing, (last - first, *task.shape))
+def _load_rows(task: Task, rows: NDArray[Any], first: int) -> float:
+    """Write the blocks visited at turn `first` and on into `rows`; a bound of their magnitudes."""
+    last = first + len(rows)
+    if task.ring is not None:
+        return load_ring(task.members, task.box, task.ring, rows, first, task.workspace)
     if task.rotation is not None:
         turns = np.arange(first, last).reshape(-1, *(1 for _ in task.box))
         chosen = (task.rotation + turns) % task.members.count
-        decode(task.members.gather(chosen, task.box), rows)
-        return rows
-    visited = slice(first, last)
-    if task.order == "reverse":
-        stop = task.members.count - 1 - last
-        visited = slice(task.members.count - 1 - first, None if stop < 0 else stop, -1)
-    blocks = task.members.rows(visited, task.box)
-    if isinstance(blocks, np.ndarray):
-        decode(blocks, rows)
+        return decode(task.members.gather(chosen, task.box), rows)
+    return decode_all(task.members.rows(_visited(task, first, last), task.box), rows)
+
+
+def _visited(task: Task, first: int, last: int) -> slice:
+    """The members visited at turns first..last-1 of the orders that begin at an end."""
+    if task.order != "reverse":
+        return slice(first, last)
+    stop = task.members.count - 1 - last
+    return slice(task.members.count - 1 - first, None if stop < 0 else stop, -1)
+
+
+def _run_down_rows(task: Task, ufunc: np.ufunc, dtype: np.dtype[Any]) -> None:
+    """All steps of a chunk in one call, and of all members where nothing has to be converted."""
+    count = task.members.count
+    partial = task.workspace.take(dtype, task.shape)
+    as_they_are = task.members.dtype == dtype and task.ring is None and task.rotation is None
+    rows = task.members.rows(_visited(task, 0, count), task.box) if as_they_are else None
+    flat = None if rows is None else rows_of(rows)
+    if flat is not None:
+        reduce_rows(ufunc, flat, partial.reshape(-1))
     else:
-        for block, row in zip(blocks, rows, strict=True):
-            decode(block, row)
-    return rows
+        chunk = max(1, task.workspace.capacity // (2 * partial.size) - 1)
+        for first in range(0, count, chunk):
+            # The first row is what has been folded so far.
+            number = min(chunk, count - first) + bool(first)
+            rows = task.workspace.take(dtype, (number, *task.shape))
+            _load_rows(task, rows[1:] if first else rows, first)
+            if first:
+                rows[0] = partial
+            reduce_rows(ufunc, rows.reshape(number, -1), partial.reshape(-1))
+            task.give(rows)
+    if task.arithmetic.holds_result(dtype):
+        task.out[...] = partial
+    else:
+        block = partial.astype(task.arithmetic.computing, copy=False)
+        task.finish(block)
+    task.give(partial)
 
 
 def _sequence_by_rows(task: Task) -> None:
     arithmetic, count = task.arithmetic, task.members.count
     partial = task.workspace.take(arithmetic.computing, task.shape)
-    chunk = task.workspace.capacity // partial.size
-    running = arithmetic.running if partial.size < limits.ACCUMULATE_WIDTH else None
-    add = _accumulating(running) if running else _one_by_one
+    chunk = max(1, task.workspace.capacity // (2 * partial.size))
+    bound = math.inf
     for first in range(0, count, chunk):
-        rows = _load_rows(task, first, min(first + chunk, count))
-        add(task, partial, rows, first)
-        task.give(rows)
-    task.finish(partial)
+        number = min(chunk, count - first)
+        buffer = task.workspace.take(arithmetic.computing, (number, *task.shape))
+        bound = _add_rows(task, partial, buffer, first, bound)
+        task.give(buffer)
+    task.finish(partial, bound)
     task.give(partial)
 
 
-def _one_by_one(task: Task, partial: NDArray[Any], rows: NDArray[Any], first: int) -> None:
+def _add_rows(
+    task: Task, partial: NDArray[Any], rows: NDArray[Any], first: int, bound: float
+) -> float:
+    """Fill `rows` with what is visited at turn `first` and on, and add them."""
+    reach = _load_rows(task, rows, first)
+    if not first:
+        partial[...] = rows[0]
+        rows, first, bound = rows[1:], 1, reach
+    added = task.arithmetic.add_rows(partial, rows, bound, reach, task.workspace)
+    if added is not None:
+        return added
     for step, row in enumerate(rows, first):
-        if step:
-            task.combine(partial, row, partial, step)
-        else:
-            partial[...] = row
-
-
-def _accumulating(
-    ufunc: np.ufunc,
-) -> Callable[[Task, NDArray[Any], NDArray[Any], int], None]:
-    """`accumulate` is sequential by definition, and nothing is rounded between the additions."""
-
-    def add(task: Task, partial: NDArray[Any], rows: NDArray[Any], first: int) -> None:
-        if first:
-            ufunc(partial, rows[0], out=rows[0])
-        ufunc.accumulate(rows, axis=0, out=rows)
-        partial[...] = rows[-1]
-
-    return add
+        bound = task.combine(partial, row, partial, step, bound + reach)
+    return bound
 
 
 def _tree_by_rows(task: Task) -> None:
@@ -181,34 +238,37 @@ def _tree_by_rows(task: Task) -> None:
     count, shape = task.members.count, task.shape
     bases = tree_levels(count)
     width = task.out.size
-    level = max(0, (task.workspace.capacity // width).bit_length() - 1)
+    level = max(0, (task.workspace.capacity // (2 * width)).bit_length() - 1)
     chunk = 1 << level
     partials = np.empty((-(-count // chunk), *shape), task.arithmetic.computing)
     for index in range(len(partials)):
         first = index * chunk
-        rows = _load_rows(task, first, min(first + chunk, count))
-        partials[index] = _climb(task, rows, bases, 0, first)
+        number = min(chunk, count - first)
+        rows = task.workspace.take(task.arithmetic.computing, (number, *shape))
+        reach = _load_rows(task, rows, first)
+        partials[index] = _climb(task, rows, bases, 0, first, reach)
         task.give(rows)
-    block = _climb(task, partials, bases, level, 0)
+    block = _climb(task, partials, bases, level, 0, math.inf)
     task.finish(block)
 
 
 def _climb(
-    task: Task, rows: NDArray[Any], bases: list[int], level: int, first: int
+    task: Task, rows: NDArray[Any], bases: list[int], level: int, first: int, bound: float
 ) -> NDArray[Any]:
     """The fold of the subtree over `rows`: nodes first, first + 1, ... of `level`."""
     while len(rows) > 1:
         pairs, odd = divmod(len(rows), 2)
         first //= 2
         above = np.empty((pairs + odd, *task.shape), rows.dtype)
-        task.combine(
+        bound = task.combine(
             rows[0 : 2 * pairs : 2],
             rows[1 : 2 * pairs : 2],
             above[:pairs],
             bases[level] + first + 1,
+            2 * bound,
         )
         if odd:
-            above[-1] = rows[-1]
+            above[-1], bound = rows[-1], math.inf
         rows, level = above, level + 1
     result: NDArray[Any] = rows[0]
     return result

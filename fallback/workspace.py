@@ -4,6 +4,7 @@ A workspace belongs to one thread."""
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -33,3 +34,18 @@ class Workspace:
         assert isinstance(buffer, np.ndarray)
         if buffer.size == self.capacity:
             self._free.setdefault(buffer.dtype, []).append(buffer)
+
+
+class _Own(threading.local):
+    workspace: Workspace | None = None
+
+
+_own = _Own()
+
+
+def own_workspace(capacity: int) -> Workspace:
+    """This thread's workspace, kept from call to call: fresh memory is slow to touch."""
+    workspace = _own.workspace
+    if workspace is None or workspace.capacity != capacity:
+        workspace = _own.workspace = Workspace(capacity)
+    return workspace

@@ -144,6 +144,7 @@ class _Default(State):
         return 0
 
 
+_DEFAULT = Reduction()
 _state: ContextVar[State | None] = ContextVar("gpusim_reduction", default=None)
 
 
@@ -153,7 +154,7 @@ def current() -> State:
     >>> current()
     State(Reduction(op='sum', order='linear'), calls=0)
     """
-    return _state.get() or _Default(Reduction())
+    return _state.get() or _Default(_DEFAULT)
 
 
 @contextmanager

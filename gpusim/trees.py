@@ -9,19 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import optree
 
 Structure = optree.PyTreeSpec
 
 
+_LEAF: Structure = optree.treespec_leaf()
+
+LEAF_TYPES: set[type] = {np.ndarray, int, float, complex, bool}
+"""Types whose values are leaves, which need not be taken apart to know it."""
+
+
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """The leaves of `tree`, in order, and its structure."""
+    if type(tree) in LEAF_TYPES:
+        return [tree], _LEAF
     leaves, structure = optree.tree_flatten(tree)
     return leaves, structure
 
 
 def unflatten(structure: Structure, leaves: list[Any]) -> Any:
     """The tree of that structure with these leaves."""
+    if structure is _LEAF and len(leaves) == 1:
+        return leaves[0]
     return optree.tree_unflatten(structure, leaves)
 
 
@@ -35,6 +46,8 @@ def map(
 
 def is_leaf(tree: Any) -> bool:
     """Whether `tree` is a single leaf."""
+    if type(tree) in LEAF_TYPES:
+        return True
     leaves, _ = optree.tree_flatten(tree)
     return len(leaves) == 1 and leaves[0] is tree
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..groups import Groups
 from .groupwise import by_group, by_replica
+from .kernels import copy
 from .linear import linear
 from .operand import Array, GroupsLike, Operand, Result, Values, read_only_alias
 
@@ -112,15 +115,14 @@ def _exchange_lists(
     received: dict[int, Array] = {}
     members = (tuple(range(operand.size)),) if groups is None else groups.members
     for group in members:
-        y: Array | None = None
-        for sender, replica in enumerate(group):
-            x = _cut(operand[replica], split, len(group)) if tiled else operand[replica]
-            pieces = np.moveaxis(x, split, 0)
-            if y is None:
-                shape = (*pieces.shape[: concat + 1], len(group), *pieces.shape[concat + 1 :])
-                y = np.empty_like(x, shape=shape, order="C")
-            y[(slice(None),) * (concat + 1) + (sender,)] = pieces
-        assert y is not None
+        sent = [
+            np.moveaxis(_cut(operand[r], split, len(group)) if tiled else operand[r], split, 0)
+            for r in group
+        ]
+        shape = (*sent[0].shape[: concat + 1], len(group), *sent[0].shape[concat + 1 :])
+        y = np.empty_like(sent[0], shape=shape, order="C")
+        place: tuple[Any, ...] = (slice(None),) * (concat + 1)
+        copy([(y[(*place, sender, ...)], pieces) for sender, pieces in enumerate(sent)])
         received |= zip(group, _merge(y, concat + 1) if tiled else y, strict=True)
     return Result([received[replica] for replica in range(operand.size)], True)
 
@@ -134,4 +136,10 @@ def _cut(x: Array, axis: int, count: int) -> Array:
 def _merge(x: Array, axis: int) -> Array:
     """An axis and the next one as one: a view where memory allows."""
     shape = x.shape
-    return x.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+    merged = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+    try:
+        return np.reshape(x, merged, copy=False)
+    except ValueError:
+        copied = np.empty_like(x, order="C")
+        copy([(copied, x)])
+        return copied.reshape(merged)

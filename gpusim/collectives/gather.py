@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import ReplicaIndexError
 from .groupwise import by_group, spread
+from .kernels import copy
 from .linear import linear
 from .operand import (
     Array,
@@ -49,18 +50,28 @@ def all_gather(
     operand = Operand(x, batch_ndim, "all_gather")
     axis = operand.batch_ndim + operand.axis(axis, "axis", operand.ndim + (not tiled))
     partition = operand.groups(groups)
-    join = np.concatenate if tiled else np.stack
     if partition is None:
         if operand.listed and not operand.same:
-            return Result(join(operand.values, axis=axis), False)
+            return Result(_join(operand.values, axis, tiled), False)
         gathered = _gather(operand.stacked(), axis, tiled)
         return Result(_own(gathered, operand), False)
     if operand.listed:
         lists = (operand.members(group) for group in partition.members)
-        return spread([join(members, axis=axis) for members in lists], operand, partition)
+        return spread([_join(members, axis, tiled) for members in lists], operand, partition)
     # The groups' own axis is one more batch axis behind their members'.
     members = by_group(operand.stacked(), partition).swapaxes(0, 1)
     return spread(_gather(members, axis + 1, tiled), operand, partition)
+
+
+def _join(members: list[Array], axis: int, tiled: bool) -> Array:
+    """Arrays of a list stacked along a new axis, or concatenated along an old one."""
+    shape, count = members[0].shape, len(members)
+    joined = np.empty_like(members[0], shape=(*shape[:axis], count, *shape[axis:]), order="C")
+    place: tuple[Any, ...] = (slice(None),) * axis
+    copy([(joined[(*place, number, ...)], member) for number, member in enumerate(members)])
+    if not tiled:
+        return joined
+    return joined.reshape(*shape[:axis], count * shape[axis], *shape[axis + 1 :])
 
 
 def _gather(members: Array, axis: int, tiled: bool) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..groups import Groups
-from .kernels import kernels
+from .kernels import copy, kernels
 from .operand import Array, Operand, Result, read_only
 
 
@@ -30,11 +30,13 @@ def _blocks(x: Array, groups: Groups) -> Array:
 def by_replica(pieces: Array | list[Array], groups: Groups) -> Array:
     """Pieces (groups, group size, ...), an array or one for each group, copied to (R, ...)."""
     out = np.empty_like(pieces[0], shape=(groups.size, *pieces[0].shape[1:]), order="C")
-    if isinstance(pieces, list):
-        for group, piece in zip(groups.members, pieces, strict=True):
-            out[list(group)] = piece
-    else:
-        out[groups.matrix] = pieces
+    copy(
+        [
+            (out[replica, ...], part[place, ...])
+            for group, part in zip(groups.members, pieces, strict=True)
+            for place, replica in enumerate(group)
+        ]
+    )
     return out
 
 
@@ -46,9 +48,9 @@ def spread(values: Array | list[Array], operand: Operand, groups: Groups) -> Res
     if groups.group_count == 1:
         value = read_only(values[0])
         return Result(np.broadcast_to(value, (groups.size, *value.shape)), True)
-    if isinstance(values, list):
-        return Result(np.stack([values[g] for g in groups.assignment]), True)
-    return Result(values[list(groups.assignment)], True)
+    out = np.empty_like(values[0], shape=(groups.size, *values[0].shape), order="C")
+    copy([(out[replica, ...], values[g]) for replica, g in enumerate(groups.assignment)])
+    return Result(out, True)
 
 
 def fold_all(operand: Operand, places: Any = None, **how: Any) -> Array:

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..errors import ReplicaIndexError
 from ..reduction import Reduction
+from .kernels import copy
 from .linear import linear
-from .operand import Array, Operand, Result, Values, as_slice, read_only, replica_index
+from .operand import Operand, Result, Values, as_slice, read_only, replica_index
 from .sums import psum
 
 
@@ -120,17 +121,17 @@ def _send(operand: Operand, sources: dict[int, int]) -> Result:
         nothing = None if full else read_only(np.zeros_like(operand[0], order="C"))
         arrived = (sources.get(replica) for replica in range(operand.size))
         return Result([nothing if s is None else read_only(operand[s]) for s in arrived], True)
-    if full:
-        return Result(_take(operand.values, [sources[r] for r in range(operand.size)]), True)
-    out = np.zeros_like(operand.values, order="C")
-    out[list(sources)] = operand.values[list(sources.values())]
+    if full and (evenly := as_slice([sources[r] for r in range(operand.size)])) is not None:
+        return Result(read_only(operand.values[evenly]), True)
+    out = np.empty_like(operand.values, order="C")
+    nothing = np.zeros_like(out, shape=())
+    copy(
+        [
+            (out[replica, ...], operand[sources[replica]] if replica in sources else nothing)
+            for replica in range(operand.size)
+        ]
+    )
     return Result(out, True)
-
-
-def _take(x: Array, rows: list[int]) -> Array:
-    """The rows in their new order: a read-only view where they are evenly spaced."""
-    evenly = as_slice(rows)
-    return x[rows] if evenly is None else read_only(x[evenly])
 
 
 _PAIRS = "ppermute: perm must hold pairs (source, destination)"

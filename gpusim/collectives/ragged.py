@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import kernels
+from .kernels import copy, kernels
 from .linear import linear
 from .operand import Array, GroupsLike, Operand, Result, Values
 from .ragged_plan import (
@@ -19,6 +19,7 @@ from .ragged_plan import (
     WRITTEN_TO,
     overlapping,
     ragged_plan,
+    rest_of_outputs,
 )
 
 
@@ -67,11 +68,11 @@ def ragged_all_to_all(
     outputs = Operand(output, batch_ndim, "ragged_all_to_all (output)")
     indices = (input_offsets, send_sizes, output_offsets, recv_sizes)
     segments = ragged_plan(sources, outputs, indices, groups)
-    written = _copy(outputs)
-    if len(segments):
-        kernels(sources.array).ragged_copy(
-            _entries(sources.values, sources), _entries(written, outputs), segments
-        )
+    written = _like(outputs)
+    ragged_copy = kernels(sources.array).ragged_copy
+    received = _entries(written, outputs)
+    ragged_copy(_entries(outputs.values, outputs), received, rest_of_outputs(segments, outputs))
+    ragged_copy(_entries(sources.values, sources), received, segments)
     return _in_form(written, sources, outputs)
 
 
@@ -116,10 +117,21 @@ def _in_form(values: Any, *operands: Operand) -> Result:
     return Result(list(values) if any(o.listed for o in operands) else values, True)
 
 
-def _copy(operand: Operand) -> Any:
+def _like(operand: Operand) -> Any:
+    """New arrays like the operand's values, in its form."""
     if operand.listed:
-        return [value.copy(order="C") for value in operand.values]
-    return operand.values.copy(order="C")
+        return [np.empty_like(value, order="C") for value in operand.values]
+    return np.empty_like(operand.values, order="C")
+
+
+def _copy(operand: Operand) -> Any:
+    copied = _like(operand)
+    copy(
+        [*zip(copied, operand.values, strict=True)]
+        if operand.listed
+        else [(copied, operand.values)]
+    )
+    return copied
 
 
 def _zeros(like: Operand, operand: Operand) -> Any:

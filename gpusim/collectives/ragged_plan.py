@@ -60,6 +60,22 @@ def overlapping(segments: NDArray[np.int64], replica: int, start: int) -> NDArra
     return np.stack([before[hit], after[hit]], axis=1)
 
 
+def rest_of_outputs(segments: NDArray[np.int64], output: Operand) -> NDArray[np.int64]:
+    """The rows of each output that no segment writes, as segments from the output to the result."""
+    rows, count = output.shape[0], output.size * int(np.prod(output.batch_shape, dtype=np.int64))
+    ends = np.zeros((count, 5), np.int64)  # of length 0, behind each output's last row
+    ends[:, RECEIVER], ends[:, WRITTEN_TO] = np.arange(count), rows
+    table = np.concatenate([segments, ends])
+    table = table[np.argsort(table[:, RECEIVER] * (rows + 1) + table[:, WRITTEN_TO], kind="stable")]
+    reach = table[:, WRITTEN_TO] + table[:, ROWS]
+    begin = np.roll(reach, 1)  # a gap begins where the segment before ends
+    begin[table[:, RECEIVER] != np.roll(table[:, RECEIVER], 1)] = 0
+    begin[:1] = 0
+    size = table[:, WRITTEN_TO] - begin
+    gaps = np.stack([table[:, RECEIVER], begin, table[:, RECEIVER], begin, size], axis=1)
+    return gaps[size > 0]
+
+
 def _check_data(operand: Operand, output: Operand) -> None:
     for name, data in (("operand", operand), ("output", output)):
         if data.ndim < 1:

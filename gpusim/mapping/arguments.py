@@ -211,7 +211,7 @@ def leave(leaf: Any, axis: int | None, frame: Frame, what: str) -> Any:
         data = data if place == outer else np.moveaxis(data, outer, place)
     else:
         shape = (*data.shape[:place], frame.size, *data.shape[place:])
-        data = np.broadcast_to(np.expand_dims(data, place), shape)
+        data = np.broadcast_to(np.expand_dims(data, place) if place else data, shape)
     return _outside(data, axes, frame)
 
 

@@ -6,12 +6,14 @@ The values of all replicas are one stacked array; what NumPy shows of it is one 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
 
+from .. import trees
 from .frames import Axes, check_active, lockstep_environment
 
 Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protocols
@@ -127,7 +129,7 @@ class MappedArray:
     @property
     def size(self) -> int:
         """One replica's number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
@@ -386,3 +388,6 @@ for _name in (
 ).split():
     setattr(MappedArray, _name, _method(_name))
 MappedArray.conjugate = MappedArray.conj  # type: ignore[attr-defined]  # the second name of conj
+
+
+trees.LEAF_TYPES.add(MappedArray)

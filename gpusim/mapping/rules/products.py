@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
 from ..frames import Axes
 from .arguments import arranged, flat, plain
+from .ufuncs import matmul
 
 BLAS = frozenset("fdFD")
 """Type characters of the dtypes that NumPy multiplies by BLAS."""
@@ -48,7 +50,9 @@ def same_dtype(*values: Any) -> list[MappedArray]:
     A converted one has the layout that converting one replica's part would give it.
     """
     arrays = [operand(value) for value in values]
-    dtype = np.result_type(*(array.dtype for array in arrays))
+    dtype = arrays[0].dtype
+    if any(array.dtype != dtype for array in arrays):
+        dtype = np.result_type(*(array.dtype for array in arrays))
     if dtype.kind not in "biufc":
         raise NoRule
     return [
@@ -76,6 +80,8 @@ def _kind(shape: tuple[int, ...]) -> str:
 def _as_dot_reads(value: MappedArray) -> MappedArray:
     """`value`, copied in C order where np.dot would copy one replica's part before multiplying."""
     data, axes = unpack(value)
+    if data.flags.c_contiguous:
+        return value
     part = data[(0,) * len(axes)]
     good = all(
         stride % part.itemsize == 0 and (stride > 0 or (stride == 0 and n <= 1))
@@ -100,7 +106,7 @@ def dot(a: Any, b: Any) -> Any:
         if "scalar" in kinds or (kinds == ("column", "row") and left.dtype.kind == "c"):
             raise NoRule
         left, right = _as_dot_reads(left), _as_dot_reads(right)
-    return np.matmul(left, right)
+    return matmul(left, right)
 
 
 def _dot_of_rows(left: MappedArray, right: MappedArray) -> Any:
@@ -233,21 +239,36 @@ def einsum(subscripts: Any, *operands: Any, optimize: Any = False, **options: An
     if not isinstance(subscripts, str) or optimize is not False or options:
         raise NoRule
     values = [operand(value) for value in operands]
-    inputs, output = _explicit(subscripts, [visible_ndim(value) for value in values])
+    stacks = [unpack(value) for value in values]
     axes = common_axes(values)
-    unused = [letter for letter in string.ascii_letters if letter not in subscripts]
-    if len(unused) < len(axes):
+    shapes = tuple(tuple(data.shape[len(own) :]) for data, own in stacks)
+    mapped = tuple(tuple(map(axes.index, own)) for _, own in stacks)
+    terms, summed = _terms(subscripts, shapes, mapped, len(axes))
+    if summed and not _adds_alike(summed, {data.dtype for data, _ in stacks}):
         raise NoRule
-    letters = dict(zip(axes, unused, strict=False))
-    if not _adds_alike(inputs, output, values):
-        raise NoRule
-    own = ["".join(letters[frame] for frame in unpack(value)[1]) for value in values]
-    terms = ",".join(mapped + term for mapped, term in zip(own, inputs, strict=True))
-    data = [arranged(unpack(value)[0], len(unpack(value)[1]), 2) for value in values]
+    arrays = [arranged(data, len(own), 2) for data, own in stacks]
     try:
-        return wrap(np.einsum(f"{terms}->{''.join(letters.values())}{output}", *data), axes)
+        return wrap(np.einsum(terms, *arrays), axes)
     except ValueError:
         raise NoRule from None
+
+
+@lru_cache(maxsize=1024)
+def _terms(
+    subscripts: str,
+    shapes: tuple[tuple[int, ...], ...],
+    mapped: tuple[tuple[int, ...], ...],
+    count: int,
+) -> tuple[str, tuple[int, ...]]:
+    """The subscripts for operands that are mapped over some of `count` axes, and the lengths of the
+    labels that are summed."""
+    inputs, output = _explicit(subscripts, [len(shape) for shape in shapes])
+    unused = [letter for letter in string.ascii_letters if letter not in subscripts]
+    if len(unused) < count:
+        raise NoRule
+    stacked = ["".join(unused[axis] for axis in own) for own in mapped]
+    terms = ",".join(lead + term for lead, term in zip(stacked, inputs, strict=True))
+    return f"{terms}->{''.join(unused[:count])}{output}", _summed(inputs, output, shapes)
 
 
 def _explicit(subscripts: str, ndims: Sequence[int]) -> tuple[list[str], str]:
@@ -271,25 +292,27 @@ def _explicit(subscripts: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     return inputs, output
 
 
-def _adds_alike(inputs: list[str], output: str, values: list[Any]) -> bool:
+def _summed(inputs: list[str], output: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """The lengths, greater than 1, of the labels that einsum sums over."""
+    lengths: dict[str, int] = {}
+    for term, shape in zip(inputs, shapes, strict=True):
+        before, _, after = term.partition("...")
+        for letter, length in zip(before, shape, strict=False):
+            lengths[letter] = max(length, lengths.get(letter, 0))
+        for letter, length in zip(after[::-1], shape[::-1], strict=False):
+            lengths[letter] = max(length, lengths.get(letter, 0))
+    return tuple(n for letter, n in lengths.items() if letter not in output and n > 1)
+
+
+def _adds_alike(summed: tuple[int, ...], dtypes: set[Any]) -> bool:
     """Whether einsum adds up stacked operands in the order in which it adds up one replica's.
 
     Sums over one label are the innermost loop in both cases. For several labels NumPy chooses the
     order of the loops by the number of all axes; only sums that are exact in any order are served.
     """
-    dtypes = {value.dtype for value in values}
     if all(dtype.kind in "biu" for dtype in dtypes):
         return True
-    lengths: dict[str, int] = {}
-    for term, value in zip(inputs, values, strict=True):
-        before, _, after = term.partition("...")
-        shape = visible_shape(value)
-        for letter, length in zip(before, shape, strict=False):
-            lengths[letter] = max(length, lengths.get(letter, 0))
-        for letter, length in zip(after[::-1], shape[::-1], strict=False):
-            lengths[letter] = max(length, lengths.get(letter, 0))
-    summed = [length for letter, length in lengths.items() if letter not in output and length > 1]
-    return not summed or (len(summed) == 1 and summed[0] <= LONGEST_SUM and len(dtypes) == 1)
+    return len(summed) == 1 and summed[0] <= LONGEST_SUM and len(dtypes) == 1
 
 
 @rule(np.cov)

@@ -164,10 +164,11 @@ def _generalised(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any
 def matmul(first: Any, second: Any, **kwargs: Any) -> Any:
     """np.matmul: vectors are given the axis that NumPy gives them, and lose it again."""
     axes = common_axes((first, second))
-    row, column = visible_ndim(first) == 1, visible_ndim(second) == 1
-    if 0 in (visible_ndim(first), visible_ndim(second)):
+    ndims = visible_ndim(first), visible_ndim(second)
+    row, column = ndims[0] == 1, ndims[1] == 1
+    if 0 in ndims:
         raise NoRule
-    loop = max(visible_ndim(first), visible_ndim(second), 2) - 2
+    loop = max(*ndims, 2) - 2
     left = lead(first, axes, 1 if row else loop + 2)
     right = lead(second, axes, 1 if column else loop + 2)
     if row:
