@@ -245,7 +245,7 @@ def _expose_positional(
         if not is_positional(name):
             frames.append(next(named))
             continue
-        source = int(name) + len(axes)  # type: ignore[call-overload]
+        source = int(name) + len(axes)  # type: ignore[call-overload]  # an integer, by is_positional
         if not len(axes) <= source < data.ndim:
             raise ValueError(
                 f"axis_name {names!r} has the positional axis {name}, but the array of shape "

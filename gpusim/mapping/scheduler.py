@@ -122,7 +122,8 @@ class Task:
             with self.run.scheduler.lock:
                 self.inside = False
                 self.check_ended()
-            result = self.context.run(function, self.frame.index)  # type: ignore[arg-type]
+            assert self.frame.index is not None  # pmap's frames are threaded
+            result = self.context.run(function, self.frame.index)
         except BaseException as raised:
             error = raised
         while True:
