@@ -57,6 +57,8 @@ def ragged_copy(
         if length < SHORT_SEGMENT * len(merged):
             _copy_by_index(read, write, merged)
             return
+    # In the order of the output: new memory is cleared in pages larger than many a segment.
+    merged = merged[np.lexsort((merged[:, TO], merged[:, DESTINATION]))]
     copy(
         (output[destination][to : to + rows], sources[source][start : start + rows])
         for source, start, destination, to, rows in merged.tolist()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
+
+from fallback.threads import cores
 
 from .. import reduction as reductions
 from .. import trees
@@ -32,13 +33,6 @@ from .routes import INNER_ROOMS, LIBRARIES
 from .scheduler import Run, Scheduler, enclosing_task
 
 SCHEDULES = ("cores", "one")
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def pmap(
