@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fallback.copies import copy
 from fallback.fold import fold
+from fallback.memory import empty
 from fallback.ragged import ragged_copy
 from fallback.rounding import round_to
 
-__all__ = ["copy", "fold", "ragged_copy", "round_to"]

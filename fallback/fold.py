@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fallback import limits, threads
+from fallback import limits, memory, threads
 from fallback.arithmetic import Arithmetic, plan
 from fallback.draws import Draws
 from fallback.formats import real_of
@@ -106,7 +106,7 @@ def fold(
         divided = _cut(group, batch_ndim, cut_axis, len(shape) - batch_ndim)
         if cut_axis:  # slices of the first axis are blocks of the flattened value
             group, cut = divided, batch_ndim + cut_axis
-    out = np.empty(shape, out_type)
+    out = memory.empty(shape, out_type)
     if not out.size:
         return out
     group = group.as_reals() if parts else group

@@ -11,11 +11,11 @@ BLOCK = 256 * 1024
 # converted, or one call adds all rows, that holds for rows so many times as wide.
 ROW_MEMBERS = 8
 ROW_WIDTH = 2048
-CONVERTED, RUNNING = 8, 32
+CONVERTED, RUNNING = 64, 64
 
 # Rows narrower than this are added by one call of a ufunc for all of them, and not by a call each;
 # where sums are rounded to float16, NumPy takes five times as long by the element as we do.
-ACCUMULATE_WIDTH = 64 * 1024
+ACCUMULATE_WIDTH = 128 * 1024
 HALF_WIDTH = 300
 
 # Blocks smaller than this are converted by NumPy's own casts: slow by the element, but one call.

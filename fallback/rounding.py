@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fallback import limits, threads
+from fallback import limits, memory, threads
 from fallback.decode import all_within, encode, largest_magnitude
 from fallback.formats import BFLOAT16, FLOAT32, FLOAT64, NARROW, Format, computing_dtype, kind_of
 from fallback.general import Grid, GridRounder
@@ -384,7 +384,7 @@ def round_to(
     computing = computing_dtype(values.dtype, held if isinstance(target, Grid) else values.dtype)
     round_part = rounder(computing, target, stochastic)
     lanes = Lanes(words["seed"], words["call"])
-    out = np.empty(values.shape, held)
+    out = memory.empty(values.shape, held)
     batch, size = math.prod(values.shape[:batch_ndim]), math.prod(values.shape[batch_ndim:])
     sources, results = values.reshape(batch, size), out.reshape(batch, size)
 

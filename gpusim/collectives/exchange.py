@@ -8,7 +8,7 @@ import numpy as np
 
 from ..groups import Groups
 from .groupwise import by_group, by_replica
-from .kernels import copy
+from .kernels import copy, empty
 from .linear import linear
 from .operand import Array, GroupsLike, Operand, Result, Values, read_only_alias
 
@@ -120,7 +120,7 @@ def _exchange_lists(
             for r in group
         ]
         shape = (*sent[0].shape[: concat + 1], len(group), *sent[0].shape[concat + 1 :])
-        y = np.empty_like(sent[0], shape=shape, order="C")
+        y = empty(sent[0], shape)
         place: tuple[Any, ...] = (slice(None),) * (concat + 1)
         copy([(y[(*place, sender, ...)], pieces) for sender, pieces in enumerate(sent)])
         received |= zip(group, _merge(y, concat + 1) if tiled else y, strict=True)
@@ -140,6 +140,6 @@ def _merge(x: Array, axis: int) -> Array:
     try:
         return np.reshape(x, merged, copy=False)
     except ValueError:
-        copied = np.empty_like(x, order="C")
+        copied = empty(x)
         copy([(copied, x)])
         return copied.reshape(merged)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ReplicaIndexError
 from .groupwise import by_group, spread
-from .kernels import copy
+from .kernels import copy, empty
 from .linear import linear
 from .operand import (
     Array,
@@ -66,7 +66,7 @@ def all_gather(
 def _join(members: list[Array], axis: int, tiled: bool) -> Array:
     """Arrays of a list stacked along a new axis, or concatenated along an old one."""
     shape, count = members[0].shape, len(members)
-    joined = np.empty_like(members[0], shape=(*shape[:axis], count, *shape[axis:]), order="C")
+    joined = empty(members[0], (*shape[:axis], count, *shape[axis:]))
     place: tuple[Any, ...] = (slice(None),) * axis
     copy([(joined[(*place, number, ...)], member) for number, member in enumerate(members)])
     if not tiled:
@@ -144,7 +144,7 @@ def _choose(source: Operand, numbers: Array, *, mapped: bool) -> Array:
 def _choose_from_list(source: Operand, numbers: Array, mapped: bool) -> Array:
     """The same, one source replica at a time: a list is never stacked as a whole."""
     first = source[0]
-    chosen = np.empty_like(first, shape=(*numbers.shape, *source.shape), order="C")
+    chosen = empty(first, (*numbers.shape, *source.shape))
     for replica in np.unique(numbers).tolist():
         where = numbers == replica
         entries = np.nonzero(where)[int(mapped) :][: source.batch_ndim]

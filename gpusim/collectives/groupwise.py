@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..groups import Groups
-from .kernels import copy, kernels
+from .kernels import copy, empty, kernels
 from .operand import Array, Operand, Result, read_only
 
 
@@ -29,7 +29,7 @@ def _blocks(x: Array, groups: Groups) -> Array:
 
 def by_replica(pieces: Array | list[Array], groups: Groups) -> Array:
     """Pieces (groups, group size, ...), an array or one for each group, copied to (R, ...)."""
-    out = np.empty_like(pieces[0], shape=(groups.size, *pieces[0].shape[1:]), order="C")
+    out = empty(pieces[0], (groups.size, *pieces[0].shape[1:]))
     copy(
         [
             (out[replica, ...], part[place, ...])
@@ -48,7 +48,7 @@ def spread(values: Array | list[Array], operand: Operand, groups: Groups) -> Res
     if groups.group_count == 1:
         value = read_only(values[0])
         return Result(np.broadcast_to(value, (groups.size, *value.shape)), True)
-    out = np.empty_like(values[0], shape=(groups.size, *values[0].shape), order="C")
+    out = empty(values[0], (groups.size, *values[0].shape))
     copy([(out[replica, ...], values[g]) for replica, g in enumerate(groups.assignment)])
     return Result(out, True)
 

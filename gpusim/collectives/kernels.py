@@ -60,6 +60,14 @@ def kernels(array: Any) -> Kernels:
     raise TypeError(f"there are no kernels for arrays of type {type(array).__name__}")
 
 
+def empty(like: Any, shape: tuple[int, ...] | None = None) -> Array:
+    """A new C-contiguous array of this one's library and dtype; of its shape if none is given."""
+    if isinstance(like, np.ndarray):
+        return fallback.empty(like.shape if shape is None else shape, like.dtype)
+    made: Array = np.empty_like(like, shape=like.shape if shape is None else shape, order="C")
+    return made
+
+
 def copy(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Copy the second array of each pair into the first; NumPy's by all threads."""
     if all(isinstance(array, np.ndarray) for pair in pairs for array in pair):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ReplicaIndexError
 from ..reduction import Reduction
-from .kernels import copy
+from .kernels import copy, empty
 from .linear import linear
 from .operand import Operand, Result, Values, as_slice, read_only, replica_index
 from .sums import psum
@@ -123,7 +123,7 @@ def _send(operand: Operand, sources: dict[int, int]) -> Result:
         return Result([nothing if s is None else read_only(operand[s]) for s in arrived], True)
     if full and (evenly := as_slice([sources[r] for r in range(operand.size)])) is not None:
         return Result(read_only(operand.values[evenly]), True)
-    out = np.empty_like(operand.values, order="C")
+    out = empty(operand.values)
     nothing = np.zeros_like(out, shape=())
     copy(
         [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import copy, kernels
+from .kernels import copy, empty, kernels
 from .linear import linear
 from .operand import Array, GroupsLike, Operand, Result, Values
 from .ragged_plan import (
@@ -120,8 +120,8 @@ def _in_form(values: Any, *operands: Operand) -> Result:
 def _like(operand: Operand) -> Any:
     """New arrays like the operand's values, in its form."""
     if operand.listed:
-        return [np.empty_like(value, order="C") for value in operand.values]
-    return np.empty_like(operand.values, order="C")
+        return [empty(value) for value in operand.values]
+    return empty(operand.values)
 
 
 def _copy(operand: Operand) -> Any:
@@ -195,7 +195,7 @@ def _add_repeated(
     target = np.repeat(np.arange(len(times)), times)
     turn = np.arange(len(rows)) - np.repeat(starts, times)
     shape = (int(times.max()), len(times), *cotangents.shape[1:])
-    layers = np.empty_like(received[0], shape=shape, order="C")
+    layers = empty(received[0], shape)
     # -0 is the number that changes no other, -0 included: rows sent less often are padded with it.
     layers[...] = np.negative(np.zeros_like(received[0], shape=()))
     for receiver in np.unique(rows[:, RECEIVER]).tolist():
