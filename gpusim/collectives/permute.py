@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,13 +125,20 @@ def _send(operand: Operand, sources: dict[int, int]) -> Result:
         return Result(read_only(operand.values[evenly]), True)
     out = empty(operand.values)
     nothing = np.zeros_like(out, shape=())
-    copy(
-        [
-            (out[replica, ...], operand[sources[replica]] if replica in sources else nothing)
-            for replica in range(operand.size)
-        ]
-    )
+    runs = _runs([sources.get(replica) for replica in range(operand.size)])
+    copy([(out[to], nothing if start is None else operand.values[start]) for to, start in runs])
     return Result(out, True)
+
+
+def _runs(sources: list[int | None]) -> Iterator[tuple[slice, slice | None]]:
+    """Neighbours that receive from neighbours, or nothing: as one, for long copies are faster."""
+    first = 0
+    for replica in range(1, len(sources) + 1):
+        start, length = sources[first], replica - first
+        goes_on = None if start is None else start + length
+        if replica == len(sources) or sources[replica] != goes_on:
+            yield slice(first, replica), None if start is None else slice(start, goes_on)
+            first = replica
 
 
 _PAIRS = "ppermute: perm must hold pairs (source, destination)"
