@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fallback import limits
 from fallback.decode import decode, encode
@@ -30,6 +30,10 @@ from fallback.rounding import Rounder, add_rows, rounder
 from fallback.workspace import Workspace
 
 BOOL = np.dtype(np.bool_)
+_COMPLEX: dict[np.dtype[Any], np.dtype[Any]] = {
+    FLOAT32: np.dtype(np.complex64),
+    FLOAT64: np.dtype(np.complex128),
+}
 
 
 class Arithmetic:
@@ -43,6 +47,7 @@ class Arithmetic:
         out: np.dtype[Any],
         divisor: int | None,
         stochastic: bool,
+        final: bool = True,
     ) -> None:
         kind = kind_of(source)
         self.operator: Operator = operator_for(op, kind)
@@ -50,22 +55,29 @@ class Arithmetic:
         _check_out(op, kind, out)
         _check_divisor(kind, op, divisor)
         self.computing = _computing(op, kind, real_of(source), accumulator)
-        self.divisor = None if divisor is None else self.computing.type(divisor)
-        self._out = real_of(out)
-        self._source, self._accumulator = real_of(source), accumulator
+        self.partial = _partial(kind, source, accumulator, self.computing)
+        self.result = out if final else self.partial
+        self.divisor = self.computing.type(divisor) if divisor is not None and final else None
+        self._out = real_of(self.result)
+        self._source, self.accumulator = real_of(source), accumulator
         # Complex values are rounded to nearest, whatever was asked for.
         rounds = op in ARITHMETIC_OPS  # selections give one of their operands
         drawn = stochastic and kind == "float"
         self._sums = op == "sum"
         step = accumulator if rounds else self.computing
-        spacing = _common_spacing(op, self._source, accumulator)
+        # Partial results may come from elsewhere: their dtype's values are counted in.
+        spacing = _common_spacing(op, self._source, accumulator, real_of(self.partial))
         self._step = rounder(self.computing, step, drawn, _holds(step, spacing))
         whole = self.divisor is None and _holds(self._out, spacing)
-        self._final = rounder(self.computing, self._out, drawn, whole)
+        last = rounder(self.computing, real_of(out), drawn, whole)
+        # Partial results are of their dtype already.
+        self._final = last if final else rounder(self.computing, self.computing, False)
+        #: Whether the fold, once it is finished, has drawn random numbers.
+        self.draws = self._step.stochastic or last.stochastic
 
     @property
     def stochastic(self) -> bool:
-        """Whether any rounding of this fold draws random numbers."""
+        """Whether a rounding that is done here draws random numbers."""
         return self._step.stochastic or self._final.stochastic
 
     @property
@@ -84,7 +96,7 @@ class Arithmetic:
             return None
         if self._step.exact:
             return ufunc, self.computing
-        native = self._accumulator == FLOAT16 and not self._step.stochastic
+        native = self.accumulator == FLOAT16 and not self._step.stochastic
         fits = self._source.itemsize == 1 or self._source == FLOAT16
         return (ufunc, FLOAT16) if native and fits and width < limits.HALF_WIDTH else None
 
@@ -143,7 +155,7 @@ class Arithmetic:
         bound: float = math.inf,
     ) -> None:
         """Divide, and convert to the output in one rounding, step `members`; spoils `block`."""
-        held = self._accumulator if members > 1 else self._source  # one member is never rounded
+        held = self.accumulator if members > 1 else self._source  # one member is never rounded
         if self.divisor is not None:
             np.divide(block, self.divisor, out=block)
             bound = math.inf
@@ -168,6 +180,32 @@ class Arithmetic:
         return rounder(block, draws.draw(block.shape, step), workspace, bound)
 
 
+def partial_dtype(
+    member_dtype: DTypeLike, accumulate: DTypeLike | Grid | None = None, op: str = "sum"
+) -> np.dtype[Any]:
+    """The dtype of the partial results that `fold` takes as `partial` and gives with final=False.
+
+    It holds the members' values, of which the first is not rounded, and the accumulator's. That is
+    the accumulator's dtype where it holds the members' values too, else the members' or float16 if
+    that holds both, and else the computing type (always so for a `Grid`); for complex members the
+    same of their parts. Integers are passed on in their accumulator, selections (max, min) in the
+    members' dtype, and the truth values of logical operators as bool.
+
+    TypeError and ValueError as `fold`.
+
+    >>> partial_dtype(np.float16), partial_dtype("float8_e4m3fn"), partial_dtype(np.complex64)
+    (dtype('float16'), dtype('float16'), dtype('complex64'))
+    >>> partial_dtype(np.float32, accumulate=np.float16)
+    dtype('float32')
+    >>> partial_dtype(np.int16, accumulate=np.int64), partial_dtype(np.int16, op="logical_or")
+    (dtype('int64'), dtype('bool'))
+    """
+    source = np.dtype(member_dtype)
+    if accumulate is not None and not isinstance(accumulate, Grid):
+        accumulate = np.dtype(accumulate)
+    return plan(op, source, accumulate, source, None, False).partial
+
+
 @lru_cache(maxsize=256)
 def _planned(*arguments: Any) -> Arithmetic:
     return Arithmetic(*arguments)
@@ -188,15 +226,11 @@ def _spacing(dtype: np.dtype[Any]) -> int | None:
     return {FLOAT32: -149, FLOAT64: -1074}.get(dtype)
 
 
-def _common_spacing(
-    op: str, source: np.dtype[Any], accumulator: np.dtype[Any] | Grid
-) -> int | None:
-    """What all partial results are multiples of 2 to the power of, if anything is known."""
-    known = None if isinstance(accumulator, Grid) else _spacing(accumulator)
-    given = _spacing(source)
-    if op == "prod" or known is None or given is None:
-        return None
-    return min(known, given)
+def _common_spacing(op: str, *formats: np.dtype[Any] | Grid) -> int | None:
+    """What all numbers added are multiples of 2 to the power of, if anything is known."""
+    known = [None if isinstance(given, Grid) else _spacing(given) for given in formats]
+    found = [spacing for spacing in known if spacing is not None]
+    return min(found) if op != "prod" and len(found) == len(known) else None
 
 
 def _holds(target: np.dtype[Any] | Grid, spacing: int | None) -> bool:
@@ -232,6 +266,36 @@ def _computing(
         return BOOL
     held = accumulator.carrier if isinstance(accumulator, Grid) else accumulator
     return held if kind in ("int", "bool") else computing_dtype(source, held)
+
+
+def _partial(
+    kind: str, source: np.dtype[Any], accumulator: np.dtype[Any] | Grid, computing: np.dtype[Any]
+) -> np.dtype[Any]:
+    """What carries partial results exactly: the narrowest dtype that is known to."""
+    if kind in ("int", "bool") or computing == BOOL:
+        return computing
+    held: np.dtype[Any] = computing
+    if not isinstance(accumulator, Grid):
+        both = accumulator, real_of(source)
+        candidates: tuple[np.dtype[Any], ...] = (*both, FLOAT16, computing)
+        held = next(c for c in candidates if all(_includes(c, other) for other in both))
+    return _COMPLEX[held] if kind == "complex" else held
+
+
+def _includes(target: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether a floating-point dtype has all values of another one."""
+    if other == target or target == FLOAT64:
+        return True
+    if other not in NARROW or target not in NARROW:
+        return target == FLOAT32 and other in NARROW
+    wide, narrow = NARROW[target], NARROW[other]
+    return (
+        wide.fraction_bits >= narrow.fraction_bits
+        and wide.min_exponent - wide.fraction_bits <= narrow.min_exponent - narrow.fraction_bits
+        and wide.max_finite >= narrow.max_finite
+        and wide.has_infinity >= narrow.has_infinity
+        and wide.has_negative_zero >= narrow.has_negative_zero
+    )
 
 
 def _check_out(op: str, kind: str, out: np.dtype[Any]) -> None:

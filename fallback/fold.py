@@ -4,7 +4,6 @@ The bits of its result are specified; see the numerics contract in the documenta
 from __future__ import annotations
 
 import math
-import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,15 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fallback import limits, memory, threads
+from fallback.arguments import (
+    Share,
+    check_batch,
+    check_cut,
+    check_partial,
+    check_places,
+    check_share,
+    check_window,
+)
 from fallback.arithmetic import Arithmetic, plan
 from fallback.draws import Draws
 from fallback.formats import real_of
@@ -46,6 +54,10 @@ def fold(
     call: int = 0,
     places: ArrayLike = 0,
     window: tuple[int, int] | None = None,
+    partial: NDArray[Any] | None = None,
+    before: int = 0,
+    final: bool = True,
+    nodes: tuple[int, int, int] | None = None,
 ) -> NDArray[Any]:
     """Reduce a group's members to one value, element by element, to the contract's bits.
 
@@ -70,9 +82,22 @@ def fold(
       random numbers; `places` is an integer, or integers that broadcast to the batch's shape.
       Complex values are always rounded to nearest.
     - `window`: `(first, total)` says that the members hold, flattened, elements `first` and on of
-      a value of `total` elements. The ring's blocks and the random numbers are then those of the
-      whole value, so that a value too large for the memory can be folded part by part. It has
-      neither a batch nor a `cut_axis`.
+      a value of `total` elements (in every batch entry). The ring's blocks and the random numbers
+      are then those of the whole value, so that a value too large for the memory can be folded
+      part by part. There is no `cut_axis` beside it.
+    - `partial`, `before`: what the `before` members visited earlier have been folded to, an array
+      of a member's shape and of `partial_dtype(members' dtype, accumulate, op)`; the first member
+      visited here is combined with it. For "linear" and "reverse" only (which goes from the last
+      member given to the first); a block of a ring is a linear fold that starts at its member.
+    - `final`: False if more members follow. The result is then the partial result itself, in that
+      same dtype; `divisor` and `out_dtype` are left to the fold that ends with True. A tree takes
+      False too: the results of subtrees of one power of two of members each (the last may have
+      fewer) are members of the tree that ends it, with the same `accumulate` and with the
+      `out_dtype` and `divisor` of the whole.
+    - `nodes`: for "tree" only: `(level, first, total)` says that the members are nodes `first` and
+      on of that level (0: the members themselves; of 2**level of them each) of a tree over `total`
+      members. The random numbers are then those of the whole tree, which without it have to be
+      none where a tree is folded in parts.
 
     **Returns** a new C-contiguous array of shape `(*batch, *value)`.
 
@@ -85,6 +110,9 @@ def fold(
     ([1.0], [1.0009765625])
     >>> fold(x, accumulate=np.float32).tolist()
     [1.0009765625]
+    >>> first = fold(x[:2], accumulate=np.float32, final=False)
+    >>> fold(x[2:], accumulate=np.float32, partial=first, before=2).tolist()
+    [1.0009765625]
     """
     require_subnormals()
     check_order(order)
@@ -94,31 +122,35 @@ def fold(
     accumulator = accumulate
     if accumulator is not None and not isinstance(accumulator, Grid):
         accumulator = np.dtype(accumulator)
-    arithmetic = plan(op, group.dtype, accumulator, out_type, divisor, stochastic)
+    arithmetic = plan(op, group.dtype, accumulator, out_type, divisor, stochastic, bool(final))
     counters = check_counter("seed", seed), check_counter("call", call)
     shape = group.shape
-    whole_of = _window(window, math.prod(shape), batch_ndim, cut_axis)
-    if not 0 <= batch_ndim <= len(shape):
-        raise ValueError(f"batch_ndim={batch_ndim}: the members have {len(shape)} axes")
+    check_batch(batch_ndim, shape)
+    part_of = check_window(window, math.prod(shape[batch_ndim:]), cut_axis)
+    share = check_share(
+        order, partial, before, final, nodes, members=group.count, draws=arithmetic.draws
+    )
+    earlier = None if partial is None else _earlier(partial, shape, arithmetic.partial)
     parts = group.dtype.kind == "c" and op not in LOGICAL_OPS
     cut = None
     if order == "ring" and cut_axis is not None:
-        divided = _cut(group, batch_ndim, cut_axis, len(shape) - batch_ndim)
+        divided = _cut(group, batch_ndim, cut_axis)
         if cut_axis:  # slices of the first axis are blocks of the flattened value
             group, cut = divided, batch_ndim + cut_axis
-    out = memory.empty(shape, out_type)
+    out = memory.empty(shape, arithmetic.result)
     if not out.size:
         return out
-    group = group.as_reals() if parts else group
+    if parts:
+        group, earlier = group.as_reals(), earlier and earlier.as_reals()
     # Without random numbers and rings no element has anything to do with its index.
     alike = not arithmetic.stochastic and order != "ring"
-    layout = _layout(group, 0 if alike else batch_ndim, cut, parts, whole_of)
+    layout = _layout(group, earlier, 0 if alike else batch_ndim, cut, parts, part_of)
     lanes = places_of = None
     if arithmetic.stochastic or not _is_place(places):
-        places_of = _places(places, shape[:batch_ndim])
+        places_of = check_places(places, shape[:batch_ndim])
     if arithmetic.stochastic:
         lanes = Lanes(*counters)
-    _Fold(group, order, arithmetic, layout, lanes, places_of).run(out)
+    _Fold(group, order, arithmetic, layout, lanes, places_of, share, earlier).run(out)
     return out
 
 
@@ -155,17 +187,29 @@ class Layout:
         return box[len(self.batch) : len(self.batch) + len(self.value)]
 
 
+def _earlier(partial: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Members:
+    """What has been folded before, seen as the one member that it is to those that follow."""
+    given = np.asarray(partial)
+    check_partial(given, shape, dtype)
+    return Members(given[np.newaxis])
+
+
 def _layout(
-    group: Members, batch: int, cut: int | None, parts: bool, window: tuple[int, int] | None
+    group: Members,
+    earlier: Members | None,
+    batch: int,
+    cut: int | None,
+    parts: bool,
+    window: tuple[int, int] | None,
 ) -> Layout:
-    """Merge the axes of `group`, in which axis `cut` is to stay as it is."""
+    """Merge the axes that `group` and `earlier` have; axis `cut` is to stay as it is."""
     last = len(group.shape) - parts
-    if not batch and cut is None and group.contiguous:
+    contiguous = group.contiguous and (earlier is None or earlier.contiguous)
+    if not batch and cut is None and contiguous:
         return Layout((), (math.prod(group.shape[:last]),), (2,) if parts else (), None, window)
     edges = [0, batch, last] if cut is None else [0, batch, cut, cut + 1, last]
-    runs = [
-        coalesce(group.shape[a:b], [row[a:b] for row in group.strides]) for a, b in pairwise(edges)
-    ]
+    strides = group.strides + (earlier.strides if earlier else [])
+    runs = [coalesce(group.shape[a:b], [row[a:b] for row in strides]) for a, b in pairwise(edges)]
     tail = (2,) if parts else ()
     if cut is None:
         return Layout(runs[0], runs[1] or (1,), tail, None, window)
@@ -173,52 +217,16 @@ def _layout(
     return Layout(runs[0], (*before, group.shape[cut], *after), tail, len(before))
 
 
-def _cut(group: Members, batch_ndim: int, cut_axis: int, value_ndim: int) -> Members:
+def _cut(group: Members, batch_ndim: int, cut_axis: int) -> Members:
     """Split the axis that a ring cuts into (blocks, elements of a block)."""
-    if not 0 <= cut_axis < value_ndim:
-        raise ValueError(f"cut_axis={cut_axis}: expected 0 to {value_ndim - 1}")
+    each = check_cut(cut_axis, group.shape[batch_ndim:], group.count)
     axis = batch_ndim + cut_axis
-    length = group.shape[axis]
-    if length % group.count:
-        raise ValueError(
-            f"cut_axis={cut_axis} has length {length}, which {group.count} members do not divide"
-        )
-    pieces = group.count, length // group.count
+    pieces = group.count, each
     return group.reshape((*group.shape[:axis], *pieces, *group.shape[axis + 1 :]))
-
-
-def _window(
-    window: tuple[int, int] | None, size: int, batch_ndim: int, cut_axis: int | None
-) -> tuple[int, int] | None:
-    """The window as integers, once it is known to lie within its value."""
-    if window is None:
-        return None
-    first, total = map(operator.index, window)
-    if batch_ndim or cut_axis is not None:
-        raise ValueError(f"window={window!r}: expected neither batch_ndim nor cut_axis beside it")
-    if not 0 <= first <= total - size:
-        raise ValueError(
-            f"window={window!r}: the members' {size} elements do not fit into {total} from {first}"
-        )
-    return first, total
 
 
 def _is_place(given: Any) -> bool:
     return type(given) is int and 0 <= given < 2**64
-
-
-def _places(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64]:
-    """One place for each batch entry."""
-    given = np.asarray(places)
-    if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
-        raise ValueError(f"places={places!r}: expected integers from 0 to 2**64 - 1")
-    try:
-        spread = np.broadcast_to(given, batch)
-    except ValueError:
-        raise ValueError(
-            f"places has shape {given.shape}, which does not broadcast to the batch's {batch}"
-        ) from None
-    return spread.astype(np.uint64)
 
 
 @dataclass
@@ -231,10 +239,13 @@ class _Fold:
     layout: Layout
     lanes: Lanes | None
     places: NDArray[np.uint64] | None
+    share: Share
+    earlier: Members | None  # a member of its own dtype: the partial result that comes in
 
     def run(self, out: NDArray[Any]) -> None:
         """Do all tasks, writing into `out`, whose shape is the layout's."""
         members = self.group.reshape(self.layout.shape)
+        earlier = self.earlier and self.earlier.reshape(self.layout.shape)
         flat = out.reshape(-1)
         target = flat.view(real_of(out.dtype)) if self.layout.parts else flat
         target = target.reshape(self.layout.shape)
@@ -255,6 +266,8 @@ class _Fold:
                         target[box],
                         workspace,
                         draws,
+                        self.share,
+                        earlier,
                         **how,
                     )
                 )
@@ -267,7 +280,9 @@ class _Fold:
         count, width = self.group.count, math.prod(self.layout.shape)
         if self.order == "ring":
             width = min(width, width * self.layout.total // (self._elements * count))
+        # One call adds all rows where none of them is the partial result, which lies elsewhere.
         runs = self.order != "tree" and self.arithmetic.running(width) is not None
+        runs = runs and self.earlier is None
         wider = limits.CONVERTED if self.arithmetic.converts else limits.RUNNING if runs else 1
         return count >= limits.ROW_MEMBERS and width < wider * limits.ROW_WIDTH
 
@@ -278,8 +293,11 @@ class _Fold:
 
     def _blocks(self) -> Iterator[tuple[Index, dict[str, Any]]]:
         """Boxes for the way member by member, with the member at which each one's ring starts."""
+        least = limits.SHARED_WIDTH
+        if self.earlier is not None and self.group.count >= limits.ROW_MEMBERS:
+            least *= 8  # that many calls: threads wait for the interpreter's lock in small boxes
         for start, region in self._regions():
-            for box in split(region, self._limit(limits.BLOCK, limits.SHARED_WIDTH)):
+            for box in split(region, self._limit(limits.BLOCK, least)):
                 yield box, {"start": start}
 
     def _limit(self, most: int, least: int) -> int:

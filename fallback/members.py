@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fallback.arguments import check_listed, check_stacked
 from fallback.formats import real_of
 from fallback.layout import Index
 
@@ -28,25 +29,10 @@ class Members:
     def of(cls, members: NDArray[Any] | Sequence[NDArray[Any]]) -> Members:
         """Check what the caller gave: ValueError or TypeError names the member that differs."""
         if isinstance(members, np.ndarray):
-            if members.ndim == 0:
-                raise ValueError("members is a 0-d array: expected axis 0 to number the members")
-            if not len(members):
-                raise ValueError("members is empty: a fold needs at least one member")
+            check_stacked(members)
             return cls(members)
         arrays = [np.asarray(member) for member in members]
-        if not arrays:
-            raise ValueError("members is empty: a fold needs at least one member")
-        for index, array in enumerate(arrays):
-            if array.shape != arrays[0].shape:
-                raise ValueError(
-                    f"members[{index}] has shape {array.shape}, members[0] {arrays[0].shape}: "
-                    "expected equal shapes"
-                )
-            if array.dtype != arrays[0].dtype:
-                raise TypeError(
-                    f"members[{index}] has dtype {array.dtype}, members[0] {arrays[0].dtype}: "
-                    "expected equal dtypes"
-                )
+        check_listed(arrays)
         return cls(arrays)
 
     @property

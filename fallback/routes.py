@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fallback.arguments import Share
 from fallback.arithmetic import Arithmetic
 from fallback.decode import decode, decode_all
 from fallback.draws import Draws
@@ -27,6 +28,8 @@ Operand = tuple[NDArray[Any], NDArray[Any] | None, float]  # its buffer, and a b
 class Task:
     """One box of one fold, with all that is needed to do it.
 
+    `share` says which of a fold's members these are, and `earlier` has the result of those visited
+    before, as its only member.
     `start` is the member at which a ring's block begins. For the second way `ring` says which of
     a ring's blocks the box holds, or `rotation` where each element's begins (it broadcasts against
     the box).
@@ -39,6 +42,8 @@ class Task:
     out: NDArray[Any]
     workspace: Workspace
     draws: Draws | None
+    share: Share
+    earlier: Members | None = None
     start: int = 0
     ring: Ring | None = None
     rotation: NDArray[np.intp] | None = None
@@ -81,12 +86,22 @@ class Task:
                 return added
         return self.combine(left, right, out, step, bound + reach)
 
+    def tree_steps(self) -> list[int]:
+        """The step before that of each level's first node above the members."""
+        nodes = self.share.tree
+        bases = tree_levels(nodes.total)[nodes.level :]
+        return [base + (nodes.first >> level) for level, base in enumerate(bases, 1)]
+
     def give(self, buffer: NDArray[Any] | None) -> None:
         if buffer is not None:
             self.workspace.give(buffer)
 
+    def begin(self, block: NDArray[Any]) -> float:
+        """Write the partial result that comes in into `block`; a bound of its magnitudes."""
+        return math.inf if self.earlier is None else decode(self.earlier.block(0, self.box), block)
+
     def finish(self, block: NDArray[Any], bound: float = math.inf) -> None:
-        count = self.members.count
+        count = self.share.total
         self.arithmetic.finish(block, self.out, count, self.draws, self.workspace, bound)
 
 
@@ -100,16 +115,20 @@ def by_member(task: Task) -> None:
 
 def _sequence_by_member(task: Task) -> None:
     visited = visits(task.order, task.members.count, task.start)
-    left, held, bound = task.operand(next(visited))
+    if task.earlier is None:
+        left, held, bound = task.operand(next(visited))
+    else:
+        earlier = task.earlier.block(0, task.box)
+        left, held, bound = task.arithmetic.operand(earlier, task.workspace)
     if task.arithmetic.direct:
         partial = task.out
     elif held is None:
         held = partial = task.workspace.take(task.arithmetic.computing, task.shape)
     else:
         partial = held
-    if task.members.count == 1 and partial is not left:
+    if task.share.total == 1 and partial is not left:
         partial[...] = left
-    for step, member in enumerate(visited, 1):
+    for step, member in enumerate(visited, max(task.share.before, 1)):
         right, buffer, reach = task.operand(member)
         bound = task.add(left, right, partial, step, bound, reach)
         left = partial
@@ -120,8 +139,8 @@ def _sequence_by_member(task: Task) -> None:
 
 def _tree_by_member(task: Task) -> None:
     """Depth first, so that only one partial result a level is alive."""
-    bases = tree_levels(task.members.count)
     count, computing = task.members.count, task.arithmetic.computing
+    steps, top = task.tree_steps(), (count - 1).bit_length()
 
     def node(level: int, index: int) -> Operand:
         """The fold of members index * 2**level and on, the buffer that holds it, and a bound."""
@@ -132,11 +151,11 @@ def _tree_by_member(task: Task) -> None:
             return left, held, bound
         right, buffer, reach = node(level - 1, 2 * index + 1)
         out = task.workspace.take(computing, task.shape) if held is None else held
-        bound = task.combine(left, right, out, bases[level - 1] + index + 1, bound + reach)
+        bound = task.combine(left, right, out, steps[level - 1] + index + 1, bound + reach)
         task.give(buffer)
         return out, out, bound
 
-    result, held, bound = node(len(bases) - 1, 0)
+    result, held, bound = node(top, 0)
     if held is None:  # a single member, seen but not copied
         held = task.workspace.take(computing, task.shape)
         held[...] = result
@@ -179,7 +198,9 @@ def _run_down_rows(task: Task, ufunc: np.ufunc, dtype: np.dtype[Any]) -> None:
     """All steps of a chunk in one call, and of all members where nothing has to be converted."""
     count = task.members.count
     partial = task.workspace.take(dtype, task.shape)
-    as_they_are = task.members.dtype == dtype and task.ring is None and task.rotation is None
+    task.begin(partial)
+    plain = task.ring is None and task.rotation is None and task.earlier is None
+    as_they_are = plain and task.members.dtype == dtype
     rows = task.members.rows(_visited(task, 0, count), task.box) if as_they_are else None
     flat = None if rows is None else rows_of(rows)
     if flat is not None:
@@ -188,10 +209,11 @@ def _run_down_rows(task: Task, ufunc: np.ufunc, dtype: np.dtype[Any]) -> None:
         chunk = max(1, task.workspace.capacity // (2 * partial.size) - 1)
         for first in range(0, count, chunk):
             # The first row is what has been folded so far.
-            number = min(chunk, count - first) + bool(first)
+            held = bool(task.share.before + first)
+            number = min(chunk, count - first) + held
             rows = task.workspace.take(dtype, (number, *task.shape))
-            _load_rows(task, rows[1:] if first else rows, first)
-            if first:
+            _load_rows(task, rows[1:] if held else rows, first)
+            if held:
                 rows[0] = partial
             reduce_rows(ufunc, rows.reshape(number, -1), partial.reshape(-1))
             task.give(rows)
@@ -207,7 +229,7 @@ def _sequence_by_rows(task: Task) -> None:
     arithmetic, count = task.arithmetic, task.members.count
     partial = task.workspace.take(arithmetic.computing, task.shape)
     chunk = max(1, task.workspace.capacity // (2 * partial.size))
-    bound = math.inf
+    bound = task.begin(partial)
     for first in range(0, count, chunk):
         number = min(chunk, count - first)
         buffer = task.workspace.take(arithmetic.computing, (number, *task.shape))
@@ -222,21 +244,21 @@ def _add_rows(
 ) -> float:
     """Fill `rows` with what is visited at turn `first` and on, and add them."""
     reach = _load_rows(task, rows, first)
-    if not first:
+    next_step = task.share.before + first
+    if not next_step:
         partial[...] = rows[0]
-        rows, first, bound = rows[1:], 1, reach
+        rows, next_step, bound = rows[1:], 1, reach
     added = task.arithmetic.add_rows(partial, rows, bound, reach, task.workspace)
     if added is not None:
         return added
-    for step, row in enumerate(rows, first):
+    for step, row in enumerate(rows, next_step):
         bound = task.combine(partial, row, partial, step, bound + reach)
     return bound
 
 
 def _tree_by_rows(task: Task) -> None:
     """Aligned chunks of a power of two of members are subtrees; their results are the next rows."""
-    count, shape = task.members.count, task.shape
-    bases = tree_levels(count)
+    count, shape, steps = task.members.count, task.shape, task.tree_steps()
     width = task.out.size
     level = max(0, (task.workspace.capacity // (2 * width)).bit_length() - 1)
     chunk = 1 << level
@@ -246,14 +268,14 @@ def _tree_by_rows(task: Task) -> None:
         number = min(chunk, count - first)
         rows = task.workspace.take(task.arithmetic.computing, (number, *shape))
         reach = _load_rows(task, rows, first)
-        partials[index] = _climb(task, rows, bases, 0, first, reach)
+        partials[index] = _climb(task, rows, steps, 0, first, reach)
         task.give(rows)
-    block = _climb(task, partials, bases, level, 0, math.inf)
+    block = _climb(task, partials, steps, level, 0, math.inf)
     task.finish(block)
 
 
 def _climb(
-    task: Task, rows: NDArray[Any], bases: list[int], level: int, first: int, bound: float
+    task: Task, rows: NDArray[Any], steps: list[int], level: int, first: int, bound: float
 ) -> NDArray[Any]:
     """The fold of the subtree over `rows`: nodes first, first + 1, ... of `level`."""
     while len(rows) > 1:
@@ -264,7 +286,7 @@ def _climb(
             rows[0 : 2 * pairs : 2],
             rows[1 : 2 * pairs : 2],
             above[:pairs],
-            bases[level] + first + 1,
+            steps[level] + first + 1,
             2 * bound,
         )
         if odd:

@@ -13,6 +13,7 @@ from .errors import (
     CollectiveMismatchError,
     DeadlockError,
     GpusimError,
+    InstanceError,
     ReplicaError,
     ReplicaIndexError,
 )
@@ -22,6 +23,7 @@ from .mapping import MappedArray, Mesh, P, at, per_replica_route, pmap, shard_ma
 from .random import rng
 from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
+from .world import World
 
 try:
     __version__ = version("gpusim")
@@ -35,12 +37,14 @@ __all__ = [
     "Format",
     "GpusimError",
     "Groups",
+    "InstanceError",
     "MappedArray",
     "Mesh",
     "P",
     "Reduction",
     "ReplicaError",
     "ReplicaIndexError",
+    "World",
     "__version__",
     "at",
     "collectives",

@@ -33,6 +33,21 @@ class DeadlockError(GpusimError):
     """Some replicas wait in a collective that the others can no longer reach."""
 
 
+class InstanceError(GpusimError):
+    """Another instance of the World is gone, has failed or has left, and this one needs it.
+
+    >>> InstanceError(3, "instance 3 is gone").instance
+    3
+    """
+
+    def __init__(self, instance: int, message: str) -> None:
+        super().__init__(message)
+        self.instance = instance  #: the instance that is missing
+
+    def __reduce__(self) -> tuple[type[InstanceError], tuple[int, str]]:
+        return type(self), (self.instance, str(self))
+
+
 class ReplicaIndexError(ValueError, IndexError):
     """A replica number that is out of range.
 

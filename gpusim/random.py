@@ -448,8 +448,8 @@ def _global_indices(frames: Sequence[Frame]) -> tuple[Array, Axes]:
     index: Any = np.zeros((1,) * len(axes), np.uint64)
     for frame in frames:
         shape = [frame.size if frame is other else 1 for other in axes]
-        own = np.arange(frame.size).reshape(shape) if frame in axes else np.asarray(frame.index)
-        index = index * np.uint64(frame.size) + own.astype(np.uint64)
+        here = np.arange(frame.size).reshape(shape) if frame in axes else np.asarray(frame.index)
+        index = index * np.uint64(frame.total) + (frame.offset + here).astype(np.uint64)
     return np.asarray(index), axes
 
 

@@ -23,7 +23,7 @@ __all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "op": OPS,
-    "order": ORDERS,
+    "order": (*ORDERS, "engine"),
     "rounding": ("nearest", "stochastic"),
 }
 
@@ -37,7 +37,8 @@ class Reduction:
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or".
     - `order`: the order of additions. "linear" is ((x0 + x1) + x2) + ...; "reverse" the same from
       the last; "tree" adds neighbours in pairs, level by level; "ring" cuts the value into as many
-      blocks as there are members and starts block b at member b.
+      blocks as there are members and starts block b at member b. "engine" leaves the sum over the
+      instances of a World to the engine between them (see `like`).
     - `accumulate`: the dtype every partial result is rounded to. None is the array's own, but
       float32 for bfloat16 and float16 for the 8-bit formats. A `Format`, or a FormatInfo of gfloat,
       is any other format, more slowly.
@@ -53,7 +54,7 @@ class Reduction:
     >>> Reduction(order="butterfly")
     Traceback (most recent call last):
     ...
-    ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring'
+    ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring', 'engine'
     """
 
     op: str = "sum"
@@ -69,7 +70,29 @@ class Reduction:
                 expected = ", ".join(map(repr, choices))
                 raise ValueError(f"{name}={given!r}: expected one of {expected}")
         object.__setattr__(self, "accumulate", _accumulator(self.accumulate))
+        if self.order == "engine" and (self.accumulate, self.rounding) != (None, "nearest"):
+            raise ValueError(
+                "order='engine': expected no accumulate and rounding='nearest', as the engine "
+                f"adds in its own way; got {self.accumulate!r} and {self.rounding!r}"
+            )
         object.__setattr__(self, "seed", _word("seed", self.seed))
+
+    @classmethod
+    def like(cls, name: str) -> Reduction:
+        """The reduction of an engine, by its name.
+
+        "engine" is that of the World around: each instance sums its own replicas in `linear` order,
+        and MPI or NCCL adds up the sums. The fastest way there is, and exempt from the contract:
+        the bits may differ between numbers of instances. On one instance it is `linear`.
+
+        ValueError for any other name.
+
+        >>> Reduction.like("engine")
+        Reduction(op='sum', order='engine')
+        """
+        if name != "engine":
+            raise ValueError(f"like({name!r}): expected 'engine'")
+        return cls(order="engine")
 
     def __repr__(self) -> str:
         shown = ["op", "order"]

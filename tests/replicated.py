@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gpusim import trees
@@ -85,6 +86,16 @@ def _one_nan(values: np.ndarray) -> np.ndarray:
         parts = np.ascontiguousarray(values).reshape(-1).view(values.real.dtype)
         return np.where(np.isnan(parts), np.array(np.nan, parts.dtype), parts)
     return np.where(np.isnan(values), np.array(np.nan, values.dtype), values)
+
+
+def bits_of(values: np.ndarray) -> bytes:
+    """The bits, with one NaN for all."""
+    return _one_nan(values).tobytes()
+
+
+def epsilon(dtype: np.dtype[Any]) -> Any:
+    """The distance of 1 to the next number of a floating-point or complex dtype."""
+    return ml_dtypes.finfo(dtype).eps
 
 
 def outcome(

@@ -19,7 +19,19 @@ from gpusim.cuda import targets, templates
 from gpusim.cuda.device import Kernel
 from tests.host_cuda.device import HostDevice, has_compiler, library
 from tests.host_cuda.values import moderate, same
-from tests.test_fold_contract import COMPLEXES, INTS, LAYOUTS, ORDERS, REALS, arranged, numbers
+from tests.test_fold_contract import (
+    COMPLEXES,
+    INTS,
+    LAYOUTS,
+    ORDERS,
+    REALS,
+    arranged,
+    cut_somewhere,
+    numbers,
+    place_somewhere,
+)
+from tests.test_fold_passed_on import cases as shares
+from tests.test_fold_passed_on import passed_on, subtrees
 from tests.test_ragged_copy import random_segments, row_by_row
 
 assert has_compiler(), "these tests compile the CUDA sources for the host: install g++, or set CXX"
@@ -33,6 +45,11 @@ NO_FRACTION = gpusim.Format(8, 0, has_infinities=False).grid
 UNSIGNED = gpusim.Format(5, 2, is_signed=False, has_negative_zero=False).grid
 WIDE = gpusim.Format(9, 20).grid  # float32 does not hold its values
 GRIDS = [E3M2, NO_SUBNORMALS, NO_FRACTION, UNSIGNED, WIDE]
+
+
+def _arrays(members: Any) -> Any:
+    """A list's scalars as arrays without axes, since no device holds scalars."""
+    return [np.asarray(m) for m in members] if isinstance(members, list) else members
 
 
 def check(members: Any, device: HostDevice = DEVICE, **options: Any) -> None:
@@ -60,14 +77,8 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     }
     if dtype not in INTS and not options["op"].startswith("logical"):
         options["divisor"] = draw(st.none() | st.integers(1, 300))
-    axes = len(shape) - options["batch_ndim"]
-    if options["order"] == "ring" and axes and draw(st.booleans()):
-        cut = options["cut_axis"] = draw(st.integers(0, axes - 1))
-        at = options["batch_ndim"] + cut
-        shape = (*shape[:at], members * min(shape[at], 2), *shape[at + 1 :])
-    batch = shape[: options["batch_ndim"]]
-    places = np.random.default_rng(options["seed"]).integers(0, 2**64, batch, np.uint64)
-    options["places"] = draw(st.sampled_from([0, 2**64 - 1, places]))
+    shape = cut_somewhere(draw, options, shape, members)
+    place_somewhere(draw, options, shape)
     seed = draw(st.integers(0, 2**30))
     if dtype in INTS:
         values = moderate((members, *shape), dtype, seed)
@@ -80,10 +91,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
 @given(cases())
 def test_fold_has_the_bits_of_fallback(case: Any) -> None:
     values, layout, options, busy_threads = case
-    members = arranged(values, layout)
-    if isinstance(members, list):  # of scalars too, which no device holds
-        members = [np.asarray(member) for member in members]
-    check(members, HostDevice(busy_threads), **options)
+    check(_arrays(arranged(values, layout)), HostDevice(busy_threads), **options)
 
 
 def instances(unit: str) -> list[dict[str, Any]]:
@@ -111,6 +119,71 @@ def test_every_instance_of_the_fold_runs_and_has_the_bits(unit: str) -> None:
                 check(x, device, seed=7, **options)
     launched |= {launch.kernel for launch in device.launches}
     assert launched == set(templates.units()[unit])
+
+
+@settings(max_examples=250, deadline=None)
+@given(shares(), st.sampled_from(["linear", "reverse"]), st.sampled_from([0, 1 << 30]))
+def test_a_fold_passed_on_has_the_bits_of_fallbacks_whole(
+    case: Any, order: str, busy_threads: int
+) -> None:
+    values, layout, cuts, options, _ = case
+    members, device = arranged(values, layout), HostDevice(busy_threads)
+    found = passed_on(_arrays(members), cuts, order, device.fold, **options)
+    same(found, fallback.fold(values, order=order, **options))
+
+
+@settings(max_examples=120, deadline=None)
+@given(shares(), st.integers(0, 3), st.sampled_from([0, 1 << 30]))
+def test_a_tree_over_subtrees_has_the_bits_of_fallbacks_whole(
+    case: Any, level: int, busy_threads: int
+) -> None:
+    values, layout, _, options, _ = case
+    members, device = arranged(values, layout), HostDevice(busy_threads)
+    found = subtrees(_arrays(members), 1 << level, device.fold, **options)
+    same(found, fallback.fold(values, order="tree", **options))
+
+
+@pytest.mark.parametrize("unit", [unit for unit in templates.units() if unit.startswith("fold")])
+def test_every_instance_takes_and_gives_partial_results(unit: str) -> None:
+    """In whole chunks, at their edges, and where the partial result is not aligned to them."""
+    device = HostDevice()
+    dtype = next(d for d, name in targets.NAMES.items() if f"fold {name}" == unit)
+    for length, device.busy_threads in product((83, 96), (0, 1 << 30)):
+        x = moderate((12, length), dtype)
+        for options in instances(unit):
+            order = options.pop("order")
+            if order in ("linear", "reverse"):
+                found = passed_on(x, [2], order, device.fold, seed=7, **options)
+            elif order == "tree":
+                found = subtrees(x, 4, device.fold, seed=7, **options)
+            else:
+                found = device.fold(x, order=order, seed=7, **options)
+            same(found, fallback.fold(x, order=order, seed=7, **options))
+    # Trees over subtrees launch those of the partial results' dtype too.
+    launched = {launch.kernel for launch in device.launches}
+    assert launched >= set(templates.units()[unit])
+
+
+def test_partial_results_may_lie_anywhere_on_the_device() -> None:
+    x = moderate((5, 6, 40), np.float16)
+    partial, expected = fallback.fold(x[:2], final=False), fallback.fold(x)
+    odd = np.empty(partial.size + 1, partial.dtype)[1:].reshape(partial.shape)
+    odd[...] = partial
+    for given_partial in (odd, np.asfortranarray(partial), np.repeat(partial, 2, 1)[:, ::2]):
+        same(DEVICE.fold(x[2:], partial=given_partial, before=2), expected)
+        same(DEVICE.fold(x[2:, :, 1:], partial=given_partial[:, 1:], before=2), expected[:, 1:])
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_batches_have_windows_of_their_own(order: str, rounding: str) -> None:
+    for dtype in (np.float16, np.float32, np.complex64):
+        x = moderate((5, 3, 2, 41), dtype)
+        options: dict[str, Any] = {"order": order, "rounding": rounding, "batch_ndim": 2}
+        options["places"] = np.arange(6).reshape(3, 2)
+        for first, last in ((0, 41), (3, 30), (17, 18), (24, 41)):
+            check(x[..., first:last], window=(first, 41), **options)
+            check(x[..., first:last], window=(2**33, 2**33 + 41), **options)
 
 
 @pytest.mark.parametrize("dtype", REALS, ids=str)
@@ -231,12 +304,17 @@ def test_axes_of_any_strides_and_batches(rounding: str) -> None:
 
 def test_errors_are_those_of_fallback() -> None:
     from tests.test_fold_contract import test_what_does_not_fit_is_named as named
+    from tests.test_fold_passed_on import test_what_cannot_be_passed_on_is_named as shared
 
     (mark,) = [mark for mark in named.pytestmark if mark.name == "parametrize"]
-    for members, options, error, message in mark.args[1]:
+    (other,) = [mark for mark in shared.pytestmark if mark.name == "parametrize"]
+    cases = [*mark.args[1], *((np.zeros((2, 3)), *row) for row in other.args[1])]
+    for members, options, error, message in cases:
         given = members if isinstance(members, list) else np.asarray(members)
         with pytest.raises(error, match=message):
             DEVICE.fold(given, **options)
+    with pytest.raises(TypeError, match="partial is a list: expected an array of the device"):
+        DEVICE.fold(np.zeros((2, 3)), partial=[0.0] * 3, before=1)
 
 
 @pytest.mark.parametrize("source", REALS, ids=str)

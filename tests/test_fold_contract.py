@@ -78,6 +78,25 @@ def arranged(values: np.ndarray, layout: str) -> Any:
 LAYOUTS = ["stacked", "list", "list of strided", "fortran", "read-only, backwards"]
 
 
+def cut_somewhere(
+    draw: st.DrawFn, options: dict[str, Any], shape: tuple[int, ...], members: int
+) -> tuple[int, ...]:
+    """Perhaps a `cut_axis` for a ring, which needs a length that the members divide."""
+    axes = len(shape) - options["batch_ndim"]
+    if options["order"] == "ring" and axes and draw(st.booleans()):
+        cut = options["cut_axis"] = draw(st.integers(0, axes - 1))
+        at = options["batch_ndim"] + cut
+        shape = (*shape[:at], members * min(shape[at], 2), *shape[at + 1 :])
+    return shape
+
+
+def place_somewhere(draw: st.DrawFn, options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    """One place for all batch entries, or for each its own."""
+    batch = shape[: options["batch_ndim"]]
+    places = np.random.default_rng(options["seed"]).integers(0, 2**64, batch, np.uint64)
+    options["places"] = draw(st.sampled_from([0, 2**64 - 1, places]))
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], str]:
     dtype = draw(st.sampled_from(REALS + COMPLEXES))
@@ -94,14 +113,8 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], str]:
         "seed": draw(st.integers(0, 2**64 - 1)),
         "call": draw(st.integers(0, 2**64 - 1)),
     }
-    axes = len(shape) - options["batch_ndim"]
-    if options["order"] == "ring" and axes and draw(st.booleans()):
-        cut = options["cut_axis"] = draw(st.integers(0, axes - 1))
-        at = options["batch_ndim"] + cut
-        shape = (*shape[:at], members * min(shape[at], 2), *shape[at + 1 :])
-    batch = shape[: options["batch_ndim"]]
-    places = np.random.default_rng(options["seed"]).integers(0, 2**64, batch, np.uint64)
-    options["places"] = draw(st.sampled_from([0, 2**64 - 1, places]))
+    shape = cut_somewhere(draw, options, shape, members)
+    place_somewhere(draw, options, shape)
     values = numbers(draw(st.integers(0, 2**30)), (members, *shape), dtype)
     return values, draw(st.sampled_from(LAYOUTS)), options, draw(st.sampled_from(list(CUTS)))
 

@@ -103,6 +103,24 @@ def test_complex_values_are_counted_whole(order: str) -> None:
     assert same(fold(x[:, 5:16], order=order, window=(5, 21)), whole[5:16])
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_window_is_the_same_part_of_every_batch_entry(
+    order: str, rounding: str, cut: str
+) -> None:
+    x = values(5, 6 * 31, np.float16).reshape(5, 3, 2, 31)
+    options: dict[str, Any] = {"order": order, "rounding": rounding, "batch_ndim": 2, "seed": 4}
+    options["places"] = np.arange(6).reshape(3, 2) + 11
+    whole = fold(x, **options)
+    for first, last in ((0, 31), (1, 30), (9, 10), (20, 31), (8, 8)):
+        part = x[..., first:last]
+        with mock.patch.multiple(limits, **CUTS[cut]):
+            for members in (part, np.ascontiguousarray(part), list(part)):
+                found = fold(members, window=(first, 31), **options)
+                assert same(found, whole[..., first:last])
+
+
 def test_elements_beyond_32_bits_are_numbered() -> None:
     """The window lies where an index no longer fits into 32 bits, in the ring's last block."""
     x = values(2, 16, np.float16)
@@ -117,8 +135,8 @@ def test_elements_beyond_32_bits_are_numbered() -> None:
     [
         ({"window": (-1, 9)}, r"window=\(-1, 9\): the members' 4 elements do not fit into 9"),
         ({"window": (6, 9)}, "do not fit into 9 from 6"),
-        ({"window": (0, 4), "batch_ndim": 1}, "neither batch_ndim nor cut_axis"),
-        ({"window": (0, 4), "order": "ring", "cut_axis": 0}, "neither batch_ndim nor cut_axis"),
+        ({"window": (-1, 9), "batch_ndim": 1}, "the members' 1 elements do not fit into 9 from -1"),
+        ({"window": (0, 4), "order": "ring", "cut_axis": 0}, "expected no cut_axis beside it"),
     ],
 )
 def test_a_window_outside_its_value_is_refused(options: dict[str, Any], complaint: str) -> None:

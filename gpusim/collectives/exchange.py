@@ -76,19 +76,9 @@ pswapaxes.transpose = pswapaxes  # swapping two axes is its own inverse
 def _all_to_all(
     operand: Operand, split_axis: int, concat_axis: int, tiled: bool, groups: GroupsLike
 ) -> Result:
-    split = operand.axis(split_axis, "split_axis")
-    concat = operand.axis(concat_axis, "concat_axis")
     partition = operand.groups(groups)
     count = operand.size if partition is None else partition.group_size
-    length = operand.shape[split]
-    if length % count if tiled else length != count:
-        expected = f"a multiple of {count}" if tiled else f"{count}"
-        raise ValueError(
-            f"{operand.collective} (tiled={tiled}) needs {expected} elements, as many as a group "
-            f"has replicas, along split_axis {split_axis}, got shape {operand.shape}"
-        )
-    # From here on the axes are those of one replica's array, batch axes included.
-    split, concat = split + operand.batch_ndim, concat + operand.batch_ndim
+    split, concat = exchanged_axes(operand, split_axis, concat_axis, tiled, count)
     if operand.listed:
         return _exchange_lists(operand, split, concat, tiled, partition)
     if partition is None:
@@ -100,12 +90,28 @@ def _all_to_all(
     return Result(by_replica(y.swapaxes(0, 1), partition), True)
 
 
+def exchanged_axes(
+    operand: Operand, split_axis: int, concat_axis: int, tiled: bool, count: int
+) -> tuple[int, int]:
+    """The two axes, checked for groups of ``count``; batch axes are counted in."""
+    split = operand.axis(split_axis, "split_axis")
+    concat = operand.axis(concat_axis, "concat_axis")
+    length = operand.shape[split]
+    if length % count if tiled else length != count:
+        expected = f"a multiple of {count}" if tiled else f"{count}"
+        raise ValueError(
+            f"{operand.collective} (tiled={tiled}) needs {expected} elements, as many as a group "
+            f"has replicas, along split_axis {split_axis}, got shape {operand.shape}"
+        )
+    return split + operand.batch_ndim, concat + operand.batch_ndim
+
+
 def _exchange(x: Array, split: int, concat: int, tiled: bool) -> Array:
     """Senders (n, ...) to receivers (n, ...); axes count in one member's array."""
     if tiled:
-        x = _cut(x, split + 1, x.shape[0])
+        x = cut(x, split + 1, x.shape[0])
     y = np.moveaxis(np.moveaxis(x, split + 1, 0), 1, concat + 1)
-    return _merge(y, concat + 1) if tiled else y
+    return merge(y, concat + 1) if tiled else y
 
 
 def _exchange_lists(
@@ -116,24 +122,24 @@ def _exchange_lists(
     members = (tuple(range(operand.size)),) if groups is None else groups.members
     for group in members:
         sent = [
-            np.moveaxis(_cut(operand[r], split, len(group)) if tiled else operand[r], split, 0)
+            np.moveaxis(cut(operand[r], split, len(group)) if tiled else operand[r], split, 0)
             for r in group
         ]
         shape = (*sent[0].shape[: concat + 1], len(group), *sent[0].shape[concat + 1 :])
         y = empty(sent[0], shape)
         place: tuple[Any, ...] = (slice(None),) * (concat + 1)
         copy([(y[(*place, sender, ...)], pieces) for sender, pieces in enumerate(sent)])
-        received |= zip(group, _merge(y, concat + 1) if tiled else y, strict=True)
+        received |= zip(group, merge(y, concat + 1) if tiled else y, strict=True)
     return Result([received[replica] for replica in range(operand.size)], True)
 
 
-def _cut(x: Array, axis: int, count: int) -> Array:
+def cut(x: Array, axis: int, count: int) -> Array:
     """One axis as two, (count, what is left): always a view."""
     shape = x.shape
     return x.reshape(*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
 
 
-def _merge(x: Array, axis: int) -> Array:
+def merge(x: Array, axis: int) -> Array:
     """An axis and the next one as one: a view where memory allows."""
     shape = x.shape
     merged = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])

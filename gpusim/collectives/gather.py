@@ -52,18 +52,18 @@ def all_gather(
     partition = operand.groups(groups)
     if partition is None:
         if operand.listed and not operand.same:
-            return Result(_join(operand.values, axis, tiled), False)
+            return Result(join(operand.values, axis, tiled), False)
         gathered = _gather(operand.stacked(), axis, tiled)
         return Result(_own(gathered, operand), False)
     if operand.listed:
         lists = (operand.members(group) for group in partition.members)
-        return spread([_join(members, axis, tiled) for members in lists], operand, partition)
+        return spread([join(members, axis, tiled) for members in lists], operand, partition)
     # The groups' own axis is one more batch axis behind their members'.
     members = by_group(operand.stacked(), partition).swapaxes(0, 1)
     return spread(_gather(members, axis + 1, tiled), operand, partition)
 
 
-def _join(members: list[Array], axis: int, tiled: bool) -> Array:
+def join(members: list[Array], axis: int, tiled: bool) -> Array:
     """Arrays of a list stacked along a new axis, or concatenated along an old one."""
     shape, count = members[0].shape, len(members)
     joined = empty(members[0], (*shape[:axis], count, *shape[axis:]))
@@ -104,16 +104,18 @@ def pgather(src: Values, idx: Values, *, batch_ndim: int = 0) -> Result:
     """
     source = Operand(src, batch_ndim, "pgather")
     chosen = Operand(idx, batch_ndim, "pgather (idx)")
-    _check_indices(source, chosen)
+    check_indices(source, chosen)
     if not chosen.same:
-        values = _choose(source, chosen.stacked(), mapped=True)
+        values = choose(source, chosen.stacked(), mapped=True)
         return Result(unstacked(values) if source.listed or chosen.listed else values, True)
     if chosen[0].ndim == 0:
         return Result(read_only(source[int(chosen[0])]), False)
-    return Result(_choose(source, chosen[0], mapped=False), False)
+    return Result(choose(source, chosen[0], mapped=False), False)
 
 
-def _check_indices(source: Operand, chosen: Operand) -> None:
+def check_indices(source: Operand, chosen: Operand, size: int | None = None) -> None:
+    """Refuse what are no replica numbers; there are ``size`` replicas, if not those of source."""
+    size = source.size if size is None else size
     if chosen.dtype.kind not in "iu":
         raise TypeError(f"pgather: idx must be integers, got {chosen.dtype}")
     if (chosen.size, chosen.batch_shape) != (source.size, source.batch_shape):
@@ -122,15 +124,15 @@ def _check_indices(source: Operand, chosen: Operand) -> None:
             f"idx has {(chosen.size, *chosen.batch_shape)}"
         )
     for numbers in chosen.values if chosen.listed else (chosen.values,):
-        wrong = (numbers < 0) | (numbers >= source.size)
+        wrong = (numbers < 0) | (numbers >= size)
         if wrong.any():
             raise ReplicaIndexError(
-                f"pgather: idx must be replica numbers from 0 to {source.size - 1}, "
+                f"pgather: idx must be replica numbers from 0 to {size - 1}, "
                 f"got {numbers[wrong][0]}"
             )
 
 
-def _choose(source: Operand, numbers: Array, *, mapped: bool) -> Array:
+def choose(source: Operand, numbers: Array, *, mapped: bool) -> Array:
     """The rows of the source at (R,) *batch, *k: from each batch entry its own."""
     if source.listed:
         return _choose_from_list(source, numbers, mapped)

@@ -58,7 +58,7 @@ def fold_all(operand: Operand, places: Any = None, **how: Any) -> Array:
     return kernels(operand.array).fold(
         operand.values,
         batch_ndim=operand.batch_ndim,
-        places=_places(operand, places, how),
+        places=places_of(operand, places, how),
         **how,
     )
 
@@ -70,7 +70,7 @@ def fold_groups(
 
     ``mean`` makes the divisor each group's own size.
     """
-    places = _places(operand, places, how) * groups.group_count
+    places = places_of(operand, places, how) * groups.group_count
     if not operand.listed and groups.strided:
         return _fold_strided(operand, groups, places, mean, how)
     fold = kernels(operand.array).fold
@@ -104,7 +104,7 @@ def _fold_strided(
     return folded.reshape(groups.group_count, *folded.shape[2:])
 
 
-def _places(operand: Operand, places: Any, how: dict[str, Any]) -> Any:
+def places_of(operand: Operand, places: Any, how: dict[str, Any]) -> Any:
     """The linear index over the other mapped axes, for each batch entry; asked for or counted."""
     if how.get("rounding") != "stochastic":
         return 0  # no random bits are drawn

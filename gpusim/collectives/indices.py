@@ -63,7 +63,7 @@ def axis_index(size: int) -> Result:
     return Result(np.arange(size, dtype=np.int32), True)
 
 
-def _ordered(x: Values, batch_ndim: int, collective: str) -> Operand:
+def ordered(x: Values, batch_ndim: int, collective: str) -> Operand:
     operand = Operand(x, batch_ndim, collective)
     if operand.dtype.kind == "c":
         raise TypeError(f"{collective}: complex numbers have no order, got {operand.dtype}")
@@ -71,7 +71,7 @@ def _ordered(x: Values, batch_ndim: int, collective: str) -> Operand:
 
 
 def _extreme(op: str, x: Values, groups: GroupsLike, batch_ndim: int, collective: str) -> Result:
-    operand = _ordered(x, batch_ndim, collective)
+    operand = ordered(x, batch_ndim, collective)
     partition = operand.groups(groups, uneven=True)
     if partition is None:
         value = read_only(operand[0]) if operand.same else fold_all(operand, op=op)
@@ -84,7 +84,7 @@ def _extreme(op: str, x: Values, groups: GroupsLike, batch_ndim: int, collective
 
 
 def _holder(op: str, x: Values, batch_ndim: int, collective: str) -> Result:
-    operand = _ordered(x, batch_ndim, collective)
+    operand = ordered(x, batch_ndim, collective)
     extreme = operand[0] if operand.same else fold_all(operand, op=op)
     holder: Array = np.full_like(extreme, NO_REPLICA, dtype=np.int32, order="C", subok=False)
     for replica in reversed(range(1 if operand.same else operand.size)):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 import fallback
 
@@ -31,6 +31,11 @@ class Kernels(Protocol):
         seed: int = ...,
         call: int = ...,
         places: Any = ...,
+        window: tuple[int, int] | None = ...,
+        partial: Any = ...,
+        before: int = ...,
+        final: bool = ...,
+        nodes: tuple[int, int, int] | None = ...,
     ) -> Array: ...
 
     def round_to(
@@ -60,11 +65,13 @@ def kernels(array: Any) -> Kernels:
     raise TypeError(f"there are no kernels for arrays of type {type(array).__name__}")
 
 
-def empty(like: Any, shape: tuple[int, ...] | None = None) -> Array:
-    """A new C-contiguous array of this one's library and dtype; of its shape if none is given."""
+def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: DTypeLike | None = None) -> Array:
+    """A new C-contiguous array of this one's library; of its shape and dtype if not given."""
+    shape = like.shape if shape is None else shape
+    dtype = like.dtype if dtype is None else dtype
     if isinstance(like, np.ndarray):
-        return fallback.empty(like.shape if shape is None else shape, like.dtype)
-    made: Array = np.empty_like(like, shape=like.shape if shape is None else shape, order="C")
+        return fallback.empty(shape, dtype)
+    made: Array = np.empty_like(like, shape=shape, dtype=dtype, order="C")
     return made
 
 

@@ -144,23 +144,28 @@ class Operand:
 
     def groups(self, groups: GroupsLike, *, uneven: bool = False) -> Groups | None:
         """A ``groups`` argument, checked against the number of replicas."""
-        if groups is None:
-            return None
-        if not isinstance(groups, Groups):
-            return Groups.from_axis_index_groups(groups, self.size, uneven=uneven)
-        if groups.size != self.size:
-            raise ValueError(
-                f"{self.collective}: groups partition {groups.size} replicas, got {self.size}"
-            )
-        if not (uneven or groups.even):
-            raise ValueError(
-                f"{self.collective} needs groups of one size, got sizes {list(groups.group_sizes)}"
-            )
-        return groups
+        return as_groups(groups, self.size, self.collective, uneven=uneven)
 
     def mapped(self, stacked: Array) -> Result:
         """A mapped result in the operand's own form: for a list, the views of a stacked one."""
         return Result(unstacked(stacked) if self.listed else stacked, True)
+
+
+def as_groups(
+    groups: GroupsLike, size: int, collective: str, *, uneven: bool = False
+) -> Groups | None:
+    """A ``groups`` argument, checked against the number of replicas."""
+    if groups is None:
+        return None
+    if not isinstance(groups, Groups):
+        return Groups.from_axis_index_groups(groups, size, uneven=uneven)
+    if groups.size != size:
+        raise ValueError(f"{collective}: groups partition {groups.size} replicas, got {size}")
+    if not (uneven or groups.even):
+        raise ValueError(
+            f"{collective} needs groups of one size, got sizes {list(groups.group_sizes)}"
+        )
+    return groups
 
 
 def unstacked(stacked: Array) -> list[Array]:

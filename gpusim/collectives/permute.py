@@ -33,7 +33,7 @@ def ppermute(x: Values, perm: Iterable[Sequence[int]], *, batch_ndim: int = 0) -
     Result(value=array([0., 1., 2.]), mapped=True)
     """
     operand = Operand(x, batch_ndim, "ppermute")
-    return _send(operand, _sources(perm, operand.size))
+    return _send(operand, sources_of(perm, operand.size))
 
 
 def _ppermute_transpose(
@@ -41,7 +41,7 @@ def _ppermute_transpose(
 ) -> Result:
     """Every value goes back to where it came from; what was not sent has no cotangent."""
     operand = Operand(ct, batch_ndim, "ppermute")
-    sources = _sources(perm, operand.size)
+    sources = sources_of(perm, operand.size)
     return _send(operand, {source: destination for destination, source in sources.items()})
 
 
@@ -59,13 +59,13 @@ def pshuffle(x: Values, perm: Iterable[int], *, batch_ndim: int = 0) -> Result:
     Result(value=array([30, 10, 20]), mapped=True)
     """
     operand = Operand(x, batch_ndim, "pshuffle")
-    return _send(operand, dict(enumerate(_permutation(perm, operand.size))))
+    return _send(operand, dict(enumerate(permutation_of(perm, operand.size))))
 
 
 def _pshuffle_transpose(ct: Values, perm: Iterable[int], *, batch_ndim: int = 0) -> Result:
     """The inverse permutation."""
     operand = Operand(ct, batch_ndim, "pshuffle")
-    inverse = {source: i for i, source in enumerate(_permutation(perm, operand.size))}
+    inverse = {source: i for i, source in enumerate(permutation_of(perm, operand.size))}
     return _send(operand, inverse)
 
 
@@ -144,7 +144,7 @@ def _runs(sources: list[int | None]) -> Iterator[tuple[slice, slice | None]]:
 _PAIRS = "ppermute: perm must hold pairs (source, destination)"
 
 
-def _sources(perm: Iterable[Sequence[int]], size: int) -> dict[int, int]:
+def sources_of(perm: Iterable[Sequence[int]], size: int) -> dict[int, int]:
     """The source of each destination, from pairs that are checked."""
     sources: dict[int, int] = {}
     for pair in perm:
@@ -168,7 +168,7 @@ def _sources(perm: Iterable[Sequence[int]], size: int) -> dict[int, int]:
     return sources
 
 
-def _permutation(perm: Iterable[int], size: int) -> list[int]:
+def permutation_of(perm: Iterable[int], size: int) -> list[int]:
     given = list(perm)
     try:
         sources = [replica_index(source, size, "pshuffle: perm's entries") for source in given]

@@ -68,11 +68,11 @@ def ragged_all_to_all(
     outputs = Operand(output, batch_ndim, "ragged_all_to_all (output)")
     indices = (input_offsets, send_sizes, output_offsets, recv_sizes)
     segments = ragged_plan(sources, outputs, indices, groups)
-    written = _like(outputs)
+    written = new_like(outputs)
     ragged_copy = kernels(sources.array).ragged_copy
-    received = _entries(written, outputs)
-    ragged_copy(_entries(outputs.values, outputs), received, rest_of_outputs(segments, outputs))
-    ragged_copy(_entries(sources.values, sources), received, segments)
+    received = entries_of(written, outputs)
+    ragged_copy(entries_of(outputs.values, outputs), received, rest_of_outputs(segments, outputs))
+    ragged_copy(entries_of(sources.values, sources), received, segments)
     return _in_form(written, sources, outputs)
 
 
@@ -100,12 +100,12 @@ def _ragged_all_to_all_transpose(
     cotangents = Operand(ct, batch_ndim, "ragged_all_to_all.transpose (ct)")
     indices = (input_offsets, send_sizes, output_offsets, recv_sizes)
     segments = ragged_plan(sources, outputs, indices, groups)
-    _check_cotangent(cotangents, outputs)
-    operand_ct, output_ct = _zeros(cotangents, sources), _copy(cotangents)
+    check_cotangent(cotangents, outputs)
+    operand_ct, output_ct = zeros_like(cotangents, sources), copy_of(cotangents)
     if len(segments):
-        received = _entries(cotangents.values, cotangents)
-        _send_back(received, _entries(operand_ct, sources), segments, cotangents)
-        _clear_received(_entries(output_ct, outputs), segments, cotangents)
+        received = entries_of(cotangents.values, cotangents)
+        send_back(received, entries_of(operand_ct, sources), segments, cotangents)
+        clear_received(entries_of(output_ct, outputs), segments, cotangents)
     return _in_form(operand_ct, cotangents), _in_form(output_ct, cotangents)
 
 
@@ -117,15 +117,15 @@ def _in_form(values: Any, *operands: Operand) -> Result:
     return Result(list(values) if any(o.listed for o in operands) else values, True)
 
 
-def _like(operand: Operand) -> Any:
+def new_like(operand: Operand) -> Any:
     """New arrays like the operand's values, in its form."""
     if operand.listed:
         return [empty(value) for value in operand.values]
     return empty(operand.values)
 
 
-def _copy(operand: Operand) -> Any:
-    copied = _like(operand)
+def copy_of(operand: Operand) -> Any:
+    copied = new_like(operand)
     copy(
         [*zip(copied, operand.values, strict=True)]
         if operand.listed
@@ -134,7 +134,7 @@ def _copy(operand: Operand) -> Any:
     return copied
 
 
-def _zeros(like: Operand, operand: Operand) -> Any:
+def zeros_like(like: Operand, operand: Operand) -> Any:
     """Zeros in the shape of the operand's values, in ``like``'s form and array library."""
     shape = (*operand.batch_shape, *operand.shape)
     if like.listed:
@@ -142,7 +142,7 @@ def _zeros(like: Operand, operand: Operand) -> Any:
     return np.zeros_like(like.values, shape=(operand.size, *shape), order="C")
 
 
-def _entries(values: Any, operand: Operand) -> Sequence[Array]:
+def entries_of(values: Any, operand: Operand) -> Sequence[Array]:
     """The arrays (rows, *row) of each replica's batch entries, all views, in the plan's count."""
     if not operand.batch_ndim:
         sequence: Sequence[Array] = values
@@ -150,7 +150,7 @@ def _entries(values: Any, operand: Operand) -> Sequence[Array]:
     return [value[entry] for value in values for entry in np.ndindex(*operand.batch_shape)]
 
 
-def _check_cotangent(ct: Operand, output: Operand) -> None:
+def check_cotangent(ct: Operand, output: Operand) -> None:
     given = (ct.size, *ct.batch_shape, *ct.shape)
     expected = (output.size, *output.batch_shape, *output.shape)
     if given != expected or ct.dtype != output.dtype:
@@ -160,7 +160,7 @@ def _check_cotangent(ct: Operand, output: Operand) -> None:
         )
 
 
-def _send_back(
+def send_back(
     received: Sequence[Array],
     returned: Sequence[Array],
     segments: NDArray[np.int64],
@@ -219,7 +219,7 @@ def _rows_of(segments: NDArray[np.int64]) -> NDArray[np.int64]:
     return rows
 
 
-def _clear_received(
+def clear_received(
     output_ct: Sequence[Array], segments: NDArray[np.int64], cotangents: Operand
 ) -> None:
     """Zero the rows that were received, by copying rows of zeros over them."""

@@ -41,18 +41,9 @@ def psum_scatter(
     Result(value=array([24, 28, 32, 36]), mapped=True)
     """
     operand = Operand(x, batch_ndim, "psum_scatter")
-    axis = operand.axis(scatter_dimension, "scatter_dimension")
     partition = operand.groups(groups)
     count = operand.size if partition is None else partition.group_size
-    length = operand.shape[axis]
-    if length % count if tiled else length != count:
-        expected = f"a multiple of {count}" if tiled else f"{count}"
-        raise ValueError(
-            f"psum_scatter (tiled={tiled}) needs {expected} elements, as many as a group has "
-            f"replicas, along scatter_dimension {scatter_dimension}, got shape {operand.shape}"
-        )
-    if operand.dtype == np.bool_:
-        raise TypeError("psum_scatter: bool cannot be added, convert it to an integer type first")
+    axis = scattered_axis(operand, scatter_dimension, tiled, count)
     how = sum_arguments(reduction, call, "psum_scatter")
     if how["order"] == "ring":
         how["cut_axis"] = axis
@@ -70,6 +61,21 @@ def psum_scatter(
     return Result(
         by_replica(_slices(totals, cut + 1, count, tiled).swapaxes(0, 1), partition), True
     )
+
+
+def scattered_axis(operand: Operand, scatter_dimension: int, tiled: bool, count: int) -> int:
+    """The value's axis that is cut among ``count`` members, checked; and a dtype that adds."""
+    axis = operand.axis(scatter_dimension, "scatter_dimension")
+    length = operand.shape[axis]
+    if length % count if tiled else length != count:
+        expected = f"a multiple of {count}" if tiled else f"{count}"
+        raise ValueError(
+            f"psum_scatter (tiled={tiled}) needs {expected} elements, as many as a group has "
+            f"replicas, along scatter_dimension {scatter_dimension}, got shape {operand.shape}"
+        )
+    if operand.dtype == np.bool_:
+        raise TypeError("psum_scatter: bool cannot be added, convert it to an integer type first")
+    return axis
 
 
 def _slices(total: Array, cut: int, count: int, tiled: bool) -> Array:

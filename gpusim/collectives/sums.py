@@ -110,7 +110,7 @@ def fold_arguments(reduction: Reduction, call: int, collective: str) -> dict[str
         raise TypeError(f"{collective}: reduction must be a gpusim.Reduction, got {reduction!r}")
     return {
         "op": reduction.op,
-        "order": reduction.order,
+        "order": "linear" if reduction.order == "engine" else reduction.order,
         "accumulate": kernel_format(reduction.accumulate),
         "rounding": reduction.rounding,
         "seed": reduction.seed,
@@ -151,17 +151,23 @@ def _reduce(
 
 def _divide(total: Any, groups: Groups | None, operand: Operand) -> Any:
     """Integer totals over the sizes of their replicas' groups, as JAX divides them."""
-    floating = np.dtype(np.float64 if operand.dtype.itemsize == 8 else np.float32)
+    floating = quotient_dtype(operand)
     if groups is None:
-        return _quotient(total, operand.size, floating)
+        return quotient(total, operand.size, floating)
     sizes = [groups.group_sizes[g] for g in groups.assignment]
     if operand.listed:
-        return [_quotient(t, size, floating) for t, size in zip(total, sizes, strict=True)]
+        return [quotient(t, size, floating) for t, size in zip(total, sizes, strict=True)]
     column = np.asarray(sizes, floating).reshape(-1, *[1] * (total.ndim - 1))
-    return _quotient(total, column, floating)
+    return quotient(total, column, floating)
 
 
-def _quotient(total: Array, size: Any, floating: np.dtype[Any]) -> Array:
-    quotient = total.astype(floating)
-    quotient /= size  # in place: a scalar remains an array
-    return quotient
+def quotient_dtype(operand: Operand) -> np.dtype[Any]:
+    """What integers are divided in."""
+    return np.dtype(np.float64 if operand.dtype.itemsize == 8 else np.float32)
+
+
+def quotient(total: Array, size: Any, floating: np.dtype[Any]) -> Array:
+    """Totals over sizes, in a floating-point dtype."""
+    divided = total.astype(floating)
+    divided /= size  # in place: a scalar remains an array
+    return divided

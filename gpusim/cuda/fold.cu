@@ -17,6 +17,11 @@ struct Fold {
   i64 ring;          // how the ring's blocks are cut
   i64 total;         // elements of the whole value, for a FLAT_RING
   i64 slice, count;  // a SLICED_RING's block of element i is (i / slice) % count
+  u64 before;        // how many members have been folded before these,
+  u64 partial;       // the address of their partial result, which is contiguous,
+  i64 stored;        // its Encoding, and its bytes
+  i64 stored_bytes;
+  i64 leaves, level, node;  // the members are nodes `node` and on of that level of a tree
 };
 
 template <class S>
@@ -115,10 +120,53 @@ __device__ __forceinline__ void decode(const Raw<S::BYTES, COUNT>& raw, C (&valu
   }
 }
 
+// A partial result as it is handed on, in BYTES bytes: a double as it is; another float in float32,
+// in a format of two bytes, or in the members' own; an integer in the accumulator.
+template <class S, class C, int BYTES>
+__device__ __forceinline__ C value_of_partial(u64 code, const Fold& fold) {
+  if constexpr (!IsFloat<C>::value) return static_cast<C>(wrapped(code, fold.finish));
+  if constexpr (BYTES == 8) return static_cast<C>(value_of(float64(), code));
+  const u32 word = static_cast<u32>(code);
+  if constexpr (BYTES == 4) return static_cast<C>(value_of(float32(), word));
+  if constexpr (BYTES == 1) return static_cast<C>(value_of(S(), word));
+  return fold.stored == AS_FLOAT16 ? value_of(float16(), word) : value_of(bfloat16(), word);
+}
+
+template <class S, class C, int BYTES, int COUNT>
+__device__ __forceinline__ void take(C (&total)[COUNT], const Fold& fold, i64 place, int from,
+                                     int to) {
+  const char* at = reinterpret_cast<const char*>(fold.partial) + place * BYTES;
+  const bool whole = from == 0 && to == COUNT &&
+                     (reinterpret_cast<u64>(at) & (access_width(BYTES * COUNT) - 1)) == 0;
+  Raw<BYTES, COUNT> raw = load_chunk<BYTES, COUNT>(at, BYTES, from, to, whole);
+#pragma unroll
+  for (int index = 0; index < COUNT; ++index) {
+    total[index] = value_of_partial<S, C, BYTES>(raw.code(index), fold);
+  }
+}
+
+// The partial result of the members before these.
+template <class S, class C, int COUNT>
+__device__ __forceinline__ void take_partial(C (&total)[COUNT], const Fold& fold, i64 place,
+                                             int from, int to) {
+  constexpr bool FLOAT = IsFloat<C>::value;
+  if constexpr (sizeof(C) == 8) {
+    if (FLOAT || fold.stored_bytes == 8) take<S, C, 8>(total, fold, place, from, to);
+  }
+  if constexpr (!FLOAT || sizeof(C) == 4) {
+    if (fold.stored_bytes == 4) take<S, C, 4>(total, fold, place, from, to);
+    if (fold.stored_bytes == 2) take<S, C, 2>(total, fold, place, from, to);
+  }
+  if constexpr (!FLOAT || (sizeof(C) == 4 && S::BYTES == 1)) {
+    if (fold.stored_bytes == 1) take<S, C, 1>(total, fold, place, from, to);
+  }
+}
+
 // What the walks over the members need, beside the numbers.
 struct Walk {
   Members members;
   i64 stride, offset;
+  i64 place;  // elements from the partial result's address to element 0
   int count, from, to;
   bool whole;  // whether a chunk is read by wide accesses
 };
@@ -139,40 +187,48 @@ template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT, int AHEA
 __device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Walk& walk, int start,
                                             const Fold& fold, const Draw& draw) {
   const int count = walk.count;
-  decode<S>(read<S, COUNT>(walk, start), total);
   C next[COUNT];
-  int step = 1;
+  decode<S>(read<S, COUNT>(walk, start), total);
+  if (fold.before) {
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) next[index] = total[index];
+    take_partial<S>(total, fold, walk.place, walk.from, walk.to);
+    combine<S, C, SUMS>(total, next, fold.op);
+    round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before);
+  }
+  int seen = 1;  // members; adding the next one is step before + seen
   if constexpr (AHEAD > 1) {
-    for (; step + AHEAD <= count; step += AHEAD) {
+    for (; seen + AHEAD <= count; seen += AHEAD) {
       Raw<S::BYTES, COUNT> raw[AHEAD];
 #pragma unroll
       for (int ahead = 0; ahead < AHEAD; ++ahead) {
-        raw[ahead] = read<S, COUNT>(walk, around(start + step + ahead, count));
+        raw[ahead] = read<S, COUNT>(walk, around(start + seen + ahead, count));
       }
 #pragma unroll
       for (int ahead = 0; ahead < AHEAD; ++ahead) {
         decode<S>(raw[ahead], next);
         combine<S, C, SUMS>(total, next, fold.op);
-        round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, step + ahead);
+        round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before + seen + ahead);
       }
     }
   }
-  if (step >= count) return;
-  Raw<S::BYTES, COUNT> coming = read<S, COUNT>(walk, around(start + step, count));
+  if (seen >= count) return;
+  Raw<S::BYTES, COUNT> coming = read<S, COUNT>(walk, around(start + seen, count));
 #pragma unroll 1
-  for (; step < count; ++step) {
+  for (; seen < count; ++seen) {
     decode<S>(coming, next);
-    if (step + 1 < count) coming = read<S, COUNT>(walk, around(start + step + 1, count));
+    if (seen + 1 < count) coming = read<S, COUNT>(walk, around(start + seen + 1, count));
     combine<S, C, SUMS>(total, next, fold.op);
-    round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, step);
+    round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before + seen);
   }
 }
 
-// The step at which node `index` of the level above `level` is made: the levels below it hold
-// members - ceil(members / 2**level) additions.
-__device__ __forceinline__ u64 tree_step(int members, int level, int index) {
-  i64 left = (static_cast<i64>(members) + (1ll << level) - 1) >> level;
-  return static_cast<u64>(members - left + index + 1);
+// The step at which node `index` of the level above `level` is made, both counted from the members:
+// the levels below it hold leaves - ceil(leaves / 2**level) additions.
+__device__ __forceinline__ u64 tree_step(const Fold& fold, int level, int index) {
+  i64 depth = fold.level + level;
+  i64 left = (fold.leaves + (1ll << depth) - 1) >> depth;
+  return static_cast<u64>(fold.leaves - left + (fold.node >> (level + 1)) + index + 1);
 }
 
 // Eight members (or as many as there are) become one subtree, in registers.
@@ -194,7 +250,7 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Walk& walk, int
     decode<S>(raw[2 * node + 1], right);
     combine<S, C, SUMS>(nodes[node], right, fold.op);
     round_step<C, STEP, DRAWN>(nodes[node], fold.accumulator, draw,
-                               tree_step(walk.count, 0, first / 2 + node));
+                               tree_step(fold, 0, first / 2 + node));
   }
 #pragma unroll
   for (int level = 1; level < 3; ++level) {  // node k of a level is kept in nodes[k << level]
@@ -204,7 +260,7 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Walk& walk, int
       if (2 * other >= here) continue;
       combine<S, C, SUMS>(nodes[node], nodes[other], fold.op);
       round_step<C, STEP, DRAWN>(nodes[node], fold.accumulator, draw,
-                                 tree_step(walk.count, level, (first / 2 + node) >> level));
+                                 tree_step(fold, level, (first / 2 + node) >> level));
     }
   }
 #pragma unroll
@@ -237,7 +293,7 @@ __device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Walk& walk, c
         for (int element = 0; element < COUNT; ++element) left[element] = slot[element * blockDim.x];
         combine<S, C, SUMS>(left, total, fold.op);
         round_step<C, STEP, DRAWN>(left, fold.accumulator, draw,
-                                   tree_step(walk.count, level, index >> 1));
+                                   tree_step(fold, level, index >> 1));
 #pragma unroll
         for (int element = 0; element < COUNT; ++element) total[element] = left[element];
       }
@@ -280,7 +336,7 @@ __global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
   const i64 thread = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
   const Chunk chunk = chunk_of<COUNT>(fold.layout, thread);
   if (chunk.from >= chunk.to) return;
-  Walk walk = {members_of(fold.layout), fold.layout.stride, chunk.offset,
+  Walk walk = {members_of(fold.layout), fold.layout.stride, chunk.offset, chunk.out_offset,
                static_cast<int>(fold.layout.members), chunk.from, chunk.to, false};
   const int width = access_width(S::BYTES * COUNT);
   walk.whole = chunk.from == 0 && chunk.to == COUNT && fold.layout.alike &&
@@ -325,6 +381,7 @@ __global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
         if (chunk.from <= element && element < chunk.to) {
           if (ring) start = ring_block(fold, chunk.index + element);
           walk.offset = chunk.offset + element * walk.stride;
+          walk.place = chunk.out_offset + element;
           reduce<S, C, STEP, DRAWN, ORDER, SUMS, EACH, EDGE_AHEAD>(one, walk, fold, start, draw);
         }
         turn(total, one[0]);

@@ -4,31 +4,37 @@ Everything is decided here, so that the kernels only load, add, round and store.
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fallback.arithmetic import Arithmetic
+from fallback.arguments import (
+    Share,
+    check_batch,
+    check_cut,
+    check_partial,
+    check_places,
+    check_share,
+    check_window,
+)
+from fallback.arithmetic import Arithmetic, plan
 from fallback.formats import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
     FLOAT64,
     NARROW,
-    default_accumulator,
     kind_of,
     real_of,
 )
 from fallback.general import Grid
-from fallback.operators import ARITHMETIC_OPS
 from fallback.orders import check_order
 from fallback.rounding import check_counter, check_rounding
 
 from .device import Array, Device, Kernel, Launch
-from .layout import Members, fits, layout_of, rows_of
+from .layout import Members, laid_out, layout_of
 from .structs import FOLD, LOGICAL, struct
 from .targets import NAMES, code, target
 
@@ -54,9 +60,10 @@ class Numbers:
     accumulator: Format
     out: np.dtype[Any]
     divisor: int | None
-    members: int
+    members: int  # of the whole fold
     stochastic: bool  # asked for, and values are not complex
     complex: bool = False
+    final: bool = True  # False: `out` holds partial results as they are
 
     @property
     def step(self) -> str:
@@ -76,7 +83,7 @@ class Numbers:
     @property
     def rounds_last(self) -> bool:
         held = self.accumulator if self.members > 1 else self.source  # one is never rounded
-        return self.divisor is not None or held != self.out
+        return self.final and (self.divisor is not None or held != self.out)
 
     @property
     def last_drawn(self) -> bool:
@@ -106,6 +113,10 @@ def fold(
     call: int = 0,
     places: ArrayLike = 0,
     window: tuple[int, int] | None = None,
+    partial: Any = None,
+    before: int = 0,
+    final: bool = True,
+    nodes: tuple[int, int, int] | None = None,
 ) -> Array:
     """`fallback.fold` for arrays of `device`: the same arguments, errors and bits."""
     check_order(order)
@@ -115,94 +126,65 @@ def fold(
     given = accumulate
     if given is not None and not isinstance(given, Grid):
         given = np.dtype(given)
-    computing = Arithmetic(op, group.dtype, given, out_type, divisor, stochastic).computing
-    seed, call = check_counter("seed", seed), check_counter("call", call)
-    held = _window(window, math.prod(group.shape), batch_ndim, cut_axis)
-    if not 0 <= batch_ndim <= len(group.shape):
-        raise ValueError(f"batch_ndim={batch_ndim}: the members have {len(group.shape)} axes")
+    arithmetic = plan(op, group.dtype, given, out_type, divisor, stochastic, bool(final))
+    counters = check_counter("seed", seed), check_counter("call", call)
+    check_batch(batch_ndim, group.shape)
     value = group.shape[batch_ndim:]
+    held = check_window(window, math.prod(value), cut_axis)
+    share = check_share(
+        order, partial, before, final, nodes, members=group.count, draws=arithmetic.draws
+    )
+    earlier = None if partial is None else _earlier(partial, group, arithmetic, device)
     slices = None
     if order == "ring" and cut_axis is not None:
-        slices = _slices(cut_axis, value, group.count)
-    numbered = _places(places, group.shape[:batch_ndim])
+        slices = check_cut(cut_axis, value, group.count) * math.prod(value[cut_axis + 1 :])
+    numbered = check_places(places, group.shape[:batch_ndim]).reshape(-1)
     if order == "tree" and group.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {group.count} members given, at most {TREE_MEMBERS} expected"
         )
-    out = device.empty(group.shape, out_type)
+    out = device.empty(group.shape, arithmetic.result)
     if not math.prod(group.shape):
         return out
-    if computing == np.bool_:
-        _fold_logical(device, group, op, out_type, out)
+    if arithmetic.computing == np.bool_:
+        _fold_logical(device, group, op, arithmetic.result, earlier, out)
         return out
     numbers = Numbers(
         op,
         real_of(group.dtype),
-        computing,
-        _accumulator(op, group.dtype, given),
-        real_of(out_type),
-        divisor,
-        group.count,
+        arithmetic.computing,
+        arithmetic.accumulator,
+        real_of(arithmetic.result),
+        divisor if final else None,
+        share.total,
         stochastic and kind_of(group.dtype) == "float",
         group.dtype.kind == "c",
+        bool(final),
     )
     ring = (held[1] if held else math.prod(value), slices) if order == "ring" else None
     _fold_numbers(
-        device, group, numbers, order, batch_ndim, ring, held, (seed, call), numbered, out
+        device,
+        group,
+        numbers,
+        order,
+        batch_ndim,
+        ring,
+        held,
+        counters,
+        numbered,
+        share,
+        earlier,
+        out,
     )
     return out
 
 
-def _accumulator(op: str, source: np.dtype[Any], given: Format | None) -> Format:
-    """The format that partial results are rounded to, once all arguments have been checked."""
-    kind = kind_of(source)
-    if op not in ARITHMETIC_OPS:
-        return real_of(source)
-    if isinstance(given, Grid):
-        return real_of(source) if kind == "int" else given
-    if given is None or (kind == "int" and kind_of(given) != "int"):
-        return real_of(source) if kind == "int" else default_accumulator(real_of(source))
-    return real_of(given)
-
-
-def _window(
-    window: tuple[int, int] | None, size: int, batch_ndim: int, cut_axis: int | None
-) -> tuple[int, int] | None:
-    if window is None:
-        return None
-    first, total = map(operator.index, window)
-    if batch_ndim or cut_axis is not None:
-        raise ValueError(f"window={window!r}: expected neither batch_ndim nor cut_axis beside it")
-    if not 0 <= first <= total - size:
-        raise ValueError(
-            f"window={window!r}: the members' {size} elements do not fit into {total} from {first}"
-        )
-    return first, total
-
-
-def _slices(cut_axis: int, value: tuple[int, ...], members: int) -> int:
-    """How many consecutive elements are in one slice of the axis that a ring cuts."""
-    if not 0 <= cut_axis < len(value):
-        raise ValueError(f"cut_axis={cut_axis}: expected 0 to {len(value) - 1}")
-    length = value[cut_axis]
-    if length % members:
-        raise ValueError(
-            f"cut_axis={cut_axis} has length {length}, which {members} members do not divide"
-        )
-    return length // members * math.prod(value[cut_axis + 1 :])
-
-
-def _places(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64]:
-    given = np.asarray(places)
-    if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
-        raise ValueError(f"places={places!r}: expected integers from 0 to 2**64 - 1")
-    try:
-        spread = np.broadcast_to(given, batch)
-    except ValueError:
-        raise ValueError(
-            f"places has shape {given.shape}, which does not broadcast to the batch's {batch}"
-        ) from None
-    return spread.astype(np.uint64).reshape(-1)
+def _earlier(partial: Any, group: Members, arithmetic: Arithmetic, device: Device) -> Array:
+    """The partial result of the members folded before, contiguous."""
+    if not device.is_array(partial):
+        raise TypeError(f"partial is a {type(partial).__name__}: expected an array of the device")
+    check_partial(partial, group.shape, arithmetic.partial)
+    return device.contiguous(partial)
 
 
 def template(
@@ -254,6 +236,8 @@ def _fold_numbers(
     window: tuple[int, int] | None,
     counters: tuple[int, int],
     places: NDArray[np.uint64],
+    share: Share,
+    earlier: Array | None,
     out: Array,
 ) -> None:
     parts = 2 if group.dtype.kind == "c" else 1
@@ -262,10 +246,7 @@ def _fold_numbers(
     # Where neither blocks nor random numbers depend on them, batch axes are axes like others.
     counted = batch_ndim if drawn or ring else 0
     itemsize = numbers.source.itemsize
-    rows = rows_of(group, counted, itemsize, parts)
-    if not fits(rows):
-        group = group.contiguous(device)
-        rows = rows_of(group, counted, itemsize, parts)
+    group, rows = laid_out(device, group, counted, itemsize, parts)
     if order == "reverse":
         group = group.turned()
     few = rows.count * rows.length * itemsize // 16 < device.busy_threads
@@ -294,9 +275,16 @@ def _fold_numbers(
         arguments["ring"] = RINGS.index("flat" if slices is None else "sliced")
         arguments["total"], arguments["slice"] = total, slices or 0
         arguments["count"] = group.count
+    if earlier is not None:
+        stored = real_of(earlier.dtype)
+        arguments["before"], arguments["partial"] = share.before, device.pointer(earlier)
+        arguments["stored_bytes"] = stored.itemsize
+        arguments["stored"] = ENCODINGS.index("integer" if integer else encoding_of(stored))
+    arguments["leaves"] = share.tree.total
+    arguments["level"], arguments["node"] = share.tree.level, share.tree.first
     finish = arguments["finish"]
     finish["seed"], finish["call"] = counters
-    finish["step"] = group.count
+    finish["step"] = numbers.members
     finish["place"] = places[0] if places.size else 0
     finish["places"] = 0 if uploaded is None else device.pointer(uploaded)
     if integer:
@@ -339,6 +327,11 @@ def _finish_integer(finish: NDArray[Any], numbers: Numbers) -> None:
     finish["wrap_sign"] = accumulator.kind == "i"
 
 
+def encoding_of(stored: np.dtype[Any]) -> str:
+    """How finish.cuh's enumeration Encoding names a floating-point dtype."""
+    return "narrow" if stored in NARROW and stored.itemsize == 1 else NAMES[stored]
+
+
 def finish_float(
     finish: NDArray[Any],
     computing: np.dtype[Any],
@@ -348,11 +341,7 @@ def finish_float(
     drawn: bool,
 ) -> None:
     """Fill in the last rounding and the encoding; a Grid's values are stored in its carrier."""
-    stored = out.carrier if isinstance(out, Grid) else out
-    if stored in NARROW and stored.itemsize == 1:
-        finish["encoding"] = ENCODINGS.index("narrow")
-    else:
-        finish["encoding"] = ENCODINGS.index(NAMES[stored])
+    finish["encoding"] = ENCODINGS.index(encoding_of(out.carrier if isinstance(out, Grid) else out))
     if isinstance(out, Grid) or out in NARROW:
         finish["target"] = target(out)
     finish["drawn"] = drawn
@@ -368,15 +357,17 @@ def finish_float(
 
 
 def _fold_logical(
-    device: Device, group: Members, op: str, out_type: np.dtype[Any], out: Array
+    device: Device,
+    group: Members,
+    op: str,
+    out_type: np.dtype[Any],
+    earlier: Array | None,
+    out: Array,
 ) -> None:
     """0 or 1 by whether members are nonzero; max of bools is their logical_or."""
     itemsize = min(group.dtype.itemsize, 8)
     words = group.dtype.itemsize // itemsize
-    rows = rows_of(group, 0, itemsize, words)
-    if not fits(rows):
-        group = group.contiguous(device)
-        rows = rows_of(group, 0, itemsize, words)
+    group, rows = laid_out(device, group, 0, itemsize, words)
     table = None if group.pointers is None else device.upload(np.array(group.pointers, np.uint64))
     chunk = 16 // itemsize
     arguments = struct(
@@ -385,6 +376,7 @@ def _fold_logical(
         mask=_mask(group.dtype),
         one=_one(out_type),
         bytes=out_type.itemsize,
+        partial=0 if earlier is None else device.pointer(earlier),
     )
     arguments["layout"] = layout_of(
         group,

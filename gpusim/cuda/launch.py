@@ -124,6 +124,10 @@ def fold(
     call: int = 0,
     places: ArrayLike = 0,
     window: tuple[int, int] | None = None,
+    partial: Any = None,
+    before: int = 0,
+    final: bool = True,
+    nodes: tuple[int, int, int] | None = None,
 ) -> Array:
     """`fallback.fold` for CuPy arrays: the same arguments, errors and bits.
 
@@ -148,6 +152,10 @@ def fold(
             call=call,
             places=places,
             window=window,
+            partial=partial,
+            before=before,
+            final=final,
+            nodes=nodes,
         )
 
 

@@ -4,12 +4,13 @@ Only shapes, strides and addresses are looked at."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fallback.arguments import check_listed, check_stacked
 
 from .device import Array, Device
 from .structs import AXES, LAYOUT, struct
@@ -34,17 +35,17 @@ class Members:
     def of(cls, given: Any, device: Device) -> Members:
         """Check what the caller gave: ValueError or TypeError names the member that differs."""
         if device.is_array(given):
-            if given.ndim == 0:
-                raise ValueError("members is a 0-d array: expected axis 0 to number the members")
-            if not len(given):
-                raise ValueError("members is empty: a fold needs at least one member")
+            check_stacked(given)
             shape, strides = given.shape[1:], given.strides[1:]
             base, step, count = device.pointer(given), given.strides[0], len(given)
             return cls([given], None, base, step, count, shape, strides, given.dtype)
         arrays = list(given)
-        if not arrays:
-            raise ValueError("members is empty: a fold needs at least one member")
-        _check_alike(arrays, device)
+        for index, array in enumerate(arrays):
+            if not device.is_array(array):
+                raise TypeError(
+                    f"members[{index}] is a {type(array).__name__}: expected an array of the device"
+                )
+        check_listed(arrays)
         if any(array.strides != arrays[0].strides for array in arrays):
             arrays = [device.contiguous(array) for array in arrays]
         pointers = [device.pointer(array) for array in arrays]
@@ -71,24 +72,6 @@ class Members:
         if self.pointers is None:
             return self.stride % 16 == 0 or self.count == 1
         return all((pointer - self.base) % 16 == 0 for pointer in self.pointers)
-
-
-def _check_alike(arrays: Sequence[Array], device: Device) -> None:
-    for index, array in enumerate(arrays):
-        if not device.is_array(array):
-            raise TypeError(
-                f"members[{index}] is a {type(array).__name__}: expected an array of the device"
-            )
-        if array.shape != arrays[0].shape:
-            raise ValueError(
-                f"members[{index}] has shape {array.shape}, members[0] {arrays[0].shape}: "
-                "expected equal shapes"
-            )
-        if array.dtype != arrays[0].dtype:
-            raise TypeError(
-                f"members[{index}] has dtype {array.dtype}, members[0] {arrays[0].dtype}: "
-                "expected equal dtypes"
-            )
 
 
 def merged(axes: Axes) -> Axes:
@@ -118,11 +101,22 @@ class Rows:
         return math.prod(length for length, _ in self.outer)
 
 
-def rows_of(members: Members, batch_ndim: int, itemsize: int, parts: int) -> Rows:
-    """Merge the axes of a member; `batch_ndim` of them are batch entries of their own.
+def laid_out(
+    device: Device, members: Members, batch_ndim: int, itemsize: int, parts: int
+) -> tuple[Members, Rows]:
+    """The members with their axes merged; `batch_ndim` of these are batch entries of their own.
 
-    `itemsize` is an element's; with 2 `parts` each is half of a complex number.
+    `itemsize` is an element's; with 2 `parts` each is half of a complex number. Members of more
+    axes than a layout has are copied.
     """
+    rows = _rows_of(members, batch_ndim, itemsize, parts)
+    if len(rows.outer) > AXES:
+        members = members.contiguous(device)
+        rows = _rows_of(members, batch_ndim, itemsize, parts)
+    return members, rows
+
+
+def _rows_of(members: Members, batch_ndim: int, itemsize: int, parts: int) -> Rows:
     axes = tuple(zip(members.shape, members.strides, strict=True))
     tail = ((2, itemsize),) if parts == 2 else ()
     batch = merged(axes[:batch_ndim])
@@ -176,8 +170,3 @@ def layout_of(
     for position, (length, stride) in enumerate(reversed(rows.outer)):
         result["sizes"][position], result["strides"][position] = length, stride
     return result
-
-
-def fits(rows: Rows) -> bool:
-    """Whether the struct has room for all outer axes."""
-    return len(rows.outer) <= AXES

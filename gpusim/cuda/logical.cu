@@ -8,6 +8,7 @@ struct Logical {
   u64 mask;            // the bits of an 8-byte word (or of the element) of which one makes nonzero
   u64 one;             // the output's code of 1
   i64 bytes;           // of an output element; of 16 bytes the second eight are zero
+  u64 partial;         // the address of what earlier members have come to, a byte each, or 0
 };
 
 template <int BYTES, int COUNT>
@@ -44,8 +45,14 @@ __global__ void __launch_bounds__(256, 1) logical(const Logical logical) {
 #pragma unroll
   for (int index = 0; index < COUNT; index += WORDS) {
     if (index + WORDS <= chunk.from || index >= chunk.to) continue;
-    u64 code = flags >> index & 1 ? logical.one : 0;
-    char* at = out + (chunk.out_offset + index) / WORDS * logical.bytes;
+    const i64 place = (chunk.out_offset + index) / WORDS;
+    bool one = flags >> index & 1;
+    if (logical.partial) {
+      bool earlier = load_element<1>(reinterpret_cast<const char*>(logical.partial) + place);
+      one = logical.all ? one && earlier : one || earlier;
+    }
+    u64 code = one ? logical.one : 0;
+    char* at = out + place * logical.bytes;
     if (logical.bytes == 1) store_element<1>(at, code);
     if (logical.bytes == 2) store_element<2>(at, code);
     if (logical.bytes == 4) store_element<4>(at, code);

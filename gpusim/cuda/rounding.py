@@ -15,7 +15,7 @@ from fallback.rounding import check_counter, check_rounding
 
 from .device import Array, Device, Kernel, Launch
 from .folding import C_NAMES, finish_float
-from .layout import Members, fits, layout_of, rows_of
+from .layout import Members, laid_out, layout_of
 from .structs import ROUND, struct
 from .targets import NAMES
 
@@ -48,14 +48,8 @@ def round_to(
     computing = computing_dtype(x.dtype, held if isinstance(target, Grid) else x.dtype)
     narrow = target.narrow if isinstance(target, Grid) else target in NARROW
     drawn = stochastic and narrow
-    only = Members([x], None, device.pointer(x), 0, 1, x.shape, x.strides, x.dtype)
     counted = batch_ndim if drawn else 0
-    rows = rows_of(only, counted, x.dtype.itemsize, 1)
-    if not fits(rows):
-        copied = device.contiguous(x)
-        pointer = device.pointer(copied)
-        only = Members([copied], None, pointer, 0, 1, x.shape, copied.strides, x.dtype)
-        rows = rows_of(only, counted, x.dtype.itemsize, 1)
+    only, rows = laid_out(device, Members.of([x], device), counted, x.dtype.itemsize, 1)
     kernel, chunk = template(x.dtype, computing)
     arguments = struct(ROUND)
     arguments["layout"] = layout_of(

@@ -73,10 +73,24 @@ FOLD = np.dtype(
         ("total", "i8"),
         ("slice", "i8"),
         ("count", "i8"),
+        ("before", "u8"),
+        ("partial", "u8"),
+        ("stored", "i8"),
+        ("stored_bytes", "i8"),
+        ("leaves", "i8"),
+        ("level", "i8"),
+        ("node", "i8"),
     ]
 )
 LOGICAL = np.dtype(
-    [("layout", LAYOUT), ("all", "i8"), ("mask", "u8"), ("one", "u8"), ("bytes", "i8")]
+    [
+        ("layout", LAYOUT),
+        ("all", "i8"),
+        ("mask", "u8"),
+        ("one", "u8"),
+        ("bytes", "i8"),
+        ("partial", "u8"),
+    ]
 )
 ROUND = np.dtype([("layout", LAYOUT), ("finish", FINISH)])
 ROWS = np.dtype(

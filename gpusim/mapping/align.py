@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
+from ..libraries import constant_like, on_device
 from .array import Array, MappedArray, unpack
 from .frames import Axes, union
 
@@ -43,7 +44,7 @@ def lead(value: Any, axes: Axes, ndim: int | None = None) -> Array:
     Visible axes of size 1 are put before its own to make them `ndim`. A view.
     """
     data, own = unpack(value)
-    if not isinstance(value, MappedArray):
+    if not isinstance(value, MappedArray) and not on_device(data):
         data = np.asanyarray(data)
     shown = data.ndim - len(own)
     pad = 0 if ndim is None else ndim - shown
@@ -69,12 +70,16 @@ def elementwise(values: Sequence[Any]) -> tuple[list[Any], Axes]:
     """
     axes = common_axes(values)
     ndim = max(visible_ndim(value) for value in values)
-    return [
+    data = [
         lead(value, axes, ndim)
         if isinstance(value, MappedArray) and value._axes
         else unpack(value)[0]
         for value in values
-    ], axes
+    ]
+    for part in data:
+        if type(part) is not np.ndarray and on_device(part):
+            return [constant_like(part, other) for other in data], axes
+    return data, axes
 
 
 def shift_axis(axis: Any, ndim: int, mapped: int) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from .. import trees
+from ..libraries import on_device, owner
 from .array import Array, MappedArray, unpack, wrap
 from .frames import Frame, lockstep_environment
 
@@ -163,9 +164,13 @@ def enter(leaf: Any, axis: int | None, frame: Frame) -> Any:
     """The argument leaf as the mapped function sees it: its `axis` hidden as that of `frame`."""
     if axis is None:
         if is_array(leaf) and not isinstance(leaf, MappedArray):
+            if on_device(leaf):
+                frame.like = leaf
             return wrap(read_only(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf), ())
         return leaf
     data, axes = unpack(as_array(leaf, "argument"))
+    if on_device(data):
+        frame.like = data
     if axis:
         # in C order, so that reductions add in the same order however the argument was laid out
         data = np.moveaxis(data, len(axes) + axis, len(axes)).copy(order="C")
@@ -223,9 +228,7 @@ def _outside(data: Array, axes: tuple[Frame, ...], ended: Frame) -> Any:
 
 def root_of(array: Any) -> Any:
     """The array that owns the memory of `array`."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
+    return owner(array)
 
 
 def part_company(results: Sequence[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .. import trees
+from ..libraries import on_device, to_host
 from .frames import Axes, check_active, lockstep_environment
 
 Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protocols
@@ -165,7 +166,7 @@ class MappedArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         data = self._only_value("np.asarray")
-        array = np.array(data, dtype=dtype, copy=copy)
+        array = np.array(data, dtype=dtype, copy=copy)  # a TypeError of a GPU's library
         if array.base is not None or array is data:
             array = array.view()
             array.flags.writeable = False
@@ -197,7 +198,7 @@ class MappedArray:
         return complex(self._only_value("complex()"))
 
     def __index__(self) -> int:
-        data = self._only_value("an integer index")
+        data = to_host(self._only_value("an integer index"))
         return data.__index__()  # ndarray's own TypeError for floats and larger shapes
 
     def __format__(self, spec: str) -> str:
@@ -207,7 +208,7 @@ class MappedArray:
 
     def item(self, *args: Any) -> Any:
         """The one element as a Python scalar; TypeError if it may differ between replicas."""
-        return self._only_value("item()").item(*args)
+        return to_host(self._only_value("item()")).item(*args)
 
     def tolist(self) -> Any:
         """Nested lists of Python scalars; TypeError if the values may differ between replicas."""
@@ -248,7 +249,7 @@ class MappedArray:
 
     def __repr__(self) -> str:
         over = ", ".join(f"{frame.name!r}: {frame.size}" for frame in self._axes) or "nothing"
-        values = np.array2string(np.asarray(self._data), separator=", ", prefix="MappedArray(")
+        values = np.array2string(to_host(self._data), separator=", ", prefix="MappedArray(")
         return f"MappedArray({values}, shape={self.shape}, dtype={self.dtype}, mapped over {over})"
 
     # Operators. There are no in-place ones: `x += y` falls back on `x = x + y`.
@@ -316,6 +317,10 @@ class MappedArray:
     ) -> MappedArray:
         """The array converted to `dtype`."""
         data, axes = unpack(self)
+        if on_device(data):  # CuPy's astype knows no casting
+            if not np.can_cast(data.dtype, dtype, casting):
+                raise TypeError(f"cannot cast {data.dtype} to {np.dtype(dtype)} by {casting!r}")
+            return wrap(data.astype(dtype, copy=copy), axes)
         return wrap(data.astype(dtype, casting=casting, copy=copy), axes)
 
     def view(self, dtype: Any) -> MappedArray:

@@ -6,7 +6,9 @@ and the last to arrive computes for all.
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,12 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import reduction as reductions
-from ..collectives import Result
+from ..collectives import Result, across
 from .align import common_axes, lead_full, sizes
 from .arguments import as_array, read_only, root_of
 from .array import Array, MappedArray, unpack, wrap
 from .frames import Axes, AxisName, Frame, environment, lockstep_environment, resolve, union
+from .routes import caller
 from .scheduler import current_task
+
+#: Values of at most so many bytes are compared between instances where they must be equal.
+SMALL_VALUE = 4096
+
+#: How a number that another instance has sent is read.
+NUMBERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "complex": complex}
 
 Stacked = tuple[Array, Axes]  # data whose leading axes are the given ones
 
@@ -80,7 +89,7 @@ def resolve_names(axis_name: AxisName) -> list[Frame]:
 
 def axis_size(axis_name: AxisName) -> int:
     """The number of replicas along one axis, or a tuple of them."""
-    return math.prod(frame.size for frame in resolve_names(axis_name))
+    return math.prod(frame.total for frame in resolve_names(axis_name))
 
 
 def axis_index(axis_name: AxisName) -> Any:
@@ -89,11 +98,11 @@ def axis_index(axis_name: AxisName) -> Any:
     index: Any = np.zeros((), np.int32)
     for frame in frames:
         own: Any = (
-            wrap(np.arange(frame.size, dtype=np.int32), (frame,))
+            wrap(np.arange(frame.offset, frame.offset + frame.size, dtype=np.int32), (frame,))
             if frame.index is None
-            else np.asarray(frame.index, np.int32)
+            else np.asarray(frame.offset + frame.index, np.int32)
         )
-        index = own if len(frames) == 1 else index * np.int32(frame.size) + own
+        index = own if len(frames) == 1 else index * np.int32(frame.total) + own
     if lockstep_environment() and not isinstance(index, MappedArray):
         return wrap(np.asarray(index), ())
     return index if isinstance(index, MappedArray) else np.int32(index)
@@ -177,12 +186,13 @@ def _places(place: Place, batch: Axes) -> Any:
         if frame in place.frames:
             continue
         if frame.index is not None and frame not in batch:
-            index = index * frame.size + frame.index
+            index = index * frame.total + frame.offset + frame.index
         elif frame in batch:
             shape = [frame.size if frame is other else 1 for other in batch]
-            index = index * frame.size + np.arange(frame.size).reshape(shape)
+            here = np.arange(frame.offset, frame.offset + frame.size)
+            index = index * frame.total + here.reshape(shape)
         else:
-            index = index * frame.size
+            index = index * frame.total
     return index
 
 
@@ -199,10 +209,6 @@ def _is_stochastic(collective: Collective) -> bool:
     return collective.folds and chosen is not None and chosen.rounding == "stochastic"
 
 
-def _as_results(results: Any) -> list[Result]:
-    return [results] if isinstance(results, Result) else list(results)
-
-
 def run_lockstep(
     collective: Collective, operands: Sequence[Stacked], place: Place, call: int
 ) -> list[Stacked]:
@@ -212,11 +218,86 @@ def run_lockstep(
     for _, own in operands:
         axes = union(axes, own)
     batch = _batch_axes(axes, place, _is_stochastic(collective))
+    shared = _shared(place.frames)
+    if shared is not None and shared not in axes:
+        return _run_on_equals(collective, operands, place, call, shared)
     members = [_members(operand, place.frames, batch) for operand in operands]
-    results = collective.definition(
-        *members, *collective.arguments, **_options(collective, place, batch, call)
+    varies = [shared in own for _, own in operands]
+    options = _options(collective, place, batch, call)
+    results = _define(collective, members, place, options, varies)
+    return [_unstack(result, place.frames, batch) for result in results]
+
+
+def _shared(frames: Sequence[Frame]) -> Frame | None:
+    """The axis that instances share out, if it is one of these."""
+    return next((frame for frame in frames if frame.share is not None), None)
+
+
+def _run_on_equals(
+    collective: Collective, operands: Sequence[Stacked], place: Place, call: int, shared: Frame
+) -> list[Stacked]:
+    """Operands that do not vary along the axis that instances share are here already, as many as
+    there are replicas: each instance computes all of it."""
+    whole = Frame(shared.name, shared.total, shared.depth)
+
+    def exchanged(axes: Axes, old: Frame, new: Frame) -> Axes:
+        return tuple(new if frame is old else frame for frame in axes)
+
+    everywhere = Place(
+        exchanged(place.frames, shared, whole), exchanged(place.environment, shared, whole)
     )
-    return [_unstack(result, place.frames, batch) for result in _as_results(results)]
+    results = []
+    for data, axes in run_lockstep(collective, operands, everywhere, call):
+        if whole in axes:
+            own = [slice(None)] * axes.index(whole)
+            data = data[(*own, slice(shared.offset, shared.offset + shared.size))]
+        results.append((data, exchanged(axes, whole, shared)))
+    return results
+
+
+def _define(
+    collective: Collective,
+    members: list[Any],
+    place: Place,
+    options: dict[str, Any],
+    varies: Sequence[bool],
+) -> list[Result]:
+    """Run a definition, across instances where they share one of the axes."""
+    if _shared(place.frames) is None:
+        results = collective.definition(*members, *collective.arguments, **options)
+    else:
+        results = across.run(
+            collective.definition,
+            _spread(place),
+            varies,
+            *members,
+            *collective.arguments,
+            **options,
+        )
+    return _as_list(results)
+
+
+def _as_list(results: Any) -> list[Result]:
+    return [results] if isinstance(results, Result) else list(results)
+
+
+def _spread(place: Place) -> across.Spread:
+    """How the group's members, in the order of the axis names, lie over the instances."""
+    (axis,) = (number for number, frame in enumerate(place.frames) if frame.share is not None)
+    share = place.frames[axis].share
+    assert share is not None
+    totals = tuple(frame.total for frame in place.frames)
+    tag = _channel(place.environment, place.frames)
+    return across.Spread(share.world, totals, axis, share.counts, tag)
+
+
+def _channel(around: Axes, group: Sequence[Frame]) -> int:
+    """A number for the threads that meet: other ones for those that meet at the same time."""
+    number = 0
+    for frame in around:
+        if frame.index is not None and frame not in group:
+            number = number * (frame.size + 1) + frame.index + 1
+    return number
 
 
 # Positional axes are mapped axes for the time of one collective.
@@ -313,7 +394,9 @@ def bind(
     ready = [_ready(operands, collective) for operands in leaves]
     around = environment()
     if any(frame.index is not None for frame in frames):
-        return _meet(Offer(collective, names, frames, ready, around, call, structure))
+        offer = Offer(collective, names, frames, ready, around, call, structure, _line(frames))
+        return _meet(offer)
+    _agree(Offer(collective, names, frames, ready, around, call, structure, _line(frames)))
     results = []
     for number, operands in enumerate(ready):
         if is_scalar(operands[0]):
@@ -339,7 +422,7 @@ def _even_groups(collective: Collective) -> bool:
 
 def _fold_equal_scalars(collective: Collective, value: Any, frames: Sequence[Frame]) -> Any:
     groups = collective.options.get("groups")
-    size = math.prod(frame.size for frame in frames) if groups is None else groups.group_size
+    size = math.prod(frame.total for frame in frames) if groups is None else groups.group_size
     assert collective.scalar is not None
     return collective.scalar(value, size)
 
@@ -377,6 +460,7 @@ class Offer:
     around: Axes
     call: int
     structure: Any
+    line: str = ""  # where it is called, if instances share an axis
 
     @property
     def threads(self) -> Axes:
@@ -390,7 +474,7 @@ class Offer:
             "axis_name": self.names,
             "arguments": self.collective.arguments,
             "options": self.collective.options,
-            "axes around": tuple((frame.name, frame.size) for frame in self.around),
+            "axes around": tuple((frame.name, frame.total) for frame in self.around),
             "tree": self.structure,
             "shapes and dtypes": [_kind(o) for operands in self.leaves for o in operands],
             "number of summing collectives before": self.call,
@@ -405,6 +489,39 @@ class Kind(NamedTuple):
 
     def __repr__(self) -> str:
         return self.dtype if self.dtype.startswith("Python") else f"{self.dtype}{list(self.shape)}"
+
+
+def _line(frames: Sequence[Frame]) -> str:
+    return caller() if _shared(frames) is not None else ""
+
+
+def _agree(offer: Offer) -> None:
+    """Make sure that all instances that share an axis make this call.
+
+    Raises:
+        CollectiveMismatchError, InstanceError: where they do not.
+    """
+    shared = _shared(offer.frames)
+    if shared is None:
+        return
+    assert shared.share is not None
+    terms = offer.terms()
+    kinds = ", ".join(map(repr, terms["shapes and dtypes"]))
+    over = repr(offer.names[0]) if len(offer.names) == 1 else repr(offer.names)
+    text = f"lax.{offer.collective.name} over {over} of {kinds} at {offer.line}"
+    terms["values"] = [_unvaried(o, shared) for operands in offer.leaves for o in operands]
+    shared.share.world.agree(text, repr(terms), _channel(offer.around, offer.frames))
+
+
+def _unvaried(operand: Any, shared: Frame) -> Any:
+    """What is to be the same on all instances of a small operand that does not vary along their
+    axis. (Python numbers of threads may differ.)"""
+    if not isinstance(operand, tuple):
+        return operand if shared.index is None else None
+    data, axes = operand
+    if shared in axes or shared.index is not None or not isinstance(data, np.ndarray):
+        return None
+    return zlib.crc32(data.tobytes()) if data.nbytes <= SMALL_VALUE else None
 
 
 def _kind(operand: Any) -> Kind:
@@ -422,6 +539,7 @@ def _compute_for_all(offers: list[Offer]) -> list[list[tuple[Any, ...]]]:
     """Each replica's results, from all replicas' offers in row-major order of their threaded
     frames."""
     first = offers[0]
+    _agree(first)
     per_leaf = [
         _compute_leaf(offers, number, first.call + number) for number in range(len(first.leaves))
     ]
@@ -434,6 +552,8 @@ def _compute_leaf(offers: list[Offer], number: int, call: int) -> list[tuple[Any
     scalars = is_scalar(leaves[0][0])
     if scalars:
         values = [operands[0] for operands in leaves]
+        if _shared(first.frames) is not None:
+            return _compute_scalars_across(first, values, call)
         if all(value == values[0] for value in values):
             result = _fold_equal_scalars(first.collective, values[0], first.frames)
             return [(result,)] * len(offers)
@@ -451,6 +571,37 @@ def _compute_leaf(offers: list[Offer], number: int, call: int) -> list[tuple[Any
         tuple(_hand_over(data, axes, offer, scalars) for data, axes in results[replica])
         for replica, offer in enumerate(offers)
     ]
+
+
+def _compute_scalars_across(first: Offer, values: list[Any], call: int) -> list[tuple[Any, ...]]:
+    """Each replica's result for Python numbers of which other instances hold some."""
+    collective, threads = first.collective, first.threads
+    place = Place(tuple(first.frames), first.around)
+    if len(threads) < len(first.names):
+        raise TypeError(
+            f"{collective.name} of a Python number over {first.names}, axes of pmap and vmap "
+            "together, inside `with world`: pass an array (np.asarray) instead"
+        )
+    spread, order = _spread(place), _tuple_order(threads, place.frames)
+    said = json.dumps([(type(values[r]).__name__, repr(values[r])) for r in order])
+    everyone: list[Any] = [None] * spread.size
+    with spread.channel():
+        for held, text in zip(
+            spread.held, across.all_gather_bytes(spread, said.encode()), strict=True
+        ):
+            for member, (kind, number) in zip(held.tolist(), json.loads(text), strict=True):
+                everyone[member] = NUMBERS[kind](number)
+    if all(value == everyone[0] for value in everyone):
+        result = _fold_equal_scalars(collective, everyone[0], first.frames)
+        return [(result,)] * len(values)
+    options = _options(collective, place, (), call)
+    arrays = [np.asarray(value) for value in everyone]
+    (result,) = _as_list(collective.definition(arrays, *collective.arguments, **options))
+    out: list[tuple[Any, ...]] = [()] * len(values)
+    for position, replica in enumerate(order):
+        value = result.value[spread.mine[position]] if result.mapped else result.value
+        out[replica] = (value.item(),)
+    return out
 
 
 def _canonical(operand: Stacked, around: Axes) -> Stacked:
@@ -479,11 +630,8 @@ def _compute_from_lists(
     batch = _batch_axes(axes, place, _is_stochastic(collective))
     order = _tuple_order(threads, place.frames)
     members = [[lead_full(wrap(*column[r]), batch) for r in order] for column in columns]
-    results = _as_results(
-        collective.definition(
-            *members, *collective.arguments, **_options(collective, place, batch, call)
-        )
-    )
+    options = _options(collective, place, batch, call)
+    results = _define(collective, members, place, options, [True] * len(members))
     guard = _changeable_roots(members)
     shared = [None if r.mapped else _detach(r.value, guard) for r in results]
     out: list[list[Stacked]] = [[] for _ in order]

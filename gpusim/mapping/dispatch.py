@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .. import trees
+from ..libraries import of_one_library
 from . import array as _array
 from . import routes as _routes
 
@@ -54,7 +56,7 @@ class NoRule(Exception):
     route."""
 
 
-UNSERVED = (NoRule, ValueError, TypeError, IndexError, ArithmeticError)
+UNSERVED = (NoRule, ValueError, TypeError, IndexError, ArithmeticError, NotImplementedError)
 """What sends a call from its batched rule to the per-replica route: NumPy's own errors are raised
 there, in the shapes of one replica."""
 
@@ -104,7 +106,13 @@ def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict
             pass
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
+    _check_libraries(name, (inputs, kwargs))
     return _routes.call_per_replica(called, inputs, kwargs, name)
+
+
+def _check_libraries(name: str, arguments: Any) -> None:
+    """TypeError where a call that no rule served mixes NumPy's arrays with a GPU's."""
+    of_one_library(name, (_array.unpack(leaf)[0] for leaf in trees.flatten(arguments)[0]))
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -146,6 +154,7 @@ def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             return batched(*args, **kwargs)
         except UNSERVED:
             pass
+    _check_libraries(f"np.{called.__name__}", (args, kwargs))
     return _routes.call_per_replica(called, args, kwargs)
 
 

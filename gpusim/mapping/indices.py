@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..libraries import on_device, to_host, to_library_of
 from .align import common_axes, lead, sizes, visible_ndim, visible_shape
 from .array import Array, MappedArray, unpack, wrap
 from .dispatch import NoRule
@@ -200,6 +201,7 @@ def nonzero(value: Any) -> tuple[Any, ...]:
     if not axes:
         return tuple(np.nonzero(data))
     counts = np.count_nonzero(data, axis=tuple(range(len(axes), data.ndim)))
+    counts = to_host(counts)
     count = int(counts.flat[0])
     if (counts != count).any():
         raise NoRule
@@ -231,10 +233,11 @@ def _array_entry(entry: Any) -> Entry:
     if data.ndim > len(axes):
         return entry if axes else data
     if data.dtype.kind == "b":
-        if not (data == data.flat[0]).all():
+        flags = to_host(data)
+        if not (flags == flags.flat[0]).all():
             raise NoRule
-        return bool(data.flat[0])
-    return entry if axes else operator.index(data)
+        return bool(flags.flat[0])
+    return entry if axes else operator.index(to_host(data))
 
 
 def index_array(items: Any) -> Any:
@@ -243,8 +246,15 @@ def index_array(items: Any) -> Any:
     An empty one selects nothing, so its dtype is an integer's.
     """
     if _holds_mapped(items):
-        return np.stack([index_array(item) for item in items])
-    array = np.asarray(items) if not isinstance(items, MappedArray) else items
+        parts = [index_array(item) for item in items]
+        gpu = next((data for data, _ in map(unpack, parts) if on_device(data)), None)
+        if gpu is not None:
+            parts = [
+                part if isinstance(part, MappedArray) else to_library_of(gpu, part)
+                for part in parts
+            ]
+        return np.stack(parts)
+    array = items if isinstance(items, MappedArray) or on_device(items) else np.asarray(items)
     return array.astype(np.intp) if isinstance(items, (list, tuple)) and array.size == 0 else array
 
 

@@ -2,7 +2,7 @@
 
 NumPy takes axes in the order of their strides. While mapped axes have the largest strides it works
 through one replica after the other, each as if it were alone (checked with NumPy 2.0 to 2.4, for
-buffered casts too).
+buffered casts too). Libraries of GPUs have no such order to keep.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..libraries import on_device
 from .array import Array
 
 
@@ -27,7 +28,7 @@ def _strides(data: Array, start: int, stop: int | None = None) -> list[int]:
 def replicas_lie_apart(data: Array, mapped: int) -> bool:
     """Whether the `mapped` leading axes are stepped over in strides no smaller than any other
     axis."""
-    if mapped == 0 or data.flags.c_contiguous:
+    if mapped == 0 or data.flags.c_contiguous or on_device(data):
         return True
     largest = max(map(abs, _strides(data, mapped)), default=0)
     return all(stride == 0 or abs(stride) >= largest for stride in _strides(data, 0, mapped))
@@ -76,7 +77,9 @@ def apart(data: Array, mapped: int, axis_count: int = 1) -> Array:
 
 
 def replicas_interleave(data: Array, mapped: int) -> bool:
-    """Whether neighbours in memory are elements of different replicas."""
+    """Whether neighbours in memory are elements of different replicas, in NumPy's arrays."""
+    if on_device(data):
+        return False
     own = [abs(stride) for stride in _strides(data, mapped) if stride]
     others = [abs(stride) for stride in _strides(data, 0, mapped) if stride]
     return bool(others) and (not own or min(others) < min(own))

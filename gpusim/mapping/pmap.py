@@ -28,7 +28,17 @@ from .arguments import (
     read_only,
 )
 from .array import MappedArray, unpack, wrap
-from .frames import Axes, AxisName, bound, lockstep_environment, new_frames
+from .frames import (
+    Axes,
+    AxisName,
+    Share,
+    agree_on,
+    bound,
+    local_axis_size,
+    lockstep_environment,
+    new_frames,
+    outermost_share,
+)
 from .routes import INNER_ROOMS, LIBRARIES
 from .scheduler import Run, Scheduler, enclosing_task
 
@@ -93,9 +103,11 @@ def pmap(
 
     @functools.wraps(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        arguments = read_arguments("pmap", in_axes, axis_size, args, kwargs)
-        results = _run_replicas(f, arguments, axis_name, schedule)
-        return _gather(results, out_axes, lockstep_environment())
+        size = local_axis_size("pmap", axis_size)
+        arguments = read_arguments("pmap", in_axes, size, args, kwargs)
+        share = outermost_share("pmap", arguments.size)
+        results = _run_replicas(f, arguments, axis_name, schedule, share)
+        return _gather(results, out_axes, lockstep_environment(), share)
 
     return mapped
 
@@ -113,7 +125,11 @@ def _check_devices(devices: Sequence[Any] | None) -> None:
 
 
 def _run_replicas(
-    f: Callable[..., Any], arguments: Arguments, axis_name: AxisName, schedule: str
+    f: Callable[..., Any],
+    arguments: Arguments,
+    axis_name: AxisName,
+    schedule: str,
+    share: Share | None,
 ) -> list[Any]:
     state = reductions.current()
     states = [reductions.forked(state) for _ in range(arguments.size)]
@@ -137,7 +153,7 @@ def _run_replicas(
     else:
         run = Run(parent.run.scheduler, parent, replica, report)
     for index in range(arguments.size):
-        (frame,) = new_frames((axis_name,), (arguments.size,), index)
+        (frame,) = new_frames((axis_name,), (arguments.size,), index, share)
         run.add(frame, contextvars.copy_context())
     run.execute()
     if run.error is not None:
@@ -183,7 +199,7 @@ def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> 
     return failure
 
 
-def _gather(results: list[Any], out_axes: Any, outer: Axes) -> Any:
+def _gather(results: list[Any], out_axes: Any, outer: Axes, share: Share | None) -> Any:
     """One tree with the replicas' results stacked along out_axes."""
     first, structure = trees.flatten(results[0])
     columns = [[leaf] for leaf in first]
@@ -198,12 +214,13 @@ def _gather(results: list[Any], out_axes: Any, outer: Axes) -> Any:
             column.append(leaf)
     places = trees.spread_prefix(out_axes, results[0], "pmap out_axes")
     stacked = [
-        _gather_leaf(column, axis, outer) for column, axis in zip(columns, places, strict=True)
+        _gather_leaf(column, axis, outer, share)
+        for column, axis in zip(columns, places, strict=True)
     ]
     return trees.unflatten(structure, part_company(stacked) if not outer else stacked)
 
 
-def _gather_leaf(column: list[Any], axis: int | None, outer: Axes) -> Any:
+def _gather_leaf(column: list[Any], axis: int | None, outer: Axes, share: Share | None) -> Any:
     arrays = [as_array(leaf, "pmap: a result") for leaf in column]
     for index, array in enumerate(arrays):
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
@@ -222,6 +239,7 @@ def _gather_leaf(column: list[Any], axis: int | None, outer: Axes) -> Any:
                     f"values; only "
                     "what is the same on all replicas can be returned once"
                 )
+        agree_on(data, share, "pmap's result for out_axes=None")
         data = read_only(data)
     else:
         place = len(sizes(axes)) + normalize_axis_index(axis, arrays[0].ndim + 1)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import trees
+from ..libraries import on_device
 from .array import MappedArray, unpack, wrap
 from .frames import Axes, union
 
@@ -128,7 +129,8 @@ def _whole(leaf: Any) -> Any:
 
 
 def _wrap_unmapped(leaf: Any) -> Any:
-    return wrap(leaf, ()) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+    known = isinstance(leaf, (np.ndarray, np.generic)) or on_device(leaf)
+    return wrap(leaf, ()) if known else leaf
 
 
 def _part(leaf: Any, axes: Axes, place: tuple[int, ...]) -> Any:
@@ -196,14 +198,15 @@ def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
 
 def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> Any:
     first = column[0]
-    if not isinstance(first, (np.ndarray, np.generic, bool, int, float, complex)):
+    on_a_gpu = on_device(first)
+    if not on_a_gpu and not isinstance(first, (np.ndarray, np.generic, bool, int, float, complex)):
         if all(type(leaf) is type(first) and leaf == first for leaf in column):
             return first
         raise ValueError(
             f"{name} gave replicas different results that are no arrays: {first!r} and others; "
             "run it under gpusim.pmap"
         )
-    arrays = [np.asarray(leaf) for leaf in column]
+    arrays = column if on_a_gpu else [np.asarray(leaf) for leaf in column]
     for array in arrays:
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
             raise ValueError(

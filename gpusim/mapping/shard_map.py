@@ -14,7 +14,16 @@ from .. import trees
 from .align import lead_full, sizes
 from .arguments import as_array, is_array, part_company, read_only
 from .array import Array, unpack, wrap
-from .frames import Axes, AxisName, Frame, bound, lockstep_environment, new_frames
+from .frames import (
+    Axes,
+    AxisName,
+    Frame,
+    agree_on,
+    bound,
+    lockstep_environment,
+    mesh_share,
+    new_frames,
+)
 
 
 class Mesh:
@@ -167,7 +176,8 @@ def shard_map(
             )
         leaves, structure = trees.flatten(args)
         specs = trees.spread_prefix(in_specs, args, "shard_map in_specs", _is_spec)
-        frames = new_frames(mesh.axis_names, tuple(mesh.shape.values()))
+        shape = tuple(mesh.shape.values())
+        frames = new_frames(mesh.axis_names, shape, share=mesh_share("shard_map", shape))
         outer = bool(lockstep_environment())
         with bound(frames):
             shards = [
@@ -298,5 +308,8 @@ def _one_copy(
                         f"axis in "
                         "out_specs, or reduce over it (lax.psum, lax.pmean, lax.all_gather)"
                     )
+            agree_on(
+                first, frame.share, f"{what}, declared replicated over mesh axis {frame.name!r}"
+            )
         data, axes = first, axes[:place] + axes[place + 1 :]
     return data, axes

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..libraries import on_device, to_library_of
 from . import routes
 from .align import common_axes, lead, lead_full, sizes, visible_ndim
 from .array import Array, MappedArray, wrap
@@ -98,7 +99,7 @@ class Indexed:
         """
         x = self._x
         if not isinstance(x, MappedArray):
-            x = np.asanyarray(x)
+            x = x if on_device(x) else np.asanyarray(x)
             if not [*_mapped(self._index)]:
                 return x[self._index]
             x = wrap(x, ())
@@ -219,7 +220,9 @@ def _accumulating(ufunc: np.ufunc) -> Write:
 
     def write(x: Array, index: Any, *values: Any) -> None:
         entries = as_tuple(index)
-        if is_basic(entries) and ufunc in ROUNDED_ONCE and x.dtype.kind in "biuf":
+        if is_basic(entries) and (
+            on_device(x) or (ufunc in ROUNDED_ONCE and x.dtype.kind in "biuf")
+        ):
             part = x[stack_basic(entries, 0)]
             ufunc(part, *values, out=part)
         else:
@@ -260,16 +263,19 @@ def _one_array(value: Any) -> Any:
     return value
 
 
-def _converted(value: Any, dtype: np.dtype[Any]) -> Any:
-    """`value` in `dtype` by the rules of assignment: 1.5 becomes the int 1, and 300 is no uint8."""
+def _converted(value: Any, x: Array) -> Any:
+    """`value` in the dtype and library of `x`, by the rules of assignment: 1.5 becomes the int 1, and
+    300 is no uint8."""
     if isinstance(value, MappedArray):
-        return value.astype(dtype, copy=False)
-    return np.asarray(value, dtype=dtype)
+        return value.astype(x.dtype, copy=False)
+    if on_device(value):
+        return value.astype(x.dtype, copy=False)
+    return to_library_of(x, value, x.dtype)
 
 
 def _write_copy(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> Any:
     copy = np.copy(x)
-    write(copy, index, *(_converted(value, copy.dtype) for value in values))
+    write(copy, index, *(_converted(value, copy) for value in values))
     return copy
 
 
@@ -280,7 +286,7 @@ def _write_stacked(
     place = locate(index, copy, axes)
     if write is not _assign and any(visible_ndim(value) > len(place.shape) for value in values):
         raise NoRule  # of all writers, only assignment drops leading axes of length 1
-    fitted = [_fitted(_converted(value, copy.dtype), place) for value in values]
+    fitted = [_fitted(_converted(value, copy), place) for value in values]
     write(copy, place.stacked, *fitted)
     return wrap(copy, axes)
 

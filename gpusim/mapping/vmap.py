@@ -16,7 +16,14 @@ from .arguments import (
     part_company,
     read_arguments,
 )
-from .frames import AxisName, bound, lockstep_environment, new_frames
+from .frames import (
+    AxisName,
+    bound,
+    local_axis_size,
+    lockstep_environment,
+    new_frames,
+    outermost_share,
+)
 
 
 def vmap(
@@ -65,8 +72,10 @@ def vmap(
 
     @functools.wraps(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        arguments = read_arguments("vmap", in_axes, axis_size, args, kwargs)
-        (frame,) = new_frames((axis_name,), (arguments.size,))
+        size = local_axis_size("vmap", axis_size)
+        arguments = read_arguments("vmap", in_axes, size, args, kwargs)
+        share = outermost_share("vmap", arguments.size)
+        (frame,) = new_frames((axis_name,), (arguments.size,), share=share)
         with bound((frame,)):
             leaves = [
                 enter(leaf, axis, frame)

@@ -11,6 +11,7 @@ import pytest
 import fallback
 from gpusim.collectives.kernels import kernels
 from tests.host_cuda.values import moderate, same
+from tests.test_fold_passed_on import passed_on, subtrees
 from tests.test_ragged_copy import random_segments, row_by_row
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
@@ -59,6 +60,19 @@ def test_accumulators_batches_and_windows(order: str, rounding: str) -> None:
         check(x, batch_ndim=2, places=np.arange(24).reshape(4, 6), divisor=9, **options)
         check(x, out_dtype="float16", **options)
         check(x[:, 0, 0, 5:30], cupy.asarray(x)[:, 0, 0, 5:30], window=(5, 37), **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_folds_in_parts_have_the_bits_of_the_whole(dtype: str, rounding: str) -> None:
+    x, kernel = values((12, 3, 4099), dtype), kernels(cupy.zeros(1)).fold
+    options: dict[str, Any] = {"rounding": rounding, "seed": 5, "batch_ndim": 1}
+    for given in (cupy.asarray(x), [cupy.asarray(member) for member in x]):
+        for order in ("linear", "reverse"):
+            found = passed_on(given, [2, 7], order, kernel, **options)
+            same(cupy.asnumpy(found), fallback.fold(x, order=order, **options))
+        found = subtrees(given, 4, kernel, **options)
+        same(cupy.asnumpy(found), fallback.fold(x, order="tree", **options))
 
 
 @pytest.mark.parametrize("op", ["prod", "max", "min", "logical_and", "logical_or"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import on_device
 from ..align import sizes
 from ..array import Array, MappedArray, unpack
 from ..dispatch import NoRule
@@ -36,7 +37,8 @@ def named(
 def stacked(value: Any) -> tuple[Array, Axes]:
     """The stacked data of `value` and its mapped axes; what is no array becomes one."""
     data, axes = unpack(value)
-    return (data if isinstance(value, MappedArray) else np.asanyarray(data)), axes
+    known = isinstance(value, MappedArray) or on_device(data)
+    return (data if known else np.asanyarray(data)), axes
 
 
 def plain(value: Any) -> Any:
@@ -64,7 +66,9 @@ def arranged(data: Array, mapped: int, axis_count: int = 1) -> Array:
 def unshared(data: Array, mapped: int) -> Array:
     """`data` with strides other than 0 for mapped axes: copying a 0 stride would bring replicas
     close together."""
-    if not any(data.strides[place] == 0 and data.shape[place] > 1 for place in range(mapped)):
+    if on_device(data) or not any(
+        data.strides[place] == 0 and data.shape[place] > 1 for place in range(mapped)
+    ):
         return data
     if not data[(0,) * mapped].flags.c_contiguous:
         raise NoRule

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import empty_like, on_device
 from ..align import lead, sizes
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
@@ -42,8 +43,9 @@ def full_like(a: Any, fill_value: Any, *args: Any, **kwargs: Any) -> Any:
             np.full_like(_prototype(a), unpack(fill_value)[0], *plain(args), **plain(kwargs)), ()
         )
     room = np.empty_like(_prototype(a), *plain(args), **plain(kwargs))
-    result = np.empty((*sizes(axes), *room.shape), room.dtype)
-    np.copyto(result, lead(fill_value, axes, room.ndim), casting="unsafe")
+    fill = lead(fill_value, axes, room.ndim)
+    result = empty_like(fill, (*sizes(axes), *room.shape), room.dtype)
+    np.copyto(result, fill, casting="unsafe")
     return wrap(result, axes)
 
 
@@ -55,6 +57,8 @@ def converts(function: Callable[..., Any]) -> Rule:
         if options.get("ndmin", 0):
             raise NoRule
         values = _stack_lists(a)
+        if on_device(values):
+            return wrap(function(values, dtype, **options, like=values), ())
         if not isinstance(values, MappedArray):
             return wrap(function(values, dtype, **options), ())
         return values if dtype is None else values.astype(dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import on_device
 from ..align import common_axes, elementwise, visible_ndim, visible_shape
 from ..array import MappedArray, wrap
 from ..dispatch import NoRule, Rule, rule
@@ -28,7 +29,9 @@ def on_elements(function: Callable[..., Any], operands: str, transcendental: boo
         if transcendental and any(_loops_differ(part, len(axes)) for part in data):
             raise NoRule
         rest = {name: plain(value) for name, value in options.items()}
-        return wrap(function(**dict(zip(given, data, strict=True)), **rest), axes)
+        first = [name for name, own in zip(names, given, strict=False) if name == own]
+        by_name = dict(zip(given[len(first) :], data[len(first) :], strict=True))
+        return wrap(function(*data[: len(first)], **by_name, **rest), axes)
 
     return batched
 
@@ -92,6 +95,11 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
     count = len(conditions)
     if count == 0 or len(choices) != count:
         raise NoRule
+    if any(map(on_device, data)):  # CuPy's takes a scalar for the default
+        result = data[-1]
+        for chosen, value in zip(data[count - 1 :: -1], data[-2 : count - 1 : -1], strict=True):
+            result = np.where(chosen, value, result)
+        return wrap(result, axes)
     return wrap(np.select(data[:count], data[count:-1], data[-1]), axes)
 
 
@@ -99,7 +107,8 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    return value.dtype if isinstance(value, MappedArray) else np.asanyarray(value).dtype
+    known = isinstance(value, MappedArray) or on_device(value)
+    return value.dtype if known else np.asanyarray(value).dtype
 
 
 def _verdict(result: Any) -> Any:
@@ -141,7 +150,7 @@ def array_equiv(a1: Any, a2: Any) -> Any:
 def _by_dtype(value: Any) -> Any:
     return (
         np.empty((0,) * max(visible_ndim(value), 1), value.dtype)
-        if isinstance(value, MappedArray)
+        if isinstance(value, MappedArray) or on_device(value)
         else value
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import on_device
 from ..align import common_axes, elementwise, lead, shift_axis, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
@@ -62,8 +63,10 @@ def take(a: Any, indices: Any, axis: Any = None, mode: Any = "raise") -> Any:
     try:
         visible = 0 if axis is None else axis
         along = shift_axis(visible, visible_ndim(array), len(axes))
-        if not varying:
+        if not varying and not on_device(data):
             return wrap(np.take(data, places, axis=along, mode=mode), axes)
+        if not varying:  # CuPy's np.take has no modes
+            return wrap(np.take(data, IN_RANGE[mode](places, data.shape[along]), along), axes)
         if data.shape[along] == 0:
             raise NoRule
         inside = wrap(IN_RANGE[mode](places.astype(np.intp), data.shape[along]), varying)
@@ -104,6 +107,8 @@ def extract(condition: Any, arr: Any) -> Any:
 @rule(np.choose)
 def choose(a: Any, choices: Any, mode: Any = "raise") -> Any:
     (where, *arrays), axes = elementwise([operand(a), *choices])
+    if on_device(where):
+        arrays = np.stack(np.broadcast_arrays(*arrays))
     try:
         return wrap(np.choose(where, arrays, mode=mode), axes)
     except ValueError:

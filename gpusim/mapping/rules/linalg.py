@@ -12,12 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
+from ...libraries import on_device
 from ..align import common_axes, lead, shift_axes, sizes, visible_ndim, visible_shape
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from ..frames import Axes
 from .arguments import arranged, flat, named, plain
-from .products import complex_reversed, cross, operand, outer, raveled, tensordot
+from .products import (
+    complex_reversed,
+    cross,
+    inner_products,
+    operand,
+    outer,
+    raveled,
+    tensordot,
+)
 
 
 def _wrapped(result: Any, axes: Axes) -> Any:
@@ -44,9 +53,25 @@ def of_matrices(function: Callable[..., Any], *, least_ndim: int = 2) -> Rule:
 for _function in (
     *(np.linalg.inv, np.linalg.det, np.linalg.slogdet, np.linalg.cholesky),
     *(np.linalg.eig, np.linalg.eigvals, np.linalg.eigh, np.linalg.eigvalsh),
-    *(np.linalg.svd, np.linalg.svdvals, np.linalg.matrix_power, np.linalg.diagonal),
+    *(np.linalg.svd, np.linalg.matrix_power),
 ):
     rule(_function)(of_matrices(_function))
+
+
+@rule(np.linalg.svdvals)
+def svdvals(x: Any, /) -> Any:
+    if visible_ndim(x) < 2:
+        raise NoRule
+    data, axes = unpack(x)
+    return wrap(np.linalg.svd(data, compute_uv=False), axes)
+
+
+@rule(np.linalg.diagonal)
+def diagonal(x: Any, /, *, offset: Any = 0) -> Any:
+    if visible_ndim(x) < 2:
+        raise NoRule
+    data, axes = unpack(x)
+    return wrap(np.diagonal(data, plain(offset), -2, -1), axes)
 
 
 @rule(np.linalg.qr)
@@ -142,7 +167,8 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: Any = False) -> An
     ):
         return _length(data, axes, ndim, keepdims)
     places = shift_axes(axis, ndim, len(axes))
-    if len(places) == 1 and ord not in ROUNDED_ALIKE and ndim == 1:
+    gpu = on_device(data)
+    if len(places) == 1 and ord not in ROUNDED_ALIKE and ndim == 1 and not gpu:
         raise NoRule
     if len(places) not in (1, 2):
         raise NoRule
@@ -155,6 +181,9 @@ def _length(data: Any, axes: Axes, ndim: int, keepdims: Any) -> Any:
     mapped = len(axes)
     if data.dtype.kind not in "fc":
         data = data.astype(float)
+    if on_device(data):
+        length = np.sqrt(np.sum(np.square(np.abs(flat(data, axes))), axis=-1))
+        return wrap(length.reshape((*sizes(axes), *(1,) * ndim)) if keepdims else length, axes)
     visible = range(mapped, data.ndim)
     if any(data.strides[axis] == 0 and data.shape[axis] > 1 for axis in visible):
         raise NoRule
@@ -176,7 +205,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: Any = False, ord: Any 
     group = shift_axes(axis, ndim, mapped)
     if data.dtype.kind not in "biufc" or complex_reversed(x):
         raise NoRule
-    if ord not in ROUNDED_ALIKE and len(group) == ndim:
+    if ord not in ROUNDED_ALIKE and len(group) == ndim and not on_device(data):
         raise NoRule
     along = group[0] if isinstance(axis, int) else mapped
     if axis is None:
@@ -207,9 +236,8 @@ def trace(x: Any, /, *, offset: Any = 0, dtype: Any = None) -> Any:
     if visible_ndim(x) < 2:
         raise NoRule
     data, axes = unpack(x)
-    return wrap(
-        np.linalg.trace(arranged(data, len(axes), 2), offset=plain(offset), dtype=dtype), axes
-    )
+    arrays = arranged(data, len(axes), 2)
+    return wrap(np.trace(arrays, plain(offset), -2, -1, dtype), axes)
 
 
 @rule(np.linalg.outer)
@@ -244,7 +272,7 @@ def matrix_transpose(x: Any, /) -> Any:
 
 @rule(np.linalg.vecdot)
 def vecdot(x1: Any, x2: Any, /, *, axis: Any = -1) -> Any:
-    return np.vecdot(*(_last(operand(value), plain(axis)) for value in (x1, x2)))
+    return inner_products(*(_last(operand(value), plain(axis)) for value in (x1, x2)))
 
 
 def _last(value: Any, axis: int) -> Any:

@@ -3,10 +3,12 @@ reductions.py)."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from ...libraries import on_device, to_host, to_library_of, zeros_like
 from ..align import (
     common_axes,
     lead_full,
@@ -32,7 +34,14 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
         raise NoRule
     axes = common_axes(parts)
     place = shift_axis(axis, visible_ndim(parts[0]), len(axes))
-    return wrap(np.lexsort([lead_full(part, axes) for part in parts], place), axes)
+    keys = [lead_full(part, axes) for part in parts]
+    if not any(map(on_device, keys)):
+        return wrap(np.lexsort(keys, place), axes)
+    order = np.argsort(keys[0], axis=place)  # CuPy's sorts are stable
+    for key in keys[1:]:
+        again = np.argsort(np.take_along_axis(key, order, place), axis=place)
+        order = np.take_along_axis(order, again, place)
+    return wrap(order, axes)
 
 
 def _precedes(first: Array, second: Array) -> Array:
@@ -61,10 +70,10 @@ def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
     if visible_ndim(a) != 1 or not side:
         raise NoRule
     table, table_axes = stacked(a)
-    order, order_axes = stacked(sorter)
+    order, order_axes = (None, ()) if sorter is None else stacked(sorter)
     if not table_axes and not order_axes:
         values, axes = stacked(v)
-        return wrap(np.searchsorted(table, values, side, None if sorter is None else order), axes)
+        return wrap(np.searchsorted(table, values, side, order), axes)
     axes = common_axes([a, v, sorter])
     values, _ = stacked(v)
     dtype = np.result_type(table, values)
@@ -81,14 +90,18 @@ def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
 @rule(np.digitize)
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     data, axes = stacked(x)
-    return wrap(np.digitize(data, plain(bins), plain(right)), axes)
+    return wrap(np.digitize(data, to_library_of(data, plain(bins)), plain(right)), axes)
 
 
 def _counts(places: Array, length: int, axes: Axes, weights: Array | None = None) -> Array:
     """np.bincount of every replica's vector of places, each below `length`."""
-    replicas = int(np.prod(sizes(axes), dtype=np.intp))
-    rows = np.reshape(places, (replicas, -1)) if places.size else np.zeros((replicas, 0), np.intp)
-    offsets = np.arange(replicas, dtype=np.intp)[:, None] * length
+    replicas = math.prod(sizes(axes))
+    rows = (
+        np.reshape(places, (replicas, -1))
+        if places.size
+        else zeros_like(places, (replicas, 0), np.intp)
+    )
+    offsets = np.arange(replicas, dtype=np.intp, like=places)[:, None] * length
     weighing = None if weights is None else np.reshape(weights, -1)
     counts = np.bincount(np.reshape(rows + offsets, -1), weighing, replicas * length)
     return np.reshape(counts, (*sizes(axes), length))
@@ -123,12 +136,14 @@ def histogram(
 ) -> Any:
     data, axes = stacked(a)
     bins, range = plain(bins), plain(range)
+    bins = to_host(bins) if on_device(bins) else bins
     fixed = isinstance(bins, (list, tuple, np.ndarray)) or (
         isinstance(bins, (int, np.integer)) and range is not None
     )
     if not fixed or weights is not None or data.dtype.kind not in "iuf":
         raise NoRule
     edges = np.histogram_bin_edges(np.zeros(1, data.dtype), bins, range)
+    edges = to_library_of(data, edges)
     values = flat(data, axes)
     count = len(edges) - 1
     places: Array = np.searchsorted(edges, values, "right") - 1

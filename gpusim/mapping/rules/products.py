@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import empty_like, on_device
 from ..align import common_axes, lead, lead_full, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
@@ -28,7 +29,8 @@ BLAS = frozenset("fdFD")
 
 def operand(value: Any) -> Any:
     """`value` as an array."""
-    return value if isinstance(value, MappedArray) else np.asanyarray(value)
+    known = isinstance(value, MappedArray) or on_device(value)
+    return value if known else np.asanyarray(value)
 
 
 def raveled(value: Any) -> MappedArray:
@@ -41,7 +43,7 @@ def complex_reversed(value: Any) -> bool:
     """Whether `value` is complex and runs backwards: NumPy's loops for one vector and for several
     then round differently."""
     data, axes = unpack(value)
-    return data.dtype.kind == "c" and any(stride < 0 for stride in data.strides[len(axes) :])
+    return not on_device(data) and data.dtype.kind == "c" and any(stride < 0 for stride in data.strides[len(axes) :])
 
 
 def same_dtype(*values: Any) -> list[MappedArray]:
@@ -101,7 +103,7 @@ def dot(a: Any, b: Any) -> Any:
     if max(ndims) > 2:
         return _dot_of_rows(left, right)
     length = left.shape[-1]
-    if left.dtype.char in BLAS and length:
+    if left.dtype.char in BLAS and length and not on_device(unpack(left)[0]):
         kinds = _kind(left.shape), _kind(right.shape)
         if "scalar" in kinds or (kinds == ("column", "row") and left.dtype.kind == "c"):
             raise NoRule
@@ -119,7 +121,22 @@ def _dot_of_rows(left: MappedArray, right: MappedArray) -> Any:
     if right.ndim > 1:
         columns = np.moveaxis(columns, -2, -1)
     columns = columns[(*(slice(None),) * len(axes), *(None,) * (left.ndim - 1), ...)]
-    return wrap(np.vecdot(rows, columns), axes)
+    return wrap(_vecdot(rows, columns), axes)
+
+
+def _vecdot(left: Array, right: Array) -> Array:
+    """np.vecdot, which CuPy has not."""
+    if not on_device(left):
+        return np.vecdot(left, right)
+    return np.matmul(np.conjugate(left)[..., None, :], right[..., :, None])[..., 0, 0]
+
+
+def inner_products(left: Any, right: Any) -> Any:
+    """np.vecdot of arrays that may be mapped."""
+    values = operand(left), operand(right)
+    axes = common_axes(values)
+    ndim = max(visible_ndim(value) for value in values)
+    return wrap(_vecdot(*(lead(value, axes, ndim) for value in values)), axes)
 
 
 @rule(np.inner)
@@ -139,7 +156,7 @@ def vdot(a: Any, b: Any, /) -> Any:
     if left.size != right.size or complex_reversed(left) or complex_reversed(right):
         raise NoRule
     axes = common_axes((left, right))
-    return wrap(np.vecdot(lead(left, axes), lead(right, axes)), axes)
+    return wrap(_vecdot(lead(left, axes), lead(right, axes)), axes)
 
 
 @rule(np.outer)
@@ -244,7 +261,8 @@ def einsum(subscripts: Any, *operands: Any, optimize: Any = False, **options: An
     shapes = tuple(tuple(data.shape[len(own) :]) for data, own in stacks)
     mapped = tuple(tuple(map(axes.index, own)) for _, own in stacks)
     terms, summed = _terms(subscripts, shapes, mapped, len(axes))
-    if summed and not _adds_alike(summed, {data.dtype for data, _ in stacks}):
+    gpu = any(on_device(data) for data, _ in stacks)
+    if summed and not gpu and not _adds_alike(summed, {data.dtype for data, _ in stacks}):
         raise NoRule
     arrays = [arranged(data, len(own), 2) for data, own in stacks]
     try:
@@ -380,7 +398,7 @@ def polyval(p: Any, x: Any) -> Any:
     coefficients = operand(p)
     if isinstance(x, np.poly1d) or visible_ndim(coefficients) == 0:
         raise NoRule
-    points = x if isinstance(x, MappedArray) else wrap(np.asanyarray(x), ())
+    points = x if isinstance(x, MappedArray) else wrap(operand(x), ())
     data, axes = unpack(points)
     result = wrap(np.zeros_like(data), axes)
     for coefficient in coefficients:
@@ -394,8 +412,11 @@ def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     if visible_ndim(x) != 1:
         raise NoRule
     count = data.shape[-1] if N is None else plain(N)
-    powers = np.empty((*data.shape, count), np.promote_types(data.dtype, int))
+    powers = empty_like(data, (*data.shape, count), np.promote_types(data.dtype, int))
     powers[..., :1] = 1
     powers[..., 1:] = data[..., None]
-    np.multiply.accumulate(powers[..., 1:], axis=-1, out=powers[..., 1:])
+    if on_device(data):
+        powers[..., 1:] = np.cumprod(powers[..., 1:], axis=-1)
+    else:
+        np.multiply.accumulate(powers[..., 1:], axis=-1, out=powers[..., 1:])
     return wrap(powers if plain(increasing) else powers[..., ::-1], axes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import on_device
 from ..align import (
     common_axes,
     lead,
@@ -21,6 +22,7 @@ from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from ..frames import Axes
 from .arguments import arranged, flat, named, parameters, plain, stacked, unshared
+from .products import operand
 from .ufuncs import reduction_operands
 
 
@@ -68,7 +70,7 @@ def mean(*args: Any, **kwargs: Any) -> Any:
     data, axes = visible_operands(options.pop("a"), options)
     result = np.mean(data, **options)
     scalar = axes and result.ndim == len(axes) and options.get("dtype") is None
-    if scalar and data.dtype == np.float16:
+    if scalar and data.dtype == np.float16 and not on_device(data):
         # One replica's result is a scalar, which NumPy rounds once from float64, not by way of
         # float32.
         count = np.add.reduce(
@@ -88,7 +90,7 @@ def order_statistic(function: Callable[..., Any]) -> Rule:
         if options.get("weights") is not None or options.get("overwrite_input"):
             raise NoRule
         data, axes = visible_operands(options.pop("a"), options)
-        if function is np.nanmedian and data.dtype.char not in "fdbhilqBHILQ?":
+        if not on_device(data) and function is np.nanmedian and data.dtype.char not in "fdbhilqBHILQ?":
             raise NoRule  # the middle two are averaged in another precision for rows than for one
         mapped, q_ndim = len(axes), np.ndim(options.get("q", 0.0))
         if q_ndim and data.size == 0:
@@ -115,9 +117,7 @@ def average(
         if result.size == 0:
             raise NoRule  # ZeroDivisionError
         return result
-    kinds = [
-        np.asanyarray(v).dtype if not isinstance(v, MappedArray) else v.dtype for v in (a, weights)
-    ]
+    kinds = [operand(value).dtype for value in (a, weights)]
     kind = np.result_type(*kinds, *([np.float64] if kinds[0].kind in "biu" else []))
     ndim = visible_ndim(a)
     if visible_shape(weights) != visible_shape(a):

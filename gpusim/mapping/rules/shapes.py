@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
+from ...libraries import zeros_like
 from ..align import (
     lead,
     shift_axes,
@@ -245,7 +246,7 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     data, axes = stacked(a)
     shift = plain(shift)
     if axis is None:
-        rolled = np.roll(flat(data, axes), np.sum(shift), len(axes))
+        rolled = np.roll(flat(data, axes), int(np.sum(shift)), len(axes))
         return wrap(np.reshape(rolled, data.shape), axes)
     places = normalize_axis_tuple(plain(axis), visible_ndim(a), allow_duplicate=True)
     return wrap(np.roll(data, shift, tuple(place + len(axes) for place in places)), axes)
@@ -304,7 +305,7 @@ def diag(v: Any, k: int = 0) -> Any:
     data, axes = stacked(v)
     k, length = operator.index(k), visible_shape(v)[0]
     extent = length + abs(k)
-    result = np.zeros_like(data, shape=(*sizes(axes), extent, extent))
+    result = zeros_like(data, (*sizes(axes), extent, extent))
     places = np.arange(length)
     result[..., places + max(-k, 0), places + max(k, 0)] = data
     return wrap(result, axes)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import on_device
 from ..align import (
     common_axes,
     elementwise,
@@ -107,7 +108,7 @@ def call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _zeros_of_both_signs_meet(first: Any, second: Any) -> bool:
-    if np.result_type(first, second).kind != "f":
+    if on_device(first) or on_device(second) or np.result_type(first, second).kind != "f":
         return False
     return bool(np.any(np.equal(first, second) & (np.signbit(first) != np.signbit(second))))
 
@@ -119,6 +120,8 @@ def power(base: Any, exponent: Any) -> Any:
     For NumPy's scalars, which is what one replica's 0-d values are, it is the C library's pow.
     """
     ndims = visible_ndim(base), visible_ndim(exponent)
+    if on_device(unpack(base)[0]) or on_device(unpack(exponent)[0]):
+        return np.power(base, exponent)
     if not isinstance(exponent, (int, float)) or not isinstance(base, MappedArray):
         if max(ndims) == 0:
             raise NoRule
@@ -218,7 +221,18 @@ def reduce(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if visible_ndim(array) == 0 and options.get("axis", 0) in (0, -1):
         options["axis"] = ()
     data, axes = reduction_operands(array, options, default=0)
+    if on_device(data) and ufunc in AS_FUNCTIONS:
+        return wrap(AS_FUNCTIONS[ufunc](data, **options), axes)
     return wrap(ufunc.reduce(data, **options), axes)
+
+
+AS_FUNCTIONS: dict[np.ufunc, Any] = {
+    np.maximum: np.max,
+    np.minimum: np.min,
+    np.logical_and: np.all,
+    np.logical_or: np.any,
+}
+"""Of ufuncs that CuPy reduces by a function only, that function."""
 
 
 @ufunc_method("accumulate")

@@ -1,0 +1,250 @@
+"""Rearrangements across instances: each instance asks for those values, or parts of values, that
+its own members receive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...groups import Groups
+from .. import gather, permute
+from ..exchange import cut, exchanged_axes, merge
+from ..kernels import copy, empty
+from ..operand import (
+    Array,
+    GroupsLike,
+    Operand,
+    Result,
+    Values,
+    as_groups,
+    read_only,
+    replica_index,
+)
+from .spread import Numbers, Spread, fetch, packed, rows_of
+
+
+def all_gather(
+    spread: Spread,
+    x: Values,
+    *,
+    axis: int = 0,
+    tiled: bool = False,
+    groups: GroupsLike = None,
+    batch_ndim: int = 0,
+) -> Result:
+    """As on one instance, with the members of the groups that have a member here."""
+    operand = Operand(x, batch_ndim, "all_gather")
+    operand.axis(axis, "axis", operand.ndim + (not tiled))
+    partition = as_groups(groups, spread.size, "all_gather")
+    needs = _group_mates(spread, partition)
+    gathered = fetch(spread, rows_of(spread, operand), needs, operand[0])
+    how: dict[str, Any] = {"axis": axis, "tiled": tiled, "batch_ndim": batch_ndim}
+    if partition is None:
+        return Result(read_only(gather.all_gather(gathered, **how).value), False)
+    # Which of the fetched members each group's are, and where this instance's own are.
+    place = {number: place for place, number in enumerate(needs[spread.own].tolist())}
+    among = Groups(
+        tuple(
+            tuple(place[member] for member in group)
+            for group in partition.members
+            if group[0] in place
+        )
+    )
+    own = [place[number] for number in spread.mine.tolist()]
+    return Result(gather.all_gather(gathered, groups=among, **how).value[own], True)
+
+
+def psum_scatter_transpose(
+    spread: Spread, ct: Values, *, scatter_dimension: int = 0, **options: Any
+) -> Result:
+    return all_gather(spread, ct, axis=scatter_dimension, **options)
+
+
+def _group_mates(spread: Spread, groups: Groups | None) -> list[Numbers]:
+    """For each instance the members of all groups that have a member there."""
+    if groups is None:
+        return [np.arange(spread.size)] * spread.world.instances
+    assignment = np.asarray(groups.assignment)
+    return [np.flatnonzero(np.isin(assignment, assignment[members])) for members in spread.held]
+
+
+def pbroadcast(spread: Spread, x: Values, source: int, *, batch_ndim: int = 0) -> Result:
+    operand = Operand(x, batch_ndim, "pbroadcast")
+    source = replica_index(source, spread.size, "pbroadcast: source")
+    needs = [np.array([source])] * spread.world.instances
+    return Result(
+        read_only(fetch(spread, rows_of(spread, operand), needs, operand[0])[0, ...]), False
+    )
+
+
+def ppermute(
+    spread: Spread, x: Values, perm: Iterable[Sequence[int]], *, batch_ndim: int = 0
+) -> Result:
+    sources = permute.sources_of(perm, spread.size)
+    return _send(spread, Operand(x, batch_ndim, "ppermute"), sources)
+
+
+def ppermute_transpose(
+    spread: Spread, ct: Values, perm: Iterable[Sequence[int]], *, batch_ndim: int = 0
+) -> Result:
+    sources = permute.sources_of(perm, spread.size)
+    back = {source: destination for destination, source in sources.items()}
+    return _send(spread, Operand(ct, batch_ndim, "ppermute"), back)
+
+
+def pshuffle(spread: Spread, x: Values, perm: Iterable[int], *, batch_ndim: int = 0) -> Result:
+    sources = dict(enumerate(permute.permutation_of(perm, spread.size)))
+    return _send(spread, Operand(x, batch_ndim, "pshuffle"), sources)
+
+
+def pshuffle_transpose(
+    spread: Spread, ct: Values, perm: Iterable[int], *, batch_ndim: int = 0
+) -> Result:
+    order = permute.permutation_of(perm, spread.size)
+    inverse = {source: destination for destination, source in enumerate(order)}
+    return _send(spread, Operand(ct, batch_ndim, "pshuffle"), inverse)
+
+
+def _send(spread: Spread, operand: Operand, sources: dict[int, int]) -> Result:
+    """Give each destination (key) its source's value, and the others zeros."""
+    needs = [
+        np.unique([sources[member] for member in members.tolist() if member in sources])
+        for members in spread.held
+    ]
+    needs = [numbers.astype(np.intp) for numbers in needs]
+    like = operand[0]
+    arrived = fetch(spread, rows_of(spread, operand), needs, like)
+    asked, own = needs[spread.own], spread.mine.tolist()
+    from_whom = [sources.get(member) for member in own]
+    if list(asked) == from_whom:  # in the order of their destinations already
+        return Result(arrived, True)
+    place = {source: place for place, source in enumerate(asked.tolist())}
+    out = empty(like, (len(own), *like.shape))
+    nothing = np.zeros_like(like, shape=())
+    copy(
+        [
+            (out[number, ...], nothing if source is None else arrived[place[source], ...])
+            for number, source in enumerate(from_whom)
+        ]
+    )
+    return Result(out, True)
+
+
+def pgather(
+    spread: Spread, src: Values, idx: Values, *, batch_ndim: int = 0, varies: Sequence[bool]
+) -> Result:
+    """Indices that differ between replicas are small: all instances see all of them."""
+    source = Operand(src, batch_ndim, "pgather")
+    chosen = Operand(idx, batch_ndim, "pgather (idx)")
+    gather.check_indices(source, chosen, spread.size)
+    numbers = chosen.stacked() if varies[1] else chosen[0]
+    indices = numbers.astype(np.intp)
+    if varies[1]:
+        everyone = [np.arange(spread.size)] * spread.world.instances
+        rows = {int(n): indices[place] for place, n in enumerate(spread.mine.tolist())}
+        table = fetch(spread, rows, everyone, indices[0])
+        needs = [np.unique(table[members]) for members in spread.held]
+    else:
+        needs = [np.unique(indices)] * spread.world.instances
+    found = fetch(spread, rows_of(spread, source), needs, source[0])
+    among = np.searchsorted(needs[spread.own], indices)
+    rows_found = Operand(found, batch_ndim, "pgather") if len(found) else source
+    if not len(found):  # no index at all
+        among = indices
+    values = gather.choose(rows_found, among, mapped=varies[1])
+    return Result(values, varies[1])
+
+
+def all_to_all(
+    spread: Spread,
+    x: Values,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    tiled: bool = False,
+    groups: GroupsLike = None,
+    batch_ndim: int = 0,
+) -> Result:
+    operand = Operand(x, batch_ndim, "all_to_all")
+    return _all_to_all(spread, operand, split_axis, concat_axis, tiled, groups)
+
+
+def all_to_all_transpose(
+    spread: Spread, ct: Values, split_axis: int, concat_axis: int, **options: Any
+) -> Result:
+    return all_to_all(spread, ct, concat_axis, split_axis, **options)
+
+
+def pswapaxes(
+    spread: Spread, x: Values, axis: int, *, groups: GroupsLike = None, batch_ndim: int = 0
+) -> Result:
+    return _all_to_all(spread, Operand(x, batch_ndim, "pswapaxes"), axis, axis, False, groups)
+
+
+def _all_to_all(
+    spread: Spread,
+    operand: Operand,
+    split_axis: int,
+    concat_axis: int,
+    tiled: bool,
+    groups: GroupsLike,
+) -> Result:
+    """Pieces go to the instances of their receivers, and are put in place as they arrive."""
+    partition = as_groups(groups, spread.size, operand.collective) or Groups.all(spread.size)
+    count = partition.group_size
+    split, concat = exchanged_axes(operand, split_axis, concat_axis, tiled, count)
+    groups_of = [np.asarray(group) for group in partition.members]
+    mates = [groups_of[group] for group in partition.assignment]
+    like = operand[0]
+
+    def pieces_of(member: int) -> Array:
+        """(group, *piece), a view."""
+        value = operand[int(spread.position[member])]
+        return np.moveaxis(cut(value, split, count) if tiled else value, split, 0)
+
+    own = {member: pieces_of(member) for member in spread.mine.tolist()}
+    piece = next(iter(own.values()))[0, ...]
+    sends, receives = [], []
+    into: dict[int, list[tuple[int, Numbers, Array]]] = {}
+    for other in spread.others:
+        outgoing = [
+            own[member][place, ...]
+            for member in spread.mine.tolist()
+            for place in np.flatnonzero(spread.owner[mates[member]] == other).tolist()
+        ]
+        sends.append((packed(outgoing, piece), other))
+        incoming = [
+            (member, np.flatnonzero(spread.owner[mates[member]] == spread.own))
+            for member in spread.held[other].tolist()
+        ]
+        buffer = empty(piece, (sum(len(places) for _, places in incoming), *piece.shape))
+        receives.append((buffer, other))
+        first = 0
+        for member, places in incoming:
+            if len(places):
+                part = buffer[first : first + len(places)]
+                into.setdefault(other, []).append((member, places, part))
+                first += len(places)
+    pending = spread.exchange(sends, receives)
+    shape = (*piece.shape[:concat], count, *piece.shape[concat:])
+    out = empty(like, (len(spread.mine), *shape))
+    order = {member: place for group in partition.members for place, member in enumerate(group)}
+
+    def put(member: int, places: Numbers, pieces: Array) -> list[tuple[Array, Array]]:
+        """What ``member`` sends to these places of its group, which are all here."""
+        at = (slice(None),) * concat + (order[member],)
+        return [
+            (out[int(spread.position[mates[member][place]])][at], pieces[number, ...])
+            for number, place in enumerate(places.tolist())
+        ]
+
+    local: list[tuple[Array, Array]] = []
+    for member, pieces in own.items():
+        places = np.flatnonzero(spread.owner[mates[member]] == spread.own)
+        local += put(member, places, pieces[places] if len(places) < count else pieces)
+    copy(local)
+    pending.wait()
+    copy([pair for parts in into.values() for part in parts for pair in put(*part)])
+    return Result(merge(out, concat + 1) if tiled else out, True)

@@ -1,0 +1,121 @@
+"""The ways to fold a group whose members lie on several instances, all with the bits of one fold.
+
+Selections, integers and aligned trees are folded on each instance first; linear, reverse and ring
+folds are passed on from instance to instance; what interleaves instances, or is small, is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..operand import Array
+from .chain import passed_on
+from .ring import around_the_ring
+from .spread import fetch
+from .task import Task
+from .windows import by_windows
+
+#: Folds of fewer bytes than this, of all members, are gathered: one message each way.
+SMALL = 64 * 1024
+
+
+def fold(task: Task) -> Array:
+    """The fold of the group, (*batch, *value), on each instance that holds members of it."""
+    return _way(task)(task)
+
+
+def _way(task: Task) -> Callable[[Task], Array]:
+    if len(task.instances) == 1:
+        return _at_home
+    if task.order == "engine":
+        return _by_engine
+    if task.like.nbytes * len(task.members) <= SMALL:
+        return _gathered
+    if _associative(task):
+        return _partials_of_any_order
+    if task.order == "tree" and not task.stochastic and _aligned(task):
+        return _partials_of_trees
+    if task.runs is not None and task.order in ("linear", "reverse"):
+        return passed_on
+    if task.runs is not None and task.order == "ring":
+        return around_the_ring
+    return by_windows
+
+
+def _associative(task: Task) -> bool:
+    """Whether the result is the same whatever is folded first."""
+    selects = task.op in ("max", "min", "logical_and", "logical_or")
+    return selects or task.like.dtype.kind in "biu"
+
+
+def _aligned(task: Task) -> bool:
+    """Whether each instance holds a whole subtree."""
+    if task.runs is None:
+        return False
+    *counts, last = (end - first for first, end in task.runs)
+    size = counts[0]
+    return size & (size - 1) == 0 and all(count == size for count in counts) and last <= size
+
+
+def _at_home(task: Task) -> Array:
+    return task.kernel(task.values, batch_ndim=task.batch_ndim, **task.whole)
+
+
+def _gathered(task: Task) -> Array:
+    """All members come here."""
+    spread, among = task.spread, np.array(sorted(task.members))
+    needs = [
+        among if instance in task.instances else among[:0]
+        for instance in range(spread.world.instances)
+    ]
+    here = [m for m in task.members if spread.owner[m] == spread.own]
+    gathered = fetch(spread, dict(zip(here, task.values, strict=True)), needs, task.like)
+    members = gathered[np.searchsorted(among, task.members)]
+    return task.kernel(members, batch_ndim=task.batch_ndim, **task.whole)
+
+
+def _by_engine(task: Task) -> Array:
+    """The engine's own sum of what the instances have summed: fastest, and its own bits."""
+    if len(task.instances) < task.spread.world.instances:
+        return _way(replace(task, how={**task.how, "order": "linear"}))(task)
+    how = {**task.whole, "order": "linear", "divisor": None}
+    wide = (
+        np.dtype(np.float32) if task.like.dtype.itemsize <= 2 and not _associative(task) else None
+    )
+    first = task.like.astype(wide) if wide and len(task.values) == 1 else None
+    if first is None:
+        first = (
+            task.like
+            if len(task.values) == 1
+            else task.kernel(task.values, batch_ndim=task.batch_ndim, **how)
+        )
+        first = first.astype(wide) if wide else first
+    total = task.spread.engine.all_reduce(first, task.op)
+    if task.divisor is not None:
+        total = np.divide(total, task.divisor, out=total)
+    return total.astype(task.like.dtype, copy=False)
+
+
+def _partials_of_any_order(task: Task) -> Array:
+    """One partial result from each instance, which any order gives the same bits."""
+    how = {**task.how, "order": "linear"}
+    if not task.op.startswith("logical"):
+        how["final"] = False
+    return _combine_partials(task, how, {**task.how, "order": "linear"})
+
+
+def _partials_of_trees(task: Task) -> Array:
+    """One subtree from each instance."""
+    return _combine_partials(task, {**task.how, "final": False}, task.how)
+
+
+def _combine_partials(task: Task, how: dict[str, Any], then: dict[str, Any]) -> Array:
+    """Fold what is here, then the partial results as if they were the members."""
+    partial = task.kernel(task.values, batch_ndim=task.batch_ndim, **how)
+    firsts = [task.members[task.owners.tolist().index(instance)] for instance in task.instances]
+    how = {**then, "out_dtype": task.like.dtype}
+    return by_windows(replace(task, members=tuple(firsts), values=[partial], how=how))

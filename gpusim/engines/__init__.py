@@ -1,0 +1,53 @@
+"""Engines: they move data between instances, and do nothing else.
+MPI moves it between processes on CPUs, NCCL between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+__all__ = ["Buffer", "Engine", "Pending"]
+
+#: A C-contiguous array of any dtype, and the instance that it goes to or comes from.
+Buffer = tuple[NDArray[Any], int]
+
+
+class Pending(Protocol):
+    """An exchange under way."""
+
+    def wait(self) -> None:
+        """Return when all that was to be received is there, and what was sent may be changed.
+
+        Raises `gpusim.InstanceError` when an instance that takes part is gone.
+        """
+
+
+class Engine(Protocol):
+    """What a World needs in order to reach its other instances."""
+
+    instances: int
+    instance: int
+
+    def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Pending:
+        """Begin to send and receive.
+
+        Between two instances, buffers of one tag arrive in the order in which they are sent; sender
+        and receiver agree on their sizes beforehand. Tags are integers from 0 to 2**22 - 1.
+        """
+
+    def all_reduce(self, array: NDArray[Any], op: str) -> NDArray[Any]:
+        """The engine's own all-reduce of one array from each instance, with its own bits.
+
+        TypeError for a dtype or operator that the engine does not know.
+        """
+
+    def barrier(self) -> None:
+        """Return when all instances have called it."""
+
+    def abort(self, message: str) -> None:
+        """Say why, and end all instances at once; does not return."""
+
+    def close(self) -> None:
+        """Give the engine's resources back; no instance may use it any more."""

@@ -1,0 +1,98 @@
+"""The connection between instances: made by `init`, and ended for all if this one fails."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from types import TracebackType
+
+from gpusim import activity, environment
+from gpusim.engines import Engine
+from gpusim.errors import GpusimError
+from gpusim.popdist.replicas import (
+    getInstanceIndex,
+    getNumInstances,
+    isUniformReplicasPerInstance,
+)
+
+__all__ = ["engine_between", "init", "isBackendInitialized", "place"]
+
+_initialized = False
+_engine: Engine | None = None  # None also for a single instance, which needs none
+
+
+def init() -> None:
+    """Connect to the other instances; does nothing the second time, or for a single instance.
+
+    From here on an exception that nobody catches ends all instances, not only this one.
+
+    ValueError for an environment that is half set, or that has many processes and no PopDist
+    variables; ImportError, which says what to install, without mpi4py.
+    """
+    global _initialized, _engine
+    if _initialized:
+        return
+    launch = environment.read()
+    if launch.instances > 1:
+        if launch.total_replicas is None:
+            raise ValueError(
+                f"{launch.launcher} started {launch.instances} instances, but "
+                f"{environment.TOTAL}, {environment.LOCAL} and {environment.OFFSET} are not set, "
+                "which say who holds which replicas: start the program with poprun"
+            )
+        from gpusim.engines import mpi
+
+        _engine = mpi.connect()
+        if (_engine.instances, _engine.instance) != (launch.instances, launch.instance):
+            raise ValueError(
+                f"{launch.launcher} started instance {launch.instance} of {launch.instances}, and "
+                f"MPI says {_engine.instance} of {_engine.instances}: mpi4py uses another MPI "
+                "library than the launcher"
+            )
+        end_others_on_error(_engine)
+    _initialized = True
+    activity.note(None)
+
+
+def isBackendInitialized() -> bool:
+    """Whether `init` has been called."""
+    return _initialized
+
+
+def engine_between(caller: str) -> Engine | None:
+    """What reaches the other instances; None if there are none.
+
+    GpusimError (a RuntimeError) before `init`, where there are others.
+    """
+    if not _initialized and place()[1] > 1:
+        raise GpusimError(f"popdist.{caller} needs the other instances: call popdist.init() first")
+    return _engine
+
+
+def place() -> tuple[int, int]:
+    """Which instance this is, and of how many; also where replicas are not spread evenly."""
+    if _engine is not None:
+        return _engine.instance, _engine.instances
+    if not isUniformReplicasPerInstance():
+        launch = environment.read()
+        return launch.instance, launch.instances
+    return getInstanceIndex(), getNumInstances()
+
+
+def end_others_on_error(engine: Engine) -> None:
+    """Have an exception that nobody catches end all instances: MPI's own end waits for them."""
+    uncaught: list[str] = []
+    print_error = sys.excepthook
+
+    def remember(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        uncaught.append(kind.__name__)
+        print_error(kind, error, trace)
+
+    def end() -> None:
+        if uncaught:
+            engine.abort(f"gpusim: instance {engine.instance} failed with {uncaught[0]}; see above")
+
+    sys.excepthook = remember
+    atexit.register(end)

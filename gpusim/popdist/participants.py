@@ -1,0 +1,191 @@
+"""Calls that some instances make and others do not, and waiting for one another.
+
+Who takes part is a set of instance numbers; inside `execute_on_instances` it is what that says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from operator import index as as_index
+from typing import Any
+
+import numpy as np
+
+from gpusim import activity
+from gpusim.engines import Engine
+from gpusim.errors import CollectiveMismatchError
+from gpusim.popdist.backend import engine_between, place
+from gpusim.popdist.subset import run_among
+
+__all__ = ["execute_on_instances", "registerCommunicator", "synchronize"]
+
+TAG = (1 << 22) - 1  # a World's collectives use those below
+DIGEST_BYTES = 16
+
+_within: ContextVar[tuple[int, ...] | None] = ContextVar("popdist participants", default=None)
+_communicators: dict[str, tuple[int, ...]] = {}
+
+
+def execute_on_instances(
+    instances: Set[int], func: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """`func(*args, **kwargs)` on these instances; None, at once, on all others.
+
+    Inside, `synchronize` waits for these instances only, and a World has only them: collectives
+    span their replicas, numbered from 0.
+
+    ValueError if `instances` is empty, or names an instance that there is not, or, in a call
+    inside another, one that does not take part in the outer one.
+
+    >>> execute_on_instances({0}, divmod, 7, 2)
+    (3, 1)
+    """
+    chosen = checked("instances", instances)
+    if place()[0] not in chosen:
+        return None
+    token = _within.set(chosen)
+    try:
+        return run_among(chosen, partial(func, *args, **kwargs))
+    finally:
+        _within.reset(token)
+
+
+def registerCommunicator(participants: Set[int], communicator_id: str = "") -> None:
+    """Name a set of instances, for `synchronize(communicator_id)`.
+
+    Without a name it does nothing but check: `synchronize(participants=...)` needs none.
+
+    ValueError for participants that do not exist, and for a name that means others already.
+    """
+    chosen = checked("participants", participants, within=everyone())
+    if not communicator_id:
+        return
+    before = _communicators.setdefault(communicator_id, chosen)
+    if before != chosen:
+        raise ValueError(
+            f"communicator_id={communicator_id!r} is that of instances {listed(before)}; "
+            f"got {listed(chosen)}"
+        )
+
+
+def synchronize(communicator_id: str = "", participants: Set[int] = frozenset()) -> None:
+    """Return when all participants have called it; at once on an instance that is none.
+
+    They are `participants`, else those of the communicator, else all instances (those of
+    `execute_on_instances`, inside it).
+
+    ValueError for a name that is not registered, or that has other participants;
+    CollectiveMismatchError if instances wait in different calls; GpusimError before `init`;
+    InstanceError if one that takes part is gone.
+    """
+    chosen = resolved(communicator_id, participants)
+    instance, instances = place()
+    if instances == 1 or instance not in chosen:
+        return
+    engine = engine_between("synchronize")
+    if engine is None or len(chosen) == 1:
+        return
+    called = f"popdist.synchronize of instances {listed(chosen)}"
+    with doing(called + (f", communicator {communicator_id!r}" if communicator_id else "")):
+        meet(engine, chosen, digest_of(f"{communicator_id}\0{chosen}"), called)
+
+
+# ---------------------------------------------------------------- who
+
+
+def everyone() -> tuple[int, ...]:
+    return tuple(range(place()[1]))
+
+
+def resolved(communicator_id: str, participants: Set[int]) -> tuple[int, ...]:
+    """The instances that a call of `synchronize` is about, ascending."""
+    if participants:
+        if communicator_id:
+            registerCommunicator(participants, communicator_id)
+        return checked("participants", participants)
+    if not communicator_id:
+        return everyone() if (within := _within.get()) is None else within
+    try:
+        return checked("communicator_id", frozenset(_communicators[communicator_id]))
+    except KeyError:
+        known = ", ".join(map(repr, _communicators)) or "none"
+        raise ValueError(
+            f"communicator_id={communicator_id!r}: expected one that registerCommunicator has "
+            f"named: {known}"
+        ) from None
+
+
+def checked(
+    name: str, given: Set[int], *, within: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    """The instances, ascending; ValueError if some cannot take part here."""
+    possible = within or _within.get() or everyone()
+    try:
+        chosen = tuple(sorted({as_index(instance) for instance in given}))
+    except TypeError:
+        raise TypeError(f"{name}={given!r}: expected a set of instance numbers") from None
+    strangers = [instance for instance in chosen if instance not in possible]
+    if strangers or not chosen:
+        raise ValueError(
+            f"{name}={given!r}: expected some of the instances {listed(possible)}"
+            + (", which take part in execute_on_instances" if _within.get() and not within else "")
+        )
+    return chosen
+
+
+def listed(instances: tuple[int, ...]) -> str:
+    """Numbers in a sentence, runs of them short.
+
+    >>> listed((0, 1, 2, 3, 7))
+    '0 to 3, 7'
+    """
+    runs: list[list[int]] = []
+    for instance in instances:
+        if runs and instance == runs[-1][-1] + 1:
+            runs[-1].append(instance)
+        else:
+            runs.append([instance])
+    return ", ".join(
+        f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def digest_of(text: str) -> np.ndarray:
+    raw = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+    return np.frombuffer(raw, np.uint8).copy()
+
+
+def meet(engine: Engine, chosen: tuple[int, ...], digest: np.ndarray, called: str) -> None:
+    """Wait for all: in round k each hears from the one 2^k places before it.
+
+    What it hears is which call the other is in, so that two calls do not pass for one.
+    """
+    own, count = chosen.index(engine.instance), len(chosen)
+    step = 1
+    while step < count:
+        after, before = chosen[(own + step) % count], chosen[(own - step) % count]
+        heard = np.zeros_like(digest)
+        engine.exchange([(digest, after)], [(heard, before)], TAG).wait()
+        if not np.array_equal(heard, digest):
+            raise CollectiveMismatchError(
+                f"instance {engine.instance} is in {called}, and instance {before} in a call of "
+                "synchronize with other participants, or with another communicator_id"
+            )
+        step *= 2
+
+
+@contextmanager
+def doing(text: str) -> Iterator[None]:
+    """Tell the launcher what this instance waits in."""
+    activity.note(text)
+    try:
+        yield
+    finally:
+        activity.note(None)

@@ -1,0 +1,95 @@
+"""PopART under PopDist: the options of a session, and the device of this instance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpusim.devices import Connection, ConnectionType, Table
+from gpusim.errors import GpusimError
+from gpusim.popdist.device_id import getDeviceId
+from gpusim.popdist.replicas import (
+    getNumLocalReplicas,
+    getNumTotalReplicas,
+    getReplicaIndexOffset,
+)
+
+__all__ = ["DeviceInfo", "configureSessionOptions", "getDevice"]
+
+
+class DeviceInfo:
+    """A device of this instance, as PopART hands it to a session."""
+
+    def __init__(self, connection: Connection) -> None:
+        assert connection.device is not None
+        self._connection = connection
+        self._device = connection.device
+
+    @property
+    def id(self) -> int:
+        """Its id in gc-info's list."""
+        return self._device.id
+
+    @property
+    def numIpus(self) -> int:
+        """How many IPUs it has."""
+        return len(self._device)
+
+    @property
+    def connectionType(self) -> ConnectionType:
+        """When it attaches."""
+        return self._connection.type
+
+    @property
+    def isAttached(self) -> bool:
+        """Whether it is this instance's now."""
+        return self._connection.attached
+
+    def attach(self) -> bool:
+        """Attach; whether that worked, or had been done."""
+        if not self.isAttached:
+            try:
+                self._connection.attach()
+            except GpusimError:
+                return False
+        return True
+
+    def detach(self) -> None:
+        """Let others have it; does nothing if it is not attached."""
+        if self.isAttached:
+            self._connection.detach()
+
+    def __repr__(self) -> str:
+        return f"<DeviceInfo of {self._connection!r}>"
+
+
+def configureSessionOptions(opts: Any) -> None:
+    """Set what a session needs to know about the replicas, on any object with the attributes.
+
+    Sets `enableDistributedReplicatedGraphs`, `globalReplicationFactor` and `globalReplicaOffset`,
+    and, where this instance holds several replicas, `enableReplicatedGraphs` and
+    `replicatedGraphCount`.
+    """
+    local = getNumLocalReplicas()
+    opts.enableDistributedReplicatedGraphs = True
+    opts.globalReplicationFactor = getNumTotalReplicas()
+    opts.globalReplicaOffset = getReplicaIndexOffset()
+    opts.enableReplicatedGraphs = local > 1
+    opts.replicatedGraphCount = local
+
+
+def getDevice(ipusPerReplica: int = 0, connectionType: int = ConnectionType.Always) -> DeviceInfo:
+    """The device with the IPUs of this instance's replicas, attached as `connectionType` says.
+
+    **Arguments**
+
+    - `ipusPerReplica`: as for `popdist.getDeviceId`, whose errors it raises.
+    - `connectionType`: popart's Always (now), OnDemand or Never, by value.
+
+    AcquireError (a RuntimeError), which says who has it, if it is in use.
+
+    >>> device = getDevice(connectionType=ConnectionType.OnDemand)
+    >>> device.id, device.numIpus, device.isAttached
+    (0, 1, False)
+    """
+    device = Table.from_environment().device(getDeviceId(ipusPerReplica))
+    return DeviceInfo(Connection(device, ConnectionType(int(connectionType))))

@@ -1,0 +1,84 @@
+"""Some of the instances as a World of their own, inside `execute_on_instances`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpusim import world
+from gpusim.engines import Buffer, Engine, Pending
+from gpusim.world import World, current_world
+
+__all__ = ["SubsetEngine", "run_among"]
+
+Array = NDArray[Any]
+OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+}
+TAG = (1 << 22) - 2  # of this engine's own messages
+
+
+class SubsetEngine:
+    """Some instances of an engine, numbered from 0; see `gpusim.engines.Engine`."""
+
+    def __init__(self, engine: Engine, chosen: tuple[int, ...]) -> None:
+        self._engine = engine
+        self._chosen = chosen
+        self.instances = len(chosen)
+        self.instance = chosen.index(engine.instance)
+
+    def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Pending:
+        return self._engine.exchange(self._translated(sends), self._translated(receives), tag)
+
+    def _translated(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        return [(buffer, self._chosen[other]) for buffer, other in buffers]
+
+    def all_reduce(self, array: Array, op: str) -> Array:
+        try:
+            operator = OPERATORS[op]
+        except KeyError:
+            raise TypeError(f"no all-reduce for op={op!r} among some of the instances") from None
+        every = np.empty((self.instances, *array.shape), array.dtype)
+        every[self.instance] = array
+        others = [i for i in range(self.instances) if i != self.instance]
+        mine = np.ascontiguousarray(array)
+        self.exchange([(mine, i) for i in others], [(every[i, ...], i) for i in others], TAG).wait()
+        return np.asarray(reduce(operator, every)).astype(array.dtype, copy=False)
+
+    def barrier(self) -> None:
+        self.all_reduce(np.zeros(1, np.uint8), "sum")
+
+    def abort(self, message: str) -> None:
+        self._engine.abort(message)
+
+    def close(self) -> None:
+        """Nothing: the engine is that of all instances."""
+
+
+def run_among(chosen: tuple[int, ...], call: Callable[[], Any]) -> Any:
+    """`call()`, in which the World that it is in, if it is, has the chosen instances alone.
+
+    Their replicas are numbered from 0.
+    """
+    around = current_world()
+    if around is None or around.engine is None or len(chosen) == around.instances:
+        return call()
+    engine = SubsetEngine(around.engine, chosen) if len(chosen) > 1 else None
+    among = World([around.counts[i] for i in chosen], engine, check=around.check)
+
+    def within() -> Any:
+        world._world.set(None)  # a World inside a World is otherwise a mistake
+        with among:
+            return call()
+
+    return copy_context().run(within)

@@ -1,0 +1,365 @@
+"""World: the instances (processes) that share one program's replicas, in contiguous blocks.
+Inside `with world:` the outermost mapped axis spans all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from operator import index as as_index
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+
+from . import activity, environment
+from .engines import Engine
+from .errors import CollectiveMismatchError, GpusimError, InstanceError
+
+__all__ = ["World", "current_world"]
+
+# What instances tell each other before they exchange anything: is it the same call?
+_HEADER = struct.Struct("=16sBH")  # digest, kind, length of the text
+_HEADER_BYTES = 1024
+_CALL, _LEAVE, _FAILED = range(3)
+
+_LAST_TAG = (1 << 21) - 1  # MPICH has no more
+#: The tag of what is said outside threads, collectives of lockstep maps included.
+MAIN_TAG = 0
+
+_world: ContextVar[World | None] = ContextVar("gpusim world", default=None)
+
+
+def current_world() -> World | None:
+    """The world of the `with` block around the running code, or None."""
+    return _world.get()
+
+
+class World:
+    """R replicas on I instances, each of which holds a contiguous block of them.
+
+    Used as a context manager, by all instances alike: inside, the outermost mapped axis of vmap,
+    pmap and shard_map spans all instances. Each passes the values of its own replicas and receives
+    theirs; collectives give the bits that one process with all replicas would compute.
+
+    Attributes:
+        replicas: how many replicas there are in all.
+        local_replicas: how many this instance holds.
+        replica_offset: the number of the first of them.
+        instances, instance: how many instances there are, and which this is.
+        counts: how many replicas each instance holds.
+
+    Raises (on leaving, and by collectives inside):
+        CollectiveMismatchError: instances made different calls; names them and both calls.
+        InstanceError: another instance has failed, left, or is gone; names it.
+
+    Example:
+        >>> import numpy as np, gpusim
+        >>> from gpusim import lax
+        >>> with gpusim.World.from_environment(replicas=4, environ={}) as world:
+        ...     mine = np.arange(world.replica_offset, world.replica_offset + world.local_replicas)
+        ...     total = gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i", out_axes=None)(mine)
+        >>> world, int(total)
+        (World(replicas=4, instances=1), 6)
+    """
+
+    def __init__(
+        self, counts: Sequence[int], engine: Engine | None = None, *, check: bool = True
+    ) -> None:
+        """Usually `from_environment` makes worlds.
+
+        Args:
+            counts: how many replicas each instance holds, at least 1.
+            engine: what reaches the other instances; None for a single one.
+            check: compare what is called, before each exchange, between all instances. It costs
+                a message of one KiB to each.
+        """
+        self.counts = tuple(as_index(count) for count in counts)
+        self.engine = engine
+        self.instances = 1 if engine is None else engine.instances
+        self.instance = 0 if engine is None else engine.instance
+        if len(self.counts) != self.instances:
+            raise ValueError(f"counts={counts!r}: expected {self.instances}, one for each instance")
+        if min(self.counts) < 1:
+            raise ValueError(
+                f"counts={counts!r}: every instance must hold at least one replica; start at most "
+                f"{sum(self.counts)} instances, or ask for more replicas"
+            )
+        self.check = check
+        self._token: Token[World | None] | None = None
+        self._over = False
+        self._busy: set[int] = set()  # tags in use
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_environment(
+        cls,
+        replicas: int | None = None,
+        *,
+        check: bool = True,
+        environ: Mapping[str, str] | None = None,
+    ) -> World:
+        """The world that poprun, mpirun, srun or torchrun has started; one instance without them.
+
+        Args:
+            replicas: the number of replicas of all instances, spread evenly, the first instances
+                holding one more. None is one each. PopDist's variables (poprun sets them) say how
+                many each instance holds; `replicas` must then be None or agree.
+            check: see `World`.
+            environ: the environment, for tests; None is this process's.
+
+        Raises:
+            ValueError: for an environment that is half set, naming the variables, and for replicas
+                that do not fit.
+            ImportError: for several instances without mpi4py.
+        """
+        launch = environment.read() if environ is None else environment.read(environ)
+        if replicas is not None and as_index(replicas) < 1:
+            raise ValueError(f"replicas={replicas!r}: expected a positive number, or None")
+        total = launch.total_replicas
+        if total is not None and replicas not in (None, total):
+            raise ValueError(
+                f"replicas={replicas!r}: PopDist's variables say {total}; expected that, or None"
+            )
+        if launch.instances == 1:
+            return cls([total or replicas or 1], check=check)
+        from .engines import mpi
+
+        engine = mpi.connect()
+        if (engine.instances, engine.instance) != (launch.instances, launch.instance):
+            raise ValueError(
+                f"{launch.launcher} has started instance {launch.instance} of {launch.instances}, "
+                f"but MPI counts it as {engine.instance} of {engine.instances}: mpi4py belongs to "
+                "another MPI library than the launcher"
+            )
+        if total is None:
+            wanted = launch.instances if replicas is None else replicas
+            return cls(environment.spread(wanted, launch.instances), engine, check=check)
+        assert launch.local_replicas is not None
+        counts = _counts(engine, launch.local_replicas)
+        if sum(counts) != total or sum(counts[: engine.instance]) != launch.replica_offset:
+            raise ValueError(
+                f"POPDIST_NUM_LOCAL_REPLICAS is {list(counts)} on the instances, which does not "
+                f"fit POPDIST_NUM_TOTAL_REPLICAS={total} and, on instance {engine.instance}, "
+                f"POPDIST_REPLICA_INDEX_OFFSET={launch.replica_offset}"
+            )
+        return cls(counts, engine, check=check)
+
+    @property
+    def replicas(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def local_replicas(self) -> int:
+        return self.counts[self.instance]
+
+    @property
+    def replica_offset(self) -> int:
+        return sum(self.counts[: self.instance])
+
+    def __repr__(self) -> str:
+        where = f", instance={self.instance}" if self.instances > 1 else ""
+        return f"World(replicas={self.replicas}, instances={self.instances}{where})"
+
+    def __enter__(self) -> World:
+        if self._token is not None:
+            raise GpusimError("this World has been entered already; it holds until its block ends")
+        if _world.get() is not None:
+            raise GpusimError("a World inside a World: the instances are shared out already")
+        if self._over:
+            raise GpusimError("this World has ended with an error; start the program again")
+        self._token = _world.set(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._token is not None
+        _world.reset(self._token)
+        self._token = None
+        if self.engine is None:
+            return
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._say(_LEAVE, b"leave", "leaves the world", "leaving the world")
+            return
+        self._over = True
+        _end_others_at_exit(self.engine, self.instance, error)
+        if not isinstance(error, (InstanceError, CollectiveMismatchError)):
+            self._farewell(error)
+
+    def _farewell(self, error: BaseException) -> None:
+        """Tell the others why this instance fails; nobody waits for their answer."""
+        assert self.engine is not None
+        text = "".join(traceback.format_exception_only(error)).strip()
+        record = _record(_FAILED, b"failed", text)
+        others = [i for i in range(self.instances) if i != self.instance]
+        self._last = self.engine.exchange([(record, i) for i in others], [], MAIN_TAG)
+
+    # What the collectives use
+
+    def agree(self, text: str, terms: str, tag: int = MAIN_TAG) -> None:
+        """Return when all instances make the same call.
+
+        Args:
+            text: the call, for people.
+            terms: all that must be the same on all instances.
+            tag: of the channel on which this instance's counterparts call.
+
+        Raises:
+            CollectiveMismatchError, InstanceError: see `World`.
+        """
+        if self.check:
+            digest = hashlib.blake2b(terms.encode(), digest_size=16).digest()
+            self._say(_CALL, digest, text, text, tag)
+
+    def _say(self, kind: int, digest: bytes, text: str, doing: str, tag: int = MAIN_TAG) -> None:
+        assert self.engine is not None
+        own = _record(kind, digest, text)
+        records = np.zeros((self.instances, _HEADER_BYTES), np.uint8)
+        records[self.instance] = own
+        others = [i for i in range(self.instances) if i != self.instance]
+        with self.doing(doing):
+            self.engine.exchange(
+                [(own, i) for i in others], [(records[i], i) for i in others], 2 * tag
+            ).wait()
+        if (records[:, : _HEADER.size - 2] == own[: _HEADER.size - 2]).all():
+            return
+        self._over = True
+        raise self._disagreement([_Said.read(record) for record in records])
+
+    def _disagreement(self, said: Sequence[_Said]) -> GpusimError:
+        here = said[self.instance]
+        for instance, there in enumerate(said):
+            if there.kind == _FAILED:
+                return InstanceError(
+                    instance,
+                    f"{self._who(instance)} failed with {there.text}, while "
+                    f"{self._who(self.instance)} {_calls(here)}",
+                )
+        instance = next(
+            i for i, s in enumerate(said) if (s.kind, s.digest) != (here.kind, here.digest)
+        )
+        there = said[instance]
+        if there.kind == _LEAVE:
+            return InstanceError(
+                instance,
+                f"{self._who(instance)} has left the world, while {self._who(self.instance)} "
+                f"{_calls(here)}",
+            )
+        return CollectiveMismatchError(
+            f"instances do not make the same call: {self._who(self.instance)} {_calls(here)}, "
+            f"{self._who(instance)} {_calls(there)}"
+        )
+
+    def _who(self, instance: int) -> str:
+        first, count = sum(self.counts[:instance]), self.counts[instance]
+        held = f"replica {first}" if count == 1 else f"replicas {first} to {first + count - 1}"
+        return f"instance {instance} ({held})"
+
+    @contextmanager
+    def doing(self, text: str) -> Iterator[None]:
+        """Tell the launcher what this instance may be waiting in."""
+        activity.note(text)
+        try:
+            yield
+        finally:
+            activity.note(None)
+
+    @contextmanager
+    def channel(self, tag: int) -> Iterator[int]:
+        """Use a tag, which no other thread of this instance uses meanwhile.
+
+        Threads of pmap replicas call collectives at the same time; those that belong together on
+        different instances use one tag.
+        """
+        tag %= _LAST_TAG
+        with self._lock:
+            if tag in self._busy:
+                raise GpusimError(
+                    "two threads of one instance exchange with the other instances on one channel; "
+                    "call collectives over the world's axis from one thread, or from pmap's"
+                )
+            self._busy.add(tag)
+        try:
+            yield tag
+        finally:
+            with self._lock:
+                self._busy.discard(tag)
+
+
+class _Said(NamedTuple):
+    """What an instance says before it exchanges anything."""
+
+    kind: int
+    digest: bytes
+    text: str
+
+    @classmethod
+    def read(cls, record: np.ndarray) -> _Said:
+        raw = record.tobytes()
+        digest, kind, length = _HEADER.unpack_from(raw)
+        return cls(kind, digest, raw[_HEADER.size : _HEADER.size + length].decode(errors="replace"))
+
+
+def _record(kind: int, digest: bytes, text: str) -> np.ndarray:
+    said = text.encode()[: _HEADER_BYTES - _HEADER.size]
+    record = np.zeros(_HEADER_BYTES, np.uint8)
+    raw = _HEADER.pack(digest, kind, len(said)) + said
+    record[: len(raw)] = np.frombuffer(raw, np.uint8)
+    return record
+
+
+def _calls(said: _Said) -> str:
+    return said.text if said.kind == _LEAVE else f"calls {said.text}"
+
+
+def _counts(engine: Engine, own: int) -> tuple[int, ...]:
+    """How many replicas each instance holds, as they tell each other."""
+    counts = np.zeros((engine.instances, 1), np.int64)
+    counts[engine.instance] = own
+    others = [i for i in range(engine.instances) if i != engine.instance]
+    mine = counts[engine.instance].copy()
+    engine.exchange([(mine, i) for i in others], [(counts[i], i) for i in others], MAIN_TAG).wait()
+    return tuple(counts[:, 0].tolist())
+
+
+_ending = False
+
+
+def _end_others_at_exit(engine: Engine, instance: int, error: BaseException) -> None:
+    """Should the error end the program, end the other instances too, once it has been printed.
+
+    MPI's own end waits for all instances, which may be at work for hours.
+    """
+    global _ending
+    if _ending:
+        return
+    _ending = True
+    import atexit
+
+    # SystemExit ends the program without a word, and without the hook below.
+    uncaught: list[type[BaseException]] = [type(error)] if isinstance(error, SystemExit) else []
+    print_error = sys.excepthook
+
+    def remember(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        uncaught.append(kind)
+        print_error(kind, error, trace)
+
+    def end() -> None:
+        if uncaught:
+            engine.abort(
+                f"gpusim: instance {instance} failed with {uncaught[0].__name__}; see above"
+            )
+
+    sys.excepthook = remember
+    atexit.register(end)
