@@ -181,6 +181,15 @@ def _check_nodes(nodes: tuple[int, int, int], final: bool, members: int) -> Node
     return Nodes(level, first, total)
 
 
+def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """ValueError or TypeError unless a result of this shape and dtype can be written into it."""
+    if out.shape != shape or not out.flags.c_contiguous:
+        order = "" if out.flags.c_contiguous else ", which is not C-contiguous"
+        raise ValueError(f"out has shape {out.shape}{order}: expected {shape}, C-contiguous")
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype}: expected {dtype}, the result's dtype")
+
+
 def check_partial(partial: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """ValueError or TypeError unless it is of the members' shape and the partial results' dtype."""
     if partial.shape != shape:

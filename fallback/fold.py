@@ -18,6 +18,7 @@ from fallback.arguments import (
     Share,
     check_batch,
     check_cut,
+    check_out,
     check_partial,
     check_places,
     check_share,
@@ -58,6 +59,7 @@ def fold(
     before: int = 0,
     final: bool = True,
     nodes: tuple[int, int, int] | None = None,
+    out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Reduce a group's members to one value, element by element, to the contract's bits.
 
@@ -98,8 +100,10 @@ def fold(
       on of that level (0: the members themselves; of 2**level of them each) of a tree over `total`
       members. The random numbers are then those of the whole tree, which without it have to be
       none where a tree is folded in parts.
+    - `out`: the array to write the result into, C-contiguous and of its shape and dtype, which
+      shares no memory with the members or `partial`.
 
-    **Returns** a new C-contiguous array of shape `(*batch, *value)`.
+    **Returns** a new C-contiguous array of shape `(*batch, *value)`, or `out`.
 
     **Raises** ValueError for values outside these, TypeError for dtypes that do not fit, and
     RuntimeError where the thread flushes subnormal numbers to zero.
@@ -137,7 +141,10 @@ def fold(
         divided = _cut(group, batch_ndim, cut_axis)
         if cut_axis:  # slices of the first axis are blocks of the flattened value
             group, cut = divided, batch_ndim + cut_axis
-    out = memory.empty(shape, arithmetic.result)
+    if out is None:
+        out = memory.empty(shape, arithmetic.result)
+    else:
+        check_out(out, shape, arithmetic.result)
     if not out.size:
         return out
     if parts:

@@ -106,7 +106,7 @@ CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # the last is built fr
 
 def mpi_part() -> Part:
     """MPI, through mpi4py."""
-    use = f"exchange between processes{PLANNED}"
+    use = "several processes: poprun, World"
     version = version_of("mpi4py")
     if version is None:
         return Part("MPI", use, None, install=install("mpi"))

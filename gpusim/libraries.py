@@ -18,6 +18,7 @@ __all__ = [
     "zeros_like",
     "empty_like",
     "reshaped_view",
+    "first_unlike",
     "owner",
     "of_one_library",
 ]
@@ -47,19 +48,24 @@ def to_host(value: Any) -> NDArray[Any]:
 
 def to_library_of(like: Any, values: Any, dtype: DTypeLike = None) -> Array:
     """Values of the host as an array of the library of `like`: a copy where that is on a GPU."""
-    if not on_device(like) or on_device(values):
+    if on_device(values):
+        return values if dtype is None else values.astype(dtype, copy=False)
+    if not on_device(like):
         return np.asarray(values, dtype)
     return np.asarray(np.asarray(values, dtype), like=like)
 
 
 def constant_like(like: Any, value: Any) -> Any:
-    """`value`, which is moved to the library of `like` if it is a NumPy array without axes.
+    """`value`, moved to the library of `like` if it is a list, a tuple or a 0-d array of NumPy.
 
-    NumPy's scalars go with arrays of any library, but its 0-d arrays go with no GPU's.
+    NumPy's functions take lists, and scalars go with arrays of any library, but a GPU's functions
+    take no lists, and NumPy's 0-d arrays go with no GPU's.
     """
-    if on_device(like) and isinstance(value, np.ndarray) and value.ndim == 0:
-        return to_library_of(like, value)
-    return value
+    if not on_device(like) or on_device(value):
+        return value
+    listed = isinstance(value, (list, tuple))
+    single = isinstance(value, np.ndarray) and value.ndim == 0
+    return to_library_of(like, value) if listed or single else value
 
 
 def zeros_like(array: Any, shape: tuple[int, ...], dtype: DTypeLike = None) -> Array:
@@ -85,6 +91,24 @@ def reshaped_view(array: Any, shape: tuple[int, ...]) -> Array:
         np.reshape(memory, shape, copy=False)
         return array.reshape(shape)
     return np.reshape(array, shape, copy=False)
+
+
+def first_unlike(copies: Array) -> int | None:
+    """The first of the stacked copies with other bits than copy 0; None where there is none.
+
+    >>> first_unlike(np.array([[0.0, np.nan], [0.0, np.nan], [-0.0, np.nan]]))
+    2
+    """
+    if not on_device(copies):
+        bits = copies[0].tobytes()
+        others = range(1, len(copies))
+        return next((k for k in others if copies[k].tobytes() != bits), None)
+    if not copies[0].size:
+        return None
+    bits = copies.reshape(len(copies), -1).copy().view(np.uint8)
+    unlike = np.any(bits != bits[:1], axis=1)
+    found = int(np.argmax(unlike))  # of the first True, else 0, which is like itself
+    return found or None
 
 
 def owner(array: Any) -> Any:

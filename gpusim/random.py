@@ -17,7 +17,16 @@ from numpy.typing import DTypeLike
 from fallback import random as kernels
 from fallback.formats import BFLOAT16, kind_of
 
-from .mapping.align import common_axes, elementwise, lead, sizes, visible_ndim, visible_shape
+from .libraries import on_device, to_host, to_library_of
+from .mapping.align import (
+    common_axes,
+    elementwise,
+    lead,
+    library_here,
+    sizes,
+    visible_ndim,
+    visible_shape,
+)
 from .mapping.array import Array, MappedArray, lift, unpack, wrap
 from .mapping.binding import is_positional, resolve_names, split_names
 from .mapping.frames import Axes, Frame, environment, lockstep_environment, union
@@ -319,12 +328,17 @@ class rng:
             count = _count("permutation of", x)
             normalize_axis_index(axis, 1)
         else:
-            array = x if isinstance(x, MappedArray) else lift(np.asarray(x))
+            plain = x if isinstance(x, MappedArray) or on_device(x) else np.asarray(x)
+            array = plain if isinstance(plain, MappedArray) else lift(plain)
             axis = normalize_axis_index(axis, array.ndim)
             count = array.shape[axis]
         stream, own = self._next_stream()
         order = _deliver(kernels.permutation(stream, count), own)
-        return order if array is None else np.take(array, order, axis=axis)
+        if array is None:
+            return order
+        data, axes = unpack(order)
+        order = to_library_of(unpack(array)[0], data)  # what is on a GPU has its order there
+        return np.take(array, wrap(order, axes) if lockstep_environment() else order, axis=axis)
 
     def _draw(
         self,
@@ -454,6 +468,8 @@ def _global_indices(frames: Sequence[Frame]) -> tuple[Array, Axes]:
 
 
 def _deliver(data: Array, axes: Axes) -> Any:
+    """Numbers, drawn on the host, where the map's arguments are: the same bits on every device."""
+    data = to_library_of(library_here(), data)
     return wrap(data, axes) if lockstep_environment() else data
 
 
@@ -536,9 +552,14 @@ def _on_data(function: Callable[[Array], Array], value: Any) -> Any:
     return wrap(function(data), axes) if isinstance(value, MappedArray) else function(data)
 
 
+def _on_host(given: Any) -> Any:
+    data, axes = unpack(given)
+    return wrap(to_host(data), axes) if isinstance(given, MappedArray) else to_host(data)
+
+
 def _real(method: str, name: str, given: Any) -> Any:
-    """`given` as an array of real numbers; MappedArrays stay."""
-    value = given if isinstance(given, MappedArray) else np.asarray(given)
+    """`given` as an array of real numbers, on the host; MappedArrays stay ones."""
+    value = _on_host(given)
     try:
         kind = kind_of(value.dtype)
     except TypeError:
@@ -565,7 +586,7 @@ def _above(name: str, given: Any, dtype: np.dtype[Any], distance: int) -> Any:
     info = np.iinfo(dtype)
     first, last = int(info.min) + distance, int(info.max) + distance
     scalar = isinstance(given, int) and not isinstance(given, bool)  # may be 2**64
-    value = given if scalar or isinstance(given, MappedArray) else np.asarray(given)
+    value = given if scalar else _on_host(given)
     if not scalar and value.dtype.kind not in "iu":
         raise TypeError(f"integers {name}={given!r}: expected integers")
     data = unpack(value)[0]

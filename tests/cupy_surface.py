@@ -1,4 +1,4 @@
-"""What CuPy has of NumPy's functions, and their parameters: tests/cupy_surface.txt, and how it is made.
+"""What CuPy has of NumPy's functions, and what they take: the table beside this file.
 `python -m tests.cupy_surface` prints it, where CuPy is installed (a GPU is not needed)."""
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ def signature(name: str) -> inspect.Signature | None:
 
 def text(module: Any) -> str:
     """The table, for the CuPy that is given."""
-    lines = [f"# NumPy {np.__version__}'s functions that CuPy {module.__version__} has, and what they take there;"]
-    lines += ["# ? marks what need not be given, / and * what goes by position or by name only."]
+    lines = [
+        f"# Of NumPy {np.__version__}'s functions those that CuPy {module.__version__} has;"
+    ]
+    lines += ["# ? marks what need not be given, / and * what goes by position or by name alone."]
     lines += [f"{name}: {parameters}" for name, parameters in functions(module)]
     return "\n".join(lines) + "\n"
 

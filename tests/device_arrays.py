@@ -1,7 +1,7 @@
-"""A strict stand-in for CuPy on a machine without a GPU: arrays in host memory that NumPy cannot see.
-They have CuPy's functions and keywords and no others, refuse what CuPy refuses, and count launches.
+"""A strict stand-in for CuPy where there is no GPU: arrays in memory that NumPy cannot see.
 
-What runs on their streams is checked for races: see `streams.py` beside this file.
+They have CuPy's functions and keywords and no others, refuse what CuPy
+refuses, and count launches. What runs on their streams is checked for races (device_streams.py).
 """
 
 from __future__ import annotations
@@ -261,10 +261,10 @@ def _in_place(ufunc: np.ufunc) -> Callable[..., Any]:
 
 
 OPERATORS = {
-    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide},
-    **{"floordiv": np.floor_divide, "mod": np.remainder, "pow": np.power, "matmul": np.matmul},
-    **{"lshift": np.left_shift, "rshift": np.right_shift, "and": np.bitwise_and},
-    **{"or": np.bitwise_or, "xor": np.bitwise_xor},
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide,
+    "floordiv": np.floor_divide, "mod": np.remainder, "pow": np.power, "matmul": np.matmul,
+    "lshift": np.left_shift, "rshift": np.right_shift, "and": np.bitwise_and,
+    "or": np.bitwise_or, "xor": np.bitwise_xor,
 }
 for _name, _ufunc in OPERATORS.items():
     setattr(DeviceArray, f"__{_name}__", _operator(_ufunc, False))
@@ -274,9 +274,13 @@ for _name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_eq
     _short = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}.get(
         _name, _name[:2] if _name == "equal" else "ne"
     )
-    setattr(DeviceArray, f"__{'eq' if _name == 'equal' else _short}__", _operator(getattr(np, _name), False))
+    setattr(
+        DeviceArray,
+        f"__{'eq' if _name == 'equal' else _short}__",
+        _operator(getattr(np, _name), False),
+    )
 for _name, _ufunc in {
-    **{"neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert}
+    "neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert
 }.items():
     setattr(DeviceArray, f"__{_name}__", lambda self, ufunc=_ufunc: ufunc(self))
 
@@ -330,6 +334,8 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for number, value in enumerate(args)
     ]
     options = {key: _hosts(value, name) for key, value in kwargs.items()}
+    if name in ("argsort", "sort"):
+        hosts, options = hosts[:2], {**options, "kind": "stable"}  # as CuPy's always are
     inputs = [*_arrays((args, tuple(kwargs.values())))]
     if name in IN_PLACE:
         streams.launched(inputs, inputs[:1])
@@ -379,7 +385,12 @@ def _index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(_index(entry) for entry in index)
     if isinstance(index, slice):
-        return slice(*(operator.index(_index(b)) if b is not None else None for b in (index.start, index.stop, index.step)))
+        return slice(
+            *(
+                operator.index(_index(b)) if b is not None else None
+                for b in (index.start, index.stop, index.step)
+            )
+        )
     return index._host if isinstance(index, DeviceArray) else index
 
 

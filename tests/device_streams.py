@@ -60,7 +60,11 @@ class Stream:
     null: Stream
 
     def __init__(
-        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: Any = None
+        self,
+        null: bool = False,
+        non_blocking: bool = False,
+        ptds: bool = False,
+        priority: Any = None,
     ) -> None:
         self.ptr = next(_numbers)
         self.device_id = _thread.device
@@ -344,8 +348,6 @@ class _Nccl:
         operations, self.open = self.open, None
         self.groups += 1
         sends = [operation for operation in operations if operation[0] == "send"]
-        for _, source, to, pointer, count, stream in operations:
-            pass
         receives = [operation for operation in operations if operation[0] == "recv"]
         assert len(sends) == len(receives), "a receive without its send never ends"
         for send in sends:

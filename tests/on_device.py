@@ -1,22 +1,23 @@
-"""The suites' cases on arrays of a GPU's library, compared with NumPy: CuPy, or the stand-in for it.
+"""The suites' cases on arrays of a GPU's library, CuPy or the stand-in for it, beside NumPy.
 Wrap what a case calls, and its NumPy arrays go to the device and its results come back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import optree
+import pytest
+import replicated
 
 from gpusim import collectives
 from gpusim.collectives import Result
+from gpusim.collectives.linear import LinearCollective
 from gpusim.libraries import on_device
 from gpusim.mapping import MappedArray
-import replicated
 
 
 @dataclass
@@ -78,11 +79,13 @@ class Collective:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         given = [_as_arrays(self.library, argument) for argument in args]
-        options = {
+        named = {
             name: _as_arrays(self.library, value) if name in DATA else value
             for name, value in options.items()
         }
-        return self._back(self.function(*given, **options))
+        if not any(map(_is_there, (*given, *named.values()))):
+            return self.function(*args, **options)  # Python's numbers, or formats CuPy has not
+        return self._back(self.function(*given, **named))
 
     def _back(self, result: Any) -> Any:
         if not isinstance(result, Result):
@@ -102,11 +105,23 @@ class Collective:
 DATA = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes", "operand", "output", "ct")
 
 
+def _is_there(value: Any) -> bool:
+    return on_device(value[0] if isinstance(value, list) and value else value)
+
+
+def _known(array: np.ndarray) -> bool:
+    return not array.dtype.name.startswith("float8")  # which CuPy has not
+
+
 def _as_arrays(library: Library, value: Any) -> Any:
     """An array, or a list of arrays, on the device; what collectives make of numbers stays."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and _known(value):
+        if value.size and 0 in value.strides:  # one value for all stays one
+            once = value[tuple(slice(None) if stride else slice(1) for stride in value.strides)]
+            return np.broadcast_to(library.to_device(once.copy()), value.shape)
         return library.to_device(value)
-    if isinstance(value, list) and value and isinstance(value[0], (np.ndarray, np.generic)):
+    arrays = isinstance(value, list) and value and isinstance(value[0], (np.ndarray, np.generic))
+    if arrays and all(map(_known, value)):
         once = {id(part): library.to_device(np.asarray(part)) for part in value}
         return [once[id(part)] for part in value]
     return value
@@ -133,7 +148,7 @@ def run_on(library: Library, run: Callable[[Any, Any], Any]) -> Callable[[Any, A
 
 
 def check_on(library: Library) -> Callable[..., Any]:
-    """`replicated.check` for the device: each case has NumPy's results there, and needs no route."""
+    """`replicated.check` for the device: NumPy's results, without the per-replica route."""
 
     def check(function: Callable[..., Any], *operands: Any, batched: bool | None = True) -> Any:
         with replicated.names_on_the_route() as usual:
@@ -148,7 +163,7 @@ def check_on(library: Library) -> Callable[..., Any]:
         with replicated.names_on_the_route() as names:
             found = outcome(library, function, there)
         if found.error is not None and expected.error is None:
-            excused(library, found.error)
+            excused(found.error, library.lacking)
             return expected
         if expected.error is not None:
             return expected  # CuPy asks for less: it wraps indices, say
@@ -183,12 +198,15 @@ def outcome(library: Library, function: Callable[..., Any], operands: Any) -> An
 def _whole(library: Library, leaf: Any, frames: Any) -> Any:
     if not isinstance(leaf, MappedArray):
         return leaf
-    return np.array(back(library, replicated.lead_full(leaf, frames), "a mapped result"))
+    whole = replicated.lead_full(leaf, frames)
+    if not leaf.mapped_axes and not on_device(whole):  # a constant of the case itself
+        return np.array(whole)
+    return np.array(back(library, whole, "a mapped result"))
 
 
-def excused(library: Library, error: Exception) -> None:
+def excused(error: Exception, lacking: Sequence[str]) -> None:
     """Nothing but what CuPy has not, and arrays of NumPy in the case itself, may be refused."""
-    if library.lacking or isinstance(error, NotImplementedError):
+    if lacking or isinstance(error, NotImplementedError):
         return
     text = str(error)
     if "two libraries" in text or any(words in text for words in CUPYS_WORDS):
@@ -203,6 +221,8 @@ CUPYS_WORDS = (
     "too many positional arguments",
     "no implementation found",
     "is not supported",
+    "'tuple' object has no attribute 'ndim'",  # lexsort, which takes one array
+    "Cannot cast",
 )
 
 
@@ -239,8 +259,60 @@ def standing_in() -> Iterator[Library]:
         )
 
 
-def patched(module: Any, name: str, value: Any) -> AbstractContextManager[Any]:
-    """module.name is `value` meanwhile."""
-    from unittest import mock
+# The suites.
 
-    return mock.patch.object(module, name, value)
+
+def on_the_device(
+    patch: pytest.MonkeyPatch, library: Library, mapping: Sequence[Any], stacked: Sequence[Any]
+) -> None:
+    """The modules' tests check, and call collectives, on the device."""
+    for module in mapping:
+        patch.setattr(module, "check", check_on(library))
+    for module in stacked:
+        for name, value in list(vars(module).items()):
+            if value is collectives:
+                patch.setattr(module, name, Collectives(library))
+            elif isinstance(value, LinearCollective):
+                patch.setattr(module, name, Collective(library, value))
+
+
+NUMPYS_OWN = (
+    "read_only",  # a GPU's arrays are not
+    "view",  # results come back as copies, in which sharing is not seen
+    "by_reference",
+    "returned_as_it_is",
+    "is_a_broadcast",
+    "stored_once",
+    "look_like",
+    "scalars_come_out",  # of replicas, as 0-d arrays: NumPy's scalars, not CuPy's
+    "axis_index",
+    "change_nothing",
+)
+
+
+def cases_of(modules: Sequence[Any], leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """The modules' tests that use what `on_the_device` replaces, and their fixtures."""
+    found: dict[str, Any] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if type(value).__name__ == "FixtureFunctionDefinition":
+                found[name] = value
+            if not name.startswith("test_") or not callable(value):
+                continue
+            if any(part in name for part in (*leave_out, *NUMPYS_OWN)):
+                continue
+            if _uses(value, ("check", "collectives", "ragged_all_to_all", "agree", "call")):
+                short = module.__name__.rpartition("test_")[2]
+                found[name if name not in found else f"{name}_of_{short}"] = value
+    return found
+
+
+def _uses(test: Any, names: Sequence[str]) -> bool:
+    inner = getattr(getattr(test, "hypothesis", None), "inner_test", test)
+    codes = [inner.__code__]
+    while codes:
+        code = codes.pop()
+        if set(names) & {*code.co_names, *code.co_varnames}:
+            return True
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return False

@@ -108,9 +108,7 @@ NOT_SET = " is not set: expected a whole number of at least "
         ),
         (
             POPDIST | {"POPDIST_REPLICA_INDEX_OFFSET": "7"},
-            [
-                "POPDIST_REPLICA_INDEX_OFFSET='7', POPDIST_NUM_LOCAL_REPLICAS='2': expected ..."
-            ],
+            ["POPDIST_REPLICA_INDEX_OFFSET='7', POPDIST_NUM_LOCAL_REPLICAS='2': expected ..."],
         ),
         (
             POPDIST | {"POPDIST_NUM_LOCAL_REPLICAS": "1", "POPDIST_REPLICA_INDEX_OFFSET": "7"},

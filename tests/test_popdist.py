@@ -90,6 +90,17 @@ def test_without_variables_there_is_one_instance_with_one_replica() -> None:
     assert popdist.execute_on_instances({0}, lambda a, b: a - b, 5, b=3) == 2
 
 
+def test_one_instance_needs_no_mpi() -> None:
+    program = """
+import sys
+from gpusim import popdist
+popdist.init()
+popdist.synchronize()
+assert popdist.isBackendInitialized() and "mpi4py" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
 def test_the_variables_say_where_an_instance_is(environment) -> None:
     environment(8, 2, 6, 4, 1, 1)
     assert popdist.isPopdistEnvSet() and popdist.isUniformReplicasPerInstance()
@@ -235,8 +246,9 @@ def test_tensorflows_config_is_set(environment) -> None:
 # ---------------------------------------------------------------- several instances
 
 
-def test_instances_wait_for_one_another(tmp_path: Path) -> None:
+def test_instances_wait_for_one_another_in_calls_that_belong_together(tmp_path: Path) -> None:
     program = f"""
+import gpusim
 popdist.init()
 popdist.init()
 me, log = popdist.getInstanceIndex(), {str(tmp_path / "log")!r}
@@ -261,9 +273,19 @@ popdist.synchronize("low")
 popdist.synchronize(participants={{1, 2}})
 popdist.synchronize()
 write("d")
+try:
+    popdist.synchronize("one" if me else "two", {{0, 1}})
+except gpusim.CollectiveMismatchError as error:
+    print(error)
 print(found, popdist.getNumInstances(), popdist.isBackendInitialized())
 """
     lines = run(tmp_path, program, "--num-instances", "3", "--num-replicas", "6")
+    differs = "and instance {} in a call of synchronize with other participants, or with another"
+    called = "is in popdist.synchronize of instances 0, 1, "
+    for i in (0, 1):
+        (line,) = (line for line in lines if line.startswith(f"{i}: instance"))
+        assert line.startswith(f"{i}: instance {i} {called}{differs.format(1 - i)}")
+        lines.remove(line)
     assert lines == ["0: None 3 True", "1: 1 3 True", "2: 2 3 True"]
     said = (tmp_path / "log").read_text().split("\n")[:-1]
     assert sorted(said) == ["a 0", "a 1", "a 2", "b 1", "b 2", "c 1", "c 2", "d 0", "d 1", "d 2"]
@@ -311,24 +333,6 @@ runpy.run_path({str(ROOT / "examples" / "popdist_digits.py")!r}, run_name="__mai
     )
     assert any("weights' SHA-256" in line for line in one)
     assert all(other == one for other in others)
-
-
-def test_different_calls_of_synchronize_do_not_meet(tmp_path: Path) -> None:
-    program = """
-import gpusim
-popdist.init()
-try:
-    popdist.synchronize("one" if popdist.getInstanceIndex() else "two", {0, 1})
-except gpusim.CollectiveMismatchError as error:
-    print(error)
-"""
-    expected = (
-        "is in popdist.synchronize of instances 0, 1, and instance {} in a call of synchronize"
-    )
-    lines = run(tmp_path, program, "--num-instances", "2")
-    assert len(lines) == 2
-    for i, line in enumerate(lines):
-        assert line.startswith(f"{i}: instance {i} {expected.format(1 - i)}")
 
 
 def test_an_uncaught_exception_ends_all_instances(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_only_the_output_of_one_instance(poprun) -> None:
         + """
 print("fine", rank, file=sys.stderr)
 if rank:
-    time.sleep(1)
+    time.sleep(0.3)
     sys.exit("broken")
 time.sleep(300)
 """
@@ -171,13 +172,12 @@ time.sleep(300)
     assert "poprun: instance 1 exited with code 1" in hidden
 
 
-def test_standard_input_is_instance_0s(poprun, tmp_path: Path) -> None:
-    (tmp_path / "input").write_text("a line\n")
-    program = "import os\nif os.environ['OMPI_COMM_WORLD_RANK'] == '0': print(input())"
+def test_standard_input_is_instance_0s_to_its_end(poprun, tmp_path: Path) -> None:
+    program = "import os, sys\nprint(len(sys.stdin.read()), os.environ['OMPI_COMM_WORLD_RANK'])"
+    (tmp_path / "input").write_text("a line\n" * 100_000)
     with (tmp_path / "input").open() as given:
-        assert poprun(program, "--num-instances", "2", stdin=given).end()[1] == [
-            "[1,0]<stdout>: a line"
-        ]
+        _, lines, errors = poprun(program, "--num-instances", "2", stdin=given).end()
+    assert lines == ["[1,0]<stdout>: 700000 0", "[1,1]<stdout>: 0 1"], errors
 
 
 # ---------------------------------------------------------------- faults
@@ -196,22 +196,44 @@ if rank == 1:
 time.sleep(300)
 """
     )
-    code, _, errors = poprun(program, "--num-instances", "4").end()
+    code, _, errors = poprun(program, "--num-instances", "3").end()
     assert code == 128 + signal.SIGKILL
     last = [line for line in errors.splitlines() if line.startswith("poprun: ")]
     assert re.fullmatch(r"poprun: instance 1 .*was killed by SIGKILL", last[0])
     said = r"\(since \d\d:\d\d:\d\d, for \d+\.\d s\)"
     for line, instance, doing in zip(
         last[1:],
-        (1, 0, 2, 3),  # the one that failed first
-        ("in lax.psum over 'i' of float32[4]",) * 2
-        + ("running code of its own", "in lax.psum over 'i' of float32[4]"),
+        (1, 0, 2),  # the one that failed first
+        (*("in lax.psum over 'i' of float32[4]",) * 2, "running code of its own"),
         strict=True,
     ):
         expected = rf"poprun:   instance {instance} was {re.escape(doing)} {said}"
         assert re.fullmatch(expected, line), line
     seconds = re.search(r"for (\d+\.\d) s", last[1])
     assert seconds and float(seconds[1]) >= 0.9
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.2, 0.5, 1.0])  # starting, importing, connecting, waiting
+def test_it_does_not_matter_when_an_instance_is_killed(poprun, moment: float) -> None:
+    program = (
+        HELLO
+        + """
+from gpusim import popdist
+popdist.init()
+while True:
+    popdist.synchronize()
+"""
+    )
+    run = poprun(program, "--num-instances", "2")
+    killed = int(run.lines_until("hello", 2)[1][0].split()[1])
+    time.sleep(moment)
+    os.kill(killed, signal.SIGKILL)
+    began = time.monotonic()
+    code, _, errors = run.end(15)
+    assert time.monotonic() - began < 10
+    assert code == 128 + signal.SIGKILL
+    assert re.search(r"^poprun: instance 1 .*was killed by SIGKILL$", errors, re.MULTILINE)
+    assert run.all_gone(1), run.left()
 
 
 @pytest.mark.parametrize(
@@ -224,7 +246,7 @@ time.sleep(300)
     ],
 )
 def test_the_first_failing_exit_code_is_popruns(poprun, ending: str, code: int, how: str) -> None:
-    program = HELLO + f"if rank:\n    time.sleep(0.5); {ending}\ntime.sleep(300)\n"
+    program = HELLO + f"if rank:\n    {ending}\ntime.sleep(300)\n"
     if "MPI" in ending:
         program = "from mpi4py import MPI\n" + program
     found, _, errors = poprun(program, "--num-instances", "2").end()
@@ -250,6 +272,22 @@ popdist.synchronize()
     assert re.search(ended, errors, re.MULTILINE), errors
     assert "instance 0 was in popdist.synchronize of instances 0, 1" in errors
     assert time.monotonic() - began < 30
+
+
+def test_an_instance_that_ignores_sigterm_is_killed(poprun) -> None:
+    program = (
+        HELLO
+        + """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(300)
+"""
+    )
+    run = poprun(program, "--num-instances", "2")
+    run.lines_until("ready", 2)
+    run.process.terminate()
+    assert run.end(15)[0] == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -388,6 +426,11 @@ def test_without_mpirun_poprun_says_what_to_install(
     other.chmod(0o755)
     assert main([sys.executable]) == 1
     assert "is not Open MPI's mpirun, which is needed: pip" in capsys.readouterr().err
+
+
+def test_poprun_is_installed_as_a_command() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"]["poprun"] == "gpusim.launch:main"
 
 
 def test_hosts_share_the_instances_in_blocks() -> None:

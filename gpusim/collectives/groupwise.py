@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..groups import Groups
-from .kernels import copy, empty, kernels
+from ..libraries import on_device
+from .kernels import copy, empty, kernels, rows
 from .operand import Array, Operand, Result, read_only
 
 
@@ -29,6 +30,10 @@ def _blocks(x: Array, groups: Groups) -> Array:
 
 def by_replica(pieces: Array | list[Array], groups: Groups) -> Array:
     """Pieces (groups, group size, ...), an array or one for each group, copied to (R, ...)."""
+    if on_device(pieces[0]):
+        every = np.concatenate(list(pieces))
+        place = np.argsort([replica for group in groups.members for replica in group])
+        return rows(every, place.tolist())
     out = empty(pieces[0], (groups.size, *pieces[0].shape[1:]))
     copy(
         [
@@ -48,6 +53,9 @@ def spread(values: Array | list[Array], operand: Operand, groups: Groups) -> Res
     if groups.group_count == 1:
         value = read_only(values[0])
         return Result(np.broadcast_to(value, (groups.size, *value.shape)), True)
+    if on_device(values[0]):
+        each = np.stack(values) if isinstance(values, list) else values
+        return Result(rows(each, groups.assignment), True)
     out = empty(values[0], (groups.size, *values[0].shape))
     copy([(out[replica, ...], values[g]) for replica, g in enumerate(groups.assignment)])
     return Result(out, True)
@@ -73,6 +81,9 @@ def fold_groups(
     places = places_of(operand, places, how) * groups.group_count
     if not operand.listed and groups.strided:
         return _fold_strided(operand, groups, places, mean, how)
+    if not operand.listed and groups.even and on_device(operand.values):
+        members = by_group(operand.values, groups).swapaxes(0, 1)
+        return _fold_batched(members, 1, operand, groups, places, mean, how)
     fold = kernels(operand.array).fold
     return [
         fold(
@@ -90,18 +101,30 @@ def _fold_strided(
     operand: Operand, groups: Groups, places: Any, mean: bool, how: dict[str, Any]
 ) -> Array:
     """One fold for all groups: they become two more batch axes of a view."""
-    x = operand.stacked()
-    members = _blocks(x, groups).swapaxes(0, 1)
+    members = _blocks(operand.stacked(), groups).swapaxes(0, 1)
+    return _fold_batched(members, 2, operand, groups, places, mean, how)
+
+
+def _fold_batched(
+    members: Array,
+    axes: int,
+    operand: Operand,
+    groups: Groups,
+    places: Any,
+    mean: bool,
+    how: dict[str, Any],
+) -> Array:
+    """Members (group size, *groups, *batch, *s), of which the groups have some `axes`."""
     ones = [1] * operand.batch_ndim
-    group = np.arange(groups.group_count).reshape(members.shape[1], -1, *ones)
-    folded = kernels(x).fold(
+    group = np.arange(groups.group_count).reshape(*members.shape[1 : 1 + axes], *ones)
+    folded = kernels(members).fold(
         members,
         divisor=groups.group_size if mean else None,
-        batch_ndim=operand.batch_ndim + 2,
+        batch_ndim=operand.batch_ndim + axes,
         places=places + group,
         **how,
     )
-    return folded.reshape(groups.group_count, *folded.shape[2:])
+    return folded.reshape(groups.group_count, *folded.shape[axes:])
 
 
 def places_of(operand: Operand, places: Any, how: dict[str, Any]) -> Any:

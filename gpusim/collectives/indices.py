@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..libraries import on_device
 from .groupwise import fold_all, fold_groups, spread
 from .operand import Array, GroupsLike, Operand, Result, Values, read_only
 
@@ -86,6 +87,10 @@ def _extreme(op: str, x: Values, groups: GroupsLike, batch_ndim: int, collective
 def _holder(op: str, x: Values, batch_ndim: int, collective: str) -> Result:
     operand = ordered(x, batch_ndim, collective)
     extreme = operand[0] if operand.same else fold_all(operand, op=op)
+    if on_device(extreme):  # as many launches for any number of replicas
+        held = operand.stacked()[: 1 if operand.same else operand.size] == extreme
+        first = np.where(np.any(held, axis=0), np.argmax(held, axis=0), NO_REPLICA)
+        return Result(first.astype(np.int32), False)
     holder: Array = np.full_like(extreme, NO_REPLICA, dtype=np.int32, order="C", subok=False)
     for replica in reversed(range(1 if operand.same else operand.size)):
         np.copyto(holder, np.int32(replica), where=operand[replica] == extreme)

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 import fallback
 
+from .. import libraries
 from .operand import Array
 
 
@@ -36,6 +37,7 @@ class Kernels(Protocol):
         before: int = ...,
         final: bool = ...,
         nodes: tuple[int, int, int] | None = ...,
+        out: Any = ...,
     ) -> Array: ...
 
     def round_to(
@@ -71,8 +73,18 @@ def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: DTypeLike | No
     dtype = like.dtype if dtype is None else dtype
     if isinstance(like, np.ndarray):
         return fallback.empty(shape, dtype)
-    made: Array = np.empty_like(like, shape=shape, dtype=dtype, order="C")
+    made: Array = libraries.empty_like(like, shape, dtype)
     return made
+
+
+def rows(array: Array, chosen: Sequence[int | None]) -> Array:
+    """These rows of a GPU's array, zeros for None: as many launches for any number of them."""
+    numbers = np.array([0 if row is None else row for row in chosen], np.int64)
+    taken: Array = np.take(array, libraries.to_library_of(array, numbers), axis=0)
+    nothing = [place for place, row in enumerate(chosen) if row is None]
+    if nothing:
+        taken[libraries.to_library_of(array, np.array(nothing, np.int64))] = 0
+    return taken
 
 
 def copy(pairs: Sequence[tuple[Any, Any]]) -> None:

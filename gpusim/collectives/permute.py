@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ReplicaIndexError
+from ..libraries import on_device
 from ..reduction import Reduction
-from .kernels import copy, empty
+from .kernels import copy, empty, rows
 from .linear import linear
 from .operand import Operand, Result, Values, as_slice, read_only, replica_index
 from .sums import psum
@@ -123,6 +124,9 @@ def _send(operand: Operand, sources: dict[int, int]) -> Result:
         return Result([nothing if s is None else read_only(operand[s]) for s in arrived], True)
     if full and (evenly := as_slice([sources[r] for r in range(operand.size)])) is not None:
         return Result(read_only(operand.values[evenly]), True)
+    if on_device(operand.values):
+        chosen = [sources.get(replica) for replica in range(operand.size)]
+        return Result(rows(operand.values, chosen), True)
     out = empty(operand.values)
     nothing = np.zeros_like(out, shape=())
     runs = _runs([sources.get(replica) for replica in range(operand.size)])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import libraries
 from .kernels import copy, empty, kernels
 from .linear import linear
 from .operand import Array, GroupsLike, Operand, Result, Values
@@ -197,7 +198,7 @@ def _add_repeated(
     shape = (int(times.max()), len(times), *cotangents.shape[1:])
     layers = empty(received[0], shape)
     # -0 is the number that changes no other, -0 included: rows sent less often are padded with it.
-    layers[...] = np.negative(np.zeros_like(received[0], shape=()))
+    layers[...] = np.negative(libraries.zeros_like(received[0], ()))
     for receiver in np.unique(rows[:, RECEIVER]).tolist():
         here = rows[:, RECEIVER] == receiver
         layers[turn[here], target[here]] = received[receiver][rows[here, WRITTEN_TO]]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..groups import Groups
+from ..libraries import to_host
 from .operand import GroupsLike, Operand, Values
 
 #: The columns of the plan, as `fallback.ragged_copy` wants them; replicas are counted together
@@ -129,7 +130,7 @@ def _read_indices(operand: Operand, indices: tuple[Values, ...], group_size: int
 
 
 def _as_int64(values: Operand, slices: int) -> NDArray[np.int64]:
-    stacked = np.asarray(values.stacked())
+    stacked = to_host(values.stacked())  # which waits, as the checks do
     if stacked.dtype == np.uint64:  # larger ones stay larger than any array
         stacked = np.minimum(stacked, np.iinfo(np.int64).max)
     entries = int(np.prod(values.batch_shape, dtype=np.int64))

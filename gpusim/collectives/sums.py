@@ -8,6 +8,7 @@ import numpy as np
 
 from ..formats import kernel_format
 from ..groups import Groups
+from ..libraries import to_library_of
 from ..reduction import Reduction, current
 from .groupwise import fold_all, fold_groups, spread
 from .linear import linear
@@ -157,7 +158,7 @@ def _divide(total: Any, groups: Groups | None, operand: Operand) -> Any:
     sizes = [groups.group_sizes[g] for g in groups.assignment]
     if operand.listed:
         return [quotient(t, size, floating) for t, size in zip(total, sizes, strict=True)]
-    column = np.asarray(sizes, floating).reshape(-1, *[1] * (total.ndim - 1))
+    column = to_library_of(total, sizes, floating).reshape(-1, *[1] * (total.ndim - 1))
     return quotient(total, column, floating)
 
 

@@ -14,6 +14,7 @@ from fallback.arguments import (
     Share,
     check_batch,
     check_cut,
+    check_out,
     check_partial,
     check_places,
     check_share,
@@ -117,6 +118,7 @@ def fold(
     before: int = 0,
     final: bool = True,
     nodes: tuple[int, int, int] | None = None,
+    out: Any = None,
 ) -> Array:
     """`fallback.fold` for arrays of `device`: the same arguments, errors and bits."""
     check_order(order)
@@ -143,7 +145,10 @@ def fold(
         raise ValueError(
             f"order='tree': {group.count} members given, at most {TREE_MEMBERS} expected"
         )
-    out = device.empty(group.shape, arithmetic.result)
+    if out is None:
+        out = device.empty(group.shape, arithmetic.result)
+    else:
+        check_out(out, group.shape, arithmetic.result)
     if not math.prod(group.shape):
         return out
     if arithmetic.computing == np.bool_:

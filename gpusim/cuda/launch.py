@@ -128,6 +128,7 @@ def fold(
     before: int = 0,
     final: bool = True,
     nodes: tuple[int, int, int] | None = None,
+    out: Any = None,
 ) -> Array:
     """`fallback.fold` for CuPy arrays: the same arguments, errors and bits.
 
@@ -156,6 +157,7 @@ def fold(
             before=before,
             final=final,
             nodes=nodes,
+            out=out,
         )
 
 
@@ -192,6 +194,8 @@ def ragged_copy(sources: Any, output: Any, segments: NDArray[np.int64]) -> None:
     ValueError, before anything is written, for segments that leave their arrays or overlap. It
     waits for that check.
     """
+    if isinstance(sources, (list, tuple)) and not sources:
+        return
     context, device = _on(sources)
     with context:
         ragged.ragged_copy(device, sources, output, segments)

@@ -3,15 +3,21 @@ MPI moves it between processes on CPUs, NCCL between GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-__all__ = ["Buffer", "Engine", "Pending"]
+__all__ = ["Buffer", "Engine", "Pending", "Processes", "interruption"]
 
 #: A C-contiguous array of any dtype, and the instance that it goes to or comes from.
 Buffer = tuple[NDArray[Any], int]
+
+#: What a thread that waits for other instances calls now and then; it raises to end the wait.
+interruption: ContextVar[Callable[[], None] | None] = ContextVar(
+    "gpusim interruption", default=None
+)
 
 
 class Pending(Protocol):
@@ -51,3 +57,19 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give the engine's resources back; no instance may use it any more."""
+
+
+@runtime_checkable
+class Processes(Protocol):
+    """An engine whose instances are processes that learn how the others end."""
+
+    broken: bool  # whether an exchange has failed, so that the next ones would not fit
+
+    def name_instances(self, names: Sequence[str], context: Callable[[int], str]) -> None:
+        """How messages are to call the instances, and what more to say when one is gone."""
+
+    def fail(self, error: BaseException) -> None:
+        """Let the others know that this instance takes part no more; does not wait for them."""
+
+    def left_unfinished(self, tag: int) -> bool:
+        """Whether an exchange of this tag was begun and not waited for."""

@@ -4,9 +4,8 @@ Waiting is polling, so that Ctrl-C comes through and an instance that is gone is
 from __future__ import annotations
 
 import os
-import select
-import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,8 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+import fallback
+
 from ..errors import InstanceError
-from . import Buffer
+from . import Buffer, interruption
+from .ending import Ending
+from .others import Others
+from .starting import watching_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,8 +30,11 @@ LONGEST = 1 << 30
 # may need its core, so it lets them go first from the beginning.
 EAGER_POLLS = 500
 SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 1e-3
-# Seconds between looks at whether the others are alive.
-WATCH_EVERY = 0.5
+# Seconds between looks at whether the others still come, and for which what they sent before may
+# be on its way.
+LOOK_EVERY, STILL_COMING = 0.05, 0.3
+# Seconds in which the others may say what they were doing, before a failing instance ends them.
+LAST_WORDS = 1.0
 
 _OPERATORS = {
     "sum": "SUM",
@@ -44,69 +51,101 @@ _engine: MpiEngine | None = None
 def connect() -> MpiEngine:
     """The engine of this process, over all that mpirun has started; made on first use.
 
+    From here on an error that nobody catches ends all instances, not this one alone.
+
     Raises:
         ImportError: without mpi4py; names what to install.
     """
     global _engine
     if _engine is None:
-        try:
-            from mpi4py import MPI
-        except ImportError as error:
-            raise ImportError(
-                "several instances need mpi4py and an MPI library: pip install 'gpusim[mpi]'"
-            ) from error
-        _engine = MpiEngine(MPI.COMM_WORLD.Dup())
+        with watching_start():
+            try:
+                from mpi4py import MPI
+            except ImportError as error:
+                raise ImportError(
+                    "several instances need mpi4py and an MPI library: pip install 'gpusim[mpi]'"
+                ) from error
+            _engine = MpiEngine(MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup())
     return _engine
 
 
 class MpiEngine:
-    """All processes of a communicator; see `gpusim.engines.Engine`."""
+    """All processes of a communicator; see `gpusim.engines.Engine`.
 
-    def __init__(self, communicator: MPI.Intracomm) -> None:
+    Attributes:
+        others: what is known of the other instances.
+        broken: True once a wait was left by an error; what comes then belongs to nobody knows what.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, announcements: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
         self._communicator = communicator
         self.instances: int = communicator.Get_size()
         self.instance: int = communicator.Get_rank()
-        self._watched = _Watched(self._processes(), self.instance)
-
-    def _processes(self) -> NDArray[Any]:
-        """Which process each instance is."""
-        kind = np.dtype([("host", "S256"), ("pid", "i8"), ("started", "i8")])
-        own = np.zeros(1, kind)
-        pid = os.getpid()
-        own[0] = (socket.gethostname().encode()[:256], pid, _started(pid))
-        everyone = np.zeros(self.instances, kind)
-        self._communicator.Allgather(own.view(np.uint8), everyone.view(np.uint8))
-        return everyone
+        self.broken = False
+        self._turn = threading.Lock()  # of calling MPI: what a library says of threads is not all
+        self._under_way: dict[Polled, int] = {}
+        self.others = Others(announcements, self._turn)
+        self._ending = Ending(self, self.others.names[self.instance])
+        self.others.watch()
 
     def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Polled:
         post = self._communicator
-        requests = [post.Irecv(p, other, tag) for buffer, other in receives for p in _parts(buffer)]
-        requests += [post.Isend(p, other, tag) for buffer, other in sends for p in _parts(buffer)]
-        return Polled(requests, self._mpi.Request.Testall, self._watched, (sends, receives))
+        ins = [(part, other) for buffer, other in receives for part in _parts(buffer)]
+        outs = [(part, other) for buffer, other in sends for part in _parts(buffer)]
+        with self._turn:
+            requests = [post.Irecv(part, other, tag) for part, other in ins]
+            requests += [post.Isend(part, other, tag) for part, other in outs]
+        pending = Polled(self, requests, [other for _, other in ins + outs], (sends, receives))
+        self._under_way[pending] = tag
+        return pending
 
     def all_reduce(self, array: NDArray[Any], op: str) -> NDArray[Any]:
-        total = np.empty_like(array, order="C")
+        total = fallback.empty(array.shape, array.dtype)
         try:
             operator = getattr(self._mpi, _OPERATORS[op])
-            given = np.ascontiguousarray(array)
-            request = self._communicator.Iallreduce(given, total, operator)
+            # Not Iallreduce, whose algorithms are others and slower: the instances have agreed on
+            # this call, so that none of them is waited for here.
+            self._communicator.Allreduce(np.ascontiguousarray(array), total, operator)
         except (KeyError, ValueError) as error:
             raise TypeError(f"MPI has no all-reduce for op={op!r} of {array.dtype}") from error
-        Polled([request], self._mpi.Request.Testall, self._watched, (given, total)).wait()
         return total
 
     def barrier(self) -> None:
-        request = self._communicator.Ibarrier()
-        Polled([request], self._mpi.Request.Testall, self._watched, ()).wait()
+        others = [i for i in range(self.instances) if i != self.instance]
+        with self._turn:
+            requests = [self._communicator.Ibarrier()]
+        Polled(self, requests, others, ()).wait()
 
-    def abort(self, message: str) -> NoReturn:
-        print(message, file=sys.stderr, flush=True)
+    def name_instances(self, names: Sequence[str], context: Callable[[int], str]) -> None:
+        """How messages are to call the instances, and what more to say when one is gone."""
+        self.others.names[:] = names
+        self.others.context = context
+        self._ending.name = names[self.instance]
+
+    def fail(self, error: BaseException) -> None:
+        """Let the others know that this instance takes part no more; does not wait for them."""
+        self.broken = True
+        self._ending.fail(error)
+
+    def left_unfinished(self, tag: int) -> bool:
+        """Whether an exchange was begun and not waited for."""
+        return tag in self._under_way.values()
+
+    def announce(self, text: str, *, ended: bool = False) -> None:
+        self.others.announce(text, ended=ended)
+
+    def abort(self, message: str, code: int = 1) -> NoReturn:
         sys.stdout.flush()
-        self._communicator.Abort(1)
-        os._exit(1)
+        print(message, file=sys.stderr, flush=True)
+        self.announce(message.removeprefix("gpusim: "), ended=True)
+        self.others.all_ended(LAST_WORDS)
+        if "OMPI_COMM_WORLD_SIZE" in os.environ:
+            os._exit(code)  # mpirun ends the others, with fewer words than after Abort
+        self._communicator.Abort(code)
+        os._exit(code)
 
     def close(self) -> None:
         """Nothing: MPI ends with the process, and a World may be entered again."""
@@ -128,71 +167,58 @@ class Polled:
 
     def __init__(
         self,
+        engine: MpiEngine,
         requests: list[MPI.Request],
-        test: Callable[[list[MPI.Request]], bool],
-        watched: _Watched,
+        instances: list[int],
         buffers: Any,
     ) -> None:
+        self._engine = engine
         self._requests = requests
-        self._test = test
-        self._watched = watched
+        self._instances = instances  # of each request
         self._buffers = buffers
 
     def wait(self) -> None:
+        try:
+            self._wait()
+        except BaseException:
+            self._engine.broken = True  # and keeps the buffers, which MPI may still write into
+            raise
+        self._engine._under_way.pop(self, None)
+        self._requests, self._buffers = [], None
+
+    def _wait(self) -> None:
         polls, sleep = 0, SHORTEST_SLEEP
-        looked = 0.0
-        while not self._test(self._requests):
+        looked, doubted = 0.0, 0.0
+        interrupted = interruption.get()
+        while not self._done():
             polls += 1
             if polls < EAGER_POLLS:
                 os.sched_yield()
                 continue
             time.sleep(sleep)
             sleep = min(2 * sleep, LONGEST_SLEEP)
+            if interrupted is not None:
+                interrupted()
             now = time.monotonic()
-            if not looked:
-                looked = now
-            elif now - looked > WATCH_EVERY:
-                looked = now
-                # What a lost instance sent before its end has still to be taken.
-                lost = self._watched.lost()
-                if lost is not None and not self._test(self._requests):
-                    raise InstanceError(lost, f"instance {lost} is gone: its process has ended")
-        self._requests, self._buffers = [], None
-
-
-class _Watched:
-    """The processes of the other instances, as far as they run on this host and can be seen."""
-
-    def __init__(self, processes: NDArray[Any], own: int) -> None:
-        self._instances: dict[int, int] = {}  # by file descriptor
-        self._poll: select.poll | None = None
-        if not hasattr(os, "pidfd_open"):
-            return
-        for instance, (host, pid, started) in enumerate(processes.tolist()):
-            if instance == own or host != processes[own]["host"]:
+            if now - looked < LOOK_EVERY:
                 continue
-            try:
-                descriptor = os.pidfd_open(pid)
-            except OSError:
-                continue
-            if started and _started(pid) == started:  # else a process of another container
-                self._instances[descriptor] = instance
-            else:
-                os.close(descriptor)
-        self._poll = select.poll()
-        for descriptor in self._instances:
-            self._poll.register(descriptor, select.POLLIN)
+            looked = now
+            missing = self._engine.others.why_missing(self._awaited())
+            if missing is None:
+                doubted = 0.0
+            elif not doubted:
+                doubted = now
+            elif now - doubted > STILL_COMING and not self._done():
+                raise InstanceError(*missing)
 
-    def lost(self) -> int | None:
-        """An instance whose process has ended."""
-        ended = self._poll.poll(0) if self._poll is not None else []
-        return min((self._instances[descriptor] for descriptor, _ in ended), default=None)
+    def _done(self) -> bool:
+        with self._engine._turn:
+            return self._engine._mpi.Request.Testall(self._requests)
 
-
-def _started(pid: int) -> int:
-    """When a process began, in the kernel's ticks; 0 where nobody tells."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
+    def _awaited(self) -> list[int]:
+        """The instances on which this depends still."""
+        with self._engine._turn:
+            over = [request.Get_status() for request in self._requests]
+        if len(over) < len(self._instances):  # of all instances together
+            return self._instances
+        return sorted({i for i, done in zip(self._instances, over, strict=True) if not done})

@@ -64,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(arguments.verbose, 1, described(layout))
     without_effect(arguments)
 
-    def line(environ: dict[str, str]) -> list[str]:
+    reads = not reads_nothing()
+    feed = reads and not hosts and not os.isatty(0)  # else it is left to mpirun
+
+    def line(environ: dict[str, str], fifo: str) -> list[str]:
         words = mpirun.command_line(
             found,
             layout,
@@ -72,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             global_args=mpi_args[0],
             local_args=mpi_args[1],
             environ=environ,
-            read_nothing=reads_nothing(),
+            source=fifo if feed else None if reads else "",
         )
         say(arguments.verbose, 2, f"Running command: {shlex.join(words)}")
         return words
@@ -81,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line,
         len(layout.instances),
         only=only,
+        feed=feed,
         environ=environ,
         complain=partial(complain, PROGRAM),
     )

@@ -56,9 +56,11 @@ def version(path: str) -> str:
     return asked.stdout
 
 
-def leashed(number: signal.Signals, parent: int, command: Sequence[str]) -> list[str]:
-    """The command, to be sent the signal when its parent dies."""
-    return [sys.executable, "-I", leash.__file__, str(int(number)), str(parent), *command]
+def leashed(
+    number: signal.Signals, parent: int, command: Sequence[str], source: str = "-"
+) -> list[str]:
+    """The command, to be sent the signal when its parent dies, and to read from the source."""
+    return [sys.executable, "-I", leash.__file__, str(int(number)), str(parent), source, *command]
 
 
 def command_line(
@@ -69,7 +71,7 @@ def command_line(
     global_args: Sequence[str] = (),
     local_args: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
-    read_nothing: bool = False,
+    source: str | None = None,
 ) -> list[str]:
     """The command that starts all instances, each with PopDist's variables of its own.
 
@@ -77,15 +79,15 @@ def command_line(
 
     - `global_args`, `local_args`: options of mpirun, for all, and for each instance.
     - `environ`: variables of gpusim in it, and the search paths, reach other hosts.
-    - `read_nothing`: whether instance 0's standard input is empty.
+    - `source`: what instance 0 reads: a file on this host; empty for nothing at all. None is
+      mpirun's own standard input, whose end Open MPI 5 does not tell the instance.
     """
     command = [mpirun, "--tag-output", "--bind-to", "none", "--oversubscribe"]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
-    if read_nothing:
-        command += ["--stdin", "none"]  # else Open MPI 5 leaves instance 0 waiting for its end
+    if source is not None:
+        command += ["--stdin", "none"]
     command += global_args
-    running = leashed(signal.SIGKILL, 0, program)
     for index, instance in enumerate(layout.instances):
         command += [":"] * (index > 0) + ["-np", "1"]
         if instance.host is not None:
@@ -96,5 +98,6 @@ def command_line(
             for name in sorted(environ):
                 if name in FORWARDED or name.startswith("GPUSIM_"):
                     command += ["-x", name]
-        command += [*local_args, *running]
+        reads = (source or "-") if index == 0 else "-"
+        command += [*local_args, *leashed(signal.SIGKILL, 0, program, reads)]
     return command

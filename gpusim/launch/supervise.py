@@ -59,10 +59,11 @@ class Run:
 
 
 def supervise(
-    command_line: Callable[[dict[str, str]], Sequence[str]],
+    command_line: Callable[[dict[str, str], str], Sequence[str]],
     instances: int,
     *,
     only: int | None = None,
+    feed: bool = False,
     environ: dict[str, str],
     complain: Callable[[object], None],
 ) -> int:
@@ -70,16 +71,22 @@ def supervise(
 
     **Arguments**
 
-    - `command_line`: of mpirun, made from the environment that it will have.
+    - `command_line`: of mpirun, made from the environment that it will have, and from the name of
+      the file that instance 0 reads from.
     - `instances`: how many it starts. `only`: the one whose output is shown; None for all.
+    - `feed`: whether to copy standard input into that file.
     - `environ`: mpirun's environment. `complain`: prints a line on standard error.
     """
     with tempfile.TemporaryDirectory(prefix="gpusim-poprun-", ignore_cleanup_errors=True) as name:
         given = environ | {activity.FOLDER: name}
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        fifo = os.path.join(name, "input")
+        if feed:
+            os.mkfifo(fifo, 0o600)
+            threading.Thread(target=copy_input, args=(fifo,), daemon=True).start()
         with guarded(name), signals_into(events):
             process = subprocess.Popen(
-                leashed(signal.SIGTERM, os.getpid(), command_line(given)),
+                leashed(signal.SIGTERM, os.getpid(), command_line(given, fifo)),
                 env=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -222,7 +229,17 @@ def in_foreground() -> bool:
         return False
 
 
-# ---------------------------------------------------------------- output
+# ---------------------------------------------------------------- input and output
+
+
+def copy_input(fifo: str) -> None:
+    """Standard input, into the FIFO that instance 0 reads; runs in a thread of its own."""
+    try:
+        with open(fifo, "wb", buffering=0) as sink:  # returns when the instance opens it
+            while chunk := os.read(0, 1 << 16):
+                sink.write(chunk)
+    except OSError:  # the instance has ended, or reads no more
+        return
 
 
 def pass_on(run: Run, pipe: IO[bytes] | None, sink: Any) -> None:

@@ -11,7 +11,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..libraries import constant_like, on_device
 from .array import Array, MappedArray, unpack
-from .frames import Axes, union
+from .frames import Axes, environment, union
 
 
 def common_axes(values: Iterable[Any]) -> Axes:
@@ -61,6 +61,14 @@ def lead_full(value: Any, axes: Axes, ndim: int | None = None) -> Array:
     data = lead(value, axes, ndim)
     full = (*sizes(axes), *data.shape[len(axes) :])
     return data if data.shape == full else np.broadcast_to(data, full)
+
+
+def library_here() -> Any:
+    """An array of the GPU's library that the arguments of a map around are of; None for NumPy's."""
+    for frame in reversed(environment()):
+        if frame.like is not None:
+            return frame.like
+    return None
 
 
 def elementwise(values: Sequence[Any]) -> tuple[list[Any], Axes]:

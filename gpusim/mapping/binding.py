@@ -17,7 +17,8 @@ import numpy as np
 
 from .. import reduction as reductions
 from ..collectives import Result, across
-from .align import common_axes, lead_full, sizes
+from ..libraries import reshaped_view
+from .align import common_axes, lead_full, library_here, sizes
 from .arguments import as_array, read_only, root_of
 from .array import Array, MappedArray, unpack, wrap
 from .frames import Axes, AxisName, Frame, environment, lockstep_environment, resolve, union
@@ -95,10 +96,12 @@ def axis_size(axis_name: AxisName) -> int:
 def axis_index(axis_name: AxisName) -> Any:
     """int32 index of each replica along one axis, or row-major along a tuple of them."""
     frames = resolve_names(axis_name)
+    here = library_here()
     index: Any = np.zeros((), np.int32)
     for frame in frames:
+        first, end = frame.offset, frame.offset + frame.size
         own: Any = (
-            wrap(np.arange(frame.offset, frame.offset + frame.size, dtype=np.int32), (frame,))
+            wrap(np.arange(first, end, dtype=np.int32, like=here), (frame,))
             if frame.index is None
             else np.asarray(frame.offset + frame.index, np.int32)
         )
@@ -145,7 +148,7 @@ def _merge_axes(full: Array, frames: tuple[Frame, ...]) -> Array | list[Array]:
     count = math.prod(sizes(frames))
     rest = full.shape[len(frames) :]
     try:
-        return np.reshape(full, (count, *rest), copy=False)
+        return reshaped_view(full, (count, *rest))
     except ValueError:
         return [full[place] for place in np.ndindex(*sizes(frames))]
 
@@ -653,7 +656,7 @@ def _changeable_roots(members: list[list[Array]]) -> set[int]:
     for column in members:
         for array in column:
             root = root_of(array)
-            if isinstance(root, np.ndarray) and root.flags.writeable:
+            if not isinstance(root, np.ndarray) or root.flags.writeable:  # a GPU's always are
                 roots.add(id(root))
     return roots
 

@@ -16,6 +16,7 @@ from .. import trees
 from ..libraries import of_one_library
 from . import array as _array
 from . import routes as _routes
+from .align import library_here
 
 Rule = Callable[..., Any]
 
@@ -49,6 +50,13 @@ WITHOUT_VALUES = {
     np.isrealobj,
 }
 """NumPy functions that look at shapes and dtypes only, and so give the same on every replica."""
+
+
+CREATE = {
+    *(np.arange, np.empty, np.eye, np.full, np.identity, np.ones, np.tri, np.zeros),
+    *(np.array, np.asanyarray, np.asarray, np.ascontiguousarray),
+}
+"""NumPy functions that make arrays, and ask MappedArrays only where one is given as like=."""
 
 
 class NoRule(Exception):
@@ -154,6 +162,8 @@ def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             return batched(*args, **kwargs)
         except UNSERVED:
             pass
+    if called in CREATE and (like := library_here()) is not None:
+        return _array.wrap(called(*args, **kwargs, like=like), ())
     _check_libraries(f"np.{called.__name__}", (args, kwargs))
     return _routes.call_per_replica(called, args, kwargs)
 

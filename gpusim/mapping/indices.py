@@ -259,8 +259,9 @@ def index_array(items: Any) -> Any:
 
 
 def _holds_mapped(items: Any) -> bool:
+    """Whether an array that NumPy does not see into is among the items."""
     return isinstance(items, (list, tuple)) and any(
-        isinstance(item, MappedArray) or _holds_mapped(item) for item in items
+        isinstance(item, MappedArray) or on_device(item) or _holds_mapped(item) for item in items
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import trees
+from ..libraries import first_unlike, on_device
 from .align import lead_full, sizes
 from .arguments import as_array, is_array, part_company, read_only
 from .array import Array, unpack, wrap
@@ -252,6 +253,8 @@ def _split(leaf: Any, spec: P, frames: Axes, what: str) -> Any:
         shape.append(length // count)
     own = tuple(frame for frame in frames if frame in mesh_places)
     order = [*range(outer), *(mesh_places[frame] for frame in own), *rest_places]
+    for frame in own if on_device(data) else ():
+        frame.like = data
     shards = data.reshape(shape).transpose(order)
     if order != sorted(order):
         shards = shards.copy(order="C")  # as moved axes of vmap
@@ -299,15 +302,13 @@ def _one_copy(
         copies = np.moveaxis(data, place, 0)
         first = copies[0]
         if check:
-            bits = np.ascontiguousarray(first).tobytes()
-            for index in range(1, frame.size):
-                if np.ascontiguousarray(copies[index]).tobytes() != bits:
-                    raise ValueError(
-                        f"{what} is declared replicated over mesh axis {frame.name!r} by out_specs "
-                        f"{spec!r}, but replicas 0 and {index} hold different values: name the "
-                        f"axis in "
-                        "out_specs, or reduce over it (lax.psum, lax.pmean, lax.all_gather)"
-                    )
+            index = first_unlike(copies)
+            if index is not None:
+                raise ValueError(
+                    f"{what} is declared replicated over mesh axis {frame.name!r} by out_specs "
+                    f"{spec!r}, but replicas 0 and {index} hold different values: name the axis in "
+                    "out_specs, or reduce over it (lax.psum, lax.pmean, lax.all_gather)"
+                )
             agree_on(
                 first, frame.share, f"{what}, declared replicated over mesh axis {frame.name!r}"
             )

@@ -264,11 +264,9 @@ def _one_array(value: Any) -> Any:
 
 
 def _converted(value: Any, x: Array) -> Any:
-    """`value` in the dtype and library of `x`, by the rules of assignment: 1.5 becomes the int 1, and
-    300 is no uint8."""
-    if isinstance(value, MappedArray):
-        return value.astype(x.dtype, copy=False)
-    if on_device(value):
+    """`value` in the dtype and library of `x`, by the rules of assignment: 1.5 becomes the int 1,
+    and 300 is no uint8."""
+    if isinstance(value, MappedArray) or on_device(value):
         return value.astype(x.dtype, copy=False)
     return to_library_of(x, value, x.dtype)
 
@@ -283,6 +281,8 @@ def _write_stacked(
     x: Any, index: tuple[Any, ...], values: tuple[Any, ...], write: Write, axes: Axes
 ) -> MappedArray:
     copy = lead_full(x, axes).copy()
+    if isinstance(copy, np.generic):  # a sum over all axes, say: NumPy's scalars do not change
+        copy = np.asarray(copy)
     place = locate(index, copy, axes)
     if write is not _assign and any(visible_ndim(value) > len(place.shape) for value in values):
         raise NoRule  # of all writers, only assignment drops leading axes of length 1

@@ -11,7 +11,8 @@ import numpy as np
 from ...engines import Pending
 from ..kernels import empty
 from ..operand import Array
-from .task import AHEAD, Task, blocks_of, contiguous, flat, new_result, places_of
+from .spread import contiguous
+from .task import AHEAD, Task, blocks_of, flat, new_result, places_of
 
 
 def passed_on(task: Task) -> Array:
@@ -44,22 +45,20 @@ def passed_on(task: Task) -> Array:
             if number + AHEAD < len(blocks):
                 coming.append(receive(blocks[number + AHEAD]))
             pending.wait()
-        part = task.kernel(
-            [value[:, first:end] for value in own],
-            batch_ndim=1,
-            window=(first, length),
-            partial=partial,
-            before=before,
-            final=turn == last,
-            **{
-                **task.how,
-                "places": places,
-                "divisor": task.divisor if turn == last else None,
-            },
-        )
+        members = [value[:, first:end] for value in own]
+        how = {
+            **task.how,
+            "places": places,
+            "batch_ndim": 1,
+            "window": (first, length),
+            "partial": partial,
+            "before": before,
+        }
         if turn == last:
-            result[:, first:end] = part
+            task.kernel_into(result[:, first:end], members, divisor=task.divisor, **how)
         else:
+            alone = not turn and len(own) == 1 and own[0].dtype == task.partial
+            part = contiguous(members[0]) if alone else task.kernel(members, final=False, **how)
             sent.append(spread.exchange([(part, chain[turn + 1])], []))
             if len(sent) > AHEAD:
                 sent.popleft().wait()

@@ -3,11 +3,12 @@ its own members receive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...engines import Buffer
 from ...groups import Groups
 from .. import gather, permute
 from ..exchange import cut, exchanged_axes, merge
@@ -22,7 +23,7 @@ from ..operand import (
     read_only,
     replica_index,
 )
-from .spread import Numbers, Spread, fetch, packed, rows_of
+from .spread import LONG_MESSAGE, Numbers, Spread, contiguous, fetch, packed, rows_of
 
 
 def all_gather(
@@ -206,45 +207,40 @@ def _all_to_all(
 
     own = {member: pieces_of(member) for member in spread.mine.tolist()}
     piece = next(iter(own.values()))[0, ...]
-    sends, receives = [], []
-    into: dict[int, list[tuple[int, Numbers, Array]]] = {}
-    for other in spread.others:
-        outgoing = [
-            own[member][place, ...]
-            for member in spread.mine.tolist()
-            for place in np.flatnonzero(spread.owner[mates[member]] == other).tolist()
-        ]
-        sends.append((packed(outgoing, piece), other))
-        incoming = [
-            (member, np.flatnonzero(spread.owner[mates[member]] == spread.own))
-            for member in spread.held[other].tolist()
-        ]
-        buffer = empty(piece, (sum(len(places) for _, places in incoming), *piece.shape))
-        receives.append((buffer, other))
-        first = 0
-        for member, places in incoming:
-            if len(places):
-                part = buffer[first : first + len(places)]
-                into.setdefault(other, []).append((member, places, part))
-                first += len(places)
-    pending = spread.exchange(sends, receives)
     shape = (*piece.shape[:concat], count, *piece.shape[concat:])
     out = empty(like, (len(spread.mine), *shape))
     order = {member: place for group in partition.members for place, member in enumerate(group)}
 
-    def put(member: int, places: Numbers, pieces: Array) -> list[tuple[Array, Array]]:
-        """What ``member`` sends to these places of its group, which are all here."""
-        at = (slice(None),) * concat + (order[member],)
-        return [
-            (out[int(spread.position[mates[member][place]])][at], pieces[number, ...])
-            for number, place in enumerate(places.tolist())
-        ]
+    def between(sender: int, receiver: int) -> Iterator[tuple[int, int]]:
+        """The pieces that one instance sends to another: (member, place of the receiver)."""
+        for member in spread.held[sender].tolist():
+            for place in np.flatnonzero(spread.owner[mates[member]] == receiver).tolist():
+                yield member, place
 
-    local: list[tuple[Array, Array]] = []
-    for member, pieces in own.items():
-        places = np.flatnonzero(spread.owner[mates[member]] == spread.own)
-        local += put(member, places, pieces[places] if len(places) < count else pieces)
-    copy(local)
+    def target(member: int, place: int) -> Array:
+        """Where what ``member`` sends to that place of its group, which is here, is to be."""
+        receiver = int(spread.position[mates[member][place]])
+        return out[receiver][(*(slice(None),) * concat, order[member], ...)]
+
+    sends: list[Buffer] = []
+    receives: list[Buffer] = []
+    arrived: list[tuple[Array, Array]] = []
+    for other in spread.others:
+        outgoing = [own[member][place, ...] for member, place in between(spread.own, other)]
+        targets = [target(member, place) for member, place in between(other, spread.own)]
+        if piece.nbytes >= LONG_MESSAGE:
+            sends += [(contiguous(part), other) for part in outgoing]
+            buffers = [t if t.flags.c_contiguous else np.empty_like(t, order="C") for t in targets]
+            receives += [(buffer, other) for buffer in buffers]
+        else:
+            sends.append((packed(outgoing, piece), other))
+            buffer = empty(piece, (len(targets), *piece.shape))
+            receives.append((buffer, other))
+            buffers = [buffer[number, ...] for number in range(len(targets))]
+        arrived += [(t, b) for t, b in zip(targets, buffers, strict=True) if t is not b]
+    pending = spread.exchange(sends, receives)
+    here = between(spread.own, spread.own)
+    copy([(target(member, place), own[member][place, ...]) for member, place in here])
     pending.wait()
-    copy([pair for parts in into.values() for part in parts for pair in put(*part)])
+    copy(arrived)
     return Result(merge(out, concat + 1) if tiled else out, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from fallback.orders import ring_bounds
 from ...engines import Pending
 from ..kernels import empty
 from ..operand import Array
-from .task import AHEAD, Task, blocks_of, contiguous, flat, new_result, places_of
+from .spread import contiguous
+from .task import AHEAD, Task, blocks_of, flat, new_result, places_of
 
 Piece = tuple[int, int, int]  # ring block, first element, end
 
@@ -46,7 +48,7 @@ class _Ring:
         self.before_me = task.instances[task.turn - 1]
         self.behind_me = task.instances[(task.turn + 1) % self.count]
 
-    def pieces(self, turn: int) -> list[tuple[int, int, int]]:
+    def pieces(self, turn: int) -> list[Piece]:
         """The region of an instance in pieces (ring block, first element, end), small enough to be
         on their way while others are folded.
 
@@ -63,81 +65,90 @@ class _Ring:
             if stop > start
         ]
 
-    def fold(
-        self,
-        members: slice,
-        piece: tuple[int, int, int],
-        partial: Array | None,
-        before: int,
-        final: bool,
-    ) -> Array:
-        _, first, end = piece
-        return self.task.kernel(
-            [value[:, first:end] for value in self.own[members]],
-            batch_ndim=1,
-            window=(first, self.length),
-            partial=partial,
-            before=before,
-            final=final,
-            **{
-                **self.task.how,
-                "order": "linear",
-                "places": self.places,
-                "divisor": self.task.divisor if final else None,
-            },
-        )
+    def arguments(
+        self, piece: Piece, partial: Array | None, before: int, final: bool
+    ) -> dict[str, Any]:
+        """Of the fold of a piece with some members, linear from its block's first."""
+        return {
+            **self.task.how,
+            "order": "linear",
+            "places": self.places,
+            "batch_ndim": 1,
+            "window": (piece[1], self.length),
+            "partial": partial,
+            "before": before,
+            "final": final,
+            "divisor": self.task.divisor if final else None,
+        }
+
+    def members(self, piece: Piece, chosen: slice) -> list[Array]:
+        return [value[:, piece[1] : piece[2]] for value in self.own[chosen]]
+
+    def go_on(self, piece: Piece, partial: Array, before: int) -> Array:
+        """The piece folded with all members here."""
+        how = self.arguments(piece, partial, before, False)
+        return self.task.kernel(self.members(piece, slice(None)), **how)
+
+    def end(self, piece: Piece, partial: Array, before: int, chosen: slice) -> None:
+        """The piece folded with the last of all members."""
+        how = self.arguments(piece, partial, before, True)
+        target = self.result[:, piece[1] : piece[2]]
+        self.task.kernel_into(target, self.members(piece, chosen), **how)
 
     def turn_round(self) -> None:
         turn, count = self.task.turn, self.count
         first = self.runs[turn][0]
-        sent: deque[Pending] = deque()
+        sent: list[Pending] = []
+        # What is sent in one step is received in the next one, by instances that do not wait for
+        # each other's sends before that: they go round in a circle.
+        before_last: list[Pending] = []
 
         def send(part: Array) -> None:
             sent.append(self.spread.exchange([(part, self.behind_me)], []))
-            if len(sent) > 4 * AHEAD:
-                sent.popleft().wait()
 
         for piece in self.pieces(turn):
-            for part in self._start(piece, first):
-                send(part)
+            send(self._start(piece, first))
         for step in range(1, count):
+            before_last, sent = sent, []
             home = (turn - step) % count
             begun = self.runs[home][0]
             for piece, partial in self._arriving(self.pieces(home)):
                 before = (first - piece[0]) % len(self.task.members)
                 finishes = step == count - 1 and piece[0] == begun
-                part = self.fold(slice(None), piece, partial, before, finishes)
                 if finishes:
-                    self.result[:, piece[1] : piece[2]] = part
+                    self.end(piece, partial, before, slice(None))
                 else:
-                    send(part)
+                    send(self.go_on(piece, partial, before))
+            for pending in before_last:
+                pending.wait()
         rest = [piece for piece in self.pieces(turn) if piece[0] != first]
         for piece, partial in self._arriving(rest):
             self._finish(piece, partial, first)
-        while sent:
-            sent.popleft().wait()
+        for pending in sent:
+            pending.wait()
         self._share()
 
-    def _start(self, piece: tuple[int, int, int], first: int) -> Iterator[Array]:
+    def _start(self, piece: Piece, first: int) -> Array:
         """The piece folded with the members from its block's on; blocks that were put together are
         told apart here."""
-        yield self._join(
-            [
-                self.fold(slice(block - first, None), (block, low, high), None, 0, False)
-                for block, low, high in self._apart(piece)
-            ]
-        )
+        if len(self.own) == 1 and self.own[0].dtype == self.task.partial:
+            return contiguous(self.own[0][:, piece[1] : piece[2]])
+        parts = []
+        for part in self._apart(piece):
+            members = self.members(part, slice(part[0] - first, None))
+            parts.append(self.task.kernel(members, **self.arguments(part, None, 0, False)))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def _finish(self, piece: tuple[int, int, int], partial: Array, first: int) -> None:
+    def _finish(self, piece: Piece, partial: Array, first: int) -> None:
         """The piece, come home, folded with the members before its block's."""
         begin = piece[1]
         for block, low, high in self._apart(piece):
             part = contiguous(partial[:, low - begin : high - begin])
             before = len(self.task.members) - (block - first)
             members = slice(0, block - first)
-            self.result[:, low:high] = self.fold(members, (block, low, high), part, before, True)
+            self.end((block, low, high), part, before, members)
 
-    def _apart(self, piece: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+    def _apart(self, piece: Piece) -> Iterator[Piece]:
         block, start, stop = piece
         while start < stop:
             high = min(stop, self.bounds[block + 1])
@@ -145,16 +156,11 @@ class _Ring:
                 yield block, start, high
             start, block = max(start, high), block + 1
 
-    def _join(self, parts: list[Array]) -> Array:
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-    def _arriving(
-        self, pieces: list[tuple[int, int, int]]
-    ) -> Iterator[tuple[tuple[int, int, int], Array]]:
+    def _arriving(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Array]]:
         """Pieces from the instance before, as they come."""
         coming: deque[tuple[Array, Pending]] = deque()
 
-        def ask(piece: tuple[int, int, int]) -> None:
+        def ask(piece: Piece) -> None:
             buffer = empty(self.task.like, (self.rows, piece[2] - piece[1]), self.task.partial)
             pending = self.spread.exchange([], [(buffer, self.before_me)])
             coming.append((buffer, pending))

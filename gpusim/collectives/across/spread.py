@@ -20,6 +20,9 @@ from ..operand import Array, as_slice
 
 Numbers = NDArray[np.intp]
 
+#: Parts of so many bytes are sent as they lie, without being packed together.
+LONG_MESSAGE = 16 * 1024
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -161,6 +164,11 @@ def fetch(
     pending.wait()
     copy(scattered)
     return out
+
+
+def contiguous(part: Array) -> Array:
+    """The part itself where it is C-contiguous, else a copy."""
+    return part if part.flags.c_contiguous else part.copy()
 
 
 def packed(arrays: Sequence[Array], like: Array) -> Array:

@@ -112,6 +112,14 @@ class Task:
     def kernel(self, members: Any, **arguments: Any) -> Array:
         return kernels(self.like).fold(members, **arguments)
 
+    def kernel_into(self, target: Array, members: Any, **arguments: Any) -> Array:
+        """Fold into a part of a result; returns it in contiguous memory."""
+        if target.flags.c_contiguous:
+            return self.kernel(members, out=target, **arguments)
+        part = self.kernel(members, **arguments)
+        target[...] = part
+        return part
+
 
 def flat(task: Task, array: Array) -> Array:
     """(batch entries, elements) where elements are told apart; else (1, all of them)."""
@@ -140,7 +148,3 @@ def blocks_of(first: int, end: int, rows: int) -> list[tuple[int, int]]:
         (first + (end - first) * k // count, first + (end - first) * (k + 1) // count)
         for k in range(count)
     ]
-
-
-def contiguous(part: Array) -> Array:
-    return part if part.flags.c_contiguous else part.copy()

@@ -37,7 +37,7 @@ def _way(task: Task) -> Callable[[Task], Array]:
         return _gathered
     if _associative(task):
         return _partials_of_any_order
-    if task.order == "tree" and not task.stochastic and _aligned(task):
+    if task.order == "tree" and _aligned(task):
         return _partials_of_trees
     if task.runs is not None and task.order in ("linear", "reverse"):
         return passed_on
@@ -109,13 +109,21 @@ def _partials_of_any_order(task: Task) -> Array:
 
 
 def _partials_of_trees(task: Task) -> Array:
-    """One subtree from each instance."""
-    return _combine_partials(task, {**task.how, "final": False}, task.how)
+    """One subtree from each instance; its additions are numbered as the whole tree's."""
+    assert task.runs is not None
+    total = len(task.members)
+    first, end = task.runs[0]
+    level = (end - first).bit_length() - 1
+    nodes = (0, task.runs[task.turn][0], total)
+    how = {**task.how, "final": False, "places": task.places, "nodes": nodes}
+    return _combine_partials(task, how, {**task.how, "nodes": (level, 0, total)})
 
 
 def _combine_partials(task: Task, how: dict[str, Any], then: dict[str, Any]) -> Array:
     """Fold what is here, then the partial results as if they were the members."""
-    partial = task.kernel(task.values, batch_ndim=task.batch_ndim, **how)
+    partial = task.values[0]
+    if len(task.values) > 1 or partial.dtype != task.partial:  # a single one is not rounded
+        partial = task.kernel(task.values, batch_ndim=task.batch_ndim, **how)
     firsts = [task.members[task.owners.tolist().index(instance)] for instance in task.instances]
     how = {**then, "out_dtype": task.like.dtype}
     return by_windows(replace(task, members=tuple(firsts), values=[partial], how=how))

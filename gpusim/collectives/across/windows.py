@@ -9,90 +9,105 @@ from typing import Any
 
 import numpy as np
 
-from ...engines import Pending
-from ..kernels import empty
+from ...engines import Buffer, Pending
+from ..kernels import copy, empty
 from ..operand import Array
+from .spread import LONG_MESSAGE, contiguous
 from .task import AHEAD, Task, blocks_of, flat, new_result, places_of
+
+Share = tuple[int, int]  # first element, end
 
 
 def by_windows(task: Task) -> Array:
-    """Each instance folds its share of the elements of all members; then all get the results."""
-    spread, instances = task.spread, task.instances
-    own = [flat(task, value) for value in task.values]
-    rows, length = own[0].shape
-    out = new_result(task)
-    result = flat(task, out)
-    held = {i: int((task.owners == i).sum()) for i in instances}
-    places = [np.flatnonzero(task.owners == i) for i in instances]
-    shared = blocks_of(0, length, max(1, rows * len(task.members) // len(instances)))
-    windows = [_shares(first, end, len(instances)) for first, end in shared]
-
-    def begin(shares: list[tuple[int, int]]) -> tuple[dict[int, Array], Pending]:
-        first, end = shares[task.turn]
-        incoming = {
-            i: empty(task.like, (held[i], rows, end - first), task.values[0].dtype)
-            for i in instances
-            if i != spread.own
-        }
-        sends = []
-        for other, (start, stop) in zip(instances, shares, strict=True):
-            if other != spread.own:
-                outgoing = empty(task.like, (len(own), rows, stop - start), task.values[0].dtype)
-                for number, value in enumerate(own):
-                    outgoing[number] = value[:, start:stop]
-                sends.append((outgoing, other))
-        pending = spread.exchange(sends, [(buffer, i) for i, buffer in incoming.items()])
-        return incoming, pending
-
-    under_way = deque(begin(shares) for shares in windows[:AHEAD])
-    finals: list[tuple[Pending, list[tuple[Array, Array]]]] = []
-    for number, shares in enumerate(windows):
-        incoming, pending = under_way.popleft()
-        if number + AHEAD < len(windows):
-            under_way.append(begin(windows[number + AHEAD]))
-        pending.wait()
-        first, end = shares[task.turn]
-        members: list[Any] = [None] * len(task.members)
-        for instance, positions in zip(instances, places, strict=True):
-            for k, position in enumerate(positions.tolist()):
-                mine = instance == spread.own
-                members[position] = own[k][:, first:end] if mine else incoming[instance][k]
-        if end > first:
-            part = task.kernel(
-                members,
-                batch_ndim=1,
-                window=(first, length),
-                **{**task.whole, "places": places_of(task)},
-            )
-        else:
-            part = empty(task.like, (rows, 0), result.dtype)
-        result[:, first:end] = part
-        finals.append(_to_all(task, part, shares, result))
-    for pending, arrived in finals:
-        pending.wait()
-        for target, source in arrived:
-            target[...] = source
-    return out
+    """The fold of a group whose members may lie on any instances, in any order."""
+    return _Windows(task).fold()
 
 
-def _shares(first: int, end: int, count: int) -> list[tuple[int, int]]:
+class _Windows:
+    """One fold, cut into blocks of elements, and each block into a share for every instance."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.spread, self.instances = task, task.spread, task.instances
+        self.own = [flat(task, value) for value in task.values]
+        self.rows, self.length = self.own[0].shape
+        self.out = new_result(task)
+        self.result = flat(task, self.out)
+        self.positions = [np.flatnonzero(task.owners == i).tolist() for i in self.instances]
+        members = -(-self.rows * len(task.members) // len(self.instances))
+        self.blocks = [
+            _shares(first, end, len(self.instances))
+            for first, end in blocks_of(0, self.length, members)
+        ]
+        self.finals: list[tuple[Pending, list[tuple[Array, Array]]]] = []
+
+    def fold(self) -> Array:
+        under_way = deque(self.gather(shares) for shares in self.blocks[:AHEAD])
+        for number, shares in enumerate(self.blocks):
+            members, pending = under_way.popleft()
+            if number + AHEAD < len(self.blocks):
+                under_way.append(self.gather(self.blocks[number + AHEAD]))
+            pending.wait()
+            self.fold_share(members, shares)
+        for pending, arrived in self.finals:
+            pending.wait()
+            for target, source in arrived:
+                target[...] = source
+        return self.out
+
+    def gather(self, shares: list[Share]) -> tuple[list[Array], Pending]:
+        """This instance's share of all members, in the group's order, when it has come."""
+        first, end = shares[self.task.turn]
+        members: list[Any] = [None] * len(self.task.members)
+        sends: list[Buffer] = []
+        receives: list[Buffer] = []
+        for instance, positions, (start, stop) in zip(
+            self.instances, self.positions, shares, strict=True
+        ):
+            if instance == self.spread.own:
+                parts: Any = [value[:, first:end] for value in self.own]
+            else:
+                sends += self.messages([v[:, start:stop] for v in self.own], instance)
+                shape = (len(positions), self.rows, end - first)
+                parts = buffer = empty(self.task.like, shape, self.own[0].dtype)
+                apart = self.apart(end - first)
+                receives += [(p, instance) for p in (buffer if apart else [buffer])]
+            for position, part in zip(positions, parts, strict=True):
+                members[position] = part
+        return members, self.spread.exchange(sends, receives)
+
+    def apart(self, width: int) -> bool:
+        """Whether members of so many elements are sent as they lie, in a message each."""
+        return self.rows == 1 and width * self.own[0].itemsize >= LONG_MESSAGE
+
+    def messages(self, parts: list[Array], to: int) -> list[Buffer]:
+        if self.apart(parts[0].shape[1]):
+            return [(contiguous(part), to) for part in parts]
+        packed = empty(parts[0], (len(parts), *parts[0].shape))
+        copy([*zip(packed, parts, strict=True)])
+        return [(packed, to)]
+
+    def fold_share(self, members: list[Array], shares: list[Share]) -> None:
+        """Fold this instance's share, give it to the others, and ask for theirs."""
+        first, end = shares[self.task.turn]
+        target = self.result[:, first:end]
+        how = {**self.task.whole, "places": places_of(self.task)}
+        part = self.task.kernel_into(
+            target, members, batch_ndim=1, window=(first, self.length), **how
+        )
+        sends = [(part, other) for other in self.instances if other != self.spread.own]
+        receives, arrived = [], []
+        for other, (start, stop) in zip(self.instances, shares, strict=True):
+            if other == self.spread.own:
+                continue
+            target = self.result[:, start:stop]
+            buffer = target
+            if not target.flags.c_contiguous:
+                buffer = np.empty_like(target, order="C")
+                arrived.append((target, buffer))
+            receives.append((buffer, other))
+        self.finals.append((self.spread.exchange(sends, receives, results=True), arrived))
+
+
+def _shares(first: int, end: int, count: int) -> list[Share]:
     edges = [first + (end - first) * k // count for k in range(count + 1)]
     return list(pairwise(edges))
-
-
-def _to_all(
-    task: Task, part: Array, shares: list[tuple[int, int]], result: Array
-) -> tuple[Pending, list[tuple[Array, Array]]]:
-    """Give this instance's share of the result to the others, and take theirs."""
-    receives, arrived = [], []
-    for other, (start, stop) in zip(task.instances, shares, strict=True):
-        if other == task.spread.own:
-            continue
-        target = result[:, start:stop]
-        buffer = target
-        if not target.flags.c_contiguous:
-            buffer = np.empty_like(target, order="C")
-            arrived.append((target, buffer))
-        receives.append((buffer, other))
-    sends = [(part, other) for other in task.instances if other != task.spread.own]
-    return task.spread.exchange(sends, receives, results=True), arrived

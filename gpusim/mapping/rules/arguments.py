@@ -34,6 +34,22 @@ def named(
     return {**dict(zip(parameters(function), args, strict=False)), **kwargs}
 
 
+def by_position(
+    function: Callable[..., Any], options: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """`options` without those of the function's first parameter, the first of them by position.
+
+    Libraries agree on the order of parameters more than on their names.
+    """
+    positional: list[Any] = []
+    rest = dict(options)
+    for name in list(parameters(function))[1:]:
+        if name not in rest:
+            break
+        positional.append(rest.pop(name))
+    return positional, rest
+
+
 def stacked(value: Any) -> tuple[Array, Axes]:
     """The stacked data of `value` and its mapped axes; what is no array becomes one."""
     data, axes = unpack(value)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...libraries import empty_like, on_device
-from ..align import lead, sizes
+from ..align import lead, library_here, sizes
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from .arguments import plain, stacked
@@ -57,8 +57,9 @@ def converts(function: Callable[..., Any]) -> Rule:
         if options.get("ndmin", 0):
             raise NoRule
         values = _stack_lists(a)
-        if on_device(values):
-            return wrap(function(values, dtype, **options, like=values), ())
+        like = values if on_device(values) else library_here()
+        if like is not None and not isinstance(values, MappedArray):
+            return wrap(function(values, dtype, **options, like=like), ())
         if not isinstance(values, MappedArray):
             return wrap(function(values, dtype, **options), ())
         return values if dtype is None else values.astype(dtype)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...libraries import on_device
 from ..align import common_axes, elementwise, visible_ndim, visible_shape
-from ..array import MappedArray, wrap
+from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from ..layout import replicas_interleave
 from .arguments import named, plain
@@ -51,8 +51,24 @@ def _loops_differ(part: Any, mapped: int) -> bool:
     )
 
 
+_clip = on_elements(np.clip, "a a_min a_max min max")
+
+
+@rule(np.clip)
+def clip(
+    a: Any, a_min: Any = np._NoValue, a_max: Any = np._NoValue, *args: Any, **kwargs: Any
+) -> Any:
+    if not on_device(unpack(a)[0]) or args:
+        return _clip(a, a_min, a_max, *args, **kwargs)
+    bounds = [kwargs.pop("min", a_min), kwargs.pop("max", a_max)]  # the names in CuPy are the old
+    low, high = (bound if _is_given(bound) else None for bound in bounds)
+    given = [bound for bound in (low, high) if bound is not None]
+    (data, *_), axes = elementwise([a, *given])
+    low, high = (None if b is None else elementwise([b, a])[0][0] for b in (low, high))
+    return wrap(np.clip(data, low, high, **plain(kwargs)), axes)
+
+
 for _function, _operands in (
-    (np.clip, "a a_min a_max min max"),
     (np.round, "a"),
     (np.around, "a"),
     (np.fix, "x"),

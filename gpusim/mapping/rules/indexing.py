@@ -188,5 +188,8 @@ def triu_indices_from(arr: Any, k: int = 0) -> Any:
 
 
 def _any_of_shape(value: Any) -> Array:
-    """An array without memory of its own, of one replica's shape."""
+    """An array of one replica's shape, in no memory of its own."""
+    data, axes = unpack(value)
+    if on_device(data):
+        return data[(0,) * len(axes)]
     return np.broadcast_to(np.int8(0), visible_shape(value))

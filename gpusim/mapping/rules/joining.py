@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
+from ...libraries import constant_like, on_device, to_library_of
 from ..align import common_axes, lead, lead_full, shift_axis, visible_ndim, visible_shape
-from ..array import Array, wrap
+from ..array import Array, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from ..frames import Axes
 from .arguments import flat, plain, stacked
@@ -17,9 +18,21 @@ from .arguments import flat, plain, stacked
 
 def _together(arrays: Any) -> tuple[list[Any], list[Array], Axes]:
     """The arrays as a list, and their stacked data over the axes of them all."""
-    parts = list(arrays)
+    parts = _in_one_memory(arrays)
     axes = common_axes(parts)
     return parts, [lead_full(part, axes) for part in parts], axes
+
+
+def _in_one_memory(arrays: Any) -> list[Any]:
+    """The arrays as a list; numbers and lists of them are where the arrays are."""
+    parts = list(arrays)
+    gpu = next(filter(on_device, (unpack(part)[0] for part in parts)), None)
+    if gpu is None:
+        return parts
+    numbers = (list, tuple, int, float, complex)
+    return [
+        to_library_of(gpu, p) if isinstance(p, numbers) else constant_like(gpu, p) for p in parts
+    ]
 
 
 @rule(np.concatenate)
@@ -57,7 +70,7 @@ def joined(raised: Callable[[Any], Any], axis: Callable[[Sequence[Any]], int]) -
     """The rule of a function that concatenates arrays after giving each the dimensions it needs."""
 
     def batched(tup: Any, **options: Any) -> Any:
-        parts = [raised(part) for part in tup]
+        parts = [raised(part) for part in _in_one_memory(tup)]
         return concatenate(parts, axis(parts), **options)
 
     return batched
@@ -71,6 +84,7 @@ rule(np.column_stack)(joined(_columns, lambda parts: 1))
 
 @rule(np.append)
 def append(arr: Any, values: Any, axis: Any = None) -> Any:
+    arr, values = _in_one_memory([arr, values])
     if axis is None:
         arr, values, axis = np.ravel(arr), np.ravel(values), 0
     return concatenate([arr, values], axis)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...libraries import on_device, to_host, to_library_of, zeros_like
+from ...libraries import constant_like, on_device, to_host, to_library_of, zeros_like
 from ..align import (
     common_axes,
     lead_full,
@@ -17,7 +17,7 @@ from ..align import (
     visible_ndim,
     visible_shape,
 )
-from ..array import Array, wrap
+from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
 from ..frames import Axes
 from .arguments import flat, plain, stacked
@@ -69,6 +69,10 @@ def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
     side = {"l": "left", "r": "right"}.get(str(side)[:1].lower(), "")
     if visible_ndim(a) != 1 or not side:
         raise NoRule
+    gpu = next(filter(on_device, (unpack(part)[0] for part in (a, v, sorter))), None)
+    if gpu is not None:
+        a, sorter = (constant_like(gpu, part) for part in (a, sorter))
+        v = v if isinstance(v, MappedArray) else to_library_of(gpu, v)
     table, table_axes = stacked(a)
     order, order_axes = (None, ()) if sorter is None else stacked(sorter)
     if not table_axes and not order_axes:

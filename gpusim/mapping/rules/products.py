@@ -43,7 +43,11 @@ def complex_reversed(value: Any) -> bool:
     """Whether `value` is complex and runs backwards: NumPy's loops for one vector and for several
     then round differently."""
     data, axes = unpack(value)
-    return not on_device(data) and data.dtype.kind == "c" and any(stride < 0 for stride in data.strides[len(axes) :])
+    return (
+        not on_device(data)
+        and data.dtype.kind == "c"
+        and any(stride < 0 for stride in data.strides[len(axes) :])
+    )
 
 
 def same_dtype(*values: Any) -> list[MappedArray]:
@@ -128,7 +132,8 @@ def _vecdot(left: Array, right: Array) -> Array:
     """np.vecdot, which CuPy has not."""
     if not on_device(left):
         return np.vecdot(left, right)
-    return np.matmul(np.conjugate(left)[..., None, :], right[..., :, None])[..., 0, 0]
+    left = np.conjugate(left) if left.dtype.kind == "c" else left
+    return np.matmul(left[..., None, :], right[..., :, None])[..., 0, 0]
 
 
 def inner_products(left: Any, right: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...libraries import on_device
+from ...libraries import constant_like, on_device, to_library_of
 from ..align import (
     common_axes,
     lead,
@@ -21,7 +21,7 @@ from ..align import (
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from ..frames import Axes
-from .arguments import arranged, flat, named, parameters, plain, stacked, unshared
+from .arguments import arranged, by_position, flat, named, parameters, plain, stacked, unshared
 from .products import operand
 from .ufuncs import reduction_operands
 
@@ -87,10 +87,12 @@ def order_statistic(function: Callable[..., Any]) -> Rule:
 
     def batched(*args: Any, **kwargs: Any) -> Any:
         options = named(function, args, kwargs)
+        if on_device(unpack(options["a"])[0]):
+            options.pop("overwrite_input", None)
         if options.get("weights") is not None or options.get("overwrite_input"):
             raise NoRule
         data, axes = visible_operands(options.pop("a"), options)
-        if not on_device(data) and function is np.nanmedian and data.dtype.char not in "fdbhilqBHILQ?":
+        if function is np.nanmedian and data.dtype.char not in "fdbhilqBHILQ?":
             raise NoRule  # the middle two are averaged in another precision for rows than for one
         mapped, q_ndim = len(axes), np.ndim(options.get("q", 0.0))
         if q_ndim and data.size == 0:
@@ -117,6 +119,7 @@ def average(
         if result.size == 0:
             raise NoRule  # ZeroDivisionError
         return result
+    weights = constant_like(unpack(a)[0], weights)
     kinds = [operand(value).dtype for value in (a, weights)]
     kind = np.result_type(*kinds, *([np.float64] if kinds[0].kind in "biu" else []))
     ndim = visible_ndim(a)
@@ -151,9 +154,11 @@ def along_axis(function: Callable[..., Any]) -> Rule:
             if ndim == 0:
                 raise NoRule
             options["axis"] = shift_axis(axis, ndim, len(axes))
-            return wrap(function(data, **options), axes)
+            first_ones, rest = by_position(function, options)
+            return wrap(function(data, *first_ones, **rest), axes)
         keepdims = options.pop("keepdims", False) is True
-        result = function(flat(data, axes), **{**options, "axis": len(axes)})
+        first_ones, rest = by_position(function, {**options, "axis": len(axes)})
+        result = function(flat(data, axes), *first_ones, **rest)
         return wrap(np.reshape(result, (*sizes(axes), *(1,) * ndim)) if keepdims else result, axes)
 
     return batched
@@ -193,13 +198,17 @@ def diff(
     if ndim == 0 or n < 0:
         raise NoRule
     place = shift_axis(axis, ndim, 0)
+    like = unpack(a)[0]
+    prepend, append = (constant_like(like, value) for value in (prepend, append))
     edges = [value for value in (prepend, append) if value is not np._NoValue]
     if edges and n > 0:
         edge = [1 if k == place else extent for k, extent in enumerate(visible_shape(a))]
         before, after = (
             []
             if value is np._NoValue
-            else [np.broadcast_to(value, edge) if visible_ndim(value) == 0 else value]
+            else [np.broadcast_to(_array_like(like, value), edge)]
+            if visible_ndim(value) == 0
+            else [value]
             for value in (prepend, append)
         )
         a = np.concatenate([*before, a, *after], place)
@@ -230,7 +239,12 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
     return wrap(result, axes)
 
 
+def _array_like(like: Any, value: Any) -> Any:
+    return value if isinstance(value, MappedArray) else to_library_of(like, value)
+
+
 def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+    x = constant_like(unpack(y)[0], x)
     axes = common_axes([y, x])
     ndim, mapped = visible_ndim(y), len(axes)
     if ndim == 0:

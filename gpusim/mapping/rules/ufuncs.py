@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...libraries import on_device
+from ...libraries import on_device, to_library_of
 from ..align import (
     common_axes,
     elementwise,
@@ -259,6 +259,12 @@ def reduceat(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @ufunc_method("outer")
 def outer(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    gpu = next(filter(on_device, (unpack(value)[0] for value in inputs)), None)
+    if gpu is not None:
+        inputs = tuple(
+            value if isinstance(value, MappedArray) else to_library_of(gpu, value)
+            for value in inputs
+        )
     first, second = inputs
     if "where" in kwargs or ufunc.signature is not None:
         raise NoRule
