@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import sys
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -18,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import activity, environment
-from .engines import Engine
+from .engines import Engine, Processes
 from .errors import CollectiveMismatchError, GpusimError, InstanceError
 
 __all__ = ["World", "current_world"]
@@ -26,11 +24,16 @@ __all__ = ["World", "current_world"]
 # What instances tell each other before they exchange anything: is it the same call?
 _HEADER = struct.Struct("=16sBH")  # digest, kind, length of the text
 _HEADER_BYTES = 1024
-_CALL, _LEAVE, _FAILED = range(3)
+_CALL, _LEAVE = range(2)
 
-_LAST_TAG = (1 << 21) - 1  # MPICH has no more
-#: The tag of what is said outside threads, collectives of lockstep maps included.
+#: What flows on a channel: values on their way to a fold, results, and what is called.
+FLOWS = 3
+_VALUES, _RESULTS, _CALLS = range(FLOWS)
+CHANNELS = (1 << 20) - 1  # times FLOWS, and a few for others: MPICH has 2**22 tags
+#: The channel of what is said outside threads, collectives of lockstep maps included.
 MAIN_TAG = 0
+#: That of leaving, where calls are not compared: nothing else may be taken for it.
+_LEAVING = CHANNELS
 
 _world: ContextVar[World | None] = ContextVar("gpusim world", default=None)
 
@@ -57,6 +60,10 @@ class World:
     Raises (on leaving, and by collectives inside):
         CollectiveMismatchError: instances made different calls; names them and both calls.
         InstanceError: another instance has failed, left, or is gone; names it.
+        GpusimError: an error has ended this world before.
+
+    An error that leaves the block ends the world for good, and all instances with it unless the
+    program catches the error: then it may go on alone.
 
     Example:
         >>> import numpy as np, gpusim
@@ -93,8 +100,13 @@ class World:
         self.check = check
         self._token: Token[World | None] | None = None
         self._over = False
-        self._busy: set[int] = set()  # tags in use
+        self._busy: set[int] = set()  # channels in use
         self._lock = threading.Lock()
+        self._doing: dict[int, str] = {}  # by thread
+        self._agreed = ""  # the last call that all have made
+        if isinstance(engine, Processes):
+            names = [self._who(instance) for instance in range(self.instances)]
+            engine.name_instances(names, self._circumstances)
 
     @classmethod
     def from_environment(
@@ -171,8 +183,7 @@ class World:
             raise GpusimError("this World has been entered already; it holds until its block ends")
         if _world.get() is not None:
             raise GpusimError("a World inside a World: the instances are shared out already")
-        if self._over:
-            raise GpusimError("this World has ended with an error; start the program again")
+        self._check_going_on()
         self._token = _world.set(self)
         return self
 
@@ -187,49 +198,67 @@ class World:
         self._token = None
         if self.engine is None:
             return
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            self._say(_LEAVE, b"leave", "leaves the world", "leaving the world")
-            return
-        self._over = True
-        _end_others_at_exit(self.engine, self.instance, error)
-        if not isinstance(error, (InstanceError, CollectiveMismatchError)):
-            self._farewell(error)
+        failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        if not failed and not self._has_ended():
+            with self.doing("leaving the world"):
+                self._say(_LEAVE, b"leave", "leaves", MAIN_TAG if self.check else _LEAVING)
+        elif error is not None and failed:
+            self._over = True
+            if isinstance(self.engine, Processes):
+                self.engine.fail(error)
 
-    def _farewell(self, error: BaseException) -> None:
-        """Tell the others why this instance fails; nobody waits for their answer."""
-        assert self.engine is not None
-        text = "".join(traceback.format_exception_only(error)).strip()
-        record = _record(_FAILED, b"failed", text)
-        others = [i for i in range(self.instances) if i != self.instance]
-        self._last = self.engine.exchange([(record, i) for i in others], [], MAIN_TAG)
+    def _has_ended(self) -> bool:
+        """Whether an error has put the instances out of step."""
+        broken = isinstance(self.engine, Processes) and self.engine.broken
+        return self._over or broken
+
+    def _check_going_on(self) -> None:
+        if self._has_ended():
+            raise GpusimError("this World has ended with an error; start the program again")
 
     # What the collectives use
 
-    def agree(self, text: str, terms: str, tag: int = MAIN_TAG) -> None:
-        """Return when all instances make the same call.
+    @contextmanager
+    def call(
+        self, text: str, terms: str, tag: int = MAIN_TAG, *, within: int | None = None
+    ) -> Iterator[None]:
+        """A call that all instances make; the block runs when they have agreed on it.
 
         Args:
             text: the call, for people.
             terms: all that must be the same on all instances.
             tag: of the channel on which this instance's counterparts call.
+            within: the channel on which they agree, if it is another one.
 
         Raises:
-            CollectiveMismatchError, InstanceError: see `World`.
+            CollectiveMismatchError, InstanceError, GpusimError: see `World`.
         """
-        if self.check:
-            digest = hashlib.blake2b(terms.encode(), digest_size=16).digest()
-            self._say(_CALL, digest, text, text, tag)
+        self._check_going_on()
+        agreeing = tag if within is None else within
+        with self.doing(text):
+            if self.check:
+                digest = hashlib.blake2b(f"{tag} {terms}".encode(), digest_size=16).digest()
+                with self.channel(agreeing):
+                    self._say(_CALL, digest, text, agreeing)
+                self._agreed = text
+            yield
 
-    def _say(self, kind: int, digest: bytes, text: str, doing: str, tag: int = MAIN_TAG) -> None:
+    def agree(self, text: str, terms: str) -> None:
+        """Return when all instances make the same call; see `call`."""
+        with self.call(text, terms):
+            pass
+
+    def _say(self, kind: int, digest: bytes, text: str, tag: int) -> None:
         assert self.engine is not None
         own = _record(kind, digest, text)
         records = np.zeros((self.instances, _HEADER_BYTES), np.uint8)
         records[self.instance] = own
         others = [i for i in range(self.instances) if i != self.instance]
-        with self.doing(doing):
-            self.engine.exchange(
-                [(own, i) for i in others], [(records[i], i) for i in others], 2 * tag
-            ).wait()
+        self.engine.exchange(
+            [(own, i) for i in others],
+            [(records[i], i) for i in others],
+            FLOWS * tag + _CALLS,
+        ).wait()
         if (records[:, : _HEADER.size - 2] == own[: _HEADER.size - 2]).all():
             return
         self._over = True
@@ -237,23 +266,12 @@ class World:
 
     def _disagreement(self, said: Sequence[_Said]) -> GpusimError:
         here = said[self.instance]
-        for instance, there in enumerate(said):
-            if there.kind == _FAILED:
-                return InstanceError(
-                    instance,
-                    f"{self._who(instance)} failed with {there.text}, while "
-                    f"{self._who(self.instance)} {_calls(here)}",
-                )
         instance = next(
             i for i, s in enumerate(said) if (s.kind, s.digest) != (here.kind, here.digest)
         )
         there = said[instance]
         if there.kind == _LEAVE:
-            return InstanceError(
-                instance,
-                f"{self._who(instance)} has left the world, while {self._who(self.instance)} "
-                f"{_calls(here)}",
-            )
+            return InstanceError(instance, f"{self._who(instance)} has left the world")
         return CollectiveMismatchError(
             f"instances do not make the same call: {self._who(self.instance)} {_calls(here)}, "
             f"{self._who(instance)} {_calls(there)}"
@@ -266,21 +284,34 @@ class World:
 
     @contextmanager
     def doing(self, text: str) -> Iterator[None]:
-        """Tell the launcher what this instance may be waiting in."""
+        """Tell the launcher, and errors about other instances, what this one may be waiting in."""
+        thread = threading.get_ident()
+        self._doing[thread] = text
         activity.note(text)
         try:
             yield
+        except InstanceError as error:
+            raise InstanceError(
+                error.instance, f"{error}{self._circumstances(error.instance, text)}"
+            ) from None
         finally:
-            activity.note(None)
+            del self._doing[thread]
+            activity.note(next(iter(self._doing.copy().values()), None))
+
+    def _circumstances(self, lost: int, text: str | None = None) -> str:
+        """What an instance that is lost called last, and where this one is."""
+        text = text or next(iter(self._doing.copy().values()), None)
+        was = f"was in {text}" if text else "was running code of its own"
+        before = f"; the last call of both was {self._agreed}" if self._agreed else ""
+        return f"{before}; {self._who(self.instance)} {was}"
 
     @contextmanager
-    def channel(self, tag: int) -> Iterator[int]:
-        """Use a tag, which no other thread of this instance uses meanwhile.
+    def channel(self, tag: int) -> Iterator[None]:
+        """Use a channel, which no other thread of this instance uses meanwhile.
 
         Threads of pmap replicas call collectives at the same time; those that belong together on
         different instances use one tag.
         """
-        tag %= _LAST_TAG
         with self._lock:
             if tag in self._busy:
                 raise GpusimError(
@@ -289,10 +320,19 @@ class World:
                 )
             self._busy.add(tag)
         try:
-            yield tag
+            yield
+        except BaseException:
+            self._check_exchanges(tag)
+            raise
         finally:
             with self._lock:
                 self._busy.discard(tag)
+
+    def _check_exchanges(self, tag: int) -> None:
+        """After an error: what is on its way would be taken for something else."""
+        if isinstance(self.engine, Processes):
+            flows = range(FLOWS * tag, FLOWS * (tag + 1))
+            self._over |= any(self.engine.left_unfinished(flow) for flow in flows)
 
 
 class _Said(NamedTuple):
@@ -318,7 +358,7 @@ def _record(kind: int, digest: bytes, text: str) -> np.ndarray:
 
 
 def _calls(said: _Said) -> str:
-    return said.text if said.kind == _LEAVE else f"calls {said.text}"
+    return "leaves the world" if said.kind == _LEAVE else f"calls {said.text}"
 
 
 def _counts(engine: Engine, own: int) -> tuple[int, ...]:
@@ -329,37 +369,3 @@ def _counts(engine: Engine, own: int) -> tuple[int, ...]:
     mine = counts[engine.instance].copy()
     engine.exchange([(mine, i) for i in others], [(counts[i], i) for i in others], MAIN_TAG).wait()
     return tuple(counts[:, 0].tolist())
-
-
-_ending = False
-
-
-def _end_others_at_exit(engine: Engine, instance: int, error: BaseException) -> None:
-    """Should the error end the program, end the other instances too, once it has been printed.
-
-    MPI's own end waits for all instances, which may be at work for hours.
-    """
-    global _ending
-    if _ending:
-        return
-    _ending = True
-    import atexit
-
-    # SystemExit ends the program without a word, and without the hook below.
-    uncaught: list[type[BaseException]] = [type(error)] if isinstance(error, SystemExit) else []
-    print_error = sys.excepthook
-
-    def remember(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        uncaught.append(kind)
-        print_error(kind, error, trace)
-
-    def end() -> None:
-        if uncaught:
-            engine.abort(
-                f"gpusim: instance {instance} failed with {uncaught[0].__name__}; see above"
-            )
-
-    sys.excepthook = remember
-    atexit.register(end)

@@ -60,7 +60,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Processes(Protocol):
+class Processes(Engine, Protocol):
     """An engine whose instances are processes that learn how the others end."""
 
     broken: bool  # whether an exchange has failed, so that the next ones would not fit

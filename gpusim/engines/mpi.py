@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 # The largest message: MPI counts in C ints.
 LONGEST = 1 << 30
-# Polls before a waiting instance goes to sleep between them, and for how long, in seconds. Others
-# may need its core, so it lets them go first from the beginning.
-EAGER_POLLS = 500
+# Seconds before a waiting instance goes to sleep between its polls, and for how long. Messages only
+# go on while both ends poll: asleep, it keeps the other one waiting. Others may need its core, so
+# it lets them go first from the beginning.
+EAGER = 0.02
 SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 1e-3
 # Seconds between looks at whether the others still come, and for which what they sent before may
 # be on its way.
@@ -187,12 +188,11 @@ class Polled:
         self._requests, self._buffers = [], None
 
     def _wait(self) -> None:
-        polls, sleep = 0, SHORTEST_SLEEP
+        sleep, eager = SHORTEST_SLEEP, time.monotonic() + EAGER
         looked, doubted = 0.0, 0.0
         interrupted = interruption.get()
         while not self._done():
-            polls += 1
-            if polls < EAGER_POLLS:
+            if time.monotonic() < eager:
                 os.sched_yield()
                 continue
             time.sleep(sleep)

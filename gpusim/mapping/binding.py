@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +19,13 @@ import numpy as np
 from .. import reduction as reductions
 from ..collectives import Result, across
 from ..libraries import reshaped_view
+from ..world import CHANNELS, MAIN_TAG
 from .align import common_axes, lead_full, library_here, sizes
 from .arguments import as_array, read_only, root_of
 from .array import Array, MappedArray, unpack, wrap
 from .frames import Axes, AxisName, Frame, environment, lockstep_environment, resolve, union
 from .routes import caller
-from .scheduler import current_task
+from .scheduler import current_task, enclosing_task
 
 #: Values of at most so many bytes are compared between instances where they must be equal.
 SMALL_VALUE = 4096
@@ -300,7 +302,7 @@ def _channel(around: Axes, group: Sequence[Frame]) -> int:
     for frame in around:
         if frame.index is not None and frame not in group:
             number = number * (frame.size + 1) + frame.index + 1
-    return number
+    return number % CHANNELS
 
 
 # Positional axes are mapped axes for the time of one collective.
@@ -396,11 +398,25 @@ def bind(
         call = state.next_calls(len(leaves))
     ready = [_ready(operands, collective) for operands in leaves]
     around = environment()
-    if any(frame.index is not None for frame in frames):
-        offer = Offer(collective, names, frames, ready, around, call, structure, _line(frames))
+    threaded = any(frame.index is not None for frame in frames)
+    if not threaded and _shared(frames) is None:
+        return _run_leaves(collective, names, frames, ready, around, call)
+    offer = Offer(collective, names, frames, ready, around, call, structure, _line(frames))
+    if threaded:
         return _meet(offer)
-    _agree(Offer(collective, names, frames, ready, around, call, structure, _line(frames)))
-    results = []
+    with _together(offer):
+        return _run_leaves(collective, names, frames, ready, around, call)
+
+
+def _run_leaves(
+    collective: Collective,
+    names: tuple[AxisName, ...],
+    frames: list[Frame],
+    ready: list[list[Any]],
+    around: Axes,
+    call: int,
+) -> list[tuple[Any, ...]]:
+    results: list[tuple[Any, ...]] = []
     for number, operands in enumerate(ready):
         if is_scalar(operands[0]):
             results.append((_fold_equal_scalars(collective, operands[0], frames),))
@@ -464,6 +480,7 @@ class Offer:
     call: int
     structure: Any
     line: str = ""  # where it is called, if instances share an axis
+    arrival: Arrival | None = None  # of a replica on a GPU
 
     @property
     def threads(self) -> Axes:
@@ -498,14 +515,16 @@ def _line(frames: Sequence[Frame]) -> str:
     return caller() if _shared(frames) is not None else ""
 
 
-def _agree(offer: Offer) -> None:
-    """Make sure that all instances that share an axis make this call.
+@contextmanager
+def _together(offer: Offer) -> Iterator[None]:
+    """A block that runs when all instances that share an axis make this call.
 
     Raises:
         CollectiveMismatchError, InstanceError: where they do not.
     """
     shared = _shared(offer.frames)
     if shared is None:
+        yield
         return
     assert shared.share is not None
     terms = offer.terms()
@@ -513,7 +532,18 @@ def _agree(offer: Offer) -> None:
     over = repr(offer.names[0]) if len(offer.names) == 1 else repr(offer.names)
     text = f"lax.{offer.collective.name} over {over} of {kinds} at {offer.line}"
     terms["values"] = [_unvaried(o, shared) for operands in offer.leaves for o in operands]
-    shared.share.world.agree(text, repr(terms), _channel(offer.around, offer.frames))
+    tag = _channel(offer.around, offer.frames)
+    task = enclosing_task()
+    if task is None:
+        with shared.share.world.call(text, repr(terms), tag):
+            yield
+        return
+    # Where one replica runs at a time it keeps its turn, so that all takes the same path always;
+    # instances that meet in another order must learn it, or they would wait for each other.
+    one = task.run.scheduler.one_at_a_time
+    within = MAIN_TAG if one else None
+    with task.elsewhere(), shared.share.world.call(text, repr(terms), tag, within=within):
+        yield
 
 
 def _unvaried(operand: Any, shared: Frame) -> Any:
@@ -535,17 +565,55 @@ def _kind(operand: Any) -> Kind:
 
 
 def _meet(offer: Offer) -> list[tuple[Any, ...]]:
-    return current_task().meet(offer.threads, offer.around, offer.terms(), offer, _compute_for_all)
+    task = current_task()
+    arrival = None if task.lane is None else arrive(task.lane)
+    if arrival is not None:
+        offer = replace(offer, arrival=arrival)
+    compute = _compute_on_streams if task.run.streams else _compute_for_all
+    found = task.meet(offer.threads, offer.around, offer.terms(), offer, compute)
+    if arrival is not None:
+        arrival.depart()
+    return found
+
+
+def _compute_on_streams(offers: list[Offer]) -> list[list[tuple[Any, ...]]]:
+    """The same for replicas of which some are on GPUs: their values meet on one of these."""
+    if all(offer.arrival is None for offer in offers):
+        return _compute_for_all(offers)
+    meeting = Rendezvous([offer.arrival for offer in offers])
+    with meeting.held():
+        results = _compute_for_all(_on_one_gpu(offers, meeting))
+        flat = [
+            (value, replica)
+            for replica, leaves in enumerate(results)
+            for leaf in leaves
+            for value in leaf
+        ]
+        values = iter(meeting.hand_out(flat))
+        return [[tuple(next(values) for _ in leaf) for leaf in leaves] for leaves in results]
+
+
+def _on_one_gpu(offers: list[Offer], meeting: Rendezvous) -> list[Offer]:
+    """The offers with all operands on the meeting's GPU."""
+    found = [[list(operands) for operands in offer.leaves] for offer in offers]
+    for number, operands in enumerate(offers[0].leaves):
+        for k, operand in enumerate(operands):
+            if isinstance(operand, tuple):  # else a Python number
+                data = meeting.gather([offer.leaves[number][k][0] for offer in offers])
+                for leaves, offer, moved in zip(found, offers, data, strict=True):
+                    leaves[number][k] = moved, offer.leaves[number][k][1]
+    return [replace(o, leaves=leaves) for o, leaves in zip(offers, found, strict=True)]
 
 
 def _compute_for_all(offers: list[Offer]) -> list[list[tuple[Any, ...]]]:
     """Each replica's results, from all replicas' offers in row-major order of their threaded
     frames."""
     first = offers[0]
-    _agree(first)
-    per_leaf = [
-        _compute_leaf(offers, number, first.call + number) for number in range(len(first.leaves))
-    ]
+    with _together(first):
+        per_leaf = [
+            _compute_leaf(offers, number, first.call + number)
+            for number in range(len(first.leaves))
+        ]
     return [[results[replica] for results in per_leaf] for replica in range(len(offers))]
 
 

@@ -99,15 +99,19 @@ def pmap(
     in_axes = check_in_axes("pmap", in_axes)
     check_out_axes("pmap", out_axes)
     axis_size = check_axis_size("pmap", axis_size)
-    _check_devices(devices)
+    check_devices(devices)
 
     @functools.wraps(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         size = local_axis_size("pmap", axis_size)
         arguments = read_arguments("pmap", in_axes, size, args, kwargs)
         share = outermost_share("pmap", arguments.size)
-        results = _run_replicas(f, arguments, axis_name, schedule, share)
-        return _gather(results, out_axes, lockstep_environment(), share)
+        gpus = gpus_of_replicas(devices, arguments.leaves, arguments.size)
+        lanes = None if all(gpu is None for gpu in gpus) else _lanes(gpus, arguments.leaves)
+        with _ended(lanes):
+            results = _run_replicas(f, arguments, axis_name, schedule, share, devices, lanes)
+            with _behind(lanes) as home:
+                return _gather(results, out_axes, lockstep_environment(), share, home)
 
     return mapped
 

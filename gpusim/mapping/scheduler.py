@@ -13,12 +13,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from ..engines import interruption
 from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from .frames import Axes, Frame
 from .routes import caller
@@ -68,6 +69,7 @@ class Task:
         self.inside = True
         self.waiting: Meeting | Run | None = None
         self.place = 0  # its place in the meeting
+        self.lane: Any = None  # its GPU and stream, of `streams`
         self.outcome: Any = None
         self.error: BaseException | None = None
 
@@ -108,6 +110,31 @@ class Task:
         if error is not None:
             raise error
         return outcome
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """A block in which this replica waits for other instances, and may be told to end.
+
+        It holds no turn meanwhile: those for whom the others wait may need it. Where one replica
+        runs at a time it keeps it, so that everything happens in the same order always.
+        """
+        scheduler = self.run.scheduler
+        with scheduler.lock:
+            before = self.inside
+            self.inside = before or not self.ended
+            self.check_ended()
+            scheduler.leave()
+        token = interruption.set(self.check_ended)
+        try:
+            yield
+        finally:
+            interruption.reset(token)
+            with scheduler.lock:
+                scheduler.come_back(self)
+            if not scheduler.one_at_a_time:
+                self.wake.acquire()
+            with scheduler.lock:
+                self.inside = before
 
     def check_ended(self) -> None:
         """Raise in a replica that was told to end."""
@@ -289,6 +316,7 @@ class Run:
         self.unfinished = 0
         self.error: BaseException | None = None
         self.interrupt: BaseException | None = None
+        self.streams = parent is not None and parent.run.streams  # replicas are on GPUs
         self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the steward of the outermost call
         self.over = threading.Lock()
         self.over.acquire()
@@ -451,6 +479,7 @@ class Scheduler:
         self.turns = turns
         self.one_at_a_time = one_at_a_time
         self.running = 0
+        self.elsewhere = 0  # replicas that wait for other instances
         self.ready: deque[Task] = deque()
         self.started: set[Task] = set()
         self.meetings: dict[Any, Meeting] = {}
@@ -498,9 +527,23 @@ class Scheduler:
         self.dispatch()
         self.check_stalled()
 
+    def leave(self) -> None:
+        """The calling task waits for other instances from now on."""
+        if not self.one_at_a_time:
+            self.running -= 1
+            self.elsewhere += 1
+            self.dispatch()
+
+    def come_back(self, task: Task) -> None:
+        """The calling task asks for a turn again; its `wake` tells it when it has one."""
+        if not self.one_at_a_time:
+            self.elsewhere -= 1
+            self.ready.append(task)
+            self.dispatch()
+
     def check_stalled(self) -> None:
         """When nobody can go on any more, end those who wait."""
-        if self.running or self.ready:
+        if self.running or self.ready or self.elsewhere:
             return
         meetings = list(self.meetings.values())
         if meetings:
@@ -534,6 +577,8 @@ class Scheduler:
             outcomes = compute(meeting.offers)
         except Exception as raised:
             error = raised
+        except ReplicaEnded:  # while it waited for other instances; the others are not to blame
+            error = DeadlockError("the replica that was to compute a collective for all was ended")
         with self.lock:
             for task, outcome in zip(meeting.tasks, outcomes, strict=True):
                 if task is None:  # ended meanwhile

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...engines import Buffer, Engine, Pending
-from ...world import World
+from ...world import FLOWS, World
 from ..kernels import copy, empty
 from ..operand import Array, as_slice
 
@@ -93,10 +93,10 @@ class Spread:
         return self.held[self.own]
 
     @contextmanager
-    def channel(self) -> Iterator[int]:
-        """The tag, while no other thread uses it."""
-        with self.world.channel(self.tag) as tag:
-            yield tag
+    def channel(self) -> Iterator[None]:
+        """Its tag is this thread's alone meanwhile."""
+        with self.world.channel(self.tag):
+            yield
 
     def exchange(
         self, sends: Sequence[Buffer], receives: Sequence[Buffer], *, results: bool = False
@@ -108,7 +108,7 @@ class Spread:
         return self.engine.exchange(
             [(buffer, to) for buffer, to in sends if buffer.size],
             [(buffer, source) for buffer, source in receives if buffer.size],
-            2 * self.tag + results,
+            FLOWS * self.tag + results,
         )
 
 

@@ -105,7 +105,7 @@ def _partials_of_any_order(task: Task) -> Array:
     how = {**task.how, "order": "linear"}
     if not task.op.startswith("logical"):
         how["final"] = False
-    return _combine_partials(task, how, {**task.how, "order": "linear"})
+    return _combine_partials(task, how, {**task.how, "order": "ring"})
 
 
 def _partials_of_trees(task: Task) -> Array:
@@ -116,7 +116,13 @@ def _partials_of_trees(task: Task) -> Array:
     level = (end - first).bit_length() - 1
     nodes = (0, task.runs[task.turn][0], total)
     how = {**task.how, "final": False, "places": task.places, "nodes": nodes}
+    if len(task.instances) == 2 and not task.stochastic:  # the last addition, and no step in it
+        return _combine_partials(task, how, {**task.how, "order": "linear"})
     return _combine_partials(task, how, {**task.how, "nodes": (level, 0, total)})
+
+
+#: Orders in which partial results are passed on; rings spread the work, and suit any order.
+_PASSED = {"linear": passed_on, "ring": around_the_ring}
 
 
 def _combine_partials(task: Task, how: dict[str, Any], then: dict[str, Any]) -> Array:
@@ -126,4 +132,5 @@ def _combine_partials(task: Task, how: dict[str, Any], then: dict[str, Any]) -> 
         partial = task.kernel(task.values, batch_ndim=task.batch_ndim, **how)
     firsts = [task.members[task.owners.tolist().index(instance)] for instance in task.instances]
     how = {**then, "out_dtype": task.like.dtype}
-    return by_windows(replace(task, members=tuple(firsts), values=[partial], how=how))
+    combine = _PASSED.get(how["order"], by_windows)
+    return combine(replace(task, members=tuple(firsts), values=[partial], how=how))

@@ -38,7 +38,7 @@ class _Windows:
             _shares(first, end, len(self.instances))
             for first, end in blocks_of(0, self.length, members)
         ]
-        self.finals: list[tuple[Pending, list[tuple[Array, Array]]]] = []
+        self.finals: deque[tuple[Pending, list[tuple[Array, Array]]]] = deque()
 
     def fold(self) -> Array:
         under_way = deque(self.gather(shares) for shares in self.blocks[:AHEAD])
@@ -48,10 +48,10 @@ class _Windows:
                 under_way.append(self.gather(self.blocks[number + AHEAD]))
             pending.wait()
             self.fold_share(members, shares)
-        for pending, arrived in self.finals:
-            pending.wait()
-            for target, source in arrived:
-                target[...] = source
+            if len(self.finals) > AHEAD:
+                self.take_results()
+        while self.finals:
+            self.take_results()
         return self.out
 
     def gather(self, shares: list[Share]) -> tuple[list[Array], Pending]:
@@ -74,6 +74,12 @@ class _Windows:
             for position, part in zip(positions, parts, strict=True):
                 members[position] = part
         return members, self.spread.exchange(sends, receives)
+
+    def take_results(self) -> None:
+        """Put the others' shares of the first block that is out in place."""
+        pending, arrived = self.finals.popleft()
+        pending.wait()
+        copy(arrived)
 
     def apart(self, width: int) -> bool:
         """Whether members of so many elements are sent as they lie, in a message each."""
