@@ -9,7 +9,7 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test lint docs bench gpu clean
 .NOTPARALLEL:      # two pips must not write into one environment
 .DELETE_ON_ERROR:
 
@@ -38,12 +38,19 @@ bench:  ## measure the speed, beside that of JAX, PyTorch, MPI and the memory
 	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/.bench
 	@.venv-bench/bin/python -m bench $(ARGS)
 
+# Says what is missing, and fails, where there is no GPU.
+gpu:  ## on a machine with a GPU: its tests, compute-sanitizer, the kernels' report and speed
+	@$(MAKE) --no-print-directory VENV=.venv-gpu .venv-gpu/.gpu
+	@.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check 'jax[cuda13]' \
+	    || echo "JAX for CUDA 13 could not be installed: it will not be compared with" >&2
+	@.venv-gpu/bin/python -m tests.gpu.everything $(ARGS)
+
 clean:  ## remove everything that make set up or wrote
-	rm -rf $(VENV) .venv-bench demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-gpu demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find gpusim fallback tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched last, so that what was interrupted is done again.
-$(VENV)/.study $(VENV)/.test $(VENV)/.docs $(VENV)/.bench: $(VENV)/.%: pyproject.toml $(VENV)/.python
+$(VENV)/.study $(VENV)/.test $(VENV)/.docs $(VENV)/.bench $(VENV)/.gpu: $(VENV)/.%: pyproject.toml $(VENV)/.python
 	@echo "Installing gpusim[$*] into $(VENV), once; this takes a minute or two ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import machine, memory, overhead, table
+from bench import machine, memory, overhead, table, worlds
 from bench.cases import (
     COLLECTIVES,
     DEFAULT_VARIANTS,
@@ -30,6 +30,9 @@ from bench.targets import judge, spoken_of
 
 BUDGET = 4.0  # seconds for a case, about
 QUICK_BUDGET = 0.6
+# Seconds for a collective and size of a World, and the sizes.
+WORLDS, QUICK_WORLDS = (3.0, worlds.SIZES), (1.0, worlds.QUICK_SIZES)
+PARTS = ("memory", "overhead", "worlds", "cases")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -98,9 +101,9 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--without",
         metavar="NAMES",
-        type=listed("part", ["memory", "overhead", "cases"]),
+        type=listed("part", PARTS),
         default=[],
-        help="memory, overhead, cases: parts to leave out",
+        help=f"{', '.join(PARTS)}: parts to leave out",
     )
     add(
         "--show", metavar="FILE", type=Path, help="show results of another run, and measure nothing"
@@ -134,6 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     keep(results, start, given.json, peers)
         if "overhead" not in given.without:
             results.overheads += overhead.overheads(0.1 if given.quick else 0.3)
+        if "worlds" not in given.without:
+            for exchange in worlds.exchanges(*QUICK_WORLDS if given.quick else WORLDS):
+                results.exchanges.append(exchange)
+                keep(results, start, given.json, peers)
         if "memory" not in given.without:
             for k, outcome in enumerate(results.outcomes):
                 results.outcomes[k] = replace(outcome, extra_bytes=memory.extra_bytes(outcome.case))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.cases import Case
+from bench.cases import Case, size_name
 from bench.timing import Timing
 
 SCHEMA = 1
@@ -61,6 +61,47 @@ class Overhead:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """A collective over the instances of a World, beside raw MPI's on the same data.
+
+    Attributes:
+        order: of a sum; empty for what adds nothing.
+        instances: how many there are.
+        held: how many replicas each of them holds.
+        elements: of a replica's float32 value.
+        ours, raw: the slowest instance's time, of a call that all begin together.
+        problem: why there are no times.
+    """
+
+    collective: str
+    order: str
+    instances: int
+    held: int
+    elements: int
+    ours: Timing | None = None
+    raw: Timing | None = None
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Exchange:
+        """What `dataclasses.asdict` made of one."""
+        timings = {name: given[name] and Timing(**given[name]) for name in ("ours", "raw")}
+        return cls(**(given | timings))
+
+    def ratio(self, by: str = "min") -> float | None:
+        """How many times as long as raw MPI it takes."""
+        if self.ours is None or self.raw is None:
+            return None
+        ours: float = getattr(self.ours, by)
+        raw: float = getattr(self.raw, by)
+        return ours / raw if raw else math.inf
+
+    def __str__(self) -> str:
+        what = " ".join(part for part in (self.collective, self.order) if part)
+        return f"{what}, {self.instances} instances of {size_name((self.held, self.elements))}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """A target and what was measured; `met` is None where nothing was."""
 
@@ -90,6 +131,7 @@ class Results:
     interrupted: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     overheads: list[Overhead] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
     targets: list[Verdict] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +140,7 @@ class Results:
             **{name: getattr(self, name) for name in ABOUT},
             "cases": [_outcome_to_dict(outcome) for outcome in self.outcomes],
             "overheads": [asdict(overhead) for overhead in self.overheads],
+            "worlds": [asdict(exchange) for exchange in self.exchanges],
             "targets": [asdict(verdict) for verdict in self.targets],
         }
 
@@ -110,6 +153,7 @@ class Results:
             **{name: given[name] for name in ABOUT},
             outcomes=[_outcome_of(case) for case in given["cases"]],
             overheads=[Overhead(**overhead) for overhead in given["overheads"]],
+            exchanges=[Exchange.of(exchange) for exchange in given.get("worlds", [])],
             targets=[Verdict(**verdict) for verdict in given["targets"]],
         )
 

@@ -31,7 +31,8 @@ WAYS = {
 }
 #: They take part where they say something new; elsewhere there is nothing to explain.
 SPECIAL = ("gpusim, copied", "gpusim, nearest")
-LEFT = {"collective", "dtype", "target", "bound", "measured on", "what", "", "operation", "note"}
+LEFT = set("collective dtype order instances target bound operation note".split())
+LEFT |= {"", "measured on"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def tables(results: Results) -> list[Table]:
     made = [cases_table(size_name(size), list(outcomes)) for size, outcomes in by_size]
     if results.overheads:
         made.append(overhead_table(results))
+    if results.exchanges:
+        made.append(worlds_table(results))
     if results.targets:
         made.append(targets_table(results))
     return made
@@ -136,6 +139,24 @@ def overhead_table(results: Results) -> Table:
     return Table("Overhead", ["operation", "us", "note"], rows)
 
 
+def worlds_table(results: Results) -> Table:
+    """Collectives between instances: against raw MPI, and times."""
+    rows, notes = [], []
+    for found in results.exchanges:
+        if found.problem:
+            notes.append(f"{found}: {found.problem}" if found.collective else found.problem)
+            continue
+        times = [(t.min, t.median) if t else (None, None) for t in (found.ours, found.raw)]
+        (ours, our_median), (raw, raw_median) = times
+        cells = [factor(found.ratio()), factor(found.ratio("median"))]
+        cells += map(duration, (ours, raw, our_median, raw_median))
+        size = size_name((found.held, found.elements))
+        rows.append([found.collective, found.order, f"{found.instances} of {size}", *cells])
+    headings = ["collective", "order", "instances", "/ MPI", "medians", "gpusim", "MPI"]
+    headings += ["median", "MPI's"]
+    return Table("Worlds, beside raw mpi4py", headings, rows, tuple(notes))
+
+
 VERDICTS = {True: "met", False: "MISSED", None: "not measured"}
 
 
@@ -168,13 +189,17 @@ def heading(results: Results) -> str:
 
 def show(results: Results) -> None:
     """Print it all: with rich where that is installed, else in plain columns."""
-    rich = find_spec("rich") is not None
     print(heading(results))
     for table in tables(results):
         print()
-        (_print_rich if rich else _print_plain)(table)
+        draw(table)
         for note in table.notes:
             print(f"  {note}")
+
+
+def draw(table: Table) -> None:
+    """Print a table, without its notes."""
+    (_print_rich if find_spec("rich") is not None else _print_plain)(table)
 
 
 def _print_plain(table: Table) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.cases import COLLECTIVES, KI, MI, Case, Size
 from bench.overhead import NUMPY_CALL
-from bench.results import LIMIT, Outcome, Results, Verdict
+from bench.results import LIMIT, Exchange, Outcome, Results, Verdict
 
 LARGE: tuple[Size, ...] = ((8, 4 * MI), (256, 64 * KI))
 JAX = "JAX shard_map"
@@ -71,6 +71,38 @@ TARGETS = (
 
 DISPATCH_MICROSECONDS = 10.0
 
+LARGE_VALUE = 16 * MI  # bytes: of smaller ones the messages' own time is the most
+
+
+@dataclass(frozen=True)
+class WorldTarget:
+    """A bound for psum over the instances of a World, by the time that raw MPI takes."""
+
+    orders: tuple[str, ...]
+    held: tuple[int, ...]  # replicas of an instance
+    within: float
+
+    @property
+    def description(self) -> str:
+        each = " or ".join(map(str, self.held))
+        orders = ", ".join(self.orders)
+        return f"psum in a World, order {orders}, {each} to an instance, of mpi4py Allreduce"
+
+    def matches(self, exchange: Exchange) -> bool:
+        return (
+            exchange.collective == "psum"
+            and exchange.order in self.orders
+            and exchange.held in self.held
+            and exchange.elements * 4 >= LARGE_VALUE
+        )
+
+
+WORLD_TARGETS = (
+    WorldTarget(("engine",), (1,), 1.1),
+    WorldTarget(("tree",), (1, 4), 1.5),
+    WorldTarget(("linear", "reverse", "ring"), (1, 4), 2),
+)
+
 
 def spoken_of(case: Case) -> bool:
     """Whether a target names the case's size; where it leaves the dtype open, float16 will do."""
@@ -84,7 +116,8 @@ def spoken_of(case: Case) -> bool:
 def judge(results: Results) -> list[Verdict]:
     """One verdict for each target."""
     verdicts = [_judge(target, results.outcomes) for target in TARGETS]
-    return [*verdicts, _dispatch(results)]
+    worlds = [_judge_world(target, results.exchanges) for target in WORLD_TARGETS]
+    return [*verdicts, *worlds, _dispatch(results)]
 
 
 def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
@@ -109,6 +142,19 @@ def _ratios(target: Target, outcomes: Iterable[Outcome]) -> Iterator[tuple[float
             if ratio is not None:
                 basis = f"{outcome.case}, {name}"
                 yield (ratio if target.faster is not None else 1 / ratio), basis
+
+
+def _judge_world(target: WorldTarget, exchanges: Iterable[Exchange]) -> Verdict:
+    found = [
+        (ratio, str(exchange))
+        for exchange in exchanges
+        if target.matches(exchange) and (ratio := exchange.ratio()) is not None
+    ]
+    bound = f"≤ {target.within:g}x as long"
+    if not found:
+        return Verdict(target.description, None, bound, None)
+    ratio, basis = max(found)
+    return Verdict(target.description, ratio, bound, ratio <= target.within, basis)
 
 
 def _dispatch(results: Results) -> Verdict:

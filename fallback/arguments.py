@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fallback.schedules import Order, Schedule
+
 NO_MEMBERS = "members is empty: a fold needs at least one member"
 
 
@@ -120,7 +122,7 @@ def check_places(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64
 
 
 def check_share(
-    order: str,
+    order: Order,
     partial: Any,
     before: int,
     final: bool,
@@ -140,6 +142,10 @@ def check_share(
     if order != "tree" and nodes is not None:
         raise ValueError(f"nodes={nodes!r}: expected None for order={order!r}")
     whole = partial is None and final
+    if isinstance(order, Schedule) and not whole:
+        raise ValueError(
+            "order, a Schedule: expected all members at once, and not partial, before or final=False"
+        )
     if order == "ring" and not whole:
         raise ValueError(
             "order='ring': expected all members at once, and not partial, before or final=False; "

@@ -48,6 +48,7 @@ class Arithmetic:
         divisor: int | None,
         stochastic: bool,
         final: bool = True,
+        from_zero: bool = False,
     ) -> None:
         kind = kind_of(source)
         self.operator: Operator = operator_for(op, kind)
@@ -58,6 +59,7 @@ class Arithmetic:
         self.partial = _partial(kind, source, accumulator, self.computing)
         self.result = out if final else self.partial
         self.divisor = self.computing.type(divisor) if divisor is not None and final else None
+        self._from_zero = from_zero and kind in ("float", "complex")
         self._out = real_of(self.result)
         self._source, self.accumulator = real_of(source), accumulator
         # Complex values are rounded to nearest, whatever was asked for.
@@ -118,7 +120,7 @@ class Arithmetic:
 
     def holds_result(self, dtype: np.dtype[Any]) -> bool:
         """Whether the output is of this dtype, and takes the last partial result as it is."""
-        return dtype == self._out and self.divisor is None
+        return dtype == self._out and self.divisor is None and not self._from_zero
 
     def operand(
         self, view: NDArray[Any], workspace: Workspace
@@ -156,6 +158,8 @@ class Arithmetic:
     ) -> None:
         """Divide, and convert to the output in one rounding, step `members`; spoils `block`."""
         held = self.accumulator if members > 1 else self._source  # one member is never rounded
+        if self._from_zero:  # added at the end: no sum but -0 tells the difference
+            np.add(block, 0, out=block)
         if self.divisor is not None:
             np.divide(block, self.divisor, out=block)
             bound = math.inf

@@ -31,11 +31,12 @@ from fallback.general import Grid
 from fallback.layout import Index, coalesce, flat_range, split, whole
 from fallback.members import Members
 from fallback.operators import LOGICAL_OPS
-from fallback.orders import check_order, ring_bounds
+from fallback.orders import ring_bounds
 from fallback.philox import Lanes
 from fallback.rings import ring_runs
 from fallback.rounding import check_counter, check_rounding
 from fallback.routes import Task, by_member, by_rows
+from fallback.schedules import Order, Program, Schedule, Walks, check_order, compiled
 from fallback.subnormals import require_subnormals
 from fallback.workspace import own_workspace
 
@@ -44,7 +45,7 @@ def fold(
     members: NDArray[Any] | Sequence[NDArray[Any]],
     *,
     op: str = "sum",
-    order: str = "linear",
+    order: Order = "linear",
     accumulate: DTypeLike | Grid | None = None,
     out_dtype: DTypeLike | None = None,
     divisor: int | None = None,
@@ -70,7 +71,8 @@ def fold(
       `(*batch, *value)`, where the `batch_ndim` leading axes are independent batch entries.
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or". "max" and "min" let NaN win
       and put -0 below +0.
-    - `order`: "linear", "reverse", "tree" or "ring".
+    - `order`: "linear", "reverse", "tree", "ring", or a `fallback.schedules.Schedule`, which takes
+      all members at once and no `cut_axis`, `partial`, `nodes` or `final=False`.
     - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
       the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. A complex
       member's two parts are accumulated in it, or in its parts. Integers wrap in an integer
@@ -126,7 +128,13 @@ def fold(
     accumulator = accumulate
     if accumulator is not None and not isinstance(accumulator, Grid):
         accumulator = np.dtype(accumulator)
-    arithmetic = plan(op, group.dtype, accumulator, out_type, divisor, stochastic, bool(final))
+    from_zero = False
+    if isinstance(order, Schedule):
+        accumulator = accumulator or order.accumulator(op, group.dtype)
+        from_zero = order.from_zero and op == "sum"
+    arithmetic = plan(
+        op, group.dtype, accumulator, out_type, divisor, stochastic, bool(final), from_zero
+    )
     counters = check_counter("seed", seed), check_counter("call", call)
     shape = group.shape
     check_batch(batch_ndim, shape)
@@ -134,9 +142,17 @@ def fold(
     share = check_share(
         order, partial, before, final, nodes, members=group.count, draws=arithmetic.draws
     )
+    followed = compiled(
+        order,
+        members=group.count,
+        elements=part_of[1] if part_of else math.prod(shape[batch_ndim:]),
+        itemsize=group.dtype.itemsize,
+    )
     earlier = None if partial is None else _earlier(partial, shape, arithmetic.partial)
     parts = group.dtype.kind == "c" and op not in LOGICAL_OPS
     cut = None
+    if cut_axis is not None and isinstance(order, Schedule):
+        raise ValueError(f"cut_axis={cut_axis}: expected None for an order that is a Schedule")
     if order == "ring" and cut_axis is not None:
         divided = _cut(group, batch_ndim, cut_axis)
         if cut_axis:  # slices of the first axis are blocks of the flattened value
@@ -149,15 +165,16 @@ def fold(
         return out
     if parts:
         group, earlier = group.as_reals(), earlier and earlier.as_reals()
-    # Without random numbers and rings no element has anything to do with its index.
-    alike = not arithmetic.stochastic and order != "ring"
+    # Without random numbers, rings and walks no element has anything to do with its index.
+    cuts = followed == "ring" or isinstance(followed, Walks)
+    alike = not arithmetic.stochastic and not cuts
     layout = _layout(group, earlier, 0 if alike else batch_ndim, cut, parts, part_of)
     lanes = places_of = None
     if arithmetic.stochastic or not _is_place(places):
         places_of = check_places(places, shape[:batch_ndim])
     if arithmetic.stochastic:
         lanes = Lanes(*counters)
-    _Fold(group, order, arithmetic, layout, lanes, places_of, share, earlier).run(out)
+    _Fold(group, followed, arithmetic, layout, lanes, places_of, share, earlier).run(out)
     return out
 
 
@@ -241,7 +258,7 @@ class _Fold:
     """One fold, cut into tasks that do not depend on each other."""
 
     group: Members
-    order: str
+    order: str | Walks | Program
     arithmetic: Arithmetic
     layout: Layout
     lanes: Lanes | None
@@ -285,8 +302,11 @@ class _Fold:
     def _narrow(self) -> bool:
         """Whether members, or a ring's blocks of them, are many and small."""
         count, width = self.group.count, math.prod(self.layout.shape)
-        if self.order == "ring":
-            width = min(width, width * self.layout.total // (self._elements * count))
+        if isinstance(self.order, Program):
+            return False
+        if self.order == "ring" or isinstance(self.order, Walks):
+            blocks = len(self.order.starts) if isinstance(self.order, Walks) else count
+            width = min(width, width * self.layout.total // (self._elements * blocks))
         # One call adds all rows where none of them is the partial result, which lies elsewhere.
         runs = self.order != "tree" and self.arithmetic.running(width) is not None
         runs = runs and self.earlier is None
@@ -314,7 +334,7 @@ class _Fold:
 
     def _regions(self) -> Iterator[tuple[int, Index]]:
         value, count = self.layout.value, self.group.count
-        if self.order != "ring":
+        if self.order != "ring" and not isinstance(self.order, Walks):
             yield 0, whole(self.layout.shape)
         elif self.layout.cut is not None:
             axis = self.layout.cut
@@ -322,24 +342,33 @@ class _Fold:
                 box = (*whole(value[:axis]), slice(start, start + 1), *whole(value[axis + 1 :]))
                 yield start, self.layout.around(box)
         else:
-            bounds = ring_bounds(self.layout.total, count)
+            bounds, starts = self._walks()
             first, last = self.layout.first, self.layout.first + self._elements
-            for start in range(bisect_right(bounds, first) - 1, count):
-                low, high = max(bounds[start], first), min(bounds[start + 1], last)
+            for block in range(bisect_right(bounds, first) - 1, len(starts)):
+                if bounds[block] >= last:
+                    return
+                low, high = max(bounds[block], first), min(bounds[block + 1], last)
                 for box in flat_range(value, low - first, high - first):
-                    yield start, self.layout.around(box)
+                    yield starts[block], self.layout.around(box)
+
+    def _walks(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The bounds of the flattened value's blocks, and the member that each one's walk starts
+        at."""
+        if isinstance(self.order, Walks):
+            return self.order.edges, self.order.starts
+        return ring_bounds(self.layout.total, self.group.count), range(self.group.count)
 
     def _rows(self) -> Iterator[tuple[Index, dict[str, Any]]]:
         """Boxes for the way by rows: part of a buffer, so that a chunk has several rows."""
         limit = max(2, limits.BLOCK // 2)
         layout = self.layout
-        if self.order != "ring":
+        if self.order != "ring" and not isinstance(self.order, Walks):
             width = limits.SHARED_WIDTH
             if self.arithmetic.converts:
                 limit, width = max(2, limit // 4), width // 4
             for box in split(whole(layout.shape), self._limit(limit, width)):
                 yield box, {}
-        elif len(layout.shape) == 1 and layout.cut is None:
+        elif self.order == "ring" and len(layout.shape) == 1 and layout.cut is None:
             last = layout.first + self._elements
             for ring, low, high in ring_runs(
                 layout.total, self.group.count, layout.first, last, limit
@@ -368,7 +397,8 @@ class _Fold:
         else:
             steps = (math.prod(self.layout.value[axis + 1 :]) for axis in range(len(value)))
             flat = sum((a * step for a, step in zip(axes, steps, strict=True)), np.array(0))
-            bounds = ring_bounds(self.layout.total, self.group.count)
-            blocks = np.searchsorted(np.array(bounds[1:]), flat + self.layout.first, side="right")
+            bounds, starts = self._walks()
+            found = np.searchsorted(np.array(bounds[1:]), flat + self.layout.first, side="right")
+            blocks = np.asarray(starts)[found]
         leading = (1,) * (len(self.layout.batch) + len(value) - blocks.ndim)
         return blocks.reshape(*leading, *blocks.shape, *(1 for _ in self.layout.parts))

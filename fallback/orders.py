@@ -8,26 +8,19 @@ from collections.abc import Iterator
 ORDERS = ("linear", "reverse", "tree", "ring")
 
 
-def check_order(order: str) -> str:
-    """Return `order`; ValueError if it is not one of the four."""
-    if order not in ORDERS:
-        raise ValueError(f"order={order!r}: expected one of {', '.join(map(repr, ORDERS))}")
-    return order
-
-
 def ring_bounds(elements: int, members: int) -> list[int]:
     """Where the ring's blocks begin and end: the first `elements % members` are one longer."""
     length, longer = divmod(elements, members)
     return [block * length + min(block, longer) for block in range(members + 1)]
 
 
-def visits(order: str, members: int, start: int) -> Iterator[int]:
-    """The members of a sequential order; `start` is where a ring's block begins."""
+def visits(order: str, members: int, start: int, step: int = 1) -> Iterator[int]:
+    """The members of a sequential order; `start` is where a ring's block begins, and `step` (1 or
+    -1) where its walk goes."""
     if order == "reverse":
-        yield from range(members - 1, -1, -1)
-        return
-    yield from range(start, members)
-    yield from range(start)
+        start, step = members - 1, -1
+    yield from range(start, members if step > 0 else -1, step)
+    yield from range(start) if step > 0 else range(members - 1, start, -1)
 
 
 def tree_levels(members: int) -> list[int]:

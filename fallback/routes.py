@@ -19,6 +19,7 @@ from fallback.members import Members
 from fallback.orders import tree_levels, visits
 from fallback.rings import Ring, load_ring
 from fallback.running import reduce_rows, rows_of
+from fallback.schedules import Program, Walks
 from fallback.workspace import Workspace
 
 Operand = tuple[NDArray[Any], NDArray[Any] | None, float]  # its buffer, and a bound
@@ -36,7 +37,7 @@ class Task:
     """
 
     members: Members
-    order: str
+    order: str | Walks | Program
     arithmetic: Arithmetic
     box: Index
     out: NDArray[Any]
@@ -109,12 +110,17 @@ def by_member(task: Task) -> None:
     """Fold the box with a handful of NumPy calls per member; for boxes of thousands of elements."""
     if task.order == "tree":
         _tree_by_member(task)
+    elif isinstance(task.order, Program):
+        _program_by_member(task, task.order)
     else:
         _sequence_by_member(task)
 
 
 def _sequence_by_member(task: Task) -> None:
-    visited = visits(task.order, task.members.count, task.start)
+    if isinstance(task.order, Walks):
+        visited = visits("ring", task.members.count, task.start, task.order.step)
+    else:
+        visited = visits(str(task.order), task.members.count, task.start)
     if task.earlier is None:
         left, held, bound = task.operand(next(visited))
     else:
@@ -163,6 +169,27 @@ def _tree_by_member(task: Task) -> None:
     task.give(held)
 
 
+def _program_by_member(task: Task, program: Program) -> None:
+    """Each addition once its operands are there."""
+    stack: list[Operand] = []
+    for instruction in program.postfix:
+        if instruction >= 0:
+            stack.append(task.operand(instruction))
+            continue
+        right, second, reach = stack.pop()
+        left, first, bound = stack.pop()
+        out = first if first is not None else second
+        if out is None:
+            out = task.workspace.take(task.arithmetic.computing, task.shape)
+        stack.append((out, out, task.combine(left, right, out, -instruction, bound + reach)))
+        if out is not second:
+            task.give(second)
+    _, held, bound = stack.pop()
+    assert held is not None
+    task.finish(held, bound)
+    task.give(held)
+
+
 def by_rows(task: Task) -> None:
     """Fold the box from chunks of many members' blocks, one below the other."""
     running = task.arithmetic.running(task.out.size)
@@ -181,7 +208,8 @@ def _load_rows(task: Task, rows: NDArray[Any], first: int) -> float:
         return load_ring(task.members, task.box, task.ring, rows, first, task.workspace)
     if task.rotation is not None:
         turns = np.arange(first, last).reshape(-1, *(1 for _ in task.box))
-        chosen = (task.rotation + turns) % task.members.count
+        step = task.order.step if isinstance(task.order, Walks) else 1
+        chosen = (task.rotation + step * turns) % task.members.count
         return decode(task.members.gather(chosen, task.box), rows)
     return decode_all(task.members.rows(_visited(task, first, last), task.box), rows)
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gpusim
+from gpusim import program
 from gpusim.errors import GpusimError
 from gpusim.study import command as study
+from gpusim.twins import command as twin
 
 __all__ = ["main"]
 
@@ -24,10 +26,17 @@ INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     parser = command_line()
-    arguments = parser.parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    rest: list[str] = []
+    if given[:1] == ["run"]:  # what follows the program's name is the program's
+        own, rest = program.split(given[1:])
+        given = ["run", *own]
+    arguments = parser.parse_args(given)
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return 2
+    if arguments.run is run_program:  # what it raises is its own as well
+        return run_program(arguments, rest)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -53,6 +62,18 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gpusim {gpusim.__version__}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        usage="gpusim run [-h] (-m MODULE | SCRIPT) ...",
+        help="run a program whose poptorch and popdist are gpusim's",
+        description="Run a program as python does, with gpusim's modules in place of poptorch and "
+        "popdist. What follows the script or the module is for the program.",
+    )
+    which = run.add_mutually_exclusive_group(required=True)
+    which.add_argument("script", nargs="?", metavar="SCRIPT", help="a file, or a folder or archive")
+    which.add_argument("-m", dest="module", metavar="MODULE", help="a module, by its name")
+    run.set_defaults(run=run_program)
 
     info = commands.add_parser(
         "info",
@@ -99,6 +120,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=run_demo)
     study.add(commands)
+    twin.add(commands)
     return parser
 
 
@@ -117,6 +139,11 @@ def whole_number(smallest: int) -> Callable[[str], int]:
         return number
 
     return convert
+
+
+def run_program(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Run a script or a module."""
+    return program.run(arguments.script, arguments.module, rest)
 
 
 def run_info(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,6 @@ from gpusim import probes
 __all__ = ["Machine", "Part", "show", "survey", "to_json", "to_text"]
 
 GIB = 2**30
-PLANNED = " (not yet used by gpusim)"  # what pyproject.toml names for versions to come
 
 
 @dataclass(frozen=True)
@@ -84,21 +83,22 @@ def needed() -> Iterator[Part]:
 
 
 def gpu_parts(extra: str) -> Iterator[Part]:
-    """CuPy, and NCCL, which comes with it."""
-    cupy_use, nccl_use = f"arrays on GPUs{PLANNED}", f"exchange between GPUs{PLANNED}"
+    """CuPy, and NCCL, which it finds where it is installed."""
+    cupy_use, nccl_use = "arrays on GPUs", "exchange between GPUs"
     package = next((name for name in CUPY_PACKAGES if version_of(name)), None)
     if package is None:
         yield Part("CuPy", cupy_use, None, install=install(extra))
-        yield Part("NCCL", nccl_use, None, problem="comes with CuPy")
+        yield Part("NCCL", nccl_use, None, problem="needs CuPy")
         return
     answer = probes.ask("cupy")
     if problem := answer.get("problem"):
         broken = f"{package} {version_of(package)} does not work: {problem}"
         yield Part("CuPy", cupy_use, None, broken, install(extra))
-        yield Part("NCCL", nccl_use, None, problem="comes with CuPy")
+        yield Part("NCCL", nccl_use, None, problem="needs CuPy")
         return
     yield Part("CuPy", cupy_use, f"{answer['version']} (CUDA {answer['cuda']})")
-    yield Part("NCCL", nccl_use, answer["nccl"], problem="CuPy found none")
+    wheel = None if answer["nccl"] else f"pip install nvidia-nccl-{extra.replace('cuda', 'cu')}"
+    yield Part("NCCL", nccl_use, answer["nccl"], "CuPy found none", wheel)
 
 
 CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # the last is built from source

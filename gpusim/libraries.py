@@ -4,7 +4,6 @@ What has to be known of an array before NumPy's functions can be called on it.""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,7 @@ __all__ = [
 Array = Any
 
 
-@lru_cache(maxsize=64)
-def _of_a_gpu(kind: type) -> bool:
-    return hasattr(kind, "__cuda_array_interface__") and hasattr(kind, "__array_function__")
+_KINDS: dict[type, bool] = {}  # of types that have been asked about
 
 
 def on_device(value: Any) -> bool:
@@ -37,7 +34,12 @@ def on_device(value: Any) -> bool:
     >>> on_device(np.zeros(3)), on_device(1.5)
     (False, False)
     """
-    return _of_a_gpu(type(value))
+    kind = type(value)
+    known = _KINDS.get(kind)
+    if known is None:
+        interfaces = ("__cuda_array_interface__", "__array_function__")
+        known = _KINDS[kind] = all(hasattr(kind, name) for name in interfaces)
+    return known
 
 
 def to_host(value: Any) -> NDArray[Any]:
@@ -46,7 +48,7 @@ def to_host(value: Any) -> NDArray[Any]:
     return host
 
 
-def to_library_of(like: Any, values: Any, dtype: DTypeLike = None) -> Array:
+def to_library_of(like: Any, values: Any, dtype: DTypeLike | None = None) -> Array:
     """Values of the host as an array of the library of `like`: a copy where that is on a GPU."""
     if on_device(values):
         return values if dtype is None else values.astype(dtype, copy=False)
@@ -68,14 +70,14 @@ def constant_like(like: Any, value: Any) -> Any:
     return to_library_of(like, value) if listed or single else value
 
 
-def zeros_like(array: Any, shape: tuple[int, ...], dtype: DTypeLike = None) -> Array:
+def zeros_like(array: Any, shape: tuple[int, ...], dtype: DTypeLike | None = None) -> Array:
     """Zeros in C order. (CuPy takes the shape () for none given.)"""
     if shape == () and on_device(array):
         return np.zeros_like(array, dtype, order="C", shape=(1,)).reshape(())
     return np.zeros_like(array, dtype, order="C", shape=shape)
 
 
-def empty_like(array: Any, shape: tuple[int, ...], dtype: DTypeLike = None) -> Array:
+def empty_like(array: Any, shape: tuple[int, ...], dtype: DTypeLike | None = None) -> Array:
     """An array in C order with nothing in it yet."""
     if shape == () and on_device(array):
         return np.empty_like(array, dtype, order="C", shape=(1,)).reshape(())

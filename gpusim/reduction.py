@@ -16,14 +16,16 @@ from numpy.typing import DTypeLike
 from fallback.formats import kind_of
 from fallback.operators import OPS
 from fallback.orders import ORDERS
+from fallback.schedules import Schedule
 
 from .formats import Format, FormatLike, as_format
+from .twins import TWINS, Twin
 
 __all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
 
+_ORDERS = (*ORDERS, "engine")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "op": OPS,
-    "order": (*ORDERS, "engine"),
     "rounding": ("nearest", "stochastic"),
 }
 
@@ -38,7 +40,8 @@ class Reduction:
     - `order`: the order of additions. "linear" is ((x0 + x1) + x2) + ...; "reverse" the same from
       the last; "tree" adds neighbours in pairs, level by level; "ring" cuts the value into as many
       blocks as there are members and starts block b at member b. "engine" leaves the sum over the
-      instances of a World to the engine between them (see `like`).
+      instances of a World to the engine between them (see `like`). The name of a twin is the order
+      of a real engine's all-reduce, and a `fallback.schedules.Schedule` any other one.
     - `accumulate`: the dtype every partial result is rounded to. None is the array's own, but
       float32 for bfloat16 and float16 for the 8-bit formats. A `Format`, or a FormatInfo of gfloat,
       is any other format, more slowly.
@@ -54,11 +57,12 @@ class Reduction:
     >>> Reduction(order="butterfly")
     Traceback (most recent call last):
     ...
-    ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring', 'engine'
+    ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring', 'engine',
+    the name of a twin (Reduction.twins() lists them), or a Schedule
     """
 
     op: str = "sum"
-    order: str = "linear"
+    order: str | Schedule = "linear"
     accumulate: DTypeLike | FormatLike | None = None
     rounding: str = "nearest"
     seed: int = 0
@@ -69,6 +73,11 @@ class Reduction:
             if not isinstance(given, str) or given not in choices:
                 expected = ", ".join(map(repr, choices))
                 raise ValueError(f"{name}={given!r}: expected one of {expected}")
+        if not isinstance(self.order, Schedule) and self.order not in (*_ORDERS, *TWINS):
+            raise ValueError(
+                f"order={self.order!r}: expected one of {', '.join(map(repr, _ORDERS))}, "
+                "the name of a twin (Reduction.twins() lists them), or a Schedule"
+            )
         object.__setattr__(self, "accumulate", _accumulator(self.accumulate))
         if self.order == "engine" and (self.accumulate, self.rounding) != (None, "nearest"):
             raise ValueError(
@@ -79,20 +88,54 @@ class Reduction:
 
     @classmethod
     def like(cls, name: str) -> Reduction:
-        """The reduction of an engine, by its name.
+        """The reduction of an engine, by its name: the bits of its all-reduce.
 
-        "engine" is that of the World around: each instance sums its own replicas in `linear` order,
+        The names of twins are those that `twins` lists; each replica stands for a rank. "engine" is
+        the engine of the World around: each instance sums its own replicas in `linear` order,
         and MPI or NCCL adds up the sums. The fastest way there is, and exempt from the contract:
         the bits may differ between numbers of instances. On one instance it is `linear`.
 
-        ValueError for any other name.
+        ValueError for any other name. A fold raises ValueError where it is not known what the
+        engine does with so many members, and TypeError for types that it adds in another way.
 
-        >>> Reduction.like("engine")
-        Reduction(op='sum', order='engine')
+        >>> Reduction.like("openmpi-ring")
+        Reduction(op='sum', order='openmpi-ring')
+        >>> import numpy as np
+        >>> from gpusim import lax, vmap
+        >>> x = np.array([2048, 1, 1, 1, 1], np.float16)
+        >>> def total(x, like):
+        ...     return lax.psum(x, "i", reduction=Reduction.like(like))
+        >>> for name in ("xla-cpu", "openmpi-linear", "mpich"):
+        ...     print(name, float(vmap(lambda x: total(x, name), out_axes=None, axis_name="i")(x)))
+        xla-cpu 2048.0
+        openmpi-linear 2052.0
+        mpich 2050.0
         """
-        if name != "engine":
-            raise ValueError(f"like({name!r}): expected 'engine'")
-        return cls(order="engine")
+        if name != "engine" and name not in TWINS:
+            expected = ", ".join(map(repr, ("engine", *TWINS)))
+            raise ValueError(f"like({name!r}): expected one of {expected}")
+        return cls(order=name)
+
+    @classmethod
+    def twins(cls) -> dict[str, Twin]:
+        """All twins by name, each with its engine, its fold, and what was checked.
+
+        >>> mpich = Reduction.twins()["mpich"]
+        >>> mpich.engine, mpich.checked
+        ('MPICH 5.0.2', 'run against the engine')
+        """
+        return dict(TWINS)
+
+    @property
+    def schedule(self) -> str | Schedule:
+        """The order as the kernels take it: a twin's is its Schedule.
+
+        >>> Reduction(order="mpich").schedule
+        Schedule(cases=(Case(fold=Tree(pairs_first=True), ...),), ...)
+        """
+        if isinstance(self.order, str) and self.order in TWINS:
+            return TWINS[self.order].schedule
+        return self.order
 
     def __repr__(self) -> str:
         shown = ["op", "order"]

@@ -4,19 +4,22 @@ Inside `with world:` the outermost mapped axis spans all of them."""
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from operator import index as as_index
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import activity, environment
-from .engines import Engine, Processes
+from .engines import Buffer, Engine, Pending, Processes, while_waiting
 from .errors import CollectiveMismatchError, GpusimError, InstanceError
 
 __all__ = ["World", "current_world"]
@@ -25,10 +28,14 @@ __all__ = ["World", "current_world"]
 _HEADER = struct.Struct("=16sBH")  # digest, kind, length of the text
 _HEADER_BYTES = 1024
 _CALL, _LEAVE = range(2)
+_LISTEN_EVERY = 0.2  # seconds
+_SHOWN = 120  # characters of what differs
+
+Terms = Mapping[str, str]
 
 #: What flows on a channel: values on their way to a fold, results, and what is called.
 FLOWS = 3
-_VALUES, _RESULTS, _CALLS = range(FLOWS)
+_RESULTS, _CALLS = 1, 2
 CHANNELS = (1 << 20) - 1  # times FLOWS, and a few for others: MPICH has 2**22 tags
 #: The channel of what is said outside threads, collectives of lockstep maps included.
 MAIN_TAG = 0
@@ -101,12 +108,15 @@ class World:
         self._token: Token[World | None] | None = None
         self._over = False
         self._busy: set[int] = set()  # channels in use
+        self._begun: set[int] = set()  # those on which something has been sent, or asked for
         self._lock = threading.Lock()
         self._doing: dict[int, str] = {}  # by thread
         self._agreed = ""  # the last call that all have made
-        if isinstance(engine, Processes):
+        # Found out once: asking whether an object follows a protocol takes longer than a message.
+        self._processes = engine if isinstance(engine, Processes) else None
+        if self._processes is not None:
             names = [self._who(instance) for instance in range(self.instances)]
-            engine.name_instances(names, self._circumstances)
+            self._processes.name_instances(names, self._circumstances)
 
     @classmethod
     def from_environment(
@@ -201,15 +211,15 @@ class World:
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if not failed and not self._has_ended():
             with self.doing("leaving the world"):
-                self._say(_LEAVE, b"leave", "leaves", MAIN_TAG if self.check else _LEAVING)
+                self._say(_LEAVE, "leaves", {}, MAIN_TAG if self.check else _LEAVING)
         elif error is not None and failed:
             self._over = True
-            if isinstance(self.engine, Processes):
-                self.engine.fail(error)
+            if self._processes is not None:
+                self._processes.fail(error)
 
     def _has_ended(self) -> bool:
         """Whether an error has put the instances out of step."""
-        broken = isinstance(self.engine, Processes) and self.engine.broken
+        broken = self._processes is not None and self._processes.broken
         return self._over or broken
 
     def _check_going_on(self) -> None:
@@ -220,13 +230,13 @@ class World:
 
     @contextmanager
     def call(
-        self, text: str, terms: str, tag: int = MAIN_TAG, *, within: int | None = None
+        self, text: str, terms: Terms, tag: int = MAIN_TAG, *, within: int | None = None
     ) -> Iterator[None]:
         """A call that all instances make; the block runs when they have agreed on it.
 
         Args:
             text: the call, for people.
-            terms: all that must be the same on all instances.
+            terms: all that must be the same on all instances, by name.
             tag: of the channel on which this instance's counterparts call.
             within: the channel on which they agree, if it is another one.
 
@@ -237,44 +247,83 @@ class World:
         agreeing = tag if within is None else within
         with self.doing(text):
             if self.check:
-                digest = hashlib.blake2b(f"{tag} {terms}".encode(), digest_size=16).digest()
                 with self.channel(agreeing):
-                    self._say(_CALL, digest, text, agreeing)
+                    self._say(_CALL, text, {**terms, "channel": str(tag)}, agreeing)
                 self._agreed = text
             yield
 
-    def agree(self, text: str, terms: str) -> None:
+    def agree(self, text: str, terms: Terms) -> None:
         """Return when all instances make the same call; see `call`."""
         with self.call(text, terms):
             pass
 
-    def _say(self, kind: int, digest: bytes, text: str, tag: int) -> None:
-        assert self.engine is not None
-        own = _record(kind, digest, text)
+    def _say(self, kind: int, text: str, terms: Terms, tag: int) -> None:
+        said = repr(sorted(terms.items())).encode()
+        own = _record(kind, hashlib.blake2b(said, digest_size=16).digest(), text)
         records = np.zeros((self.instances, _HEADER_BYTES), np.uint8)
         records[self.instance] = own
-        others = [i for i in range(self.instances) if i != self.instance]
-        self.engine.exchange(
-            [(own, i) for i in others],
-            [(records[i], i) for i in others],
-            FLOWS * tag + _CALLS,
-        ).wait()
+        self._exchange_all(records, tag)
         if (records[:, : _HEADER.size - 2] == own[: _HEADER.size - 2]).all():
             return
         self._over = True
-        raise self._disagreement([_Said.read(record) for record in records])
+        everybody = [_Said.read(record) for record in records]
+        if any(said.kind == _LEAVE for said in everybody):
+            raise self._departure(everybody)
+        raise self._mismatch(everybody, terms, tag)
 
-    def _disagreement(self, said: Sequence[_Said]) -> GpusimError:
-        here = said[self.instance]
-        instance = next(
-            i for i, s in enumerate(said) if (s.kind, s.digest) != (here.kind, here.digest)
+    def _exchange_all(self, rows: NDArray[Any], tag: int) -> None:
+        """Fill in the rows of the others."""
+        assert self.engine is not None
+        own = rows[self.instance].copy()
+        others = [i for i in range(self.instances) if i != self.instance]
+        pending = self.engine.exchange(
+            [(own, i) for i in others], [(rows[i], i) for i in others], FLOWS * tag + _CALLS
         )
-        there = said[instance]
-        if there.kind == _LEAVE:
-            return InstanceError(instance, f"{self._who(instance)} has left the world")
+        if tag == MAIN_TAG and self._processes is not None:
+            with while_waiting(_Eavesdropper(self, self._processes, pending)):
+                pending.wait()
+        else:
+            pending.wait()
+
+    def _other_map(self, instance: int, there: _Said) -> GpusimError:
+        self._over = True
         return CollectiveMismatchError(
-            f"instances do not make the same call: {self._who(self.instance)} {_calls(here)}, "
-            f"{self._who(instance)} {_calls(there)}"
+            f"instances do not make the same call: {self._who(instance)} calls {there.text} in an "
+            f"inner map, of which {self._who(self.instance)} has ended its own without that call; "
+            f"it is in {self._doing[threading.get_ident()]}"
+        )
+
+    def _departure(self, said: Sequence[_Said]) -> GpusimError:
+        here = said[self.instance]
+        instance = next(i for i, there in enumerate(said) if there.kind != here.kind)
+        if here.kind == _LEAVE:
+            return CollectiveMismatchError(
+                f"{self._who(self.instance)} leaves the world, but {self._who(instance)} calls "
+                f"{said[instance].text}"
+            )
+        return InstanceError(instance, f"{self._who(instance)} has left the world")
+
+    def _mismatch(self, said: Sequence[_Said], terms: Terms, tag: int) -> GpusimError:
+        """The error for calls that differ. All instances make it, so they tell each other more."""
+        own = json.dumps(dict(terms)).encode()
+        lengths = np.zeros((self.instances, 1), np.int64)
+        lengths[self.instance] = len(own)
+        self._exchange_all(lengths, tag)
+        bodies = np.zeros((self.instances, int(lengths.max())), np.uint8)
+        bodies[self.instance, : len(own)] = np.frombuffer(own, np.uint8)
+        self._exchange_all(bodies, tag)
+        here = said[self.instance]
+        instance = next(i for i, there in enumerate(said) if there.digest != here.digest)
+        theirs = json.loads(bodies[instance, : int(lengths[instance, 0])].tobytes())
+        differing = [
+            _difference(name, str(terms.get(name)), str(theirs.get(name)))
+            for name in sorted({*terms, *theirs})
+            if terms.get(name) != theirs.get(name)
+        ]
+        return CollectiveMismatchError(
+            f"instances do not make the same call: {self._who(self.instance)} calls {here.text}, "
+            f"{self._who(instance)} calls {said[instance].text}; they differ in "
+            + "; ".join(differing)
         )
 
     def _who(self, instance: int) -> str:
@@ -322,17 +371,43 @@ class World:
         try:
             yield
         except BaseException:
-            self._check_exchanges(tag)
+            # What the others send for this call would be taken for something else.
+            self._over |= tag in self._begun
             raise
         finally:
             with self._lock:
                 self._busy.discard(tag)
+                self._begun.discard(tag)
 
-    def _check_exchanges(self, tag: int) -> None:
-        """After an error: what is on its way would be taken for something else."""
-        if isinstance(self.engine, Processes):
-            flows = range(FLOWS * tag, FLOWS * (tag + 1))
-            self._over |= any(self.engine.left_unfinished(flow) for flow in flows)
+    def exchange(
+        self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int, *, results: bool
+    ) -> Pending:
+        """Begin to send and receive values, or results, on a channel."""
+        assert self.engine is not None
+        self._begun.add(tag)
+        return self.engine.exchange(sends, receives, FLOWS * tag + (_RESULTS if results else 0))
+
+
+class _Eavesdropper:
+    """Finds out that an instance calls from inside an inner map, where this one is outside.
+
+    All inner maps are over here when all wait on the main channel: what another instance calls in
+    one before it comes here has no counterpart.
+    """
+
+    def __init__(self, world: World, engine: Processes, pending: Pending) -> None:
+        self._world, self._engine, self._pending = world, engine, pending
+        self._next = time.monotonic() + _LISTEN_EVERY
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LISTEN_EVERY
+        for instance in self._pending.awaited():
+            message = self._engine.overhear(instance, lambda tag: tag % FLOWS == _CALLS)
+            # Once it has come here, what it calls is what comes next.
+            if message is not None and instance in self._pending.awaited():
+                raise self._world._other_map(instance, _Said.read(message))
 
 
 class _Said(NamedTuple):
@@ -357,8 +432,20 @@ def _record(kind: int, digest: bytes, text: str) -> np.ndarray:
     return record
 
 
-def _calls(said: _Said) -> str:
-    return "leaves the world" if said.kind == _LEAVE else f"calls {said.text}"
+def _difference(name: str, here: str, there: str) -> str:
+    """What differs, from a little before the first character that does.
+
+    >>> _difference("perm", "[0, 1]", "[1, 0]")
+    'perm: [0, 1] against [1, 0]'
+    """
+    same = next((k for k, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), 0)
+    first = max(0, same - _SHOWN // 4) if max(len(here), len(there)) > _SHOWN else 0
+
+    def shown(text: str) -> str:
+        part = text[first : first + _SHOWN]
+        return "..." * (first > 0) + part + "..." * (len(text) > first + _SHOWN)
+
+    return f"{name}: {shown(here)} against {shown(there)}"
 
 
 def _counts(engine: Engine, own: int) -> tuple[int, ...]:

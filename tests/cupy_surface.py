@@ -85,9 +85,7 @@ def signature(name: str) -> inspect.Signature | None:
 
 def text(module: Any) -> str:
     """The table, for the CuPy that is given."""
-    lines = [
-        f"# Of NumPy {np.__version__}'s functions those that CuPy {module.__version__} has;"
-    ]
+    lines = [f"# Of NumPy {np.__version__}'s functions those that CuPy {module.__version__} has;"]
     lines += ["# ? marks what need not be given, / and * what goes by position or by name alone."]
     lines += [f"{name}: {parameters}" for name, parameters in functions(module)]
     return "\n".join(lines) + "\n"

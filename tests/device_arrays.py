@@ -54,8 +54,6 @@ class DeviceArray:
 
     def __init__(self, host: np.ndarray, base: DeviceArray | None = None) -> None:
         assert type(host) is np.ndarray
-        if host.dtype.name.startswith("float8") or host.dtype.kind not in "biufcV":
-            raise ValueError(f"Unsupported dtype {host.dtype}")
         self._host = host
         self.base = base
         self.device = base.device if base is not None else streams.current_device()
@@ -92,7 +90,8 @@ class DeviceArray:
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None) -> np.ndarray:
         counts.downloads += 1
-        streams.finish_reading(self)
+        with streams.Device(self.device.id):  # whichever is current
+            streams.finish_reading(self)
         return np.array(self._host, order=order)  # type: ignore[call-overload]
 
     def item(self) -> Any:
@@ -135,9 +134,14 @@ class DeviceArray:
     # Indexing takes NumPy's arrays and lists as indices, and only arrays of the device as values.
 
     def __getitem__(self, index: Any) -> DeviceArray:
-        return _made(self._host[_index(index)], (self, *_in_index(index)))
+        found = self._host[_index(index)]
+        if isinstance(found, np.generic):  # of which NumPy makes a scalar: here it is a view
+            entries = index if isinstance(index, tuple) else (index,)
+            found = self._host[(*_index(entries), ...)]
+        return _made(found, (self, *_in_index(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        _check_dtypes((self, value))
         streams.launched((self, value, *_in_index(index)), (self,))
         counts.launches += 1
         self._host[_index(index)] = _host(value, "an assigned value")
@@ -261,10 +265,19 @@ def _in_place(ufunc: np.ufunc) -> Callable[..., Any]:
 
 
 OPERATORS = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide,
-    "floordiv": np.floor_divide, "mod": np.remainder, "pow": np.power, "matmul": np.matmul,
-    "lshift": np.left_shift, "rshift": np.right_shift, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.true_divide,
+    "floordiv": np.floor_divide,
+    "mod": np.remainder,
+    "pow": np.power,
+    "matmul": np.matmul,
+    "lshift": np.left_shift,
+    "rshift": np.right_shift,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 for _name, _ufunc in OPERATORS.items():
     setattr(DeviceArray, f"__{_name}__", _operator(_ufunc, False))
@@ -280,7 +293,10 @@ for _name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_eq
         _operator(getattr(np, _name), False),
     )
 for _name, _ufunc in {
-    "neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert
+    "neg": np.negative,
+    "pos": np.positive,
+    "abs": np.absolute,
+    "invert": np.invert,
 }.items():
     setattr(DeviceArray, f"__{_name}__", lambda self, ufunc=_ufunc: ufunc(self))
 
@@ -321,6 +337,7 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "ascontiguousarray" and isinstance(args[0], DeviceArray) and args[0].ndim == 0:
         return args[0]
     if name in CONVERTS and isinstance(args[0], np.ndarray):
+        _check_dtypes(args[:1])
         counts.uploads += 1
         fresh = DeviceArray(np.array(args[0], *args[1:2], order="C"))
         streams.launched((), (fresh,))
@@ -338,7 +355,7 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hosts, options = hosts[:2], {**options, "kind": "stable"}  # as CuPy's always are
     inputs = [*_arrays((args, tuple(kwargs.values())))]
     if name in IN_PLACE:
-        streams.launched(inputs, inputs[:1])
+        streams.launched(inputs, inputs[:1], peer=name == "copyto")  # between two GPUs, too
         counts.launches += 1
         function(*hosts, **options)  # type: ignore[operator]
         return None
@@ -357,6 +374,13 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _assign(part: DeviceArray, value: Any) -> None:
     part[...] = value
+
+
+def _check_dtypes(arrays: Any) -> None:
+    """CuPy holds arrays in formats of 8 bits, and has no kernels for them."""
+    for array in arrays:
+        if getattr(array, "dtype", np.dtype(bool)).name.startswith("float8"):
+            raise ValueError(f"Unsupported dtype {array.dtype}")
 
 
 def _arrays(tree: Any) -> Iterator[DeviceArray]:
@@ -411,6 +435,7 @@ def _launched(host: np.ndarray, inputs: Any) -> DeviceArray:
     if host.base is not None:
         host = host.copy(order="K")  # NumPy returned a view of what it had just made
     made = DeviceArray(host)
+    _check_dtypes((*inputs, made))
     counts.launches += 1
     streams.launched(inputs, (made,))
     return made
@@ -433,7 +458,11 @@ def to_device(values: Any) -> DeviceArray:
     """A copy of NumPy's values; as cupy.asarray."""
     if isinstance(values, DeviceArray):
         return values
-    return call("asarray", (np.asarray(values),), {})
+    host = np.asarray(values)
+    if host.dtype.name.startswith("float8"):
+        bits = call("asarray", (np.ascontiguousarray(host).view(np.uint8),), {})
+        return bits.view(host.dtype).reshape(host.shape)
+    return call("asarray", (host,), {})
 
 
 class RawModule:
@@ -475,7 +504,12 @@ def _kernels() -> dict[str, Any]:
 def _empty(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
     made = DeviceArray(np.empty(shape, dtype))
     made._host.reshape(-1).view(np.uint8)[:] = 0xA5  # what no thread writes is seen
+    streams.allocated(made)
     return made
+
+
+def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
+    return _launched(np.zeros(shape, dtype), ())
 
 
 def package() -> SimpleNamespace:
@@ -486,6 +520,8 @@ def package() -> SimpleNamespace:
         RawModule=RawModule,
         cuda=streams.cuda(NUMBER_OF_GPUS),
         empty=_empty,
+        zeros=_zeros,
+        arange=lambda *args, **kwargs: _launched(np.arange(*args, **kwargs), ()),
         asarray=to_device,
         asnumpy=lambda array: array.get(),
         ascontiguousarray=lambda array: call("ascontiguousarray", (array,), {}),
@@ -495,8 +531,10 @@ def package() -> SimpleNamespace:
 @contextmanager
 def installed() -> Iterator[Counted]:
     """`import cupy` gives the stand-in meanwhile; yields the counts, from 0."""
-    before = sys.modules.get("cupy")
-    sys.modules["cupy"] = package()  # type: ignore[assignment]
+    names = ("cupy", "cupy.cuda", "cupy.cuda.nccl")
+    before = {name: sys.modules.get(name) for name in names}
+    made = package()
+    sys.modules |= dict(zip(names, (made, made.cuda, made.cuda.nccl), strict=True))
     caches = (launch._function, launch._device)
     for cached in caches:
         cached.cache_clear()
@@ -508,7 +546,7 @@ def installed() -> Iterator[Counted]:
     finally:
         for cached in caches:
             cached.cache_clear()
-        if before is None:
-            del sys.modules["cupy"]
-        else:
-            sys.modules["cupy"] = before
+        for name, module in before.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module

@@ -12,8 +12,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +120,7 @@ class Event:
             raise RuntimeError("cudaErrorInvalidResourceHandle: event and stream of two devices")
         with _lock:
             self.clock = dict(stream.clock)
+            self.time = time.perf_counter()
 
     def synchronize(self) -> None:
         with _lock:
@@ -241,6 +244,12 @@ def _operation(stream: Stream, reads: list[Memory], writes: list[Memory]) -> Non
         memory.read = {}
 
 
+def allocated(array: Any) -> None:
+    """New memory, which is in nobody's hands but the current stream's."""
+    with _lock:
+        _memory_of(array, get_current_stream())
+
+
 def finish_reading(array: Any) -> None:
     """The host reads an array, and waits for that."""
     launched((array,), ())
@@ -286,41 +295,76 @@ def launched_kernel(arguments: np.ndarray) -> None:
         _operation(get_current_stream(), reads, writes)
 
 
-# NCCL: sends and receives of one group meet when it ends.
+# NCCL: the sends and receives of a group meet those of the other ranks, wherever these are.
 
 
-class _Nccl:
+class _Ranks:
+    """All ranks of one communicator: what they have sent, by sender and receiver."""
+
+    def __init__(self, count: int) -> None:
+        self.changed = threading.Condition()
+        self.sent: dict[tuple[int, int], list[Sent]] = {}
+        self.meeting = threading.Barrier(count)
+        self.given: list[Any] = [None] * count
+
+
+class Sent:
+    """A send, which is over when it has been received."""
+
+    def __init__(self, pointer: int, size: int, stream: Stream) -> None:
+        self.pointer, self.size, self.stream = pointer, size, stream
+        self.over = False
+
+
+class Nccl:
     """cupy.cuda.nccl, as far as gpusim asks for it."""
 
-    available = True
-    NCCL_UINT8, NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = 1, 0, 1, 2, 3
-    NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_INT64 = 6, 7, 8, 4
-
-    class NcclError(RuntimeError):
-        pass
+    NCCL_UINT8, NCCL_INT32, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = range(5)
+    NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = np.add, np.multiply, np.maximum, np.minimum
+    DTYPES = (np.uint8, np.int32, np.float16, np.float32, np.float64)
+    PATIENCE = 20
 
     def __init__(self) -> None:
-        self.open: list[tuple[Any, ...]] | None = None
+        self.available = True
         self.groups = 0
+        self._open = threading.local()
+        self._ranks: dict[Any, _Ranks] = {}
         outer = self
 
         class NcclCommunicator:
-            def __init__(self, ndev: int, commId: bytes, rank: int, config: Any = None) -> None:
-                self._ndev, self._rank, self._device = ndev, rank, _thread.device
+            def __init__(self, ndev: int, commId: Any, rank: int, config: Any = None) -> None:
+                self.rank = rank
+                self.ranks = outer._ranks.setdefault(commId, _Ranks(ndev))
 
             @staticmethod
             def initAll(devices: list[int]) -> list[Any]:
-                made = []
-                for rank, device in enumerate(devices):
-                    with Device(device):
-                        made.append(NcclCommunicator(len(devices), b"", rank))
-                return made
+                identity = object()
+                count = len(devices)
+                return [NcclCommunicator(count, identity, rank) for rank in range(count)]
 
-            def send(self, pointer: int, count: int, kind: int, peer: int, stream: int) -> None:
-                outer.add(("send", self._rank, peer, pointer, count, stream))
+            def send(self, pointer: int, size: int, kind: int, peer: int, stream: int) -> None:
+                sent = Sent(pointer, size, _streams[stream])
+                outer.group().append((self.ranks, (self.rank, peer), sent, True))
 
-            def recv(self, pointer: int, count: int, kind: int, peer: int, stream: int) -> None:
-                outer.add(("recv", peer, self._rank, pointer, count, stream))
+            def recv(self, pointer: int, size: int, kind: int, peer: int, stream: int) -> None:
+                into = Sent(pointer, size, _streams[stream])
+                outer.group().append((self.ranks, (peer, self.rank), into, False))
+
+            def allReduce(
+                self, source: int, target: int, size: int, kind: int, op: Any, stream: int
+            ) -> None:
+                dtype = np.dtype(outer.DTYPES[kind])
+                memory = (ctypes.c_uint8 * (size * dtype.itemsize)).from_address(source)
+                self.ranks.given[self.rank] = np.frombuffer(memory, dtype).copy()
+                self.ranks.meeting.wait(outer.PATIENCE)
+                total = op.reduce(np.stack(self.ranks.given), axis=0, dtype=dtype)
+                self.ranks.meeting.wait(outer.PATIENCE)
+                ctypes.memmove(target, total.ctypes.data, total.nbytes)
+                with _lock:
+                    _operation(_streams[stream], _at(source), _at(target))
+
+            def check_async_error(self) -> None:
+                pass
 
             def destroy(self) -> None:
                 pass
@@ -329,43 +373,59 @@ class _Nccl:
 
         self.NcclCommunicator = NcclCommunicator
 
+    def get_unique_id(self) -> bytes:
+        return next(_numbers).to_bytes(128, "big")
+
     def get_version(self) -> int:
         return 23000
 
-    def get_unique_id(self) -> bytes:
-        return bytes(128)
-
     def groupStart(self) -> None:
-        assert self.open is None, "groups do not nest here"
-        self.open = []
+        assert getattr(self._open, "group", None) is None, "groups do not nest here"
+        self._open.group = []
 
-    def add(self, operation: tuple[Any, ...]) -> None:
-        assert self.open is not None, "send and recv outside a group would wait for each other"
-        self.open.append(operation)
+    def group(self) -> list[Any]:
+        group: list[Any] | None = getattr(self._open, "group", None)
+        assert group is not None, "a send outside a group would wait for its receive"
+        return group
 
     def groupEnd(self) -> None:
-        assert self.open is not None
-        operations, self.open = self.open, None
+        group, self._open.group = self.group(), None
         self.groups += 1
-        sends = [operation for operation in operations if operation[0] == "send"]
-        receives = [operation for operation in operations if operation[0] == "recv"]
-        assert len(sends) == len(receives), "a receive without its send never ends"
-        for send in sends:
-            receive = next(r for r in receives if r[1:3] == send[1:3])
-            receives.remove(receive)
-            assert send[4] == receive[4]
-            ctypes.memmove(receive[3], send[3], send[4])
-            with _lock:
-                from_, to_ = (_streams[operation[5]] for operation in (send, receive))
-                _merge(to_.clock, _thread.known)
-                _operation(from_, _at(send[3]), [])
-                _merge(to_.clock, from_.clock)
-                _operation(to_, [], _at(receive[3]))
-                _merge(from_.clock, to_.clock)
+        for ranks, way, sent, sends in group:
+            if sends:
+                with ranks.changed:
+                    ranks.sent.setdefault(way, []).append(sent)
+                    ranks.changed.notify_all()
+        for ranks, way, into, sends in group:
+            if not sends:
+                self._await_send(ranks, way, into)
+        for ranks, _, sent, sends in group:
+            if sends:
+                with ranks.changed:
+                    over = ranks.changed.wait_for(partial(getattr, sent, "over"), self.PATIENCE)
+                    assert over, "a send that is never received"
+
+    def _await_send(self, ranks: _Ranks, way: tuple[int, int], into: Sent) -> None:
+        with ranks.changed:
+            there = ranks.changed.wait_for(lambda: ranks.sent.get(way), self.PATIENCE)
+            assert there, "a receive whose send never comes"
+            self._receive(ranks.sent[way].pop(0), into)
+            ranks.changed.notify_all()
+
+    def _receive(self, sent: Sent, into: Sent) -> None:
+        assert sent.size == into.size
+        ctypes.memmove(into.pointer, sent.pointer, sent.size)
+        with _lock:  # both streams are held until the other one has come
+            before = {**into.stream.clock}
+            _merge(into.stream.clock, sent.stream.clock)
+            _merge(sent.stream.clock, before)
+            _operation(sent.stream, _at(sent.pointer), [])
+            _operation(into.stream, [], _at(into.pointer))
+            _merge(sent.stream.clock, into.stream.clock)
+        sent.over = True
 
 
 _streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
-nccl = _Nccl()
 
 
 def cuda(gpus: int) -> SimpleNamespace:
@@ -381,6 +441,19 @@ def cuda(gpus: int) -> SimpleNamespace:
         Stream=Known,
         Event=Event,
         get_current_stream=get_current_stream,
-        runtime=SimpleNamespace(getDeviceCount=lambda: gpus, getDevice=lambda: _thread.device),
-        nccl=nccl,
+        get_elapsed_time=lambda first, last: 1e3 * (last.time - first.time),
+        runtime=SimpleNamespace(
+            getDeviceCount=lambda: gpus,
+            getDevice=lambda: _thread.device,
+            getDeviceProperties=lambda number: {
+                "name": b"Stand-in GPU",
+                "totalGlobalMem": 2**30,
+                "multiProcessorCount": 132,
+                "major": 9,
+                "minor": 0,
+            },
+            driverGetVersion=lambda: 13000,
+            runtimeGetVersion=lambda: 13000,
+        ),
+        nccl=Nccl(),
     )

@@ -84,7 +84,7 @@ class Collective:
             for name, value in options.items()
         }
         if not any(map(_is_there, (*given, *named.values()))):
-            return self.function(*args, **options)  # Python's numbers, or formats CuPy has not
+            return self.function(*args, **options)  # of Python's numbers
         return self._back(self.function(*given, **named))
 
     def _back(self, result: Any) -> Any:
@@ -109,19 +109,15 @@ def _is_there(value: Any) -> bool:
     return on_device(value[0] if isinstance(value, list) and value else value)
 
 
-def _known(array: np.ndarray) -> bool:
-    return not array.dtype.name.startswith("float8")  # which CuPy has not
-
-
 def _as_arrays(library: Library, value: Any) -> Any:
     """An array, or a list of arrays, on the device; what collectives make of numbers stays."""
-    if isinstance(value, np.ndarray) and _known(value):
+    if isinstance(value, np.ndarray):
         if value.size and 0 in value.strides:  # one value for all stays one
             once = value[tuple(slice(None) if stride else slice(1) for stride in value.strides)]
             return np.broadcast_to(library.to_device(once.copy()), value.shape)
         return library.to_device(value)
     arrays = isinstance(value, list) and value and isinstance(value[0], (np.ndarray, np.generic))
-    if arrays and all(map(_known, value)):
+    if arrays:
         once = {id(part): library.to_device(np.asarray(part)) for part in value}
         return [once[id(part)] for part in value]
     return value

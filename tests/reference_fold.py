@@ -197,10 +197,20 @@ def lane(seed: int, step: int, call: int, place: int, index: int) -> int:
 
 Element = tuple[Number, ...]  # one real, or a real and an imaginary part
 Apply = Callable[[Element, Element, int], Element]
+#: Of an element of the flattened value: its additions. Members are nodes 0..R-1, and the k-th
+#: addition, of two nodes, makes node R + k.
+Additions = Callable[[int], Sequence[tuple[int, int]]]
 
 
-def fold_element(xs: Sequence[Element], order: str, start: int, apply: Apply) -> Element:
+def fold_element(
+    xs: Sequence[Element], order: str | Sequence[tuple[int, int]], start: int, apply: Apply
+) -> Element:
     """All of one element's additions, in the order's own enumeration from step 1."""
+    if not isinstance(order, str):
+        nodes = list(xs)
+        for step, (left, right) in enumerate(order, 1):
+            nodes.append(apply(nodes[left], nodes[right], step))
+        return nodes[-1]
     if order == "tree":
         level, step = list(xs), 0
         while len(level) > 1:
@@ -238,7 +248,7 @@ def reference_fold(
     members: Sequence[np.ndarray],
     *,
     op: str = "sum",
-    order: str = "linear",
+    order: str | Additions = "linear",
     accumulate: Any = None,
     out_dtype: Any = None,
     divisor: int | None = None,
@@ -293,7 +303,7 @@ def reference_fold(
             for code_array in codes
         ]
         start = ring_start(index, value, len(xs), cut_axis) if order == "ring" else 0
-        total = fold_element(xs, order, start, apply)
+        total = fold_element(xs, order if isinstance(order, str) else order(flat), start, apply)
         if divisor is not None:
             total = tuple(in_c(divide(part, divisor)) for part in total)
         final = (rounded(part, out, len(xs)) for part in total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -14,7 +15,7 @@ import pytest
 
 from bench import __main__ as command
 from bench import measure as measuring
-from bench import memory, table, worker
+from bench import memory, mpirun, table, worker, worlds
 from bench.cases import COLLECTIVES, VARIANTS, Case, Plan, parse_size, select
 from bench.measure import measure
 from bench.overhead import NUMPY_CALL
@@ -23,7 +24,7 @@ from bench.peers.base import Samples
 from bench.peers.limit import Limit
 from bench.peers.ours import Vmap
 from bench.peers.remote import Worker
-from bench.results import LIMIT, OURS, Entry, Outcome, Overhead, Results
+from bench.results import LIMIT, OURS, Entry, Exchange, Outcome, Overhead, Results
 from bench.targets import judge
 from bench.timing import Timing, interleave
 
@@ -203,12 +204,100 @@ def test_a_worker_answers_every_command_and_every_error_with_a_line() -> None:
     assert worker.reply(peer, {"do": "dance"}) == {"problem": "ValueError: unknown command 'dance'"}
 
 
+# ---------------------------------------------------------------- worlds
+
+
+def test_a_world_is_measured_beside_raw_mpi_and_its_results_are_right() -> None:
+    found = list(worlds.exchanges(0.0, [(1, 64), (3, 48)]))
+    assert [exchange.problem for exchange in found] == [None] * 12
+    orders = ["linear", "reverse", "ring", "tree", "engine", ""]
+    assert [exchange.order for exchange in found] == 2 * orders
+    assert [exchange.collective for exchange in found[4:6]] == ["psum", "all_to_all"]
+    assert [(e.instances, e.held, e.elements) for e in found[5:7]] == [(2, 1, 64), (2, 3, 48)]
+    assert all(e.ours and e.raw and e.ours.runs == e.raw.runs == 3 for e in found)
+    assert len({e.raw for e in found if e.collective == "psum" and e.held == 1}) == 1
+
+
+def test_wrong_bits_on_one_instance_are_found_on_all() -> None:
+    script = (
+        "from bench import world_program as w; import numpy as np; r = w.MPI.COMM_WORLD.rank; "
+        "x = np.array([1.0, 1.0 + r * 2**-23], np.float32); one = np.ones(2, np.float32); "
+        "assert w.wrong(x, one, bits=True) == 'wrong bits', 'unseen'; "
+        "assert w.wrong(x, one, bits=False) is None, 'too strict'; "
+        "assert 'further off' in w.wrong(x + r, one, bits=False), 'too lax'"
+    )
+    start = mpirun.command(2)
+    assert start is not None
+    done = subprocess.run(
+        [*start, sys.executable, "-c", script],
+        cwd=worlds.ROOT,
+        env=mpirun.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_world_that_cannot_be_measured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(worlds.machine, "available_bytes", lambda: 10**6)
+        (found,) = worlds.exchanges(0.0, [(4, 10**6)])
+        assert (found.problem, found.held, found.elements) == ("not enough memory", 4, 10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr(worlds.mpirun, "command", lambda processes: None)
+        assert [e.problem for e in worlds.exchanges(0.0)] == ["mpirun is not installed"]
+    monkeypatch.setattr(worlds.mpirun, "command", lambda processes: [])
+    failing = [sys.executable, "-c", "raise ValueError('no luck')"]
+    monkeypatch.setattr(worlds, "program", lambda: failing)
+    assert [e.problem for e in worlds.exchanges(0.0)] == ["ValueError: no luck"]
+    hanging = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(worlds, "program", lambda: hanging)
+    assert [e.problem for e in worlds.exchanges(0.0, patience=0.2)] == ["not done in 0.2 s"]
+
+
+def exchange(order: str, ratio: float, held: int = 1, elements: int = 2**22) -> Exchange:
+    ours, raw = Timing(ratio, 2 * ratio, 3), Timing(1.0, 1.0, 3)
+    return Exchange("psum", order, 2, held, elements, ours, raw)
+
+
+def test_worlds_are_judged_by_the_worst_of_their_large_values() -> None:
+    found = results([])
+    found.exchanges = [
+        exchange("engine", 1.05),
+        exchange("engine", 3.0, elements=2**10),  # small
+        exchange("engine", 1.3, held=4),  # of one replica each the target speaks
+        exchange("ring", 1.7),
+        exchange("linear", 2.5, held=4),
+        Exchange("psum", "reverse", 2, 1, 2**22, problem="wrong bits"),
+    ]
+    verdicts = {v.description: v for v in judge(found) if "World" in v.description}
+    engine, tree, passed_on = verdicts.values()
+    assert (engine.ratio, engine.met) == (1.05, True)
+    assert (tree.ratio, tree.met) == (None, None)
+    assert (passed_on.ratio, passed_on.met) == (2.5, False)
+    assert passed_on.basis == "psum linear, 2 instances of 4 x 4 Mi"
+
+
+def test_what_was_not_measured_of_worlds_is_a_note() -> None:
+    found = results([])
+    wrong = Exchange("psum", "ring", 2, 1, 2**22, problem="wrong bits")
+    found.exchanges = [exchange("tree", 1.25), wrong, worlds.failure("mpirun is not installed")]
+    made = table.worlds_table(found)
+    assert [row[:5] for row in made.rows] == [["psum", "tree", "2 of 1 x 4 Mi", "1.25", "2.50"]]
+    assert made.notes == (
+        "psum ring, 2 instances of 1 x 4 Mi: wrong bits",
+        "mpirun is not installed",
+    )
+
+
 # ---------------------------------------------------------------- results
 
 
 def test_results_survive_their_json(tmp_path: Path) -> None:
     made = results([measure(TINY[0], local(), 0.0)])
     made.overheads = [Overhead("vmap, x", 1.5, NUMPY_CALL), Overhead("pmap, x", None, "it broke")]
+    made.exchanges = [exchange("tree", 1.25), worlds.failure("mpirun is not installed")]
     made.targets = judge(made)
     path = tmp_path / "results.json"
     made.save(path)
@@ -253,6 +342,7 @@ def test_dispatch_is_judged_by_the_costliest_operation() -> None:
 
 def test_every_row_has_a_cell_for_every_heading() -> None:
     found = results([measure(case, local(), 0.0) for case in TINY[:4]])
+    found.exchanges = [exchange("tree", 1.25)]
     found.targets = judge(found)
     for made in table.tables(found):
         assert {len(row) for row in made.rows} == {len(made.headings)}
@@ -272,7 +362,7 @@ def test_tables_print_without_rich(
 
 def run_command(path: Path, *arguments: str) -> int:
     options = ("--sizes", "4x16", "--dtypes", "float32", "--budget", "0.001", "--json", str(path))
-    return command.main([*options, "--without", "memory,overhead", *arguments])
+    return command.main([*options, "--without", "memory,overhead,worlds", *arguments])
 
 
 def test_the_command_writes_what_it_shows(
@@ -302,6 +392,23 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = Results.load(path)
     assert found.interrupted
     assert [outcome.case.collective for outcome in found.outcomes] == ["psum", "pmean"]
+
+
+def test_worlds_are_a_part_of_the_command_that_can_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def found(budget: float, sizes: object) -> list[Exchange]:
+        asked.append(budget)
+        return [exchange("tree", 1.25)]
+
+    monkeypatch.setattr(worlds, "exchanges", found)
+    path = tmp_path / "r.json"
+    for parts, count in (("cases,memory,overhead", 1), ("cases,memory,overhead,worlds", 0)):
+        assert command.main(["--quick", "--json", str(path), "--without", parts]) == 0
+        assert len(Results.load(path).exchanges) == count
+    assert asked == [1.0]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_make_alone_lists_the_targets() -> None:
     answer = make()
     assert answer.returncode == 0
     listed = re.findall(r"^  make (\w+)  +\S", answer.stdout, re.MULTILINE)
-    assert listed == ["help", "demo", "test", "lint", "docs", "bench", "clean"]
+    assert listed == ["help", "demo", "test", "lint", "docs", "bench", "gpu", "clean"]
 
 
 def test_without_a_python_make_says_what_it_needs(tmp_path: Path) -> None:

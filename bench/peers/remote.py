@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bench import mpirun
 from bench.cases import Case, Size
 
 from .base import Peer, Samples, Unserved
@@ -74,7 +74,7 @@ class Worker(Peer):
             channel.close()
         self._channels = []
         if self._process is not None:
-            _end(self._process)
+            end(self._process)
             self._process = None
         if self._folder is not None:
             self._folder.cleanup()
@@ -196,17 +196,14 @@ class MpiWorkers(Worker):
         self.processes = processes
 
     def _command(self, path: str) -> list[str]:
-        beside = Path(sys.executable).parent / "mpirun"
-        mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-        if mpirun is None:
+        start = mpirun.command(self.processes)
+        if start is None:
             self._never = "mpirun is not installed"
             raise Unserved(self._never)
-        spread = ["--oversubscribe", "--bind-to", "none", "-n", str(self.processes)]
-        return [mpirun, *spread, *super()._command(path)]
+        return [*start, *super()._command(path)]
 
     def _environment(self, case: Case) -> dict[str, str]:
-        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return os.environ | (allowed if os.geteuid() == 0 else {})
+        return mpirun.environment()
 
 
 class Channel:
@@ -239,16 +236,16 @@ class Channel:
         self._socket.close()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], patience: float = 3.0) -> None:
     """Wait a moment, then end the session that the process leads."""
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
+    for number, seconds in ((None, patience), (signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
         if number is not None:
             try:
                 os.killpg(process.pid, number)
             except ProcessLookupError:
                 pass
         try:
-            process.wait(3)
+            process.wait(seconds)
             return
         except subprocess.TimeoutExpired:
             continue

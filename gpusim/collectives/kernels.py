@@ -60,7 +60,7 @@ def kernels(array: Any) -> Kernels:
     """The kernels for arrays of this one's library."""
     if isinstance(array, np.ndarray):
         return fallback
-    if hasattr(array, "__cuda_array_interface__"):
+    if hasattr(type(array), "__cuda_array_interface__"):
         from .. import cuda  # CuPy itself is loaded by the first call
 
         return cuda
@@ -80,11 +80,11 @@ def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: DTypeLike | No
 def rows(array: Array, chosen: Sequence[int | None]) -> Array:
     """These rows of a GPU's array, zeros for None: as many launches for any number of them."""
     numbers = np.array([0 if row is None else row for row in chosen], np.int64)
-    taken: Array = np.take(array, libraries.to_library_of(array, numbers), axis=0)
+    taken: Array = np.take(_bits(array), libraries.to_library_of(array, numbers), axis=0)
     nothing = [place for place, row in enumerate(chosen) if row is None]
     if nothing:
         taken[libraries.to_library_of(array, np.array(nothing, np.int64))] = 0
-    return taken
+    return taken.view(array.dtype)
 
 
 def copy(pairs: Sequence[tuple[Any, Any]]) -> None:
@@ -93,4 +93,9 @@ def copy(pairs: Sequence[tuple[Any, Any]]) -> None:
         fallback.copy(pairs)
         return
     for target, source in pairs:
-        target[...] = source
+        _bits(target)[...] = _bits(source)
+
+
+def _bits(array: Any) -> Any:
+    """The array as integers, if it is in a format for which CuPy has no kernels to copy it."""
+    return array.view(np.uint8) if array.dtype.name.startswith("float8") else array

@@ -111,7 +111,7 @@ def fold_arguments(reduction: Reduction, call: int, collective: str) -> dict[str
         raise TypeError(f"{collective}: reduction must be a gpusim.Reduction, got {reduction!r}")
     return {
         "op": reduction.op,
-        "order": "linear" if reduction.order == "engine" else reduction.order,
+        "order": "linear" if reduction.order == "engine" else reduction.schedule,
         "accumulate": kernel_format(reduction.accumulate),
         "rounding": reduction.rounding,
         "seed": reduction.seed,

@@ -17,6 +17,7 @@ struct Finish {
   u64 seed, step, call, place;
   u64 places;  // the address of each batch entry's place, or 0: all have `place`
   Target target;
+  i64 from_zero;          // whether +0 is added, so that no sum is -0
   i64 bytes;              // of an integer output
   i64 wrap_bits, wrap_sign;  // the integer accumulator's width, and whether it has a sign
 };
@@ -41,6 +42,7 @@ __device__ __forceinline__ Draw draw_of(const Finish& finish, const Chunk& chunk
 template <class C>
 __device__ __forceinline__ C last_value(C value, const Finish& finish, u32 lane) {
   const bool drawn = finish.drawn;
+  if (finish.from_zero) value = value + static_cast<C>(0);
   if (finish.divides) value = value / static_cast<C>(finish.divisor);
   if constexpr (sizeof(C) == 4) {
     if (finish.rounding == TO_FLOAT16) {
@@ -128,7 +130,8 @@ template <class C, int COUNT>
 __device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& finish,
                                              const Chunk& chunk, u64 out, int from, int to) {
   if constexpr (IsFloat<C>::value) {
-    if (finish.divides || finish.rounding != UNROUNDED || finish.encoding == AS_NARROW) {
+    if (finish.divides || finish.rounding != UNROUNDED || finish.from_zero ||
+        finish.encoding == AS_NARROW) {
       Draw draw = {};
       Block block = {};
       if (finish.drawn) draw = draw_of(finish, chunk);

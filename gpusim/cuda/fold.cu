@@ -5,7 +5,7 @@
 enum Op { SUM, PROD, MAX, MIN, COMPLEX_PROD };
 enum Order { SEQUENCE, TREE };  // linear, reverse and ring walk the members in sequence
 enum Step { EXACT, FLOAT16, BFLOAT16, TARGET };  // what partial results are rounded to
-enum Ring { NO_RING, FLAT_RING, SLICED_RING };
+enum Ring { NO_RING, FLAT_RING, SLICED_RING, LISTED_RING };
 
 // All members have 8 bytes, so that the host lays it out as the device does.
 struct Fold {
@@ -22,6 +22,9 @@ struct Fold {
   i64 stored;        // its Encoding, and its bytes
   i64 stored_bytes;
   i64 leaves, level, node;  // the members are nodes `node` and on of that level of a tree
+  u64 edges, starts;  // a LISTED_RING's blocks: edges[k]..edges[k + 1], walked from starts[k]
+  u64 program;        // of a TREE that is no tree of neighbours: its instructions, or 0
+  i64 instructions;   // m >= 0 pushes member m, -k adds the two last values as step k
 };
 
 template <class S>
@@ -267,6 +270,37 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Walk& walk, int
   for (int element = 0; element < COUNT; ++element) total[element] = nodes[0][element];
 }
 
+// The additions of any tree, by a machine with a stack, which lies in shared memory as that of
+// in_a_tree does; its last value is `total`.
+template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
+__device__ __forceinline__ void by_program(C (&total)[COUNT], const Walk& walk, const Fold& fold,
+                                           const Draw& draw) {
+  DYNAMIC_SHARED(C, stack);
+  const i64* program = reinterpret_cast<const i64*>(fold.program);
+  C* slot = stack + threadIdx.x;  // of the next value but the last
+#pragma unroll 1
+  for (i64 at = 0; at < fold.instructions; ++at) {
+    const i64 instruction = __ldg(program + at);
+    if (instruction >= 0) {
+      if (at) {
+#pragma unroll
+        for (int element = 0; element < COUNT; ++element) slot[element * blockDim.x] = total[element];
+        slot += COUNT * blockDim.x;
+      }
+      decode<S>(read<S, COUNT>(walk, static_cast<int>(instruction)), total);
+    } else {
+      C left[COUNT];
+      slot -= COUNT * blockDim.x;
+#pragma unroll
+      for (int element = 0; element < COUNT; ++element) left[element] = slot[element * blockDim.x];
+      combine<S, C, SUMS>(left, total, fold.op);
+      round_step<C, STEP, DRAWN>(left, fold.accumulator, draw, static_cast<u64>(-instruction));
+#pragma unroll
+      for (int element = 0; element < COUNT; ++element) total[element] = left[element];
+    }
+  }
+}
+
 // Neighbours in pairs, level by level. A stack in shared memory, of which each thread has columns
 // of its own, holds one partial result for each level, as a binary counter does. AHEAD members
 // (8 or 1) make its leaves.
@@ -307,9 +341,22 @@ __device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Walk& walk, c
   }
 }
 
-// The block of a ring that element i is in: the member at which its walk starts.
+// The block of a ring that element i is in.
 __device__ __forceinline__ int ring_block(const Fold& fold, i64 index) {
   i64 i = fold.parts == 2 ? index >> 1 : index;
+  if (fold.ring == LISTED_RING) {
+    const i64* edges = reinterpret_cast<const i64*>(fold.edges);
+    i64 low = 0, high = fold.count;  // edges[low] <= i < edges[high]
+    while (high - low > 1) {
+      i64 middle = (low + high) >> 1;
+      if (__ldg(edges + middle) <= i) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return static_cast<int>(low);
+  }
   if (fold.ring == SLICED_RING) {
     i64 slice = quotient(i, fold.slice);
     return static_cast<int>(slice - quotient(slice, fold.count) * fold.count);
@@ -321,10 +368,20 @@ __device__ __forceinline__ int ring_block(const Fold& fold, i64 index) {
   return static_cast<int>(longer + quotient(i - edge, length));
 }
 
+// The member at which a block's walk starts.
+__device__ __forceinline__ int ring_start(const Fold& fold, int block) {
+  if (fold.ring != LISTED_RING) return block;
+  return static_cast<int>(__ldg(reinterpret_cast<const i64*>(fold.starts) + block));
+}
+
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
 __device__ __forceinline__ void reduce(C (&total)[COUNT], const Walk& walk, const Fold& fold,
                                        int start, const Draw& draw) {
   if constexpr (ORDER == TREE) {
+    if (fold.program) {
+      by_program<S, C, STEP, DRAWN, SUMS, COUNT>(total, walk, fold, draw);
+      return;
+    }
     in_a_tree<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, walk, fold, draw);
   } else {
     in_sequence<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, walk, start, fold, draw);
@@ -343,8 +400,9 @@ __global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
                (COUNT == 1 || fold.layout.stride == S::BYTES) &&
                (reinterpret_cast<u64>(walk.members.at(0, walk.offset)) & (width - 1)) == 0;
   const bool ring = ORDER == SEQUENCE && fold.ring != NO_RING;
-  int start = ring ? ring_block(fold, chunk.index + chunk.from) : 0;
-  const bool one_walk = !ring || ring_block(fold, chunk.index + chunk.to - 1) == start;
+  int block = ring ? ring_block(fold, chunk.index + chunk.from) : 0;
+  int start = ring ? ring_start(fold, block) : 0;
+  const bool one_walk = !ring || ring_block(fold, chunk.index + chunk.to - 1) == block;
   C total[COUNT];
   if constexpr (DRAWN) {
     Draw draw = draw_of(fold.finish, chunk);
@@ -353,9 +411,10 @@ __global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
       walk.from = from;
       walk.to = chunk.to;
       if (!one_walk) {
-        start = ring_block(fold, chunk.index + from);
+        block = ring_block(fold, chunk.index + from);
+        start = ring_start(fold, block);
         walk.to = from + 1;
-        while (walk.to < chunk.to && ring_block(fold, chunk.index + walk.to) == start) ++walk.to;
+        while (walk.to < chunk.to && ring_block(fold, chunk.index + walk.to) == block) ++walk.to;
         walk.whole = false;
       }
       reduce<S, C, STEP, DRAWN, ORDER, SUMS, COUNT, AHEAD>(total, walk, fold, start, draw);
@@ -379,7 +438,7 @@ __global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
         one[0] = 0;
         if constexpr (EACH == 2) one[1] = 0;
         if (chunk.from <= element && element < chunk.to) {
-          if (ring) start = ring_block(fold, chunk.index + element);
+          if (ring) start = ring_start(fold, ring_block(fold, chunk.index + element));
           walk.offset = chunk.offset + element * walk.stride;
           walk.place = chunk.out_offset + element;
           reduce<S, C, STEP, DRAWN, ORDER, SUMS, EACH, EDGE_AHEAD>(one, walk, fold, start, draw);

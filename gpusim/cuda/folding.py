@@ -31,8 +31,8 @@ from fallback.formats import (
     real_of,
 )
 from fallback.general import Grid
-from fallback.orders import check_order
 from fallback.rounding import check_counter, check_rounding
+from fallback.schedules import Order, Program, Schedule, Walks, check_order, compiled
 
 from .device import Array, Device, Kernel, Launch
 from .layout import Members, laid_out, layout_of
@@ -41,7 +41,7 @@ from .targets import NAMES, code, target
 
 #: Enumerations of fold.cu and finish.cuh, by position.
 OPS = ("sum", "prod", "max", "min", "complex prod")
-RINGS = ("none", "flat", "sliced")
+RINGS = ("none", "flat", "sliced", "listed")
 ROUNDINGS = ("none", "float16", "bfloat16", "float32", "target")
 ENCODINGS = ("float32", "float64", "float16", "bfloat16", "narrow", "integer")
 
@@ -65,6 +65,7 @@ class Numbers:
     stochastic: bool  # asked for, and values are not complex
     complex: bool = False
     final: bool = True  # False: `out` holds partial results as they are
+    from_zero: bool = False  # no sum is -0
 
     @property
     def step(self) -> str:
@@ -103,7 +104,7 @@ def fold(
     members: Any,
     *,
     op: str = "sum",
-    order: str = "linear",
+    order: Order = "linear",
     accumulate: DTypeLike | Grid | None = None,
     out_dtype: DTypeLike | None = None,
     divisor: int | None = None,
@@ -128,7 +129,11 @@ def fold(
     given = accumulate
     if given is not None and not isinstance(given, Grid):
         given = np.dtype(given)
-    arithmetic = plan(op, group.dtype, given, out_type, divisor, stochastic, bool(final))
+    from_zero = False
+    if isinstance(order, Schedule):
+        given = given or order.accumulator(op, group.dtype)
+        from_zero = order.from_zero and op == "sum" and kind_of(group.dtype) in ("float", "complex")
+    arithmetic = plan(op, group.dtype, given, out_type, divisor, stochastic, bool(final), from_zero)
     counters = check_counter("seed", seed), check_counter("call", call)
     check_batch(batch_ndim, group.shape)
     value = group.shape[batch_ndim:]
@@ -136,12 +141,20 @@ def fold(
     share = check_share(
         order, partial, before, final, nodes, members=group.count, draws=arithmetic.draws
     )
+    followed = compiled(
+        order,
+        members=group.count,
+        elements=held[1] if held else math.prod(value),
+        itemsize=group.dtype.itemsize,
+    )
     earlier = None if partial is None else _earlier(partial, group, arithmetic, device)
+    if cut_axis is not None and isinstance(order, Schedule):
+        raise ValueError(f"cut_axis={cut_axis}: expected None for an order that is a Schedule")
     slices = None
     if order == "ring" and cut_axis is not None:
         slices = check_cut(cut_axis, value, group.count) * math.prod(value[cut_axis + 1 :])
     numbered = check_places(places, group.shape[:batch_ndim]).reshape(-1)
-    if order == "tree" and group.count > TREE_MEMBERS:
+    if followed == "tree" and group.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {group.count} members given, at most {TREE_MEMBERS} expected"
         )
@@ -165,13 +178,14 @@ def fold(
         stochastic and kind_of(group.dtype) == "float",
         group.dtype.kind == "c",
         bool(final),
+        from_zero,
     )
-    ring = (held[1] if held else math.prod(value), slices) if order == "ring" else None
+    ring = (held[1] if held else math.prod(value), slices) if followed == "ring" else None
     _fold_numbers(
         device,
         group,
         numbers,
-        order,
+        followed,
         batch_ndim,
         ring,
         held,
@@ -193,7 +207,7 @@ def _earlier(partial: Any, group: Members, arithmetic: Arithmetic, device: Devic
 
 
 def template(
-    numbers: Numbers, order: str, *, small: bool = False
+    numbers: Numbers, order: str | Walks | Program, *, small: bool = False
 ) -> tuple[Kernel, int, np.dtype[Any]]:
     """The kernel for these numbers, its chunk's elements, and the C++ type that it computes in.
 
@@ -204,7 +218,8 @@ def template(
     if integer:
         wide = 8 in (numbers.source.itemsize, computing.itemsize)
         computing = np.dtype(np.uint64 if wide else np.uint32)
-    walk = "TREE" if order == "tree" and not integer else "SEQUENCE"
+    tree = order == "tree" or isinstance(order, Program)
+    walk = "TREE" if tree and not integer else "SEQUENCE"
     sums = numbers.op == "sum"
     chunk, ahead = 16 // numbers.source.itemsize, 8
     if numbers.step_drawn:
@@ -235,7 +250,7 @@ def _fold_numbers(
     device: Device,
     group: Members,
     numbers: Numbers,
-    order: str,
+    order: str | Walks | Program,
     batch_ndim: int,
     ring: tuple[int, int | None] | None,
     window: tuple[int, int] | None,
@@ -249,10 +264,10 @@ def _fold_numbers(
     integer = numbers.source not in _FLOATS
     drawn = numbers.step_drawn or numbers.last_drawn
     # Where neither blocks nor random numbers depend on them, batch axes are axes like others.
-    counted = batch_ndim if drawn or ring else 0
+    counted = batch_ndim if drawn or ring or isinstance(order, Walks) else 0
     itemsize = numbers.source.itemsize
     group, rows = laid_out(device, group, counted, itemsize, parts)
-    if order == "reverse":
+    if order == "reverse" or (isinstance(order, Walks) and order.step < 0):
         group = group.turned()
     few = rows.count * rows.length * itemsize // 16 < device.busy_threads
     # Wide accesses need elements side by side, and one alignment for all members.
@@ -280,6 +295,13 @@ def _fold_numbers(
         arguments["ring"] = RINGS.index("flat" if slices is None else "sliced")
         arguments["total"], arguments["slice"] = total, slices or 0
         arguments["count"] = group.count
+    listed = [] if integer else _listed(device, order, group.count)
+    for name, array in listed:
+        arguments[name] = device.pointer(array)
+    if isinstance(order, Walks) and not integer:
+        arguments["ring"], arguments["count"] = RINGS.index("listed"), len(order.starts)
+    if isinstance(order, Program) and not integer:
+        arguments["instructions"] = len(order.postfix)
     if earlier is not None:
         stored = real_of(earlier.dtype)
         arguments["before"], arguments["partial"] = share.before, device.pointer(earlier)
@@ -302,15 +324,32 @@ def _fold_numbers(
             rounds=numbers.rounds_last,
             drawn=numbers.last_drawn,
         )
+        finish["from_zero"] = numbers.from_zero
         finish["divides"] = numbers.divisor is not None
         finish["divisor"] = numbers.divisor or 0
     threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
     block, shared = (64 if threads < device.busy_threads else 256), 0
-    if order == "tree" and not integer:
+    if isinstance(order, Program) and not integer:
+        levels = 1 << max(0, order.depth - 1)  # of which a stack holds all but the last value
+        block, shared = tree_block(levels, 1, chunk * computing.itemsize, block)
+    elif order == "tree" and not integer:
         leaves = 1 if kernel.name.endswith(", 1>") else 8
         block, shared = tree_block(group.count, leaves, chunk * computing.itemsize, block)
     device.run(Launch(kernel, arguments, threads, block, shared))
+
+
+def _listed(device: Device, order: str | Walks | Program, members: int) -> list[tuple[str, Array]]:
+    """The numbers that walks and programs have, on the device, by the names of their addresses."""
+    if isinstance(order, Walks):
+        edges = np.array(order.edges, np.int64)
+        starts = np.array(order.starts, np.int64)
+        if order.step < 0:
+            starts = members - 1 - starts  # the members are turned
+        return [("edges", device.upload(edges)), ("starts", device.upload(starts))]
+    if isinstance(order, Program):
+        return [("program", device.upload(np.array(order.postfix, np.int64)))]
+    return []
 
 
 def tree_block(members: int, leaf: int, chunk_bytes: int, most: int) -> tuple[int, int]:

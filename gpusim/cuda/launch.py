@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from fallback.formats import NARROW
 from fallback.general import Grid
 
 from . import folding, ragged
@@ -83,7 +84,9 @@ class CupyDevice:
         return host
 
     def contiguous(self, array: Array) -> Array:
-        return self._cupy.ascontiguousarray(array)
+        # CuPy holds arrays of 8-bit formats, but has no kernels for them: their bits are copied.
+        bits = array.view(f"u{array.dtype.itemsize}") if array.dtype in NARROW else array
+        return self._cupy.ascontiguousarray(bits).view(array.dtype)
 
     def run(self, launch: Launch) -> None:
         function = _function(launch.kernel, self._number)

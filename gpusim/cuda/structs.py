@@ -57,6 +57,7 @@ FINISH = np.dtype(
         ("place", "u8"),
         ("places", "u8"),
         ("target", TARGET),
+        ("from_zero", "i8"),
         ("bytes", "i8"),
         ("wrap_bits", "i8"),
         ("wrap_sign", "i8"),
@@ -80,6 +81,10 @@ FOLD = np.dtype(
         ("leaves", "i8"),
         ("level", "i8"),
         ("node", "i8"),
+        ("edges", "u8"),
+        ("starts", "u8"),
+        ("program", "u8"),
+        ("instructions", "i8"),
     ]
 )
 LOGICAL = np.dtype(

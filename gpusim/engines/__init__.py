@@ -3,13 +3,14 @@ MPI moves it between processes on CPUs, NCCL between GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-__all__ = ["Buffer", "Engine", "Pending", "Processes", "interruption"]
+__all__ = ["Buffer", "Engine", "Pending", "Processes", "interruption", "while_waiting"]
 
 #: A C-contiguous array of any dtype, and the instance that it goes to or comes from.
 Buffer = tuple[NDArray[Any], int]
@@ -20,8 +21,28 @@ interruption: ContextVar[Callable[[], None] | None] = ContextVar(
 )
 
 
+@contextmanager
+def while_waiting(look: Callable[[], None]) -> Iterator[None]:
+    """Have the waits in this block call `look` too."""
+    before = interruption.get()
+
+    def both() -> None:
+        if before is not None:
+            before()
+        look()
+
+    token = interruption.set(both)
+    try:
+        yield
+    finally:
+        interruption.reset(token)
+
+
 class Pending(Protocol):
     """An exchange under way."""
+
+    def awaited(self) -> Sequence[int]:
+        """The instances without which it does not end."""
 
     def wait(self) -> None:
         """Return when all that was to be received is there, and what was sent may be changed.
@@ -35,6 +56,9 @@ class Engine(Protocol):
 
     instances: int
     instance: int
+
+    def prepare(self, array: NDArray[Any]) -> None:
+        """Be ready to move arrays like this one; all instances call it at the same point."""
 
     def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Pending:
         """Begin to send and receive.
@@ -71,5 +95,6 @@ class Processes(Engine, Protocol):
     def fail(self, error: BaseException) -> None:
         """Let the others know that this instance takes part no more; does not wait for them."""
 
-    def left_unfinished(self, tag: int) -> bool:
-        """Whether an exchange of this tag was begun and not waited for."""
+    def overhear(self, instance: int, tags: Callable[[int], bool]) -> NDArray[Any] | None:
+        """Take the first message of an instance for which nobody here waits, if its tag is one of
+        these."""

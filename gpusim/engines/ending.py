@@ -6,14 +6,19 @@ MPI's own end waits for all instances, which may be at work for hours, or wait f
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import sys
 import threading
-from types import TracebackType
+import time
+from types import FrameType, TracebackType
 from typing import Protocol
+
+from ..errors import InstanceError
 
 __all__ = ["Ending"]
 
+LAST_LOOK = 0.1  # seconds
 INTERRUPTED = 128 + signal.SIGINT  # the shell's exit code of a program that Ctrl-C has ended
 
 
@@ -39,6 +44,14 @@ class Ending:
         self._print = sys.excepthook
         sys.excepthook = self._on_uncaught
         atexit.register(self._at_exit)
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, end_soon)
+
+    @property
+    def by_another(self) -> bool:
+        """Whether it is another instance's fault that the program ends."""
+        return isinstance(self._uncaught, InstanceError)
 
     def fail(self, error: BaseException) -> None:
         """Announce that this instance takes part no more because of an error."""
@@ -61,6 +74,16 @@ class Ending:
         self._engine.announce(f"{self.name} has ended its program", ended=True)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # MPI's end runs no Python
+
+
+def end_soon(number: int, frame: FrameType | None) -> None:
+    """End by a signal, but give the thread that watches the others time to say what it saw.
+
+    mpirun sends SIGTERM to all when it finds that one has ended, and SIGKILL soon after.
+    """
+    time.sleep(LAST_LOOK)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def describe(error: BaseException) -> str:

@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 import fallback
 
 from ..errors import InstanceError
-from . import Buffer, interruption
+from ..libraries import on_device
+from . import Buffer, Pending, interruption
 from .ending import Ending
 from .others import Others
 from .starting import watching_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from .nccl import NcclEngine
 
 # The largest message: MPI counts in C ints.
 LONGEST = 1 << 30
@@ -36,6 +39,11 @@ SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 1e-3
 LOOK_EVERY, STILL_COMING = 0.05, 0.3
 # Seconds in which the others may say what they were doing, before a failing instance ends them.
 LAST_WORDS = 1.0
+# Seconds in which the one that has failed ends first, as its exit code is that of all.
+AFTER_YOU = 0.3
+
+# How instance 0 tells the others which communicator of NCCL is theirs.
+IDENTITY_BYTES, IDENTITY_TAG = 128, (1 << 22) - 3
 
 _OPERATORS = {
     "sum": "SUM",
@@ -87,12 +95,31 @@ class MpiEngine:
         self.instance: int = communicator.Get_rank()
         self.broken = False
         self._turn = threading.Lock()  # of calling MPI: what a library says of threads is not all
-        self._under_way: dict[Polled, int] = {}
+        self._under_way: set[Polled] = set()
+        self._slow: set[Polled] = set()  # those that somebody has waited for for long
         self.others = Others(announcements, self._turn)
         self._ending = Ending(self, self.others.names[self.instance])
         self.others.watch()
+        self._gpus: NcclEngine | None = None
 
-    def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Polled:
+    def prepare(self, array: Any) -> None:
+        if self._gpus is not None or not on_device(array):
+            return
+        from .nccl import NcclEngine, unique_id
+
+        identity = np.zeros(IDENTITY_BYTES, np.uint8)
+        if self.instance == 0:
+            identity[:] = np.frombuffer(unique_id(), np.uint8)
+            others = range(1, self.instances)
+            self.exchange([(identity, other) for other in others], [], IDENTITY_TAG).wait()
+        else:
+            self.exchange([], [(identity, 0)], IDENTITY_TAG).wait()
+        gpu = int(array.device.id)
+        self._gpus = NcclEngine(self.instances, self.instance, identity.tobytes(), gpu)
+
+    def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Pending:
+        if self._gpus is not None and any(on_device(array) for array, _ in (*sends, *receives)):
+            return self._gpus.exchange(sends, receives, tag)
         post = self._communicator
         ins = [(part, other) for buffer, other in receives for part in _parts(buffer)]
         outs = [(part, other) for buffer, other in sends for part in _parts(buffer)]
@@ -100,10 +127,13 @@ class MpiEngine:
             requests = [post.Irecv(part, other, tag) for part, other in ins]
             requests += [post.Isend(part, other, tag) for part, other in outs]
         pending = Polled(self, requests, [other for _, other in ins + outs], (sends, receives))
-        self._under_way[pending] = tag
+        self._under_way.add(pending)
         return pending
 
     def all_reduce(self, array: NDArray[Any], op: str) -> NDArray[Any]:
+        if self._gpus is not None and on_device(array):
+            summed: NDArray[Any] = self._gpus.all_reduce(array, op)
+            return summed
         total = fallback.empty(array.shape, array.dtype)
         try:
             operator = getattr(self._mpi, _OPERATORS[op])
@@ -131,9 +161,18 @@ class MpiEngine:
         self.broken = True
         self._ending.fail(error)
 
-    def left_unfinished(self, tag: int) -> bool:
-        """Whether an exchange was begun and not waited for."""
-        return tag in self._under_way.values()
+    def overhear(self, instance: int, tags: Callable[[int], bool]) -> NDArray[np.uint8] | None:
+        """Take the first message of an instance for which nobody here waits, if its tag is one of
+        these."""
+        status = self._mpi.Status()
+        with self._turn:
+            if not self._communicator.Iprobe(instance, status=status):
+                return None
+            if not tags(status.Get_tag()):
+                return None
+            message = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+            self._communicator.Recv(message, instance, status.Get_tag())
+        return message
 
     def announce(self, text: str, *, ended: bool = False) -> None:
         self.others.announce(text, ended=ended)
@@ -143,6 +182,8 @@ class MpiEngine:
         print(message, file=sys.stderr, flush=True)
         self.announce(message.removeprefix("gpusim: "), ended=True)
         self.others.all_ended(LAST_WORDS)
+        if self._ending.by_another:
+            time.sleep(AFTER_YOU)
         if "OMPI_COMM_WORLD_SIZE" in os.environ:
             os._exit(code)  # mpirun ends the others, with fewer words than after Abort
         self._communicator.Abort(code)
@@ -184,7 +225,9 @@ class Polled:
         except BaseException:
             self._engine.broken = True  # and keeps the buffers, which MPI may still write into
             raise
-        self._engine._under_way.pop(self, None)
+        finally:
+            self._engine._slow.discard(self)
+        self._engine._under_way.discard(self)
         self._requests, self._buffers = [], None
 
     def _wait(self) -> None:
@@ -195,15 +238,17 @@ class Polled:
             if time.monotonic() < eager:
                 os.sched_yield()
                 continue
+            self._engine._slow.add(self)
             time.sleep(sleep)
-            sleep = min(2 * sleep, LONGEST_SLEEP)
+            # Many threads that poll would take the time of those that compute.
+            sleep = min(2 * sleep, LONGEST_SLEEP * max(1, len(self._engine._slow)))
             if interrupted is not None:
                 interrupted()
             now = time.monotonic()
             if now - looked < LOOK_EVERY:
                 continue
             looked = now
-            missing = self._engine.others.why_missing(self._awaited())
+            missing = self._engine.others.why_missing(self.awaited())
             if missing is None:
                 doubted = 0.0
             elif not doubted:
@@ -215,7 +260,7 @@ class Polled:
         with self._engine._turn:
             return self._engine._mpi.Request.Testall(self._requests)
 
-    def _awaited(self) -> list[int]:
+    def awaited(self) -> list[int]:
         """The instances on which this depends still."""
         with self._engine._turn:
             over = [request.Get_status() for request in self._requests]

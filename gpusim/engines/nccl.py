@@ -3,6 +3,7 @@ Between processes it is an `Engine`; in one process it moves arrays between that
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..errors import InstanceError
 from ..libraries import on_device
-from . import Buffer
+from . import Buffer, interruption
 
 __all__ = ["NcclEngine", "Polled", "send_between_gpus", "unique_id"]
 
@@ -27,9 +28,16 @@ EAGER_POLLS, SHORTEST_SLEEP, LONGEST_SLEEP = 200, 2e-5, 1e-3
 
 _OPERATORS = {"sum": "NCCL_SUM", "prod": "NCCL_PROD", "max": "NCCL_MAX", "min": "NCCL_MIN"}
 _DTYPES = {
-    **{"int8": "NCCL_INT8", "uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "uint32": "NCCL_UINT32"},
-    **{"int64": "NCCL_INT64", "uint64": "NCCL_UINT64", "float16": "NCCL_FLOAT16"},
-    **{"float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64", "bfloat16": "NCCL_BFLOAT16"},
+    "int8": "NCCL_INT8",
+    "uint8": "NCCL_UINT8",
+    "int32": "NCCL_INT32",
+    "uint32": "NCCL_UINT32",
+    "int64": "NCCL_INT64",
+    "uint64": "NCCL_UINT64",
+    "float16": "NCCL_FLOAT16",
+    "float32": "NCCL_FLOAT32",
+    "float64": "NCCL_FLOAT64",
+    "bfloat16": "NCCL_BFLOAT16",
 }
 
 _lock = threading.Lock()  # of the communicators between this process's GPUs
@@ -42,9 +50,15 @@ def _cupy() -> Any:
     return require_cupy()
 
 
+def _bindings() -> Any:
+    """cupy.cuda.nccl, which is there without NCCL too."""
+    _cupy()
+    return importlib.import_module("cupy.cuda.nccl")
+
+
 def _nccl() -> Any:
-    """cupy.cuda.nccl, or an ImportError that says what to install."""
-    nccl = _cupy().cuda.nccl
+    """The same, or an ImportError that says what to install."""
+    nccl = _bindings()
     if not nccl.available:
         raise ImportError(
             "exchange between GPUs needs NCCL, which CuPy has not found: pip install "
@@ -89,7 +103,7 @@ def send_between_gpus(
     for array, gpu in moves:
         with cupy.cuda.Device(gpu), streams[gpu]:
             targets.append(cupy.empty(array.shape, array.dtype))
-    if cupy.cuda.nccl.available:
+    if _bindings().available:
         _by_nccl(sources, targets, streams)
     else:
         _by_the_driver(sources, targets, streams)
@@ -178,6 +192,9 @@ class NcclEngine:
             self._communicator = nccl.NcclCommunicator(instances, _as_id(identity), instance)
             self._stream = cupy.cuda.Stream(non_blocking=True)
 
+    def prepare(self, array: Array) -> None:
+        """Nothing: the communicator is there."""
+
     def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Polled:
         for buffer, _ in (*sends, *receives):
             self._check(buffer)
@@ -265,8 +282,12 @@ class Polled:
         self._done, self._communicator = done, communicator
         self._buffers, self._patience, self._others = buffers, patience, others
 
+    def awaited(self) -> Sequence[int]:
+        """The instances without which it does not end."""
+        return [] if self._done.done else self._others
+
     def wait(self) -> None:
-        """Return when all is there.
+        """Return when all is there; looks at `interruption` meanwhile.
 
         Raises:
             InstanceError: when NCCL reports an error, or after the engine's patience.
@@ -277,6 +298,8 @@ class Polled:
             polls += 1
             if polls < EAGER_POLLS:
                 continue
+            if (look := interruption.get()) is not None:
+                look()
             self._look()
             if time.monotonic() > end:
                 self._fail(f"an exchange by NCCL has not ended within {self._patience:g} s")
@@ -294,5 +317,6 @@ class Polled:
         self._communicator.abort()
         names = ", ".join(map(str, self._others)) or "none"
         raise InstanceError(
-            self._others[0] if self._others else -1, f"{what}, in an exchange with instances {names}"
+            self._others[0] if self._others else -1,
+            f"{what}, in an exchange with instances {names}",
         ) from cause

@@ -49,6 +49,7 @@ class Others:
         self._said: list[Any] = []  # sends, and their buffers, which nobody waits for
         self._quiet = False
         self._processes = _Processes(communicator)
+        communicator.Barrier()  # nobody goes before it is watched
 
     def watch(self) -> None:
         """Say it when the process of another instance ends, whatever this one is doing."""

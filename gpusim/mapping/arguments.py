@@ -59,21 +59,21 @@ def as_array(value: Any, what: str) -> Array:
     )
 
 
-def check_in_axes(what: str, in_axes: Any) -> Any:
-    """in_axes with a list of entries turned into a tuple.
+def check_in_axes(what: str, in_axes: Any, named: str = "in_axes") -> Any:
+    """in_axes, or what the caller calls so, with a list of entries turned into a tuple.
 
     Raises:
         TypeError: when it holds anything but integers and None.
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
-    leaves = trees.spread_prefix(in_axes, in_axes, "in_axes") if in_axes is not None else []
+    leaves = trees.spread_prefix(in_axes, in_axes, named) if in_axes is not None else []
     kinds = all(leaf is None or type(leaf) is int for leaf in leaves)
     if not kinds or not (
         in_axes is None or type(in_axes) is int or isinstance(in_axes, (tuple, dict))
     ):
         raise TypeError(
-            f"{what} in_axes must be an int, None, or a tuple with an entry (an int, None or a "
+            f"{what} {named} must be an int, None, or a tuple with an entry (an int, None or a "
             f"tree of "
             f"them) for each positional argument, but got {in_axes!r}"
         )
@@ -92,7 +92,12 @@ def check_axis_size(what: str, axis_size: Any) -> int | None:
 
 
 def read_arguments(
-    what: str, in_axes: Any, axis_size: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    what: str,
+    in_axes: Any,
+    axis_size: int | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    named: str = "in_axes",
 ) -> Arguments:
     """Flatten the arguments and find which axis of each leaf is mapped, and how long it is.
 
@@ -105,8 +110,8 @@ def read_arguments(
     """
     if isinstance(in_axes, tuple) and len(in_axes) != len(args):
         raise ValueError(
-            f"{what} in_axes must be an int, None, or a tuple with an entry for each positional "
-            f"argument, but got len(in_axes)={len(in_axes)} for {len(args)} arguments"
+            f"{what} {named} must be an int, None, or a tuple with an entry for each positional "
+            f"argument, but got len({named})={len(in_axes)} for {len(args)} arguments"
         )
     leaves, structure = trees.flatten((args, kwargs))
     if not leaves and axis_size is None:
@@ -114,7 +119,7 @@ def read_arguments(
             f"{what} needs at least one argument that contains an array, or axis_size=; got "
             f"args={args!r:.60} and kwargs={kwargs!r:.60}"
         )
-    axes = trees.spread_prefix(in_axes, args, f"{what} in_axes")
+    axes = trees.spread_prefix(in_axes, args, f"{what} {named}")
     axes += [0] * (len(leaves) - len(axes))
     found: list[int | None] = []
     size, first = axis_size, "axis_size"
@@ -143,7 +148,7 @@ def read_arguments(
         found.append(axis)
     if size is None:
         raise ValueError(
-            f"{what} must have at least one non-None value in in_axes, or axis_size must be given"
+            f"{what} must have at least one non-None value in {named}, or axis_size must be given"
         )
     if size == 0:
         raise ValueError(
@@ -182,11 +187,11 @@ def result_data(leaf: Any, what: str) -> tuple[Array, tuple[Frame, ...]]:
     return unpack(as_array(leaf, f"{what}: a result"))
 
 
-def check_out_axes(what: str, out_axes: Any) -> None:
+def check_out_axes(what: str, out_axes: Any, named: str = "out_axes") -> None:
     """TypeError for out_axes that hold anything but integers and None."""
-    for axis in [] if out_axes is None else trees.spread_prefix(out_axes, out_axes, "out_axes"):
+    for axis in [] if out_axes is None else trees.spread_prefix(out_axes, out_axes, named):
         if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer))):
-            raise TypeError(f"{what} out_axes must hold integers and None, but got {axis!r:.60}")
+            raise TypeError(f"{what} {named} must hold integers and None, but got {axis!r:.60}")
 
 
 def leave(leaf: Any, axis: int | None, frame: Frame, what: str) -> Any:

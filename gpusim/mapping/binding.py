@@ -26,6 +26,7 @@ from .array import Array, MappedArray, unpack, wrap
 from .frames import Axes, AxisName, Frame, environment, lockstep_environment, resolve, union
 from .routes import caller
 from .scheduler import current_task, enclosing_task
+from .streams import Arrival, Rendezvous, arrive
 
 #: Values of at most so many bytes are compared between instances where they must be equal.
 SMALL_VALUE = 4096
@@ -286,13 +287,13 @@ def _as_list(results: Any) -> list[Result]:
     return [results] if isinstance(results, Result) else list(results)
 
 
-def _spread(place: Place) -> across.Spread:
+def _spread(place: Place, tag: int | None = None) -> across.Spread:
     """How the group's members, in the order of the axis names, lie over the instances."""
     (axis,) = (number for number, frame in enumerate(place.frames) if frame.share is not None)
     share = place.frames[axis].share
     assert share is not None
     totals = tuple(frame.total for frame in place.frames)
-    tag = _channel(place.environment, place.frames)
+    tag = _channel(place.environment, place.frames) if tag is None else tag
     return across.Spread(share.world, totals, axis, share.counts, tag)
 
 
@@ -527,22 +528,24 @@ def _together(offer: Offer) -> Iterator[None]:
         yield
         return
     assert shared.share is not None
-    terms = offer.terms()
-    kinds = ", ".join(map(repr, terms["shapes and dtypes"]))
+    offered = offer.terms()
+    kinds = ", ".join(map(repr, offered["shapes and dtypes"]))
     over = repr(offer.names[0]) if len(offer.names) == 1 else repr(offer.names)
     text = f"lax.{offer.collective.name} over {over} of {kinds} at {offer.line}"
-    terms["values"] = [_unvaried(o, shared) for operands in offer.leaves for o in operands]
+    values = [_unvaried(o, shared) for operands in offer.leaves for o in operands]
+    offered["values of what all replicas share"] = values
+    terms = {name: repr(value) for name, value in offered.items()}
     tag = _channel(offer.around, offer.frames)
     task = enclosing_task()
     if task is None:
-        with shared.share.world.call(text, repr(terms), tag):
+        with shared.share.world.call(text, terms, tag):
             yield
         return
     # Where one replica runs at a time it keeps its turn, so that all takes the same path always;
     # instances that meet in another order must learn it, or they would wait for each other.
     one = task.run.scheduler.one_at_a_time
     within = MAIN_TAG if one else None
-    with task.elsewhere(), shared.share.world.call(text, repr(terms), tag, within=within):
+    with task.elsewhere(), shared.share.world.call(text, terms, tag, within=within):
         yield
 
 
@@ -623,11 +626,13 @@ def _compute_leaf(offers: list[Offer], number: int, call: int) -> list[tuple[Any
     scalars = is_scalar(leaves[0][0])
     if scalars:
         values = [operands[0] for operands in leaves]
-        if _shared(first.frames) is not None:
-            return _compute_scalars_across(first, values, call)
-        if all(value == values[0] for value in values):
-            result = _fold_equal_scalars(first.collective, values[0], first.frames)
+        shared = _shared(first.threads) is not None
+        everyone = _numbers_of_all(first, values) if shared else values
+        if all(value == everyone[0] for value in everyone):
+            result = _fold_equal_scalars(first.collective, everyone[0], first.frames)
             return [(result,)] * len(offers)
+        if shared and len(first.threads) == len(first.names):
+            return _compute_numbers(first, everyone, call)
         leaves = [[(np.asarray(value), ())] for value in values]
     columns = [
         [_canonical(operands[k], first.around) for operands in leaves]
@@ -644,16 +649,11 @@ def _compute_leaf(offers: list[Offer], number: int, call: int) -> list[tuple[Any
     ]
 
 
-def _compute_scalars_across(first: Offer, values: list[Any], call: int) -> list[tuple[Any, ...]]:
-    """Each replica's result for Python numbers of which other instances hold some."""
-    collective, threads = first.collective, first.threads
-    place = Place(tuple(first.frames), first.around)
-    if len(threads) < len(first.names):
-        raise TypeError(
-            f"{collective.name} of a Python number over {first.names}, axes of pmap and vmap "
-            "together, inside `with world`: pass an array (np.asarray) instead"
-        )
-    spread, order = _spread(place), _tuple_order(threads, place.frames)
+def _numbers_of_all(first: Offer, values: list[Any]) -> list[Any]:
+    """The Python numbers of all replicas, row-major in the order of the names of threaded axes."""
+    frames = tuple(frame for frame in first.frames if frame.index is not None)
+    spread = _spread(Place(frames, first.around), _channel(first.around, first.frames))
+    order = _tuple_order(first.threads, frames)
     said = json.dumps([(type(values[r]).__name__, repr(values[r])) for r in order])
     everyone: list[Any] = [None] * spread.size
     with spread.channel():
@@ -662,14 +662,19 @@ def _compute_scalars_across(first: Offer, values: list[Any], call: int) -> list[
         ):
             for member, (kind, number) in zip(held.tolist(), json.loads(text), strict=True):
                 everyone[member] = NUMBERS[kind](number)
-    if all(value == everyone[0] for value in everyone):
-        result = _fold_equal_scalars(collective, everyone[0], first.frames)
-        return [(result,)] * len(values)
+    return everyone
+
+
+def _compute_numbers(first: Offer, everyone: list[Any], call: int) -> list[tuple[Any, ...]]:
+    """Each replica's result for the Python numbers of all instances: each computes it."""
+    collective, threads = first.collective, first.threads
+    place = Place(tuple(first.frames), first.around)
+    spread = _spread(place)
     options = _options(collective, place, (), call)
     arrays = [np.asarray(value) for value in everyone]
     (result,) = _as_list(collective.definition(arrays, *collective.arguments, **options))
-    out: list[tuple[Any, ...]] = [()] * len(values)
-    for position, replica in enumerate(order):
+    out: list[tuple[Any, ...]] = [()] * math.prod(sizes(threads))
+    for position, replica in enumerate(_tuple_order(threads, place.frames)):
         value = result.value[spread.mine[position]] if result.mapped else result.value
         out[replica] = (value.item(),)
     return out

@@ -52,7 +52,7 @@ WITHOUT_VALUES = {
 """NumPy functions that look at shapes and dtypes only, and so give the same on every replica."""
 
 
-CREATE = {
+CREATE: set[Callable[..., Any]] = {
     *(np.arange, np.empty, np.eye, np.full, np.identity, np.ones, np.tri, np.zeros),
     *(np.array, np.asanyarray, np.asarray, np.ascontiguousarray),
 }

@@ -203,7 +203,7 @@ def agree_on(value: Any, share: Share | None, what: str) -> None:
     if share is None:
         return
     bits = hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
-    share.world.agree(f"{what} with a value of bits {bits[:16]}", f"{what}: {bits}")
+    share.world.agree(f"{what} of bits {bits[:16]}", {"what": what, "bits": bits})
 
 
 def resolve(axis_name: AxisName) -> Frame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ from fallback.threads import cores
 from .. import reduction as reductions
 from .. import trees
 from ..errors import GpusimError, ReplicaError
+from ..libraries import first_unlike, on_device, to_host
 from .align import common_axes, lead_full, sizes
 from .arguments import (
     Arguments,
@@ -27,7 +29,7 @@ from .arguments import (
     read_arguments,
     read_only,
 )
-from .array import MappedArray, unpack, wrap
+from .array import Array, MappedArray, unpack, wrap
 from .frames import (
     Axes,
     AxisName,
@@ -41,6 +43,7 @@ from .frames import (
 )
 from .routes import INNER_ROOMS, LIBRARIES
 from .scheduler import Run, Scheduler, enclosing_task
+from .streams import Lanes, check_devices, gpus_of_replicas, moved
 
 SCHEDULES = ("cores", "one")
 
@@ -67,7 +70,9 @@ def pmap(
         axis_name: a name for the axis, for collectives.
         in_axes, out_axes, axis_size: as in `vmap`; out_axes=None demands equal bits of all
             replicas.
-        devices: where replicas run; on the CPU only None or the names "cpu" and "host" serve.
+        devices: where replicas run, each on a stream of its own: numbers of GPUs, IPUs and
+            Placements of `gpusim.devices`, "cpu" or "host"; with fewer devices than replicas they
+            are taken over and over. Array arguments go there. None: where the arguments are.
         schedule: "cores" lets as many replicas run at once as there are cores; "one" runs exactly
             one at a time, each up to its next collective, in replica order, so that a program takes
             the same path every time. A pmap inside a pmap follows the outer one's schedule.
@@ -106,26 +111,24 @@ def pmap(
         size = local_axis_size("pmap", axis_size)
         arguments = read_arguments("pmap", in_axes, size, args, kwargs)
         share = outermost_share("pmap", arguments.size)
-        gpus = gpus_of_replicas(devices, arguments.leaves, arguments.size)
-        lanes = None if all(gpu is None for gpu in gpus) else _lanes(gpus, arguments.leaves)
-        with _ended(lanes):
-            results = _run_replicas(f, arguments, axis_name, schedule, share, devices, lanes)
-            with _behind(lanes) as home:
-                return _gather(results, out_axes, lockstep_environment(), share, home)
+        parent = enclosing_task()
+        outer = None if parent is None else parent.lane
+        gpus = gpus_of_replicas(devices, arguments.leaves, arguments.size, outer)
+        if all(gpu is None for gpu in gpus):
+            if devices is not None:
+                arguments = arguments._replace(leaves=[moved(x, None) for x in arguments.leaves])
+            results = _run_replicas(f, arguments, axis_name, schedule, share, None)
+            return _gather(results, out_axes, lockstep_environment(), share)
+        with Lanes(gpus, arguments.leaves, outer) as lanes:
+            results = _run_replicas(f, arguments, axis_name, schedule, share, lanes)
+            with lanes.gathering():
+                found = _gather(
+                    results, out_axes, lockstep_environment(), share, lambda x: moved(x, lanes.home)
+                )
+            results.clear()  # while the lanes are held
+            return found
 
     return mapped
-
-
-def _check_devices(devices: Sequence[Any] | None) -> None:
-    if devices is None:
-        return
-    if isinstance(devices, str) or not isinstance(devices, Sequence):
-        raise TypeError(f"pmap devices must be None or a sequence of devices, but got {devices!r}")
-    for device in devices:
-        if device not in ("cpu", "host"):
-            raise ValueError(
-                f"pmap devices has {device!r}; this machine offers only 'cpu' (or 'host')"
-            )
 
 
 def _run_replicas(
@@ -134,21 +137,26 @@ def _run_replicas(
     axis_name: AxisName,
     schedule: str,
     share: Share | None,
+    lanes: Lanes | None,
 ) -> list[Any]:
     state = reductions.current()
     states = [reductions.forked(state) for _ in range(arguments.size)]
 
     def replica(index: int) -> Any:
         frame = run.tasks[index].frame
-        with bound((frame,)), reductions.entered(states[index]):
+        on_its_lane = nullcontext() if lanes is None else lanes.entered(index, frame)
+        with bound((frame,)), reductions.entered(states[index]), on_its_lane:
             leaves = [
                 _part(leaf, axis, index)
+                if lanes is None
+                else _placed_part(leaf, axis, index, lanes.place(index))
                 for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
             ]
             return arguments.call(f, leaves)
 
     def report(index: int, error: BaseException) -> BaseException:
-        return _describe_failure(index, axis_name, error)
+        first = 0 if share is None else share.offset
+        return _describe_failure(first + index, axis_name, error)
 
     parent = enclosing_task()
     if parent is None:
@@ -159,11 +167,28 @@ def _run_replicas(
     for index in range(arguments.size):
         (frame,) = new_frames((axis_name,), (arguments.size,), index, share)
         run.add(frame, contextvars.copy_context())
+    if lanes is not None:
+        run.streams = True
+        for task, lane in zip(run.tasks, lanes.of, strict=True):
+            task.lane = lane
     run.execute()
     if run.error is not None:
         raise run.error
     state.calls = max(own.calls for own in states)
     return run.results
+
+
+def _placed_part(leaf: Any, axis: int | None, index: int, gpu: int | None) -> Any:
+    """One replica's part of an argument on its GPU, or on the host."""
+    if axis is None:
+        return read_only(moved(leaf, gpu))
+    data, axes = unpack(as_array(leaf, "argument"))
+    view = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
+    part = moved(view, gpu)
+    if axis and part is view:
+        part = part.copy(order="C")
+    part = read_only(part)
+    return wrap(part, axes) if isinstance(leaf, MappedArray) else part
 
 
 def _part(leaf: Any, axis: int | None, index: int) -> Any:
@@ -203,49 +228,76 @@ def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> 
     return failure
 
 
-def _gather(results: list[Any], out_axes: Any, outer: Axes, share: Share | None) -> Any:
+def _gather(
+    results: list[Any],
+    out_axes: Any,
+    outer: Axes,
+    share: Share | None,
+    to_one_gpu: Callable[[Any], Any] | None = None,
+) -> Any:
     """One tree with the replicas' results stacked along out_axes."""
     first, structure = trees.flatten(results[0])
     columns = [[leaf] for leaf in first]
-    for index, result in enumerate(results[1:], start=1):
+    offset = 0 if share is None else share.offset
+    for index, result in enumerate(results[1:], start=offset + 1):
         leaves, other = trees.flatten(result)
         if other != structure:
             raise ValueError(
-                f"pmap: replicas returned different trees: replica 0 {structure}, replica {index} "
-                f"{other}"
+                f"pmap: replicas returned different trees: replica {offset} {structure}, replica "
+                f"{index} {other}"
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
     places = trees.spread_prefix(out_axes, results[0], "pmap out_axes")
     stacked = [
-        _gather_leaf(column, axis, outer, share)
+        _gather_leaf(column, axis, outer, share, to_one_gpu)
         for column, axis in zip(columns, places, strict=True)
     ]
     return trees.unflatten(structure, part_company(stacked) if not outer else stacked)
 
 
-def _gather_leaf(column: list[Any], axis: int | None, outer: Axes, share: Share | None) -> Any:
+def _gather_leaf(
+    column: list[Any],
+    axis: int | None,
+    outer: Axes,
+    share: Share | None,
+    to_one_gpu: Callable[[Any], Any] | None,
+) -> Any:
     arrays = [as_array(leaf, "pmap: a result") for leaf in column]
-    for index, array in enumerate(arrays):
+    offset = 0 if share is None else share.offset
+    for index, array in enumerate(arrays, start=offset):
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
             raise ValueError(
-                f"pmap: replicas returned different arrays: replica 0 {arrays[0].dtype}"
+                f"pmap: replicas returned different arrays: replica {offset} {arrays[0].dtype}"
                 f"{list(arrays[0].shape)}, replica {index} {array.dtype}{list(array.shape)}"
             )
+    if to_one_gpu is not None and any(on_device(unpack(array)[0]) for array in arrays):
+        arrays = [to_one_gpu(array) for array in arrays]
     axes = common_axes(arrays)
     parts = [lead_full(array, axes) for array in arrays]
     if axis is None:
         data = parts[0]
-        for index, part in enumerate(parts):
-            if part is not data and part.tobytes() != data.tobytes():
-                raise ValueError(
-                    f"pmap out_axes is None, but replicas 0 and {index} returned different "
-                    f"values; only "
-                    "what is the same on all replicas can be returned once"
-                )
-        agree_on(data, share, "pmap's result for out_axes=None")
-        data = read_only(data)
+        unlike = _first_unlike(parts)
+        if unlike is not None:
+            raise ValueError(
+                f"pmap out_axes is None, but replicas {offset} and {offset + unlike} returned "
+                "different values; only what is the same on all replicas can be returned once"
+            )
+        if share is not None:
+            agree_on(to_host(data), share, "pmap's result for out_axes=None")
+        # A GPU's memory goes back to the replica's stream: the caller has a copy on its own.
+        data = data.copy() if on_device(data) else read_only(data)
     else:
         place = len(sizes(axes)) + normalize_axis_index(axis, arrays[0].ndim + 1)
         data = np.stack(parts, axis=place)
     return wrap(data, axes) if outer else data
+
+
+def _first_unlike(parts: list[Array]) -> int | None:
+    """The first replica with other bits than replica 0; None where there is none."""
+    for index, part in enumerate(parts):
+        if part is not parts[0] and first_unlike(
+            np.stack([parts[0], part]) if on_device(part) else [parts[0], part]
+        ):
+            return index
+    return None

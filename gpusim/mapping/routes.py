@@ -91,12 +91,13 @@ INNER_ROOMS = (
     "gpusim.random",
     "gpusim.reduction",
     "gpusim.rounding",
+    "gpusim.torch",
     "gpusim.trees",
     "fallback",
 )
 """Where errors are gpusim's own, and code that messages do not point at."""
 
-LIBRARIES = ("numpy.", "optree", "ml_dtypes")
+LIBRARIES = ("numpy.", "optree", "ml_dtypes", "torch.")
 """What gpusim's code and users' code alike call into."""
 
 

@@ -19,7 +19,7 @@ from contextvars import Context, ContextVar
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..engines import interruption
+from ..engines import while_waiting
 from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from .frames import Axes, Frame
 from .routes import caller
@@ -124,11 +124,10 @@ class Task:
             self.inside = before or not self.ended
             self.check_ended()
             scheduler.leave()
-        token = interruption.set(self.check_ended)
         try:
-            yield
+            with while_waiting(self.check_ended):
+                yield
         finally:
-            interruption.reset(token)
             with scheduler.lock:
                 scheduler.come_back(self)
             if not scheduler.one_at_a_time:
@@ -240,7 +239,7 @@ class Meeting:
         """A replica's index: an int on one axis, a tuple on several."""
         index = []
         for frame in reversed(self.threads):
-            index.append(place % frame.size)
+            index.append(frame.offset + place % frame.size)
             place //= frame.size
         return index[0] if len(index) == 1 else tuple(reversed(index))
 
@@ -316,7 +315,7 @@ class Run:
         self.unfinished = 0
         self.error: BaseException | None = None
         self.interrupt: BaseException | None = None
-        self.streams = parent is not None and parent.run.streams  # replicas are on GPUs
+        self.streams: bool = parent is not None and parent.run.streams  # replicas are on GPUs
         self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the steward of the outermost call
         self.over = threading.Lock()
         self.over.acquire()

@@ -306,8 +306,9 @@ def _one_copy(
             if index is not None:
                 raise ValueError(
                     f"{what} is declared replicated over mesh axis {frame.name!r} by out_specs "
-                    f"{spec!r}, but replicas 0 and {index} hold different values: name the axis in "
-                    "out_specs, or reduce over it (lax.psum, lax.pmean, lax.all_gather)"
+                    f"{spec!r}, but replicas {frame.offset} and {frame.offset + index} hold "
+                    "different values: name the axis in out_specs, or reduce over it (lax.psum, "
+                    "lax.pmean, lax.all_gather)"
                 )
             agree_on(
                 first, frame.share, f"{what}, declared replicated over mesh axis {frame.name!r}"

@@ -17,8 +17,8 @@ streams are lent to one call at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from ..libraries import on_device, to_host
 from .array import Array, MappedArray, unpack, wrap
+from .frames import Frame
 
 HOST = ("cpu", "host")
 
@@ -60,7 +61,8 @@ def _is_host(device: Any) -> bool:
 
 
 def _is_number(device: Any) -> bool:
-    return isinstance(device, (int, np.integer)) and not isinstance(device, bool) and device >= 0
+    number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
+    return number and bool(device >= 0)
 
 
 def _is_ipu(device: Any) -> bool:
@@ -68,11 +70,12 @@ def _is_ipu(device: Any) -> bool:
 
 
 def gpus_of_replicas(
-    devices: Sequence[Any] | None, leaves: Sequence[Any], size: int
+    devices: Sequence[Any] | None, leaves: Sequence[Any], size: int, outer: Lane | None
 ) -> list[int | None]:
     """Which GPU each replica runs on, None for the host: `devices` over and over, in their order.
 
-    Without `devices` all run where the first array among the arguments is.
+    Without `devices` all run where the first array among the arguments is that is on a GPU, or
+    where the replica runs that calls.
 
     Raises:
         ImportError: for GPUs without CuPy.
@@ -80,7 +83,8 @@ def gpus_of_replicas(
     """
     if devices is None:
         arrays = (unpack(leaf)[0] for leaf in leaves)
-        found = next((int(array.device.id) for array in arrays if on_device(array)), None)
+        calling = None if outer is None else outer.gpu
+        found = next((int(array.device.id) for array in arrays if on_device(array)), calling)
         return [found] * size
     chosen = [_gpu_of(device) for device in devices]
     return [chosen[index % len(chosen)] for index in range(size)]
@@ -115,25 +119,25 @@ def _gpus() -> int:
 
 
 class _Pool:
-    """Streams that no call holds, each with the event after which another call may have it."""
+    """Streams that no call holds, which wait already for all that they were used for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: dict[int, list[tuple[Any, Any]]] = {}
+        self._free: dict[int, list[Any]] = {}
 
     def take(self, gpu: int) -> Any:
-        """A stream of the GPU, which is the current one; it does not wait for the null stream."""
+        """A stream of the GPU that does not wait for the null stream."""
         with self._lock:
             free = self._free.setdefault(gpu, [])
-            stream, after = free.pop() if free else (None, None)
-        if stream is None:
-            return _cupy().cuda.Stream(non_blocking=True)
-        stream.wait_event(after)
-        return stream
+            if free:
+                return free.pop()
+        cupy = _cupy()
+        with cupy.cuda.Device(gpu):
+            return cupy.cuda.Stream(non_blocking=True)
 
-    def give_back(self, gpu: int, stream: Any, after: Any) -> None:
+    def give_back(self, gpu: int, stream: Any) -> None:
         with self._lock:
-            self._free.setdefault(gpu, []).append((stream, after))
+            self._free.setdefault(gpu, []).append(stream)
 
     def clear(self) -> None:
         with self._lock:
@@ -161,77 +165,88 @@ class Lane:
     Attributes:
         gpu, stream: CUDA's number of the GPU, and one of its streams.
         meetings: the streams of the meetings of the outermost call, by who meets and by GPU.
+        end: the event behind the replica's last work.
     """
 
     gpu: int
     stream: Any
     meetings: dict[tuple[int, ...], dict[int, Any]]
-    end: Any = None  # the event behind its last work
-
-    @contextmanager
-    def entered(self, begin: Sequence[Any]) -> Iterator[None]:
-        """Work of this thread goes to the lane, behind the events `begin`."""
-        with _cupy().cuda.Device(self.gpu), self.stream:
-            for event in begin:
-                self.stream.wait_event(event)
-            try:
-                yield
-            finally:
-                self.end = _record(self.stream)
+    end: Any = None
 
 
 class Lanes:
-    """The lanes of one pmap call's replicas; `of` is None for a replica on the host."""
+    """The lanes of one pmap call's replicas; `of` is None for a replica on the host.
+
+    A context: when it is left, the caller's streams go on behind all replicas, and the lanes are
+    lent to others.
+    """
 
     def __init__(
         self, gpus: Sequence[int | None], leaves: Sequence[Any], outer: Lane | None
     ) -> None:
         self._root = outer is None
         self.meetings = {} if outer is None else outer.meetings
-        cupy = _cupy()
-        self.gpus = sorted({gpu for gpu in gpus if gpu is not None})
-        used = {*self.gpus, *_gpus_of(leaves)}
-        self.begin = [_record_current(gpu) for gpu in sorted(used)]
-        self.of: list[Lane | None] = []
-        for gpu in gpus:
-            if gpu is None:
-                self.of.append(None)
-                continue
-            with cupy.cuda.Device(gpu):
-                self.of.append(Lane(gpu, pool.take(gpu), self.meetings))
+        self._gpus = sorted({gpu for gpu in gpus if gpu is not None})
+        self._begin = [_record_current(gpu) for gpu in sorted({*self._gpus, *_gpus_of(leaves)})]
+        self.of = [
+            None if gpu is None else Lane(gpu, pool.take(gpu), self.meetings) for gpu in gpus
+        ]
+        self.home = self.of[0].gpu if self.of[0] is not None else None
 
-    @contextmanager
-    def ended(self, results: Callable[[], Any]) -> Iterator[Any]:
-        """The replicas have ended: the caller's streams go on behind them, on the first's GPU."""
-        cupy = _cupy()
-        ends = [lane.end for lane in self.of if lane is not None and lane.end is not None]
-        for gpu in self.gpus:
-            with cupy.cuda.Device(gpu):
-                stream = cupy.cuda.get_current_stream()
-                for end in ends:
-                    stream.wait_event(end)
-        first = self.of[0]
-        with ExitStack() as stack:
-            if first is not None:
-                stack.enter_context(cupy.cuda.Device(first.gpu))
-            try:
-                yield results() if first is None else [moved(part, first.gpu) for part in results()]
-            finally:
-                self._give_back()
+    def __enter__(self) -> Lanes:
+        return self
 
-    def _give_back(self) -> None:
-        cupy = _cupy()
+    def __exit__(self, *exception: object) -> None:
+        self.follow()
         held = [(lane.gpu, lane.stream) for lane in self.of if lane is not None]
         if self._root:
             held += [pair for streams in self.meetings.values() for pair in streams.items()]
             self.meetings.clear()
-        after = {gpu: _record_current(gpu) for gpu in {gpu for gpu, _ in held}}
-        every = list(after.values())
+        # What was gathered on one GPU was read from all: later work waits for all of it.
+        behind = [_record_current(gpu) for gpu in self._gpus]
         for gpu, stream in held:
+            for event in behind:
+                stream.wait_event(event)
+            pool.give_back(gpu, stream)
+
+    def follow(self) -> None:
+        """The caller's streams go on behind the work of all replicas."""
+        cupy = _cupy()
+        ends = [lane.end for lane in self.of if lane is not None and lane.end is not None]
+        for gpu in self._gpus:
             with cupy.cuda.Device(gpu):
-                for event in every:  # what was gathered on one GPU was read from all of them
-                    stream.wait_event(event)
-                pool.give_back(gpu, stream, after[gpu])
+                stream = cupy.cuda.get_current_stream()
+            for end in ends:
+                stream.wait_event(end)
+
+    @contextmanager
+    def entered(self, index: int, frame: Frame) -> Iterator[None]:
+        """A replica's work goes to its lane, behind the caller's."""
+        lane = self.of[index]
+        if lane is None:
+            yield
+            return
+        cupy = _cupy()
+        with cupy.cuda.Device(lane.gpu), lane.stream:
+            for event in self._begin:
+                lane.stream.wait_event(event)
+            frame.like = cupy.empty(0)
+            try:
+                yield
+            finally:
+                lane.end = _record(lane.stream)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """The caller's work, where the first replica is."""
+        self.follow()
+        with nullcontext() if self.home is None else _cupy().cuda.Device(self.home):
+            yield
+
+    def place(self, index: int) -> int | None:
+        """The replica's GPU."""
+        lane = self.of[index]
+        return None if lane is None else lane.gpu
 
 
 def _gpus_of(leaves: Sequence[Any]) -> set[int]:
@@ -268,21 +283,27 @@ def _from_another_gpu(array: Array) -> Array:
 
 @dataclass
 class Arrival:
-    """A replica that has arrived at a meeting: the event behind its work, then one behind the
+    """A replica that has arrived at a meeting: events behind its work, then one behind the
     meeting's."""
 
     lane: Lane
-    ready: Any
+    streams: list[Any]  # the lane's, and the one that is current, should it be another
+    ready: list[Any]
     done: Any = None
 
     def depart(self) -> None:
         """The replica goes on behind the meeting."""
-        self.lane.stream.wait_event(self.done)
+        for stream in self.streams:
+            stream.wait_event(self.done)
 
 
 def arrive(lane: Lane) -> Arrival:
     """The replica of this thread waits in a meeting from now on."""
-    return Arrival(lane, _record(lane.stream))
+    cupy = _cupy()
+    with cupy.cuda.Device(lane.gpu):  # f may have made another GPU or stream the current one
+        current = cupy.cuda.get_current_stream()
+        streams = [lane.stream] if current.ptr == lane.stream.ptr else [lane.stream, current]
+        return Arrival(lane, streams, [_record(stream) for stream in streams])
 
 
 class Rendezvous:
@@ -298,17 +319,16 @@ class Rendezvous:
         self.home = first.gpu
         key = tuple(id(arrival.lane) for arrival in self._present)
         self._streams = first.meetings.setdefault(key, {})
-        cupy = _cupy()
         for gpu in {arrival.lane.gpu for arrival in self._present} - self._streams.keys():
-            with cupy.cuda.Device(gpu):
-                self._streams[gpu] = pool.take(gpu)
+            self._streams[gpu] = pool.take(gpu)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """The meeting's work runs on its own stream of its GPU, behind everybody's."""
         cupy = _cupy()
         for arrival in self._present:
-            self._streams[arrival.lane.gpu].wait_event(arrival.ready)
+            for event in arrival.ready:
+                self._streams[arrival.lane.gpu].wait_event(event)
         home = self._streams[self.home]
         with cupy.cuda.Device(self.home), home:
             try:

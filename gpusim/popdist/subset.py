@@ -37,6 +37,9 @@ class SubsetEngine:
         self.instances = len(chosen)
         self.instance = chosen.index(engine.instance)
 
+    def prepare(self, array: Array) -> None:
+        """Nothing: what needs all instances has to be there before some of them go apart."""
+
     def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Pending:
         return self._engine.exchange(self._translated(sends), self._translated(receives), tag)
 

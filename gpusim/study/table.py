@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from gpusim.study.results import Row, Study
     from gpusim.study.training import Training
 
-__all__ = ["cells", "columns", "show", "show_training", "training_cells", "training_columns"]
+__all__ = [
+    "cells",
+    "columns",
+    "print_table",
+    "show",
+    "show_training",
+    "training_cells",
+    "training_columns",
+]
 
 Cells = list[list[str]]
 
@@ -56,7 +64,7 @@ def show(study: Study) -> None:
     """Print a study's table."""
     rows = cells(study)
     breaks = {k for k in range(1, len(rows)) if rows[k][0] != rows[k - 1][0]}
-    _print(f"Error of the sum: {study.input}", columns(study), rows, breaks)
+    print_table(f"Error of the sum: {study.input}", columns(study), rows, breaks)
 
 
 def training_columns() -> list[str]:
@@ -78,12 +86,17 @@ def training_cells(training: Training) -> Cells:
 
 def show_training(training: Training) -> None:
     """Print a training study's table."""
-    _print(training.title, training_columns(), training_cells(training), set())
+    print_table(training.title, training_columns(), training_cells(training), set())
 
 
-def _print(title: str, headings: Sequence[str], rows: Cells, breaks: set[int]) -> None:
-    """`breaks` are the rows before which there is a gap."""
-    left = {"setting", "format"}
+def print_table(
+    title: str,
+    headings: Sequence[str],
+    rows: Cells,
+    breaks: set[int],
+    left: Collection[str] = ("setting", "format"),
+) -> None:
+    """Print columns, those `left` aligned to the left; `breaks` are the rows after a gap."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     wide = sum(widths) + 3 * len(widths) <= get_terminal_size().columns  # rich cuts what is wider
     if wide and sys.stdout.isatty() and find_spec("rich") is not None:
@@ -102,7 +115,7 @@ def _print(title: str, headings: Sequence[str], rows: Cells, breaks: set[int]) -
 
 
 def _print_rich(
-    title: str, headings: Sequence[str], rows: Cells, breaks: set[int], left: set[str]
+    title: str, headings: Sequence[str], rows: Cells, breaks: set[int], left: Collection[str]
 ) -> None:
     from rich import box
     from rich.console import Console

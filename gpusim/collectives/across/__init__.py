@@ -66,4 +66,6 @@ def run(
     if definition is pgather:
         options["varies"] = varies
     with spread.channel():
+        first = arguments[0]
+        spread.engine.prepare(first[0] if isinstance(first, list) else first)
         return _WAYS[definition](spread, *arguments, **options)

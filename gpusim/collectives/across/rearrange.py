@@ -23,7 +23,7 @@ from ..operand import (
     read_only,
     replica_index,
 )
-from .spread import LONG_MESSAGE, Numbers, Spread, contiguous, fetch, packed, rows_of
+from .spread import LONG_MESSAGE, Numbers, Spread, contiguous, fetch, rows_of
 
 
 def all_gather(
@@ -196,6 +196,8 @@ def _all_to_all(
     partition = as_groups(groups, spread.size, operand.collective) or Groups.all(spread.size)
     count = partition.group_size
     split, concat = exchanged_axes(operand, split_axis, concat_axis, tiled, count)
+    if operand[0].nbytes < count * LONG_MESSAGE:
+        return _all_to_all_small(spread, operand, partition, split, concat, tiled)
     groups_of = [np.asarray(group) for group in partition.members]
     mates = [groups_of[group] for group in partition.assignment]
     like = operand[0]
@@ -228,19 +230,53 @@ def _all_to_all(
     for other in spread.others:
         outgoing = [own[member][place, ...] for member, place in between(spread.own, other)]
         targets = [target(member, place) for member, place in between(other, spread.own)]
-        if piece.nbytes >= LONG_MESSAGE:
-            sends += [(contiguous(part), other) for part in outgoing]
-            buffers = [t if t.flags.c_contiguous else np.empty_like(t, order="C") for t in targets]
-            receives += [(buffer, other) for buffer in buffers]
-        else:
-            sends.append((packed(outgoing, piece), other))
-            buffer = empty(piece, (len(targets), *piece.shape))
-            receives.append((buffer, other))
-            buffers = [buffer[number, ...] for number in range(len(targets))]
+        sends += [(contiguous(part), other) for part in outgoing]
+        buffers = [t if t.flags.c_contiguous else np.empty_like(t, order="C") for t in targets]
+        receives += [(buffer, other) for buffer in buffers]
         arrived += [(t, b) for t, b in zip(targets, buffers, strict=True) if t is not b]
     pending = spread.exchange(sends, receives)
     here = between(spread.own, spread.own)
     copy([(target(member, place), own[member][place, ...]) for member, place in here])
     pending.wait()
     copy(arrived)
+    return Result(merge(out, concat + 1) if tiled else out, True)
+
+
+def _all_to_all_small(
+    spread: Spread, operand: Operand, partition: Groups, split: int, concat: int, tiled: bool
+) -> Result:
+    """The same for pieces that are small, and may be many: all for one instance in one message."""
+    count = partition.group_size
+    whole = operand.stacked()
+    pieces = np.moveaxis(cut(whole, split + 1, count) if tiled else whole, split + 1, 1)
+    shape = pieces.shape[2:]
+    out = empty(operand[0], (len(spread.mine), *shape[:concat], count, *shape[concat:]))
+    into = np.moveaxis(out, concat + 1, 1)  # (receiver, place of the sender, *piece)
+    groups = np.asarray(partition.members)
+    place = np.empty(spread.size, np.intp)  # of each member in its group
+    place[groups] = np.arange(count)
+    assignment = np.asarray(partition.assignment)
+
+    def between(sender: int, receiver: int) -> tuple[Numbers, Numbers, Numbers]:
+        """What one instance sends to another: senders, receivers, and these' places."""
+        members = spread.held[sender]
+        receivers = groups[assignment[members]]
+        rows, places = np.nonzero(spread.owner[receivers] == receiver)
+        return members[rows], receivers[rows, places], places
+
+    sends: list[Buffer] = []
+    arrivals = []
+    for other in spread.others:
+        senders, _, places = between(spread.own, other)
+        sends.append((np.ascontiguousarray(pieces[spread.position[senders], places]), other))
+        senders, receivers, _ = between(other, spread.own)
+        buffer = empty(operand[0], (len(senders), *shape))
+        arrivals.append((other, buffer, spread.position[receivers], place[senders]))
+    pending = spread.exchange(sends, [(buffer, other) for other, buffer, *_ in arrivals])
+    senders, receivers, places = between(spread.own, spread.own)
+    at = spread.position
+    into[at[receivers], place[senders]] = pieces[at[senders], places]
+    pending.wait()
+    for _, buffer, rows, columns in arrivals:
+        into[rows, columns] = buffer
     return Result(merge(out, concat + 1) if tiled else out, True)

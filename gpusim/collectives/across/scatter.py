@@ -12,7 +12,7 @@ from ...groups import Groups
 from ..kernels import empty, kernels
 from ..operand import Array, Operand, Result
 from ..scatter import scattered_axis
-from .spread import Spread
+from .spread import LONG_MESSAGE, Spread
 
 
 def psum_scatter(
@@ -39,6 +39,12 @@ def psum_scatter(
     }
     like = operand[0]
     out = empty(like, (len(spread.mine), *batch, *piece))
+    alone = how["order"] == "ring" or how["rounding"] == "stochastic"  # each receiver's fold
+    if partition is None and like.nbytes < count * LONG_MESSAGE and not alone:
+        whole = operand.stacked().reshape(-1, entries, outer, count, inner)
+        folded = _fold_small(spread, whole, how)
+        out.reshape(-1, entries, outer, inner)[...] = np.moveaxis(folded, 2, 0)
+        return Result(out, True)
     rows = out.reshape(len(spread.mine), entries, outer, inner)
     contributions = _exchange(spread, groups, values, (entries, outer, inner), like)
     for number, members in enumerate(groups.members):
@@ -50,6 +56,25 @@ def psum_scatter(
                 [contributions[sender, position] for sender in members], position, count, arguments
             )
     return Result(out, True)
+
+
+def _fold_small(spread: Spread, values: Array, how: dict[str, Any]) -> Array:
+    """The folds (batch entries, outer, receiver here, inner) of pieces that are small, and may be
+    many: all for one instance in one message, and all in one fold."""
+    _, entries, outer, _, inner = values.shape
+    shape = (entries, outer, len(spread.mine), inner)
+    everyone = empty(values, (spread.size, *shape))
+    arrived = [empty(values, (len(spread.held[other]), *shape)) for other in spread.others]
+    sends = [
+        (np.ascontiguousarray(values[:, :, :, spread.held[other]]), other)
+        for other in spread.others
+    ]
+    pending = spread.exchange(sends, list(zip(arrived, spread.others, strict=True)))
+    everyone[spread.mine] = values[:, :, :, spread.mine]
+    pending.wait()
+    for other, pieces in zip(spread.others, arrived, strict=True):
+        everyone[spread.held[other]] = pieces
+    return kernels(values).fold(everyone, **{**how, "places": 0})
 
 
 def _exchange(

@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...engines import Buffer, Engine, Pending
-from ...world import FLOWS, World
+from ...world import World
 from ..kernels import copy, empty
 from ..operand import Array, as_slice
 
@@ -22,6 +22,28 @@ Numbers = NDArray[np.intp]
 
 #: Parts of so many bytes are sent as they lie, without being packed together.
 LONG_MESSAGE = 16 * 1024
+
+
+class _Places(NamedTuple):
+    """Which instance holds each member; see `Spread`."""
+
+    held: tuple[Numbers, ...]
+    owner: Numbers
+    position: Numbers
+
+
+@lru_cache(64)  # programs make the same calls again and again
+def _places_of(shape: tuple[int, ...], axis: int, counts: tuple[int, ...]) -> _Places:
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    edges = np.cumsum(counts)[:-1]
+    held = tuple(part.ravel() for part in np.split(numbers, edges, axis=axis))
+    owner, position = np.empty(numbers.size, np.intp), np.empty(numbers.size, np.intp)
+    for instance, members in enumerate(held):
+        owner[members] = instance
+        position[members] = np.arange(len(members))
+    for array in (*held, owner, position):
+        array.flags.writeable = False
+    return _Places(held, owner, position)
 
 
 @dataclass(frozen=True)
@@ -65,28 +87,24 @@ class Spread:
         """The number of members, on all instances."""
         return math.prod(self.shape)
 
-    @cached_property
-    def held(self) -> list[Numbers]:
+    @property
+    def held(self) -> tuple[Numbers, ...]:
         """The members of each instance."""
-        numbers = np.arange(self.size).reshape(self.shape)
-        edges = np.cumsum(self.counts)[:-1]
-        return [part.ravel() for part in np.split(numbers, edges, axis=self.axis)]
+        return self._places.held
 
-    @cached_property
+    @property
     def owner(self) -> Numbers:
         """The instance of each member."""
-        owner = np.empty(self.size, np.intp)
-        for instance, members in enumerate(self.held):
-            owner[members] = instance
-        return owner
+        return self._places.owner
 
-    @cached_property
+    @property
     def position(self) -> Numbers:
         """Where each member stands among those of its instance."""
-        position = np.empty(self.size, np.intp)
-        for members in self.held:
-            position[members] = np.arange(len(members))
-        return position
+        return self._places.position
+
+    @cached_property
+    def _places(self) -> _Places:
+        return _places_of(self.shape, self.axis, self.counts)
 
     @property
     def mine(self) -> Numbers:
@@ -105,10 +123,11 @@ class Spread:
 
         `results` are a flow of their own: they do not wait in a line with what is to be folded.
         """
-        return self.engine.exchange(
+        return self.world.exchange(
             [(buffer, to) for buffer, to in sends if buffer.size],
             [(buffer, source) for buffer, source in receives if buffer.size],
-            FLOWS * self.tag + results,
+            self.tag,
+            results=results,
         )
 
 
@@ -157,7 +176,7 @@ def fetch(
             continue
         buffer = empty(like, (len(places), *like.shape))
         receives.append((buffer, other))
-        scattered += [(out[place], row) for place, row in zip(places.tolist(), buffer, strict=True)]
+        scattered += [(out[p, ...], buffer[row, ...]) for row, p in enumerate(places.tolist())]
     pending = spread.exchange(sends, receives)
     here = np.flatnonzero(spread.owner[needed] == spread.own).tolist()
     copy([(out[place, ...], rows[int(needed[place])]) for place in here])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fallback import partial_dtype
+from fallback.schedules import Order
 
 from ..kernels import empty, kernels
 from ..operand import Array, Operand
@@ -61,8 +62,8 @@ class Task:
         return cls(spread, members, here, how, divisor, places, operand.batch_ndim)
 
     @property
-    def order(self) -> str:
-        order: str = self.how.get("order", "linear")
+    def order(self) -> Order:
+        order: Order = self.how.get("order", "linear")
         return order
 
     @property
@@ -123,7 +124,8 @@ class Task:
 
 def flat(task: Task, array: Array) -> Array:
     """(batch entries, elements) where elements are told apart; else (1, all of them)."""
-    apart = task.stochastic or task.order == "ring"
+    # Orders that may cut a value into blocks do so in each entry.
+    apart = task.stochastic or task.order not in ("linear", "reverse", "tree", "engine")
     entries = math.prod(array.shape[: task.batch_ndim]) if apart else 1
     return array.reshape(entries, -1) if array.size else array.reshape(entries, 0)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import on_device
+from ...world import MAIN_TAG
 from ..operand import Array
 from .chain import passed_on
 from .ring import around_the_ring
@@ -21,6 +23,12 @@ from .windows import by_windows
 
 #: Folds of fewer bytes than this, of all members, are gathered: one message each way.
 SMALL = 64 * 1024
+
+_PASSED_ON: dict[Any, Callable[[Task], Array]] = {
+    "linear": passed_on,
+    "reverse": passed_on,
+    "ring": around_the_ring,
+}
 
 
 def fold(task: Task) -> Array:
@@ -39,11 +47,17 @@ def _way(task: Task) -> Callable[[Task], Array]:
         return _partials_of_any_order
     if task.order == "tree" and _aligned(task):
         return _partials_of_trees
-    if task.runs is not None and task.order in ("linear", "reverse"):
-        return passed_on
-    if task.runs is not None and task.order == "ring":
-        return around_the_ring
+    if task.runs is not None and not _in_step(task):
+        return _PASSED_ON.get(task.order, by_windows)
     return by_windows
+
+
+def _in_step(task: Task) -> bool:
+    """Whether the instances have to begin their exchanges in one order.
+
+    NCCL knows no tags: what is received ahead would hold up what is to be sent first.
+    """
+    return on_device(task.like)
 
 
 def _associative(task: Task) -> bool:
@@ -80,7 +94,9 @@ def _gathered(task: Task) -> Array:
 
 def _by_engine(task: Task) -> Array:
     """The engine's own sum of what the instances have summed: fastest, and its own bits."""
-    if len(task.instances) < task.spread.world.instances:
+    # Threads would come to the engine in an order of their own on each instance.
+    threads = task.spread.tag != MAIN_TAG
+    if threads or len(task.instances) < task.spread.world.instances:
         return _way(replace(task, how={**task.how, "order": "linear"}))(task)
     how = {**task.whole, "order": "linear", "divisor": None}
     wide = (
@@ -101,7 +117,8 @@ def _by_engine(task: Task) -> Array:
 
 
 def _partials_of_any_order(task: Task) -> Array:
-    """One partial result from each instance, which any order gives the same bits."""
+    """One partial result from each instance, which any order gives the same bits: a ring spreads
+    the work."""
     how = {**task.how, "order": "linear"}
     if not task.op.startswith("logical"):
         how["final"] = False
@@ -121,10 +138,6 @@ def _partials_of_trees(task: Task) -> Array:
     return _combine_partials(task, how, {**task.how, "nodes": (level, 0, total)})
 
 
-#: Orders in which partial results are passed on; rings spread the work, and suit any order.
-_PASSED = {"linear": passed_on, "ring": around_the_ring}
-
-
 def _combine_partials(task: Task, how: dict[str, Any], then: dict[str, Any]) -> Array:
     """Fold what is here, then the partial results as if they were the members."""
     partial = task.values[0]
@@ -132,5 +145,5 @@ def _combine_partials(task: Task, how: dict[str, Any], then: dict[str, Any]) -> 
         partial = task.kernel(task.values, batch_ndim=task.batch_ndim, **how)
     firsts = [task.members[task.owners.tolist().index(instance)] for instance in task.instances]
     how = {**then, "out_dtype": task.like.dtype}
-    combine = _PASSED.get(how["order"], by_windows)
+    combine = by_windows if _in_step(task) else _PASSED_ON.get(how["order"], by_windows)
     return combine(replace(task, members=tuple(firsts), values=[partial], how=how))

@@ -107,10 +107,9 @@ def extract(condition: Any, arr: Any) -> Any:
 @rule(np.choose)
 def choose(a: Any, choices: Any, mode: Any = "raise") -> Any:
     (where, *arrays), axes = elementwise([operand(a), *choices])
-    if on_device(where):
-        arrays = np.stack(np.broadcast_arrays(*arrays))
+    table: Any = np.stack(np.broadcast_arrays(*arrays)) if on_device(where) else arrays
     try:
-        return wrap(np.choose(where, arrays, mode=mode), axes)
+        return wrap(np.choose(where, table, mode=mode), axes)
     except ValueError:
         raise NoRule from None
 

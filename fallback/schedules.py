@@ -1,0 +1,338 @@
+"""Schedules: the folds of real engines as plain data, beside the four orders that have names.
+A schedule, a number of members and a size make walks or a program, which every kernel follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from fallback.formats import kind_of, real_of
+from fallback.operators import ARITHMETIC_OPS
+from fallback.orders import ORDERS, ring_bounds
+
+__all__ = [
+    "Balanced",
+    "Binary",
+    "Case",
+    "Fold",
+    "Loops",
+    "Order",
+    "Program",
+    "Schedule",
+    "Segments",
+    "Tree",
+    "Walk",
+    "Walks",
+    "check_order",
+    "compiled",
+]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """As many blocks as members, the first `elements % members` of which have one element more."""
+
+    def blocks(self, members: int, elements: int, itemsize: int) -> list[int]:
+        """Where the blocks begin and end."""
+        return ring_bounds(elements, members)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Blocks of whole segments: gloo's cut.
+
+    A value has at least `least` segments for each member, a multiple of the members, and as many as
+    make none longer than `most` bytes; all are as long as the first, and what is left is the last.
+    """
+
+    most: int = MIB
+    least: int = 2
+
+    def blocks(self, members: int, elements: int, itemsize: int) -> list[int]:
+        """Where the blocks begin and end; blocks behind the value's end are empty."""
+        longest = itemsize * max(1, self.most // itemsize)
+        wanted = max(-(-elements * itemsize // longest), self.least * members)
+        each = -(-wanted // members)
+        segment = -(-elements * itemsize // (each * members))
+        block = each * -(-segment // itemsize)
+        return [min(block * index, elements) for index in range(members + 1)]
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Loops over `members` chunks of `chunk` bytes each, in each of `channels` parts: NCCL's cut.
+
+    The last loop's chunks share what is left, in multiples of `align` bytes: the last of them may
+    be short or empty. Parts are multiples of `align` bytes as well, the last one what is left.
+    """
+
+    chunk: int
+    align: int = 16
+    channels: int = 1
+
+    def blocks(self, members: int, elements: int, itemsize: int) -> list[int]:
+        """Where the blocks begin and end, `members` of them in each loop."""
+        unit = max(1, self.align // itemsize)
+        whole = max(unit, self.chunk // itemsize // unit * unit)
+        part = _multiple(-(-elements // self.channels), unit)
+        edges = [0]
+        for first in range(0, elements, part or 1):
+            end = min(first + part, elements)
+            for start in range(first, end, members * whole):
+                rest = min(end - start, members * whole)
+                chunk = min(whole, _multiple(-(-rest // members), unit))
+                edges += [min(start + chunk * (b + 1), start + rest) for b in range(members)]
+        return edges
+
+
+Cut = Balanced | Segments | Loops
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Members one after the other, from `start` on and around, up (`step` 1) or down (-1).
+
+    With a `cut` that is done in every block, and block b starts at member `start + b`.
+    """
+
+    start: int = 0
+    step: int = 1
+    cut: Cut | None = None
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Neighbours in pairs, level by level, an odd one passing up unchanged.
+
+    `pairs_first`: with p the largest power of two of at most R members, the first R - p pairs
+    (0, 1), (2, 3), ... are added first, and the tree is one over the p values that remain.
+    """
+
+    pairs_first: bool = False
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A tree of which every node adds its first child, itself and its second child, in that order.
+
+    A node r of level l (which has 2**l nodes, numbered on from the level above) has the children
+    r + 2**l and r + 2**(l + 1).
+    """
+
+
+Fold = Walk | Tree | Binary
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fold, and when it is the one: members from..to, and bytes from..below (None: no limit).
+
+    `fewer_than`: only for values of fewer elements than there are "members", or than "power", the
+    largest power of two of at most that many.
+    """
+
+    fold: Fold
+    members: tuple[int, int | None] = (1, None)
+    bytes: tuple[int, int | None] = (0, None)
+    fewer_than: str | None = None
+
+    def holds(self, members: int, elements: int, itemsize: int) -> bool:
+        """Whether this case is the one for such a value."""
+        fewest, most = self.members
+        least, below = self.bytes
+        size = elements * itemsize
+        limits = {None: elements + 1, "members": members, "power": _power(members)}
+        return (
+            fewest <= members
+            and (most is None or members <= most)
+            and least <= size
+            and (below is None or size < below)
+            and elements < limits[self.fewer_than]
+        )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The fold of an engine: the first of its `cases` that holds.
+
+    `hops`: "default": partial results have the accumulator of the contract where none is given;
+    "own": the members' own type. `from_zero`: the fold starts from +0, so that no sum is -0.
+    `formats`: the floating-point and complex types that are added in this way (none named: all).
+
+    >>> ring = Schedule((Case(Walk(cut=Balanced())),))
+    >>> compiled(ring, members=3, elements=10, itemsize=4)
+    'ring'
+    >>> down = Schedule((Case(Walk(start=-1, step=-1, cut=Balanced())),))
+    >>> compiled(down, members=3, elements=10, itemsize=4)
+    Walks(edges=(0, 4, 7, 10), starts=(2, 0, 1), step=-1)
+    """
+
+    cases: tuple[Case, ...]
+    hops: str = "default"
+    from_zero: bool = False
+    formats: tuple[str, ...] = ()
+
+    def accumulator(self, op: str, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+        """What partial results are rounded to where nothing else is said (None: the contract's).
+
+        TypeError for values that the engine adds in another way.
+        """
+        if op not in ARITHMETIC_OPS or kind_of(dtype) not in ("float", "complex"):
+            return None
+        if self.formats and dtype.name not in self.formats:
+            raise TypeError(
+                f"{dtype.name} members: the order's schedule is known for {', '.join(self.formats)}"
+            )
+        return real_of(dtype) if self.hops == "own" else None
+
+    def fold_of(self, members: int, elements: int, itemsize: int) -> Fold:
+        """The fold that such a value has; ValueError if no case is known."""
+        for case in self.cases:
+            if case.holds(members, elements, itemsize):
+                return case.fold
+        raise ValueError(
+            f"{members} members of {elements} elements of {itemsize} bytes: the order's schedule "
+            f"has no case for them; it is known for {_known(self)}"
+        )
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Blocks of elements edges[k]..edges[k + 1]-1, each walked from starts[k] in steps of 1 or -1."""
+
+    edges: tuple[int, ...]
+    starts: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Additions of two nodes each: the members are nodes 0..R-1, and addition k makes node R + k.
+
+    Addition k is step k + 1 of the enumeration that numbers roundings. `postfix` is the same for a
+    machine with a stack: m pushes member m, and -k replaces the last two by addition k - 1.
+    """
+
+    additions: tuple[tuple[int, int], ...]
+    postfix: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "postfix", tuple(_postfix(self.additions)))
+
+    @property
+    def depth(self) -> int:
+        """How many values are held at once by a machine with a stack that does the postfix form."""
+        depth = most = 0
+        for instruction in self.postfix:
+            depth += 1 if instruction >= 0 else -1
+            most = max(most, depth)
+        return most
+
+
+Order = str | Schedule
+
+
+def check_order(order: Order) -> Order:
+    """Return `order`; ValueError if it is neither one of the four names nor a Schedule."""
+    if isinstance(order, Schedule) or order in ORDERS:
+        return order
+    raise ValueError(
+        f"order={order!r}: expected one of {', '.join(map(repr, ORDERS))}, or a Schedule"
+    )
+
+
+@lru_cache(maxsize=256)
+def compiled(order: Order, *, members: int, elements: int, itemsize: int) -> str | Walks | Program:
+    """What the kernels follow: an order that has a name (and fast ways), walks, or a program."""
+    if isinstance(order, str):
+        return order
+    fold = order.fold_of(members, elements, itemsize)
+    if isinstance(fold, Walk):
+        return _walks(fold, members, elements, itemsize)
+    if isinstance(fold, Binary):
+        return _program(_binary(members), members)
+    power = _power(members)
+    if not fold.pairs_first or members == power:
+        return "tree"
+    return _program(_pairs_first(members, power), members)
+
+
+def _walks(walk: Walk, members: int, elements: int, itemsize: int) -> str | Walks:
+    if walk.cut is None:
+        edges, starts = [0, elements], [walk.start % members]
+    elif walk == Walk(cut=Balanced()):
+        return "ring"
+    else:
+        edges = walk.cut.blocks(members, elements, itemsize)
+        starts = [(walk.start + block) % members for block in range(len(edges) - 1)]
+    found = [(a, b, start) for (a, b), start in zip(pairwise(edges), starts, strict=True) if a < b]
+    if members == 1 or {(start, walk.step) for _, _, start in found} <= {(0, 1)}:
+        return "linear"
+    if {(start, walk.step) for _, _, start in found} == {(members - 1, -1)}:
+        return "reverse"
+    ends = (0, *(b for _, b, _ in found))
+    return Walks(ends, tuple(start for _, _, start in found), walk.step)
+
+
+def _program(additions: list[tuple[int, int]], members: int) -> str | Program:
+    return Program(tuple(additions)) if members > 1 else "linear"
+
+
+def _pairs_first(members: int, power: int) -> list[tuple[int, int]]:
+    extra = members - power
+    additions = [(2 * pair, 2 * pair + 1) for pair in range(extra)]
+    level = [*range(members, members + extra), *range(2 * extra, members)]
+    while len(level) > 1:
+        first = members + len(additions)
+        additions += zip(level[::2], level[1::2], strict=True)
+        level = [*range(first, first + len(level) // 2)]
+    return additions
+
+
+def _binary(members: int) -> list[tuple[int, int]]:
+    """The last nodes first, so that children come before their parents."""
+    additions: list[tuple[int, int]] = []
+    node = list(range(members))
+    for r in range(members - 1, -1, -1):
+        width = 1 << ((r + 1).bit_length() - 1)
+        for child in (r + width, r + 2 * width):
+            if child < members:
+                additions.append((node[child], node[r]))
+                node[r] = members + len(additions) - 1
+    return additions
+
+
+def _postfix(additions: tuple[tuple[int, int], ...]) -> list[int]:
+    """The last node, depth first: m is member m, and -k the addition that is step k."""
+    members = len(additions) + 1
+    found: list[int] = []
+    waiting = [2 * members - 2]
+    while waiting:
+        node = waiting.pop()
+        if node < members:
+            found.append(node)  # a member, or an addition whose operands are there
+        else:
+            left, right = additions[node - members]
+            waiting += [-(node - members + 1), right, left]
+    return found
+
+
+def _power(members: int) -> int:
+    """The largest power of two of at most `members`."""
+    return 1 << (members.bit_length() - 1)
+
+
+def _multiple(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _known(schedule: Schedule) -> str:
+    """What the cases hold for, for people."""
+    ranges = sorted({case.members for case in schedule.cases}, key=lambda pair: pair[0])
+    return ", ".join(f"{a} members on" if b is None else f"{a} to {b} members" for a, b in ranges)

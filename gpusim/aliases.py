@@ -1,0 +1,111 @@
+"""After `import gpusim.aliases`, `import poptorch` and `import popdist` give gpusim's modules.
+
+Submodules included, and the same module objects. Also a pytest plugin, `pytest -p gpusim.aliases`,
+and what `gpusim run script.py` does first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["NAMES", "aliased", "install", "stand_in"]
+
+NAMES = ("poptorch", "popdist", "poptorch_experimental_addons", "popxl", "popart")
+STAND_INS = str(Path(__file__).parent / "standins")
+
+
+class AliasWarning(UserWarning):
+    """A package that is really there, and gpusim's of the same name."""
+
+
+def aliased() -> tuple[str, ...]:
+    """The names that gpusim has a module for.
+
+    >>> {"poptorch", "popdist"} <= set(aliased()) <= set(NAMES)
+    True
+    """
+    return tuple(name for name in NAMES if find_spec(f"gpusim.{name}") is not None)
+
+
+class Finder(MetaPathFinder):
+    """Finds gpusim's module for a name and for the names below it."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in NAMES:
+            return None
+        try:
+            real = find_spec(f"gpusim.{fullname}")
+        except ModuleNotFoundError:  # the package above it is not there, or has no modules
+            return None
+        if real is None:
+            return None
+        package = real.submodule_search_locations is not None
+        return ModuleSpec(fullname, Alias(), origin=real.origin, is_package=package)
+
+
+class Alias(Loader):
+    """Gives a name gpusim's module, which keeps its own name, spec and loader."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(f"gpusim.{spec.name}")
+        self.own = module.__spec__  # the import system is about to put `spec` in its place
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.own
+
+
+def install() -> None:
+    """Let the names mean gpusim's modules in this process, and in those that it starts.
+
+    A package of such a name that is really installed is hidden, which is an AliasWarning; one
+    that has been imported stays what it is, which is another. Does nothing the second time.
+    """
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    for name in aliased():
+        if name in sys.modules:
+            origin = getattr(sys.modules[name], "__file__", None)
+            if not is_stand_in(origin):
+                told(f"{name} was imported before gpusim.aliases, from {origin}: it stays")
+        elif (found := PathFinder.find_spec(name)) and not is_stand_in(found.origin):
+            told(f"{name} means gpusim.{name}; the one installed at {found.origin} is hidden")
+    sys.meta_path.insert(0, Finder())
+    if STAND_INS not in sys.path:
+        sys.path.append(STAND_INS)
+
+
+def stand_in(name: str) -> None:
+    """For the files in `standins`: put gpusim's module where the import system will look.
+
+    ModuleNotFoundError if gpusim has none.
+    """
+    if name not in NAMES:
+        return  # somebody looks at the file itself, as gpusim.standins.poptorch
+    if name not in aliased():
+        raise ModuleNotFoundError(f"No module named {name!r}: gpusim has none yet", name=name)
+    sys.modules[name] = importlib.import_module(f"gpusim.{name}")
+
+
+def told(text: str) -> None:
+    warnings.warn(text, AliasWarning, stacklevel=3)
+
+
+def is_stand_in(origin: str | None) -> bool:
+    return origin is not None and str(Path(origin).parent) == STAND_INS
+
+
+install()

@@ -1,0 +1,70 @@
+"""Options of the loops: device iterations, replicas, and which replicas share an input."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from gpusim.poptorch.enums import CommGroupType
+from gpusim.poptorch.options.base import OptionsDict
+from gpusim.poptorch.options.checks import check_count
+
+__all__ = ["DEFAULTS", "ReplicationOptions"]
+
+DEFAULTS: dict[str, Any] = {
+    "replication_factor": 1,
+    "input_group_size": 1,
+    "input_group_type": CommGroupType.Consecutive.value,
+    "broadcast_buffers": True,
+    "device_iterations": 1,
+}
+
+
+class ReplicationOptions(OptionsDict):
+    """How often a call runs the model, and on how many replicas."""
+
+    def deviceIterations(self, device_iterations: int) -> Self:
+        """How many iterations a call runs before it returns.
+
+        AssertionError for what is no int, ValueError below 1.
+        """
+        check_count(device_iterations=device_iterations)
+        self.set(device_iterations=device_iterations)
+        return self
+
+    def replicationFactor(self, replication_factor: int) -> Self:
+        """How many replicas of the model there are.
+
+        AssertionError for what is no int, ValueError below 1.
+        """
+        self._set_replicas(replication_factor)
+        return self
+
+    def _set_replicas(self, replication_factor: int) -> None:
+        check_count(replication_factor=replication_factor)
+        self.set(replication_factor=replication_factor)
+
+    def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
+        """Let the replicas of a group share a micro-batch; call it after `replicationFactor`.
+
+        **Arguments**
+
+        - `input_group_size`: how many replicas a group has; divides their number.
+        - `input_group_type`: which replicas form a group; not All.
+
+        AssertionError for another type, ValueError for a size or type that cannot be.
+        """
+        if input_group_type == CommGroupType.All:
+            raise ValueError("input_group_type cannot be All")
+        check_count(input_group_size=input_group_size)
+        if input_group_size > self.replication_factor:
+            raise ValueError("input_group_size cannot be larger than replication_factor")
+        if self.replication_factor % input_group_size:
+            raise ValueError("input_group_size must be a factor of replication_factor")
+        assert isinstance(input_group_type, CommGroupType)
+        self.set(input_group_size=input_group_size, input_group_type=input_group_type.value)
+        return self
+
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
+        """Whether all replicas share their buffers; False lets each change its own."""
+        self.set(broadcast_buffers=broadcast_buffers)
+        return self

@@ -1,0 +1,97 @@
+"""Options of what is told: logs, progress, names, profiles, caches, and how strict checks are."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Self
+
+from gpusim.poptorch._logging import logger
+from gpusim.poptorch.options.base import OptionsDict
+from gpusim.poptorch.options.popart import _PopartOptions
+
+__all__ = ["DEFAULTS", "LOCATION_EXCLUDES", "ReportOptions"]
+
+DEFAULTS: dict[str, Any] = {"log_dir": ".", "max_repeat_logs": 4}
+LOCATION_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
+PROFILED = ("debug.allowOutOfMemory", "autoReport.directory", "autoReport.all")
+
+
+class ReportOptions(OptionsDict):
+    """What is written, where, and by which names."""
+
+    _popart: _PopartOptions
+    _source_location_excludes: list[str]
+    _show_compilation_progress_bar: bool
+    _relax_optimizer_checks: bool
+    _module_namescope_enabled: bool
+
+    def sourceLocationExcludes(self, excludes: list[str]) -> Self:
+        """Leave out stack frames whose file has one of these in its path, and only these."""
+        self._source_location_excludes = list(excludes)
+        return self
+
+    def appendToLocationExcludes(self, *excludes: str) -> Self:
+        """Leave out stack frames whose file has one of these in its path, too."""
+        self._source_location_excludes = [*self._source_location_excludes, *excludes]
+        return self
+
+    def showCompilationProgressBar(self, show: bool = True) -> Self:
+        """Whether a bar is drawn while the model is compiled; it is by default."""
+        self._show_compilation_progress_bar = show
+        return self
+
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
+        """Whether an optimizer's unexpected attributes are logged at DEBUG, not as warnings."""
+        self._relax_optimizer_checks = relax
+        return self
+
+    def logDir(self, log_dir: str) -> Self:
+        """The folder of log files; the current one by default."""
+        self.set(log_dir=log_dir)
+        return self
+
+    def maxRepeatLogs(self, max_lines: int | None) -> Self:
+        """How often a log line that repeats is written; 4 times by default, None for always."""
+        self.checkIsFrozen()
+        assert max_lines is None or isinstance(max_lines, int), (
+            f"Unexpected type {type(max_lines)} for option max_repeat_logs. Expected {int}"
+        )
+        self._values["max_repeat_logs"] = max_lines  # of two types, which `set` does not know
+        return self
+
+    def modelName(self, name: str) -> Self:
+        """The model's name in profiles; "training" or "inference" without it."""
+        self.createOrSet(model_name=name)
+        return self
+
+    def enableExecutableCaching(self, path: str | None) -> Self:
+        """The folder where compiled models are kept; None for nowhere."""
+        if path is not None:
+            self._popart.set("cachePath", path)
+        self._popart.set("enableEngineCaching", path is not None)
+        return self
+
+    def logCycleCount(self, log_cycle_count: bool) -> Self:
+        """Whether the cycles of a run are logged, at DEBUG."""
+        self._popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
+        return self
+
+    def enableProfiling(self, profile_dir: str | None = None) -> Self:
+        """Whether a profile is written, to this folder or the current one.
+
+        POPLAR_ENGINE_OPTIONS counts more, which is a warning in the log.
+        """
+        environment = os.environ.get("POPLAR_ENGINE_OPTIONS", "")
+        if any(option in environment for option in PROFILED):
+            logger.warning(
+                "Profiling setting overridden by environment variable. Check content of "
+                "POPLAR_ENGINE_OPTIONS."
+            )
+        values = ("true", profile_dir or ".", "true")
+        self._popart.merge("engineOptions", dict(zip(PROFILED, values, strict=True)))
+        return self
+
+    def disableModuleNamescope(self) -> Self:
+        """Name operations without the modules that they are in."""
+        self._module_namescope_enabled = False
+        return self

@@ -1,0 +1,61 @@
+"""PopTorch's exceptions, under the module name that PopTorch has them in.
+
+A message is "'type': text"; both are attributes, with the location.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["Error", "ErrorCategory", "RecoverableError", "UnrecoverableError"]
+
+PYTHON_ERROR = "poptorch_py_error"
+
+
+class ErrorCategory(IntEnum):
+    """What may help: nothing but another program, a reset and another try, or other hardware."""
+
+    Other = 0
+    RuntimeRecoverable = 1
+    RuntimeUnrecoverable = 2
+
+
+class Error(Exception):
+    """What goes wrong in PopTorch itself, as opposed to a wrong argument's ValueError.
+
+    Made by `createPoptorchError`, or with the whole text as its argument.
+    """
+
+    category = ErrorCategory.Other
+    type = ""  #: the component that raised it, "poptorch_py_error" for PopTorch's Python
+    message = ""  #: the text, without the component
+    location = ""  #: where in a backend; empty if it came from none
+
+
+class RecoverableError(Error):
+    """A reset and another try may help; `recovery_action` says which reset."""
+
+    category = ErrorCategory.RuntimeRecoverable
+    recovery_action = ""  #: "IPU_RESET", "PARTITION_RESET" or "FULL_RESET"
+
+
+class UnrecoverableError(Error):
+    """The hardware will not do; a reset does not help."""
+
+    category = ErrorCategory.RuntimeUnrecoverable
+
+
+def createPoptorchError(msg: str) -> Error:
+    """The error that PopTorch's Python raises, not yet raised.
+
+    >>> error = createPoptorchError("Device is not attached")
+    >>> error.type, error.message, error.location
+    ('poptorch_py_error', 'Device is not attached', '')
+    >>> raise error
+    Traceback (most recent call last):
+    ...
+    gpusim.poptorch.poptorch_core.Error: 'poptorch_py_error': Device is not attached
+    """
+    error = Error(f"'{PYTHON_ERROR}': {msg}")
+    error.type, error.message = PYTHON_ERROR, msg
+    return error

@@ -1,0 +1,171 @@
+"""gpusim::collective and gpusim::axis_index, the operators of graphs: they name their axes, and
+look them up when they run. What they find goes through vmap's and autograd's levels to
+gpusim::stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mapping import binding
+from ..mapping.frames import Frame, environment
+from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
+from .frames import TensorFrame, axes_around
+from .plan import Plan, What
+from .stacked import UNNAMED, batched, stacked
+from .tensors import dtype_of
+
+__all__ = ["axis_index", "collective"]
+
+
+class Level(torch.autograd.Function):
+    """A collective on its way down through the levels of torch.func, to where all is stacked.
+
+    Each named axis that it needs comes with a marker, a tensor that is batched at the level of that
+    axis alone: so every such level is seen, whether or not the operands are batched there.
+    """
+
+    @staticmethod
+    def forward(
+        plan: str, lead: Sequence[int], places: Sequence[int], count: int, *tensors: Tensor
+    ) -> Any:
+        """`tensors` are `count` operands, and the markers of the axes at `places`."""
+        return tuple(stacked([*tensors[:count]], [*lead], plan))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.plan, ctx.lead, ctx.marked, ctx.operands, *tensors = inputs
+        save(ctx, Plan.decode(ctx.plan), tensors[: ctx.operands], tensors[ctx.operands :])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        indices, run = _again(ctx)
+        found = cotangents_of_operands(ctx, Plan.decode(ctx.plan), cotangents, indices, run)
+        return None, None, None, None, *found, *[None] * len(ctx.marked)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        indices, run = _again(ctx)
+        own = tangents[4 : 4 + ctx.operands]
+        return tuple(tangents_of_results(ctx, Plan.decode(ctx.plan), own, indices, run))
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        plan: str,
+        lead: Sequence[int],
+        places: Sequence[int],
+        count: int,
+        *tensors: Tensor,
+    ) -> Any:
+        """One level: its axis, if it is one of ours, becomes the first dimension."""
+        dims = in_dims[4:]
+        whole = [
+            batched(x, dim, info.batch_size)
+            for x, dim in zip(tensors[:count], dims[:count], strict=True)
+        ]
+        marked = list(zip(places, tensors[count:], dims[count:], strict=True))
+        here = [place for place, _, dim in marked if dim is not None]
+        left = [(place, marker) for place, marker, dim in marked if dim is None]
+        results = Level.apply(
+            plan,
+            (*(here or [UNNAMED]), *lead),
+            tuple(place for place, _ in left),
+            count,
+            *whole,
+            *(marker for _, marker in left),
+        )
+        return results, (0,) * len(results)
+
+
+def _again(ctx: Any) -> tuple[Sequence[Tensor], Run]:
+    """The saved indices, and what runs another plan at the same level."""
+    saved = ctx.saved_tensors
+    split = len(saved) - len(ctx.marked)
+    markers = saved[split:]
+
+    def run(operands: Sequence[Tensor], plan: Plan) -> Any:
+        return Level.apply(plan.encode(), ctx.lead, ctx.marked, len(operands), *operands, *markers)
+
+    return saved[:split], run
+
+
+def _run(
+    operands: list[Tensor], collective: str, axis_names: list[str], arguments: str
+) -> list[Tensor]:
+    what = What.decode(collective, arguments)
+    for operand in operands:
+        dtype_of(operand, f"{collective}'s operand")
+    names = tuple(axis_names)
+    frames = binding.resolve_names(names)
+    for frame in frames:
+        if frame.index is None and not isinstance(frame, TensorFrame):
+            raise TypeError(
+                f"{collective} of tensors over axis {frame.name!r}, which a map of arrays has "
+                "bound; use gpusim.torch.vmap or gpusim.torch.pmap"
+            )
+    plan = Plan(what, names, axes_around())
+    marked = [frame for frame in _needed(plan, frames) if frame.marker is not None]
+    places = tuple(frame.depth for frame in marked)
+    markers = [frame.marker for frame in marked]
+    return list(Level.apply(plan.encode(), (), places, len(operands), *operands, *markers))
+
+
+def _needed(plan: Plan, frames: Sequence[Frame]) -> list[TensorFrame]:
+    """The frames that operands must be batched over: the collective's own, and where random bits
+    are drawn for each place, all."""
+    stochastic = plan.rounding == "stochastic"  # the backward pass may sum where this does not
+    chosen = environment() if stochastic else frames
+    return [frame for frame in chosen if isinstance(frame, TensorFrame)]
+
+
+def _run_axis_index(axis_names: list[str]) -> Tensor:
+    index: Any = None
+    for frame in binding.resolve_names(tuple(axis_names)):
+        own = _index(frame)
+        index = own if index is None else index * frame.total + own
+    return torch.zeros((), dtype=torch.int32) if index is None else index
+
+
+def _index(frame: Frame) -> Tensor:
+    marker = frame.marker if isinstance(frame, TensorFrame) else None
+    if marker is not None:
+        return marker + frame.offset
+    return torch.tensor(frame.offset + (frame.index or 0), dtype=torch.int32)
+
+
+_library = torch.library.Library("gpusim", "FRAGMENT")
+_OPERATORS = {
+    "collective(Tensor[] operands, str collective, str[] axis_names, str arguments) -> Tensor[]": (
+        _run
+    ),
+    "axis_index(str[] axis_names) -> Tensor": _run_axis_index,
+}
+for _schema, _function in _OPERATORS.items():
+    _library.define(_schema)
+    # Where no transform of torch.func is active, and before the first one that is:
+    _library.impl(_schema.partition("(")[0], _function, "CompositeImplicitAutograd")
+    _library.impl(_schema.partition("(")[0], _function, "FuncTorchDynamicLayerFrontMode")
+
+
+def collective(operands: Sequence[Tensor], what: What, names: Sequence[str]) -> list[Tensor]:
+    """Run a collective over the named axes, which are looked up now or where the graph runs.
+
+    Raises:
+        NameError: for an axis that is not bound.
+        TypeError: for one whose values are no tensors.
+    """
+    found: list[Tensor] = torch.ops.gpusim.collective.default(
+        [*operands], what.collective, [*names], what.encode()
+    )
+    return found
+
+
+def axis_index(names: Sequence[str]) -> Tensor:
+    """int32 index of each replica along the axes, row-major."""
+    found: Tensor = torch.ops.gpusim.axis_index.default([*names])
+    return found

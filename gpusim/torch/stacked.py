@@ -1,0 +1,145 @@
+"""gpusim::stacked, the operator that computes: all replicas' values are in its operands, of which
+the leading dimensions are the axes around. (In a replica's thread the operands are its own.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import GpusimError
+from ..libraries import on_device
+from ..mapping.arguments import read_only
+from ..mapping.array import unpack, wrap
+from ..mapping.binding import bind
+from ..mapping.frames import Axes
+from ..reduction import State, entered
+from .derivatives import cotangents_of_operands, save
+from .frames import rebound
+from .plan import Plan
+from .tensors import as_array, as_tensor, dtype_of, on_stream_of, torch_dtype
+
+__all__ = ["UNNAMED", "batched", "stacked"]
+
+UNNAMED = -1
+"""Where a leading dimension comes from: an axis, by its place in Plan.around, or a torch.func.vmap
+that gpusim knows nothing of."""
+
+
+@torch.library.custom_op("gpusim::stacked", mutates_args=())
+def stacked(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
+    """The results, with the leading dimensions `lead` of the operands; computed here and now."""
+    return _compute(operands, lead, Plan.decode(plan))
+
+
+def _compute(operands: Sequence[Tensor], origins: Sequence[int], plan: Plan) -> list[Tensor]:
+    for axis in plan.around:
+        if axis.kind == "traced" and axis.name in plan.names:
+            raise GpusimError(
+                f"{plan.what.collective} over axis {axis.name!r} cannot run on values: trace_axes "
+                "bound it, which is for tracing; run the graph in vmap or pmap"
+            )
+    sizes = operands[0].shape[: len(origins)]
+    unnamed = [size for size, origin in zip(sizes, origins, strict=True) if origin == UNNAMED]
+    with on_stream_of(operands), rebound(plan.around, unnamed) as frames:
+        later = iter(frames[len(plan.around) :])
+        axes = tuple(next(later) if o == UNNAMED else frames[o] for o in origins)
+        values = [_enter(operand, axes, plan.what.collective) for operand in operands]
+        results = _bind(plan, values)
+        return [_leave(result, axes, plan) for result in results]
+
+
+def _bind(plan: Plan, values: list[Any]) -> list[Any]:
+    """The same call that `gpusim.lax` makes of a tree with these leaves."""
+    given, arity = plan.what.reduction, plan.entry.arity
+    leaves = [tuple(values[first : first + arity]) for first in range(0, len(values), arity)]
+    for place in plan.what.numbers:
+        leaves.insert(place, (0,))
+    with nullcontext() if given is None else entered(State(given)):
+        found = bind(plan.collective(), leaves, plan.names)
+    wanted = (results for place, results in enumerate(found) if place not in plan.what.numbers)
+    return [result for results in wanted for result in results]
+
+
+def _in_depth(axes: Axes) -> list[int]:
+    return sorted(range(len(axes)), key=lambda place: axes[place].depth)
+
+
+def _enter(operand: Tensor, axes: Axes, name: str) -> Any:
+    """The tensor as a value inside gpusim's maps."""
+    order = _in_depth(axes)
+    operand = operand.permute((*order, *range(len(axes), operand.ndim)))
+    data = read_only(as_array(operand, f"{name}'s operand"))
+    return wrap(data, tuple(axes[place] for place in order)) if axes else data
+
+
+def _leave(result: Any, axes: Axes, plan: Plan) -> Tensor:
+    """A result with all of these leading dimensions; what is the same on all replicas is in memory
+    once."""
+    data, own = unpack(result)
+    kept = [axis for axis in axes if axis in own]
+    order = [own.index(axis) for axis in kept]
+    if order != [*range(len(own))]:
+        data = data.transpose(*order, *range(len(own), data.ndim))
+    found = as_tensor(
+        data, copy=on_device(data)
+    ).contiguous()  # a GPU's views are no read-only ones
+    if len(kept) == len(axes):
+        return found
+    index = tuple(slice(None) if axis in kept else None for axis in axes)
+    shape = (*(axis.size for axis in axes), *found.shape[len(kept) :])
+    expanded = found[(*index, ...)].expand(shape)
+    return expanded if plan.once else expanded.contiguous()
+
+
+@stacked.register_fake
+def _fake(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
+    chosen = Plan.decode(plan)
+    sizes = operands[0].shape[: len(lead)]
+    name = chosen.what.collective
+    shapes = [(tuple(x.shape[len(lead) :]), dtype_of(x, f"{name}'s operand")) for x in operands]
+    stored = [
+        1 if chosen.once and origin in chosen.over else size
+        for size, origin in zip(sizes, lead, strict=True)
+    ]
+    return [
+        operands[0].new_empty((*stored, *shape), dtype=torch_dtype(dtype)).expand((*sizes, *shape))
+        for shape, dtype in chosen.results(shapes)
+    ]
+
+
+@stacked.register_vmap
+def _vmap_stacked(
+    info: Any, in_dims: Any, operands: list[Tensor], lead: list[int], plan: str
+) -> tuple[list[Tensor], list[int]]:
+    """A torch.func.vmap around what is stacked already: one more leading dimension."""
+    dims = in_dims[0] or [None] * len(operands)
+    whole = [batched(x, dim, info.batch_size) for x, dim in zip(operands, dims, strict=True)]
+    results = stacked(whole, [UNNAMED, *lead], plan)
+    return results, [0] * len(results)
+
+
+def batched(x: Tensor, dim: int | None, size: int) -> Tensor:
+    """The tensor with its batch dimension first. What is not batched is the same for all: it counts
+    once for each of them."""
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    operands, ctx.lead, ctx.plan = inputs
+    save(ctx, Plan.decode(ctx.plan), operands, ())
+
+
+def _backward(ctx: Any, cotangents: list[Tensor]) -> tuple[Any, None, None]:
+    def run(operands: Sequence[Tensor], plan: Plan) -> Sequence[Tensor]:
+        found: list[Tensor] = stacked([*operands], ctx.lead, plan.encode())
+        return found
+
+    plan = Plan.decode(ctx.plan)
+    return cotangents_of_operands(ctx, plan, cotangents, ctx.saved_tensors, run), None, None
+
+
+stacked.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,206 @@
+"""The twins: which fold each engine's all-reduce is, and on what that knowledge rests.
+Plain data; `gpusim twin check` compares it with the engines themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fallback.schedules import (
+    Balanced,
+    Binary,
+    Case,
+    Fold,
+    Loops,
+    Schedule,
+    Segments,
+    Tree,
+    Walk,
+)
+
+__all__ = ["TWINS", "Twin", "nccl_ring"]
+
+KI = 1 << 10
+MI = 1 << 20
+
+ENGINE = "run against the engine"
+DOCUMENTED = "from documentation, not checked on hardware"
+#: The types that MPI adds; other ones are added in the same order, by the contract.
+MPI_FORMATS = ("float32", "float64", "complex64", "complex128")
+HALVES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A named order that reproduces an engine's all-reduce.
+
+    Attributes:
+        name: the value of `Reduction.order`.
+        engine: what it reproduces, with the version it was checked against.
+        fold: its fold, for people.
+        schedule: its fold, for kernels.
+        checked: on what the equality rests.
+        dtypes: the floating-point and complex types that were compared.
+        worker: the engine that `gpusim twin check` asks, or "".
+        settings: what that engine is told.
+        ranks: the largest number of ranks it was compared with.
+    """
+
+    name: str
+    engine: str
+    fold: str
+    schedule: Schedule
+    checked: str = ENGINE
+    dtypes: tuple[str, ...] = MPI_FORMATS
+    worker: str = ""
+    settings: tuple[tuple[str, int], ...] = ()
+    ranks: int = 8
+
+
+def _always(fold: Fold, **how: object) -> Schedule:
+    return Schedule((Case(fold),), **how)  # type: ignore[arg-type]
+
+
+LINEAR, REVERSE, RING = Walk(), Walk(start=-1, step=-1), Walk(cut=Balanced())
+DOUBLING = Tree(pairs_first=True)
+BINOMIAL = Tree()
+
+_RINGS = Schedule((Case(DOUBLING, fewer_than="members"), Case(RING)))
+
+
+def _open_mpi(
+    name: str, fold: str, schedule: Schedule, algorithm: int | None, segment: int | None = None
+) -> Twin:
+    settings: list[tuple[str, int]] = []
+    if algorithm is not None:
+        settings.append(("algorithm", algorithm))
+    if segment is not None:
+        settings.append(("segment", segment))
+    return Twin(name, "Open MPI 5.0.11", fold, schedule, worker="openmpi", settings=tuple(settings))
+
+
+_OWN_CHOICE = Schedule(
+    (
+        Case(DOUBLING, members=(1, 3), fewer_than="members"),
+        Case(RING, members=(1, 3), bytes=(4 * KI, 8 * KI)),
+        Case(RING, members=(1, 3), bytes=(16 * KI, 256 * KI)),
+        Case(DOUBLING, members=(1, 15)),
+    )
+)
+
+_NON_OVERLAPPING = Schedule(
+    (
+        Case(BINOMIAL, members=(1, 3), bytes=(8, 16)),
+        Case(REVERSE, members=(1, 3)),
+        Case(Binary(), members=(4, 7), bytes=(0, 4 * KI)),
+        Case(REVERSE, members=(4, 7), bytes=(4 * KI, 64 * KI)),
+        Case(BINOMIAL, members=(4, 7), bytes=(64 * KI, 256 * KI)),
+        Case(REVERSE, members=(4, 7), bytes=(256 * KI, 512 * KI)),
+        Case(BINOMIAL, members=(4, 7), bytes=(512 * KI, MI)),
+        Case(REVERSE, members=(4, 7)),
+        Case(Binary(), members=(8, 15), bytes=(0, 8 * KI)),
+        Case(BINOMIAL, members=(8, 15)),
+    )
+)
+
+
+def nccl_ring(*, chunk: int = 2 * MI, channels: int = 1) -> Schedule:
+    """The order of NCCL's ring with other parameters than the twin's.
+
+    `chunk`: bytes of a chunk that each rank reduces in one loop of a channel (it depends on the
+    protocol and on NCCL_BUFFSIZE); `channels`: how many there are. NCCL logs both.
+
+    >>> nccl_ring(channels=2).cases[0].fold.cut
+    Loops(chunk=2097152, align=16, channels=2)
+    """
+    cut = Loops(chunk=chunk, align=16, channels=channels)
+    return _always(Walk(start=1, cut=cut), hops="own", formats=HALVES)
+
+
+_ALL = (
+    Twin(
+        "xla-cpu",
+        "XLA:CPU, by JAX 0.10.2",
+        "linear, from +0 (subnormal numbers, which XLA takes as zero, are kept)",
+        _always(LINEAR, from_zero=True),
+        dtypes=(*HALVES, "complex64", "complex128"),
+        worker="xla",
+    ),
+    _open_mpi(
+        "openmpi",
+        "its own choice: recursive doubling; with 2 or 3 ranks the ring from 4 KiB to 8 KiB and from "
+        "16 KiB to 256 KiB",
+        _OWN_CHOICE,
+        None,
+    ),
+    _open_mpi("openmpi-linear", "reverse", _always(REVERSE), 1),
+    _open_mpi(
+        "openmpi-nonoverlapping",
+        "a reduction by size and ranks: a binary tree, reverse, or tree",
+        _NON_OVERLAPPING,
+        2,
+    ),
+    _open_mpi(
+        "openmpi-recursive-doubling",
+        "the first R - p pairs (p the largest power of two), then a tree over p values",
+        _always(DOUBLING),
+        3,
+    ),
+    _open_mpi("openmpi-ring", "ring; with fewer elements than ranks recursive doubling", _RINGS, 4),
+    _open_mpi(
+        "openmpi-segmented-ring",
+        "the same, whatever the segments' size",
+        _RINGS,
+        5,
+        4096,
+    ),
+    _open_mpi(
+        "openmpi-rabenseifner",
+        "as recursive doubling; with fewer elements than p reverse",
+        Schedule((Case(REVERSE, fewer_than="power"), Case(DOUBLING))),
+        6,
+    ),
+    Twin(
+        "mpich",
+        "MPICH 5.0.2",
+        "as recursive doubling, at all sizes",
+        _always(DOUBLING),
+        worker="mpich",
+    ),
+    Twin(
+        "gloo-ring",
+        "gloo, by PyTorch 2.13.0",
+        "block b starts at b - 1 and goes down; blocks of whole segments of at most 1 MiB, two or "
+        "more for each rank; float16 and bfloat16 partial sums in themselves",
+        _always(Walk(start=-1, step=-1, cut=Segments()), hops="own", formats=HALVES),
+        dtypes=HALVES,
+        worker="gloo",
+    ),
+    Twin(
+        "nccl-ring",
+        "NCCL 2.30, protocol Simple, one channel",
+        "block b starts at b + 1 and goes up; loops over chunks of 2 MiB for each rank; float16 and "
+        "bfloat16 partial sums in themselves",
+        nccl_ring(),
+        checked=DOCUMENTED,
+        dtypes=HALVES,
+    ),
+    Twin(
+        "nccl-tree",
+        "NCCL 2.30, one node",
+        "the tree of one node is a chain: reverse; float16 and bfloat16 partial sums in themselves",
+        _always(REVERSE, hops="own", formats=HALVES),
+        checked=DOCUMENTED,
+        dtypes=HALVES,
+    ),
+    Twin(
+        "gcl-ring",
+        "Graphcore's GCL, clockwise ring",
+        "block b starts at b + 1 and goes up; float16 partial sums in float16",
+        _always(Walk(start=1, cut=Balanced()), hops="own", formats=("float16", "float32")),
+        checked=DOCUMENTED,
+        dtypes=("float16", "float32"),
+    ),
+)
+
+#: All twins by name, in the order of the documentation.
+TWINS: dict[str, Twin] = {twin.name: twin for twin in _ALL}

@@ -1,0 +1,43 @@
+"""CuPy as a library for the shared tests; a module that imports this is skipped without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fallback.formats import NARROW
+from tests.on_device import Library
+
+cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
+try:
+    GPUS = cupy.cuda.runtime.getDeviceCount()
+except cupy.cuda.runtime.CUDARuntimeError:
+    GPUS = 0
+if not GPUS:
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+
+def to_device(values: Any) -> Any:
+    """A copy on the GPU, of any dtype that ml_dtypes has, too."""
+    if isinstance(values, cupy.ndarray):
+        return values
+    host = np.asarray(values)
+    if host.dtype in NARROW and host.dtype != np.float16:
+        bits = np.ascontiguousarray(host).view(f"u{host.dtype.itemsize}")
+        return cupy.asarray(bits).view(host.dtype).reshape(host.shape)
+    return cupy.asarray(host)
+
+
+def to_host(array: Any) -> np.ndarray:
+    if array.dtype in NARROW and array.dtype != np.float16:
+        bits = array.view(f"u{array.dtype.itemsize}").get()
+        found: np.ndarray = bits.view(array.dtype)
+        return found
+    found = array.get()
+    return found
+
+
+def library() -> Library:
+    return Library("CuPy", to_device, to_host, exact=False)

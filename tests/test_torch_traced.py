@@ -1,0 +1,260 @@
+"""Graphs with collectives: traced once for one replica, they run in every map; and torch's own
+checks of the operators."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import gpusim
+import gpusim.torch as gt
+from gpusim.reduction import TWINS
+from gpusim.torch.frames import Around
+from gpusim.torch.plan import TABLE, Plan, What
+
+R = 3
+AROUND = (Around("i", R, R, "lockstep"), Around("j", 2, 2, "lockstep"))
+
+WHATS = [
+    What("psum"),
+    What("psum", groups=((0,), (2, 1))),
+    What("psum", reduction=gpusim.Reduction(order="ring", accumulate="float16")),
+    What("pmean"),
+    What("pmax"),
+    What("pmin", groups=((2, 1, 0),)),
+    What("pargmax"),
+    What("pargmin"),
+    What("psum_scatter", options=(("scatter_dimension", -1), ("tiled", False))),
+    What("psum_scatter", options=(("scatter_dimension", 0), ("tiled", True))),
+    What("all_gather", options=(("axis", -1), ("tiled", False))),
+    What("all_gather", options=(("axis", 1), ("tiled", True)), groups=((0, 2, 1),)),
+    What("all_to_all", (1, 0), (("tiled", False),)),
+    What("all_to_all", (0, 1), (("tiled", True),)),
+    What("ppermute", (((0, 1), (1, 2)),)),
+    What("ppermute.transpose", (((0, 1), (1, 2)),)),
+    What("pshuffle", ((2, 0, 1),)),
+    What("pshuffle.transpose", ((2, 0, 1),)),
+    What("pbroadcast", (1,)),
+    What("pbroadcast.transpose", (1,)),
+]
+RAGGED = [What("ragged_all_to_all"), What("ragged_all_to_all.transpose")]
+
+
+def test_every_collective_is_checked_here() -> None:
+    assert {what.collective for what in WHATS + RAGGED} == set(TABLE)
+
+
+@pytest.mark.parametrize("what", WHATS, ids=lambda what: what.collective)
+def test_torch_finds_no_fault_with_the_operator(what: What) -> None:
+    linear = TABLE[what.collective].transpose is not None
+    plan = Plan(what, ("i",), AROUND).encode()
+    operator = torch.ops.gpusim.stacked.default
+    operands = [torch.randn(R, 6, R, requires_grad=linear), torch.randn(R, 6, R)]
+    torch.library.opcheck(operator, (operands, [0], plan))
+    within = [torch.randn(2, R, 6, R)]  # axis j leads
+    torch.library.opcheck(operator, (within, [1, 0], plan), test_utils="test_faketensor")
+
+
+def ragged_operands(what: What) -> list[torch.Tensor]:
+    sizes = torch.ones(R, R, dtype=torch.int64)
+    offsets = torch.arange(R).expand(R, R).contiguous()
+    landing = torch.arange(R)[:, None].expand(R, R).contiguous()
+    operands = [torch.randn(R, 4, 2, requires_grad=True), torch.randn(R, 5, 2, requires_grad=True)]
+    if what.collective != "ragged_all_to_all":
+        operands.insert(0, torch.randn(R, 5, 2, requires_grad=True))
+    return [*operands, offsets, sizes, landing, sizes]
+
+
+@pytest.mark.parametrize("what", RAGGED, ids=lambda what: what.collective)
+def test_nor_with_the_ragged_one(what: What) -> None:
+    plan = Plan(what, ("i",), AROUND).encode()
+    torch.library.opcheck(torch.ops.gpusim.stacked.default, (ragged_operands(what), [0], plan))
+
+
+numbers = st.integers(0, 2**64 - 1)
+reductions = st.builds(
+    gpusim.Reduction,
+    order=st.sampled_from(["linear", "ring", "mpich", *(t.schedule for t in TWINS.values())]),
+    accumulate=st.sampled_from(
+        [None, "float32", "bfloat16", "float8_e4m3fn", gpusim.Format(3, 2, high_nans=0, bias=2)]
+    ),
+    rounding=st.sampled_from(["nearest", "stochastic"]),
+    seed=numbers,
+)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(WHATS), st.none() | reductions, st.lists(st.integers(0, 9)), st.text())
+def test_a_plan_survives_as_text(what: What, reduction: Any, skipped: list[int], name: str) -> None:
+    what = What(
+        what.collective, what.arguments, what.options, what.groups, reduction, tuple(skipped)
+    )
+    plan = Plan(what, (name,), (*AROUND, Around(name, 4, 8, "shared")))
+    assert What.decode(what.collective, what.encode()) == what
+    assert Plan.decode(plan.encode()) == plan
+
+
+# --- graphs ------------------------------------------------------------------------------------
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    """Uses a fold, rearrangements, a tree, an index and a constant."""
+    total, mean = gt.psum([x * 2, x + 1], "i", reduction=gpusim.Reduction(order="tree"))
+    gathered = gt.all_gather(x, "i", axis=1)
+    swapped = gt.all_to_all(gathered, "i", 1, 0)
+    return (
+        total * gt.axis_index("i") + mean + swapped.sum(0) + gt.pbroadcast(torch.ones(()), "i", 1)
+    )
+
+
+def traced(f: Callable[..., Any], *examples: torch.Tensor) -> Any:
+    with gt.trace_axes({"i": R}):
+        return make_fx(f, pre_dispatch=True, tracing_mode="fake")(*examples)
+
+
+def exported(f: Callable[..., Any], *examples: torch.Tensor) -> Any:
+    class Module(torch.nn.Module):
+        def forward(self, *inputs: torch.Tensor) -> Any:
+            return f(*inputs)
+
+    with gt.trace_axes({"i": R}):
+        return torch.export.export(Module(), examples).module()
+
+
+TRACERS = {"make_fx": traced, "export": exported}
+MAPS: dict[str, Any] = {"vmap": gt.vmap, "pmap": gt.pmap}
+
+
+@pytest.mark.parametrize("map_", MAPS)
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_a_graph_of_one_replica_runs_in_every_map(tracer: str, map_: str) -> None:
+    graph = TRACERS[tracer](program, torch.zeros(4))
+    x = torch.randn(R, 4)
+    found = MAPS[map_](graph, axis_name="i")(x)
+    assert torch.equal(found, gt.vmap(program, axis_name="i")(x))
+
+
+def test_python_runs_once_and_the_graph_names_its_axes() -> None:
+    runs = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return gt.psum(x, "i")
+
+    graph = traced(f, torch.zeros(2))
+    for _ in range(2):
+        gt.vmap(graph, axis_name="i")(torch.ones(R, 2))
+    assert len(runs) == 1
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    assert calls[0].target is torch.ops.gpusim.collective.default
+    assert calls[0].args[1:3] == ("psum", ["i"])
+
+
+def test_a_graph_is_differentiated_like_the_function() -> None:
+    graph = traced(program, torch.zeros(4))
+    x, ct = torch.randn(R, 4), torch.randn(R, 4)
+    expected = torch.func.vjp(gt.vmap(program, axis_name="i"), x)[1](ct)[0]
+    assert torch.equal(torch.func.vjp(gt.vmap(graph, axis_name="i"), x)[1](ct)[0], expected)
+
+    def inside(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+        return torch.func.vjp(graph, x)[1](ct)[0]
+
+    assert torch.equal(gt.vmap(inside, axis_name="i")(x, ct), expected)
+    assert torch.equal(gt.pmap(inside, "i")(x, ct), expected)
+
+
+def test_a_backward_pass_can_be_traced_too() -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad((gt.psum(leaf**2, "i") * leaf).sum(), leaf)[0]
+
+    with gt.trace_axes({"i": R}):
+        graph = make_fx(gradient, tracing_mode="fake")(torch.zeros(4))
+    x = torch.randn(R, 4)
+    assert any(node.target is torch.ops.gpusim.stacked.default for node in graph.graph.nodes)
+    with pytest.raises(gpusim.GpusimError, match="trace_axes bound it"):
+        graph(x[0])
+
+
+def test_all_replicas_can_be_traced_together() -> None:
+    x = torch.randn(R, 4)
+    mapped = gt.vmap(program, axis_name="i")
+    graph = make_fx(mapped, tracing_mode="fake")(x)
+    assert torch.equal(graph(x), mapped(x))
+    leaf = x.clone().requires_grad_()
+    graph(leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.func.grad(lambda x: mapped(x).sum())(x))
+
+
+def test_an_exported_program_can_be_saved() -> None:
+    with gt.trace_axes({"i": R}):
+
+        class Module(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return program(x)
+
+        saved = torch.export.export(Module(), (torch.zeros(4),))
+        buffer = io.BytesIO()
+        torch.export.save(saved, buffer)
+        buffer.seek(0)
+        graph = torch.export.load(buffer).module()
+    x = torch.randn(R, 4)
+    assert torch.equal(gt.pmap(graph, "i")(x), gt.vmap(program, axis_name="i")(x))
+
+
+def test_compiled_replicas_meet_in_threads() -> None:
+    compiled = torch.compile(program, fullgraph=True, backend="eager")
+    x = torch.randn(R, 4)
+    assert torch.equal(gt.pmap(compiled, "i")(x), gt.vmap(program, axis_name="i")(x))
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()
+        return torch.autograd.grad(compiled(x).sum(), x)[0]
+
+    expected = torch.func.grad(lambda x: gt.vmap(program, axis_name="i")(x).sum())(x)
+    torch.testing.assert_close(gt.pmap(gradient, "i")(x), expected)
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def test_shapes_are_checked_while_tracing() -> None:
+    with pytest.raises(ValueError, match=r"psum_scatter .* needs 3 elements"):
+        traced(lambda x: gt.psum_scatter(x, "i"), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"all_to_all .* needs a multiple of 3"):
+        traced(lambda x: gt.all_to_all(x, "i", 0, 0, tiled=True), torch.zeros(4))
+    with pytest.raises(np.exceptions.AxisError, match="axis"):
+        traced(lambda x: gt.all_gather(x, "i", axis=3), torch.zeros(4))
+    with pytest.raises(NameError, match="unbound axis name: 'k'"):
+        traced(lambda x: gt.psum(x, "k"), torch.zeros(4))
+
+
+def test_axes_for_tracing_compute_nothing() -> None:
+    with (
+        gt.trace_axes({"i": R}),
+        pytest.raises(gpusim.GpusimError, match="psum over axis 'i' cannot run on values"),
+    ):
+        gt.psum(torch.ones(2), "i")
+    with pytest.raises(ValueError, match="at least 1"), gt.trace_axes({"i": 0}):
+        pass
+    with pytest.raises(TypeError, match="must be integers"), gt.trace_axes({"i": None}):  # type: ignore[dict-item]  # the case
+        pass
+
+
+def test_a_graph_outside_of_maps_says_which_axis_is_unbound() -> None:
+    graph = traced(lambda x: gt.psum(x, "i"), torch.zeros(4))
+    with pytest.raises(NameError, match="unbound axis name: 'i'; no axis is bound here"):
+        graph(torch.zeros(4))
+
+
+def test_a_text_of_no_collective_is_refused() -> None:
+    with pytest.raises(ValueError, match="no collective is called 'sum'"):
+        torch.ops.gpusim.collective([torch.zeros(3)], "sum", [], "{}")

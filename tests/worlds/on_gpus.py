@@ -1,0 +1,59 @@
+"""The cases of `everything` on CuPy arrays, which NCCL carries between the instances.
+
+python -m tests.worlds.on_gpus REPLICAS FOLDER, as there. Each instance takes the GPU of its number,
+or shares the only one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+# Before NCCL's first use: several ranks on one GPU, which older versions refuse on one host.
+os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+os.environ.setdefault("NCCL_MAX_CTAS", "2")
+os.environ.setdefault("NCCL_HOSTID", f"instance {os.environ.get('OMPI_COMM_WORLD_RANK', '0')}")
+
+import cupy
+import numpy as np
+
+import gpusim
+from gpusim.collectives.across import task, ways
+from gpusim.libraries import to_host
+from tests.worlds.everything import Case, cases, nested_cases
+
+
+def served(case: Case) -> bool:
+    """Whether CuPy has the dtypes: those of NumPy itself."""
+    _, _, arguments = case
+    return all(array.dtype.isbuiltin == 1 for array in arguments)
+
+
+def run(world: gpusim.World) -> dict[str, np.ndarray]:
+    """The bytes of what the replicas that are here have got, by case and leaf."""
+    here = slice(world.replica_offset, world.replica_offset + world.local_replicas)
+    found: dict[str, np.ndarray] = {}
+    with world:
+        chosen = [*cases(world.replicas), *nested_cases(world.replicas)]
+        for name, f, arguments in filter(served, chosen):
+            own = [cupy.asarray(argument[here]) for argument in arguments]
+            results: Any = gpusim.vmap(f, axis_name="i")(*own)
+            for number, leaf in enumerate(gpusim.trees.flatten(results)[0]):
+                rows = np.frombuffer(np.ascontiguousarray(to_host(leaf)).tobytes(), np.uint8)
+                found[f"vmap {name}, leaf {number}"] = rows.reshape(world.local_replicas, -1)
+    return found
+
+
+def main() -> None:
+    replicas, folder = int(sys.argv[1]), Path(sys.argv[2])
+    task.BLOCK, ways.SMALL = 1024, 1024
+    world = gpusim.World.from_environment(replicas)
+    cupy.cuda.Device(world.instance % cupy.cuda.runtime.getDeviceCount()).use()
+    found = run(world)
+    np.savez(folder / f"{world.instance}.npz", **{n.replace("/", "|"): v for n, v in found.items()})
+
+
+if __name__ == "__main__":
+    main()
