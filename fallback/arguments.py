@@ -144,7 +144,8 @@ def check_share(
     whole = partial is None and final
     if isinstance(order, Schedule) and not whole:
         raise ValueError(
-            "order, a Schedule: expected all members at once, and not partial, before or final=False"
+            "order, a Schedule: expected all members at once, and not partial, before or "
+            "final=False"
         )
     if order == "ring" and not whole:
         raise ValueError(

@@ -59,7 +59,7 @@ class Arithmetic:
         self.partial = _partial(kind, source, accumulator, self.computing)
         self.result = out if final else self.partial
         self.divisor = self.computing.type(divisor) if divisor is not None and final else None
-        self._from_zero = from_zero and kind in ("float", "complex")
+        self._from_zero = from_zero
         self._out = real_of(self.result)
         self._source, self.accumulator = real_of(source), accumulator
         # Complex values are rounded to nearest, whatever was asked for.

@@ -131,7 +131,7 @@ def fold(
     from_zero = False
     if isinstance(order, Schedule):
         accumulator = accumulator or order.accumulator(op, group.dtype)
-        from_zero = order.from_zero and op == "sum"
+        from_zero = order.adds_zero(op, group.dtype, group.count)
     arithmetic = plan(
         op, group.dtype, accumulator, out_type, divisor, stochastic, bool(final), from_zero
     )

@@ -178,6 +178,11 @@ class Schedule:
     from_zero: bool = False
     formats: tuple[str, ...] = ()
 
+    def adds_zero(self, op: str, dtype: np.dtype[Any], members: int) -> bool:
+        """Whether a fold has +0 added to it; a single member is its own sum."""
+        sums = op == "sum" and members > 1 and kind_of(dtype) in ("float", "complex")
+        return self.from_zero and sums
+
     def accumulator(self, op: str, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
         """What partial results are rounded to where nothing else is said (None: the contract's).
 
@@ -204,7 +209,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Walks:
-    """Blocks of elements edges[k]..edges[k + 1]-1, each walked from starts[k] in steps of 1 or -1."""
+    """Blocks of elements edges[k]..edges[k + 1]-1, each walked from starts[k] by 1 or -1."""
 
     edges: tuple[int, ...]
     starts: tuple[int, ...]

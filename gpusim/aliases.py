@@ -48,8 +48,10 @@ class Finder(MetaPathFinder):
             return None
         try:
             real = find_spec(f"gpusim.{fullname}")
-        except ModuleNotFoundError:  # the package above it is not there, or has no modules
-            return None
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("gpusim."):
+                raise  # gpusim has it, and it lacks something else
+            return None  # the package above it is not there, or has no modules
         if real is None:
             return None
         package = real.submodule_search_locations is not None

@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from multiprocessing import set_forkserver_preload
 from types import CodeType, ModuleType, TracebackType
 
 __all__ = ["run", "split"]
@@ -66,9 +65,9 @@ def run(script: str | None, module: str | None, arguments: Sequence[str]) -> int
 
     A program that ends with SystemExit or KeyboardInterrupt ends this process with it.
     """
-    import gpusim.aliases  # before the program's own imports
+    from gpusim import aliases  # not before: importing them gives this process the names
 
-    set_forkserver_preload([gpusim.aliases.__name__])
+    aliases.install()
     sys.argv = [script or "-m", *arguments]
     try:
         program = found_module(module) if module is not None else found_script(str(script))
@@ -97,7 +96,7 @@ def found_script(script: str) -> Program:
     """A file, or a folder or an archive with a `__main__.py`."""
     if os.path.isdir(script) or zipfile.is_zipfile(script):
         return found_in(script)
-    path = os.path.abspath(script)
+    path = os.path.join(os.getcwd(), script)
     try:
         with io.open_code(path) as file:
             source = file.read()
@@ -121,6 +120,8 @@ def found_in(place: str) -> Program:
 def found_module(name: str) -> Program:
     """A module by its name, or a package's `__main__`."""
     lead_path(os.getcwd())
+    if name.startswith("."):
+        raise NoProgramError("Relative module names not supported", FAILED)
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -130,11 +131,11 @@ def found_module(name: str) -> Program:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # it is there, and lacks something itself
         spec = None
-    except ValueError as error:  # relative names
-        raise NoProgramError(str(error), FAILED) from None
-    code = code_of(spec, name)
-    if spec is None or code is None:
+    if spec is None:
         raise NoProgramError(f"No module named {name}", FAILED)
+    code = code_of(spec, name)
+    if code is None:
+        raise NoProgramError(f"No code object available for {name}", FAILED)
     return Program(code, str(spec.origin), str(spec.origin), os.getcwd(), spec)
 
 

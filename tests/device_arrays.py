@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -480,7 +481,10 @@ class RawModule:
         def run(grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
             (given,) = arguments
             assert type(given) is np.ndarray and given.size == 1
-            HOST.run(launch.Launch(kernel, given, grid[0] * block[0], block[0], shared_mem))
+            made = launch.Launch(kernel, given, grid[0] * block[0], block[0], shared_mem)
+            with ONE_AT_A_TIME:  # the host's build has one blockIdx for all
+                HOST.run(made)
+                HOST.launches.clear()
             counts.launches += 1
             streams.launched_kernel(given)
 
@@ -488,6 +492,7 @@ class RawModule:
 
 
 HOST = HostDevice()
+ONE_AT_A_TIME = threading.Lock()
 _MANGLED: dict[str, Any] = {}
 
 

@@ -51,7 +51,9 @@ def test_version() -> None:
     assert (answer.returncode, answer.stdout) == (0, f"gpusim {gpusim.__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["info", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["info", "--help"], ["demo", "--help"], ["twin", "--help"]]
+)
 def test_help_names_the_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)

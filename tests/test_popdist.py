@@ -347,7 +347,7 @@ popdist.synchronize()
     said = str(caught.value)
     assert "KeyError: 'lost'" in said
     assert "gpusim: instance 1 failed with KeyError; see above" in said
-    assert re.search("poprun: instance 1 .*ended the run with exit code 1", said)
+    assert re.search("poprun: instance 1 .*exited with code 1", said)
 
 
 # ---------------------------------------------------------------- notes

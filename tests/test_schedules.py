@@ -261,6 +261,7 @@ def test_a_sum_from_zero_is_never_minus_zero() -> None:
     for members in (x, x[:, :1], np.repeat(x, 9, axis=0), x.astype(np.float16)):
         assert not np.signbit(fold(members, order=order)).any()
     assert np.signbit(fold(x, order=order, op="max")).all()
+    assert np.signbit(fold(x[:1], order=order)).all()
 
 
 def test_hops_may_round_to_the_members_own_type() -> None:

@@ -465,3 +465,13 @@ def test_memory_does_not_grow_with_the_elements() -> None:
                 tracemalloc.stop()
     assert peaks[1] < 64
     assert peaks[1] - peaks[0] < 4
+
+
+def test_orders_may_be_those_of_engines() -> None:
+    """Where nothing else is said, partial results are rounded as the engine does."""
+    options: dict[str, Any] = {"replicas": [6], "dtypes": ["bfloat16"], "elements": 500}
+    found = sweep("lognormal", orders=["mpich", "gloo-ring"], roundings=["nearest"], **options)
+    names = [row.setting.name for row in found.rows]
+    assert names == ["bfloat16 added in float32, mpich", "bfloat16, gloo-ring"]
+    mpich, gloo = (row.mean.relative_error for row in found.rows)
+    assert mpich < gloo

@@ -462,6 +462,12 @@ def test_a_collective_reads_tensors_where_they_are(monkeypatch: pytest.MonkeyPat
     assert seen == [x.data_ptr()] and total.tolist() == [3.0] * 5
 
 
+def test_lazy_conjugates_and_negatives_are_taken_for_what_they_are() -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    assert gt.as_array(x.conj()).tolist() == [1 - 2j, 3 + 4j]
+    assert gt.as_array(x.conj().imag).tolist() == [-2.0, 4.0]
+
+
 def test_arrays_that_torch_cannot_hold_are_copied() -> None:
     backwards, fixed = np.arange(3.0)[::-1], np.arange(3.0)
     fixed.flags.writeable = False

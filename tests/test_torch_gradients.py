@@ -378,6 +378,18 @@ def test_replicas_that_go_back_in_other_ways_are_told_apart() -> None:
         gt.pmap(f, "i")(torch.arange(2.0))
 
 
+def test_arguments_are_leaves_of_their_own_on_each_replica() -> None:
+    def f(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        assert w.is_leaf and w.requires_grad and not x.requires_grad
+        (w * x).backward()
+        assert w.grad is not None
+        return w.grad
+
+    w = torch.tensor(1.0, requires_grad=True)
+    assert gt.pmap(f, in_dims=(None, 0))(w, torch.arange(3.0)).tolist() == [0.0, 1.0, 2.0]
+    assert w.grad is None
+
+
 def test_the_callers_grad_mode_holds_in_threads() -> None:
     def f(x: torch.Tensor) -> bool:
         return torch.is_grad_enabled()

@@ -95,7 +95,13 @@ reductions = st.builds(
 @given(st.sampled_from(WHATS), st.none() | reductions, st.lists(st.integers(0, 9)), st.text())
 def test_a_plan_survives_as_text(what: What, reduction: Any, skipped: list[int], name: str) -> None:
     what = What(
-        what.collective, what.arguments, what.options, what.groups, reduction, tuple(skipped)
+        what.collective,
+        what.arguments,
+        what.options,
+        what.groups,
+        reduction,
+        tuple(skipped),
+        (7, 5),
     )
     plan = Plan(what, (name,), (*AROUND, Around(name, 4, 8, "shared")))
     assert What.decode(what.collective, what.encode()) == what
@@ -253,6 +259,15 @@ def test_a_graph_outside_of_maps_says_which_axis_is_unbound() -> None:
     graph = traced(lambda x: gt.psum(x, "i"), torch.zeros(4))
     with pytest.raises(NameError, match="unbound axis name: 'i'; no axis is bound here"):
         graph(torch.zeros(4))
+
+
+def test_a_graph_is_for_the_number_of_replicas_it_was_traced_for() -> None:
+    graph = traced(lambda x: gt.all_gather(x, "i"), torch.zeros(4))
+    for map_ in MAPS.values():
+        with pytest.raises(
+            ValueError, match=r"traced for axes of sizes \(3,\), but runs with \(4,\)"
+        ):
+            map_(graph, axis_name="i")(torch.zeros(4, 4))
 
 
 def test_a_text_of_no_collective_is_refused() -> None:

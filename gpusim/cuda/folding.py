@@ -132,7 +132,7 @@ def fold(
     from_zero = False
     if isinstance(order, Schedule):
         given = given or order.accumulator(op, group.dtype)
-        from_zero = order.from_zero and op == "sum" and kind_of(group.dtype) in ("float", "complex")
+        from_zero = order.adds_zero(op, group.dtype, group.count)
     arithmetic = plan(op, group.dtype, given, out_type, divisor, stochastic, bool(final), from_zero)
     counters = check_counter("seed", seed), check_counter("call", call)
     check_batch(batch_ndim, group.shape)

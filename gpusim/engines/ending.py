@@ -14,6 +14,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Protocol
 
+from .. import activity
 from ..errors import InstanceError
 
 __all__ = ["Ending"]
@@ -58,6 +59,11 @@ class Ending:
         if isinstance(error, SystemExit):  # ends the program without a word to sys.excepthook
             self._uncaught = error
         self._engine.announce(f"{self.name} failed with {describe(error)}")
+
+    def note(self) -> None:
+        """Tell the launcher too."""
+        if self._uncaught is not None:
+            activity.note(f"its end, after {describe(self._uncaught)}")
 
     def _on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -178,6 +178,7 @@ class MpiEngine:
         self.others.announce(text, ended=ended)
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
+        self._ending.note()
         sys.stdout.flush()
         print(message, file=sys.stderr, flush=True)
         self.announce(message.removeprefix("gpusim: "), ended=True)

@@ -98,7 +98,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         ("replicas", None, "numbers of replicas (default: 2..1024, or as many as there are)"),
         ("dtype", "float16", "formats of the values (default: %(default)s)"),
         ("accumulate", "own", "of partial sums: own, dtypes, e5m6, ... (default: %(default)s)"),
-        ("order", "linear,ring,tree", "orders of additions (default: %(default)s)"),
+        ("order", "linear,ring,tree", "orders of additions, twins too (default: %(default)s)"),
         ("rounding", "nearest,stochastic", "roundings (default: %(default)s)"),
         ("seeds", "0..7", "seeds of stochastic rounding (default: %(default)s)"),
     ):

@@ -127,7 +127,7 @@ def _styles(settings: list[Setting]) -> dict[Setting, dict[str, Any]]:
         styles[setting] = {
             "color": by_kind[kind],
             "linestyle": (0, (4, 1.6)) if setting.stochastic else "-",
-            "marker": MARKERS[setting.order],
+            "marker": MARKERS.get(setting.order, "D"),
             "label": setting.name,
         }
     return styles

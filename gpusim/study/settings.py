@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fallback.formats import FLOAT32, FLOAT64, NARROW, default_accumulator
+from fallback.schedules import Schedule
 from gpusim.formats import Format, FormatLike, as_format
 from gpusim.reduction import Reduction
 
@@ -126,11 +127,18 @@ def grid(
             raise ValueError(f"{name} is empty: a sweep needs at least one")
     found: dict[Setting, None] = {}
     for dtype, accumulate, order, rounding in product(*lists.values()):
-        a = default_accumulator(dtype) if accumulate is None else accumulate
+        a = _own(dtype, order) if accumulate is None else accumulate
         Reduction("sum", order, a, rounding)  # checks what it is given
         draws = _narrow(dtype) or _narrow(a)
         found[Setting(dtype, a, order, rounding if draws else "nearest")] = None
     return list(found)
+
+
+def _own(dtype: np.dtype[Any], order: str) -> np.dtype[Any]:
+    """What an order keeps partial results in where nothing is said; engines have their own ways."""
+    schedule = Reduction(order=order).schedule
+    own = schedule.accumulator("sum", dtype) if isinstance(schedule, Schedule) else None
+    return own or default_accumulator(dtype)
 
 
 def whole_numbers(name: str, given: Sequence[int] | Iterable[int], least: int) -> list[int]:

@@ -153,7 +153,7 @@ def sweep(
         dtypes: the formats in which values travel.
         accumulators: the formats partial sums are rounded to: dtypes, a `gpusim.Format` ("e5m6" is
             Format(5, 6)), or None, which is each dtype's own.
-        orders: of "linear", "reverse", "tree" and "ring".
+        orders: of "linear", "reverse", "tree" and "ring", and names of twins.
         roundings: of "nearest" and "stochastic".
         seeds: of stochastic rounding.
         elements: how many elements are summed; 4,096 of a distribution, else all there are.
@@ -260,7 +260,7 @@ def _measure(point: Point, members: NDArray[Any], exact: Future[Exact], total: i
     setting = point.setting
     result = fold(
         members,
-        order=setting.order,
+        order=setting.reduction(point.seed).schedule,
         accumulate=kernel_format(setting.accumulate),
         rounding=setting.rounding,
         seed=point.seed,

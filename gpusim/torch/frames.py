@@ -19,10 +19,11 @@ from ..mapping.frames import (
     _environment,
     bound,
     environment,
+    resolve,
 )
 from ..world import current_world
 
-__all__ = ["Around", "TensorFrame", "axes_around", "rebound", "trace_axes"]
+__all__ = ["Around", "TensorFrame", "axes_around", "rebound", "trace_axes", "traced_sizes"]
 
 
 class TensorFrame(Frame):
@@ -70,6 +71,14 @@ def _kind(frame: Frame) -> str:
     if isinstance(frame, TensorFrame) and frame.marker is None:
         return "traced"
     return "lockstep" if frame.share is None else "shared"
+
+
+def traced_sizes(names: Sequence[str]) -> tuple[int, ...]:
+    """The sizes of these axes, if one of them is bound for tracing: a graph has them as
+    constants."""
+    frames = [resolve(name) for name in names]
+    traced = any(_kind(frame) == "traced" for frame in frames)
+    return tuple(frame.total for frame in frames) if traced else ()
 
 
 @contextmanager
@@ -125,7 +134,7 @@ def trace_axes(sizes: Mapping[str, int]) -> Iterator[None]:
 
     What is traced inside (make_fx with pre_dispatch=True, torch.export, torch.compile) is a graph
     of one replica in which collectives are operators that look up their axes when they run: it can
-    run in `vmap` and in `pmap`, with the same number of replicas.
+    run in `vmap` and in `pmap`, with the same number of replicas (another one is a ValueError).
 
     Args:
         sizes: the number of replicas along each axis, outermost first.

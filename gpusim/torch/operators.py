@@ -5,6 +5,7 @@ gpusim::stacked."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from ..mapping import binding
 from ..mapping.frames import Frame, environment
 from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
-from .frames import TensorFrame, axes_around
+from .frames import TensorFrame, axes_around, traced_sizes
 from .plan import Plan, What
 from .stacked import UNNAMED, batched, stacked
 from .tensors import dtype_of
@@ -108,7 +109,13 @@ def _run(
                 f"{collective} of tensors over axis {frame.name!r}, which a map of arrays has "
                 "bound; use gpusim.torch.vmap or gpusim.torch.pmap"
             )
-    plan = Plan(what, names, axes_around())
+    here = tuple(frame.total for frame in frames)
+    if what.sizes and what.sizes != here:
+        raise ValueError(
+            f"{collective} over {names}: the graph was traced for axes of sizes {what.sizes}, but "
+            f"runs with {here}"
+        )
+    plan = Plan(replace(what, sizes=()), names, axes_around())
     marked = [frame for frame in _needed(plan, frames) if frame.marker is not None]
     places = tuple(frame.depth for frame in marked)
     markers = [frame.marker for frame in marked]
@@ -159,6 +166,8 @@ def collective(operands: Sequence[Tensor], what: What, names: Sequence[str]) -> 
         NameError: for an axis that is not bound.
         TypeError: for one whose values are no tensors.
     """
+    if not torch.compiler.is_dynamo_compiling():  # which cannot look up axes
+        what = replace(what, sizes=traced_sizes(names))
     found: list[Tensor] = torch.ops.gpusim.collective.default(
         [*operands], what.collective, [*names], what.encode()
     )

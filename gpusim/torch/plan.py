@@ -40,6 +40,7 @@ class What:
         reduction: one that was given with the call, or None.
         numbers: which leaves of the tree were Python numbers, not among the operands; they count as
             calls too.
+        sizes: those that the axes had where a graph was traced; () elsewhere.
     """
 
     collective: str
@@ -48,6 +49,7 @@ class What:
     groups: tuple[tuple[int, ...], ...] | None = None
     reduction: Reduction | None = None
     numbers: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     def option(self, name: str) -> Any:
         return dict(self.options)[name]
@@ -63,6 +65,7 @@ class What:
             "groups": self.groups,
             "reduction": None if self.reduction is None else _written(self.reduction),
             "numbers": self.numbers,
+            "sizes": self.sizes,
         }
 
     @staticmethod
@@ -84,6 +87,7 @@ class What:
             _tuples(parts.get("groups")),
             None if reduction is None else _read(reduction),
             _tuples(parts.get("numbers", ())),
+            _tuples(parts.get("sizes", ())),
         )
 
 

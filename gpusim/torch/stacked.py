@@ -29,7 +29,11 @@ UNNAMED = -1
 that gpusim knows nothing of."""
 
 
-@torch.library.custom_op("gpusim::stacked", mutates_args=())
+@torch.library.custom_op(
+    "gpusim::stacked",
+    mutates_args=(),
+    schema="(Tensor[] operands, int[] lead, str plan) -> Tensor[]",
+)
 def stacked(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
     """The results, with the leading dimensions `lead` of the operands; computed here and now."""
     return _compute(operands, lead, Plan.decode(plan))

@@ -23,8 +23,9 @@ __all__ = ["Answer", "Case", "Engine", "EngineFailed", "ask", "engines", "values
 WORKERS = Path(__file__).parent / "workers"
 #: Seconds that one start of an engine may take.
 PATIENCE = 600
-#: Binary exponents between which values are spread, so that sums lose bits of most of them.
-SPREAD = (-8, 11)
+#: Binary exponents between which values are spread, so that sums lose bits of most of them; and
+#: those for types of 8 bits, which are soon at an end.
+SPREAD, NARROW_SPREAD = (-8, 11), (-4, 4)
 
 _PROBE = """
 import importlib.util, json
@@ -110,14 +111,15 @@ def values(dtype: str, ranks: int, size: int, seed: int = 0) -> np.ndarray:
     >>> values("bfloat16", 2, 3).dtype
     dtype(bfloat16)
     """
-    from ml_dtypes import bfloat16
+    import ml_dtypes
 
-    kind = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     parts = 2 if kind.kind == "c" else 1
     random = np.random.default_rng(seed)
     shape = ranks, parts * size
     drawn = random.uniform(1, 2, shape) * random.choice([-1.0, 1.0], shape)
-    drawn *= 2.0 ** random.integers(*SPREAD, shape)
+    exponents = SPREAD if kind.itemsize > 1 else NARROW_SPREAD
+    drawn *= 2.0 ** random.integers(*exponents, shape)
     return drawn.view(complex).astype(kind) if parts == 2 else drawn.astype(kind)
 
 
@@ -135,7 +137,8 @@ def ask(engine: Engine, cases: Sequence[Case]) -> tuple[str, list[Answer], dict[
     with tempfile.TemporaryDirectory(prefix="gpusim-twin-") as name:
         folder = Path(name)
         for dtype, array in members.items():
-            stored = array.view(np.int16) if dtype == "bfloat16" else array
+            known = array.dtype.isbuiltin == 1  # of NumPy's types; else the bits are stored
+            stored = array if known else array.view(f"i{array.itemsize}")
             np.save(folder / f"{dtype}.npy", stored)
         asked = [{**asdict(case), "settings": dict(case.settings)} for case in cases]
         (folder / "cases.json").write_text(json.dumps(asked))

@@ -10,7 +10,7 @@ import numpy as np
 from fallback import fold
 from fallback.schedules import Segments, Walk
 
-from .asking import Answer, Case, Engine, ask
+from .asking import Answer, Case, Engine, ask, values
 from .table import TWINS, Twin
 
 __all__ = ["Row", "check", "cases_of", "same_bits", "sizes_of"]
@@ -57,7 +57,7 @@ def sizes_of(twin: Twin, ranks: int, dtype: str, *, brief: bool = False) -> list
     if not brief or twin.dtypes[turn % len(twin.dtypes)] == dtype:
         sizes.add(LARGE)
     if not brief:
-        itemsize = _itemsize(dtype)
+        itemsize = values(dtype, 1, 1).itemsize
         for case in twin.schedule.cases:
             edges = [edge for edge in case.bytes if edge]
             if isinstance(case.fold, Walk) and isinstance(case.fold.cut, Segments):
@@ -143,7 +143,3 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     same = (parts[0] == parts[1]).all(axis=1)
     with np.errstate(invalid="ignore"):
         return same | (np.isnan(a) & np.isnan(b)).reshape(-1)
-
-
-def _itemsize(dtype: str) -> int:
-    return {"bfloat16": 2}.get(dtype) or np.dtype(dtype).itemsize

@@ -85,7 +85,8 @@ def _as_dtype(name: str, array: NDArray[Any], dtype: str) -> NDArray[Any]:
         return array
     if array.dtype.kind not in "Vui" or array.dtype.itemsize != kind.itemsize:
         raise ValueError(
-            f"{name} has dtype {array.dtype}: expected {kind}, or raw values of {kind.itemsize} bytes"
+            f"{name} has dtype {array.dtype}: expected {kind}, or raw values of "
+            f"{kind.itemsize} bytes"
         )
     return np.ascontiguousarray(array).view(kind)
 
@@ -93,7 +94,8 @@ def _as_dtype(name: str, array: NDArray[Any], dtype: str) -> NDArray[Any]:
 def _checked(inputs: NDArray[Any], total: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     if inputs.ndim < 1 or not len(inputs) or inputs.shape[1:] != total.shape:
         raise ValueError(
-            f"inputs has shape {inputs.shape}, sum {total.shape}: expected (R, N) and (N,), R from 1"
+            f"inputs has shape {inputs.shape}, sum {total.shape}: expected (R, N) and (N,), "
+            "R from 1"
         )
     if inputs.dtype != total.dtype:
         raise ValueError(f"inputs has dtype {inputs.dtype}, sum {total.dtype}: expected one dtype")

@@ -56,8 +56,10 @@ class Twin:
     ranks: int = 8
 
 
-def _always(fold: Fold, **how: object) -> Schedule:
-    return Schedule((Case(fold),), **how)  # type: ignore[arg-type]
+def _always(
+    fold: Fold, *, hops: str = "default", from_zero: bool = False, formats: tuple[str, ...] = ()
+) -> Schedule:
+    return Schedule((Case(fold),), hops, from_zero, formats)
 
 
 LINEAR, REVERSE, RING = Walk(), Walk(start=-1, step=-1), Walk(cut=Balanced())
@@ -120,22 +122,22 @@ _ALL = (
     Twin(
         "xla-cpu",
         "XLA:CPU, by JAX 0.10.2",
-        "linear, from +0 (subnormal numbers, which XLA takes as zero, are kept)",
+        "linear, from +0; 8-bit types in float16, bfloat16 in float32",
         _always(LINEAR, from_zero=True),
-        dtypes=(*HALVES, "complex64", "complex128"),
+        dtypes=(*HALVES, "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
         worker="xla",
     ),
     _open_mpi(
         "openmpi",
-        "its own choice: recursive doubling; with 2 or 3 ranks the ring from 4 KiB to 8 KiB and from "
-        "16 KiB to 256 KiB",
+        "its own choice: recursive doubling; with 2 or 3 ranks the ring from 4 KiB to 8 KiB and "
+        "from 16 KiB to 256 KiB; known for up to 15 ranks",
         _OWN_CHOICE,
         None,
     ),
     _open_mpi("openmpi-linear", "reverse", _always(REVERSE), 1),
     _open_mpi(
         "openmpi-nonoverlapping",
-        "a reduction by size and ranks: a binary tree, reverse, or tree",
+        "by size and ranks a binary tree, reverse or tree; known for up to 15 ranks",
         _NON_OVERLAPPING,
         2,
     ),
@@ -178,8 +180,8 @@ _ALL = (
     Twin(
         "nccl-ring",
         "NCCL 2.30, protocol Simple, one channel",
-        "block b starts at b + 1 and goes up; loops over chunks of 2 MiB for each rank; float16 and "
-        "bfloat16 partial sums in themselves",
+        "block b starts at b + 1 and goes up; loops over chunks of 2 MiB for each rank; float16 "
+        "and bfloat16 partial sums in themselves",
         nccl_ring(),
         checked=DOCUMENTED,
         dtypes=HALVES,
@@ -195,8 +197,13 @@ _ALL = (
     Twin(
         "gcl-ring",
         "Graphcore's GCL, clockwise ring",
-        "block b starts at b + 1 and goes up; float16 partial sums in float16",
-        _always(Walk(start=1, cut=Balanced()), hops="own", formats=("float16", "float32")),
+        "block b starts at b + 1 and goes up, in the replicas' order; blocks of one length, the "
+        "last one what is left; float16 partial sums in themselves",
+        _always(
+            Walk(start=1, cut=Segments(most=1 << 62, least=1)),
+            hops="own",
+            formats=("float16", "float32"),
+        ),
         checked=DOCUMENTED,
         dtypes=("float16", "float32"),
     ),

@@ -39,7 +39,7 @@ def psum_scatter(
     }
     like = operand[0]
     out = empty(like, (len(spread.mine), *batch, *piece))
-    alone = how["order"] == "ring" or how["rounding"] == "stochastic"  # each receiver's fold
+    alone = how["order"] == "ring" or _by_index(how)  # each receiver's fold
     if partition is None and like.nbytes < count * LONG_MESSAGE and not alone:
         whole = operand.stacked().reshape(-1, entries, outer, count, inner)
         folded = _fold_small(spread, whole, how)
@@ -114,6 +114,11 @@ def _wanted(spread: Spread, groups: Groups, sender: int, receiver: int) -> list[
     ]
 
 
+def _by_index(how: dict[str, Any]) -> bool:
+    """Whether the fold of an element depends on where in its value it is."""
+    return how["rounding"] == "stochastic" or not isinstance(how["order"], str)
+
+
 def _fold(pieces: list[Array], position: int, count: int, how: dict[str, Any]) -> Array:
     """The fold of one receiver's piece (batch entries, outer, inner) of all contributions."""
     fold = kernels(pieces[0]).fold
@@ -121,9 +126,9 @@ def _fold(pieces: list[Array], position: int, count: int, how: dict[str, Any]) -
         how = {**how, "order": "linear"}
         pieces = pieces[position:] + pieces[:position]
     entries, outer, inner = pieces[0].shape
-    if how["rounding"] != "stochastic":
+    if not _by_index(how):
         return fold(pieces, **{**how, "places": 0})
-    # Random bits go by the element's index in the value that is not scattered.
+    # Random bits, and a schedule's blocks, go by the index in the value that is not scattered.
     total = outer * count * inner
     result = empty(pieces[0])
     where = np.broadcast_to(np.asarray(how["places"]).reshape(-1), (entries,))

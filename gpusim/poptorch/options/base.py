@@ -72,7 +72,8 @@ class OptionsDict:
         self._values.pop(option, None)
 
     def __call__(self, option: str) -> Any:
-        return getattr(self, option)
+        # numIOTiles and some others are options and methods
+        return self._values[option] if self.exists(option) else getattr(self, option)
 
     def __getattr__(self, option: str) -> Any:
         # only for what is no attribute; `_values` is not there yet while a copy is being made

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpusim.poptorch.options.base import OptionsDict
+from gpusim.poptorch.options.locations import TensorLocationSettings
+from gpusim.poptorch.options.popart import _PopartOptions
 from gpusim.poptorch.options.reachable import POPTORCH, method_of
 
 __all__ = ["ConfigFileError", "load"]
@@ -79,9 +82,9 @@ def perform(statement: ast.stmt, options: Any) -> None:
     """A call, or `option = value`."""
     match statement:
         case ast.Expr(value=ast.Call() as call):
-            value(call, options)
+            reached(call, options)
         case ast.Assign(targets=[ast.Attribute(value=owner, attr=name)], value=given):
-            target = value(owner, options)
+            target = reached(owner, options)
             method_of(target, name, options)  # must be there, and be allowed
             target.set(**{name: value(given, options)})
         case _:
@@ -89,14 +92,25 @@ def perform(statement: ast.stmt, options: Any) -> None:
 
 
 def value(node: ast.expr, options: Any) -> Any:
-    """What an expression is worth: literals, containers, arithmetic on numbers, and calls."""
+    """What an expression is worth as an argument: literals, containers, arithmetic, and results.
+
+    Not the options, their groups and methods: options that hold themselves have no end.
+    """
+    found = reached(node, options)
+    if not isinstance(found, TensorLocationSettings) and (
+        callable(found) or isinstance(found, OptionsDict | _PopartOptions)
+    ):
+        raise Refused(f"{ast.unparse(node)} is no value")
+    return found
+
+
+def reached(node: ast.expr, options: Any) -> Any:
+    """What an expression is worth where something of it follows."""
     match node:
         case ast.Constant(value=constant):
             return constant
         case ast.Name(id="options"):
             return options
-        case ast.Attribute(value=ast.Name(id="poptorch"), attr="enums" | "options"):
-            raise Refused("a module is no value")
         case ast.Attribute(value=owner, attr=name):
             return attribute(owner, name, options)
         case ast.Call(func=function, args=arguments, keywords=named):
@@ -141,7 +155,7 @@ def attribute(owner: ast.expr, name: str, options: Any) -> Any:
             if name not in POPTORCH:
                 raise Refused(f"poptorch.{name} is not for an options file")
             return POPTORCH[name]
-    return method_of(value(owner, options), name, options)
+    return method_of(reached(owner, options), name, options)
 
 
 def called(
@@ -150,7 +164,7 @@ def called(
     if isinstance(function, ast.Name) and function.id in PLAIN:
         call = PLAIN[function.id]
     else:
-        call = value(function, options)
+        call = reached(function, options)
     if not callable(call):
         raise Refused(f"{ast.unparse(function)} cannot be called")
     given = [value(argument, options) for argument in arguments]

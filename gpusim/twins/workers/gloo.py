@@ -3,6 +3,7 @@ FOLDER has cases.json and the members' values; rank 0 leaves the sums in it."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -55,8 +56,7 @@ def rank_main(rank: int, ranks: int, folder: Path) -> None:
 
 def main(folder: Path) -> int:
     """Fork the ranks of each number of ranks; how many have failed."""
-    import torch.distributed  # noqa: F401 - once, before the ranks are forked
-
+    importlib.import_module("torch.distributed")  # once, before the ranks are forked
     cases = json.loads((folder / "cases.json").read_text())
     failed = 0
     for ranks in sorted({case["ranks"] for case in cases}):

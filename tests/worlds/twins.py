@@ -1,0 +1,62 @@
+"""Sums of every twin in a world of R replicas: python -m tests.worlds.twins REPLICAS FOLDER."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gpusim
+from gpusim import Reduction, lax
+from gpusim.collectives.across import spread, task, ways
+from gpusim.twins import TWINS
+from tests.worlds.everything import values
+
+LARGE = 9_001  # elements, in several blocks
+
+
+def cases(replicas: int) -> Iterator[tuple[str, Any, np.ndarray]]:
+    """A name, what each replica does, and the values of all replicas."""
+    halves = [list(range(0, replicas, 2)), list(range(1, replicas, 2))]
+    for name in TWINS:
+        how = {"reduction": Reduction.like(name)}
+        random = {"reduction": Reduction(order=name, rounding="stochastic", seed=3)}
+        for size in (5, LARGE):
+            x = values(replicas, (size,), np.float32)
+            yield f"{name} {size}", lambda v, how=how: lax.psum(v, "i", **how), x
+            yield f"{name} mean {size}", lambda v, how=how: lax.pmean(v, "i", **how), x
+            groups = {"axis_index_groups": halves, **how}
+            yield f"{name} groups {size}", lambda v, g=groups: lax.psum(v, "i", **g), x
+            if "float16" in TWINS[name].dtypes:
+                half = x.astype(np.float16)
+                yield f"{name} random {size}", lambda v, r=random: lax.psum(v, "i", **r), half
+        y = values(replicas, (replicas, 400), np.float32)
+        yield f"{name} slices", lambda v, how=how: lax.psum_scatter(v, "i", **how), y
+        z = values(replicas, (3, 1_000), np.float32)
+        inner = gpusim.vmap(lambda v, how=how: lax.psum(v, "i", **how))
+        yield f"{name} batches", inner, z
+
+
+def run(world: gpusim.World) -> dict[str, np.ndarray]:
+    """What the replicas that are here have got, by case."""
+    here = slice(world.replica_offset, world.replica_offset + world.local_replicas)
+    with world:
+        return {
+            name: np.ascontiguousarray(gpusim.vmap(f, axis_name="i")(x[here]))
+            for name, f, x in cases(world.replicas)
+        }
+
+
+def main() -> None:
+    replicas, folder = int(sys.argv[1]), Path(sys.argv[2])
+    # Folds of these sizes then go all ways, in several blocks.
+    task.BLOCK, ways.SMALL, spread.LONG_MESSAGE = 1024, 1024, 512
+    world = gpusim.World.from_environment(replicas)
+    np.savez(folder / f"{world.instance}.npz", **run(world))
+
+
+if __name__ == "__main__":
+    main()
