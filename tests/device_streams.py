@@ -261,7 +261,7 @@ def finish_reading(array: Any) -> None:
 def _at(address: int) -> list[Memory]:
     return [
         memory
-        for memory in _memory.values()
+        for memory in list(_memory.values())  # which shrinks when arrays are collected
         if memory.array() is not None
         and memory.address <= address < memory.address + max(memory.nbytes, 1)
     ]

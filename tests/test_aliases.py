@@ -185,7 +185,8 @@ import sys
 if __name__ == "__main__":
     print(sys.argv, sys.path[0], __name__, __file__, __package__, __builtins__)
     print(__spec__ and (__spec__.name, __spec__.origin), __cached__, type(__loader__).__name__)
-    print(sys.modules["__main__"].__dict__ is globals(), sorted(globals().keys() - {"__annotations__"}))
+    print(sys.modules["__main__"].__dict__ is globals())
+    print(sorted(globals().keys() - {"__annotations__"}))  # Python 3.14 makes those when asked
 """
 
 

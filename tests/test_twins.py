@@ -38,7 +38,7 @@ def agree(name: str, ranks: range) -> None:
     assert sum(row.elements for row in rows) > 1_000_003 * len(twins) * len(ranks)
 
 
-@pytest.mark.parametrize("ranks", [range(2, 7), range(7, 9)], ids=str)
+@pytest.mark.parametrize("ranks", [range(2, 6), range(6, 8), range(8, 9)], ids=str)
 def test_open_mpi_has_the_twins_bits(ranks: range) -> None:
     agree("openmpi", ranks)
 
@@ -268,6 +268,20 @@ def test_check_fails_where_a_twin_does(
     monkeypatch.setitem(TWINS, "xla-cpu", wrong)
     assert cli.main(["twin", "check", "xla-cpu", "--ranks", "3", "--brief"]) == 1
     assert "differs, at" in capsys.readouterr().out
+
+
+def test_check_goes_on_where_an_engine_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = asking.WORKERS / "mpi.py"
+    (tmp_path / "mpi.py").write_text(worker.read_text())
+    (tmp_path / "xla.py").write_text("raise SystemExit('no devices today')")
+    monkeypatch.setattr(asking, "WORKERS", tmp_path)
+    arguments = ["twin", "check", "xla-cpu", "openmpi-ring", "--ranks", "3", "--brief"]
+    assert cli.main([*arguments, "--dtype", "float32"]) == 1
+    said = capsys.readouterr()
+    assert "xla failed" in said.err and "no devices today" in said.err
+    assert "openmpi-ring" in said.out and "0 twins differ" in said.out
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,10 @@ def values(dtype: str, ranks: int, size: int, seed: int = 0) -> np.ndarray:
     parts = 2 if kind.kind == "c" else 1
     random = np.random.default_rng(seed)
     shape = ranks, parts * size
-    drawn = random.uniform(1, 2, shape) * random.choice([-1.0, 1.0], shape)
+    drawn = random.uniform(1, 2, shape)
     exponents = SPREAD if kind.itemsize > 1 else NARROW_SPREAD
-    drawn *= 2.0 ** random.integers(*exponents, shape)
+    np.ldexp(drawn, random.integers(*exponents, shape, np.int32), out=drawn)
+    np.negative(drawn, out=drawn, where=random.integers(0, 2, shape, np.bool_))
     return drawn.view(complex).astype(kind) if parts == 2 else drawn.astype(kind)
 
 

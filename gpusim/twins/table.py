@@ -42,7 +42,6 @@ class Twin:
         dtypes: the floating-point and complex types that were compared.
         worker: the engine that `gpusim twin check` asks, or "".
         settings: what that engine is told.
-        ranks: the largest number of ranks it was compared with.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Twin:
     dtypes: tuple[str, ...] = MPI_FORMATS
     worker: str = ""
     settings: tuple[tuple[str, int], ...] = ()
-    ranks: int = 8
 
 
 def _always(

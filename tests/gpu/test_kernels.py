@@ -13,6 +13,7 @@ from gpusim.collectives.kernels import kernels
 from tests.host_cuda.values import moderate, same
 from tests.test_fold_passed_on import passed_on, subtrees
 from tests.test_ragged_copy import random_segments, row_by_row
+from tests.test_schedules import FOLDS, schedule
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
 try:
@@ -48,6 +49,17 @@ def test_fold_has_the_bits_of_fallback(dtype: str, order: str) -> None:
         for rounding in ROUNDINGS:
             check(x, order=order, rounding=rounding, seed=3)
         check(x[:, ::3], cupy.asarray(x)[:, ::3], order=order)
+        check(x, [cupy.asarray(member) for member in x], order=order)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", FOLDS)
+def test_schedules_have_the_bits_of_fallback(name: str, dtype: str) -> None:
+    order = schedule(FOLDS[name], from_zero=True)
+    for members, length in ((2, 5), (3, 4096), (7, 100_003), (65, 777)):
+        x = values((members, length), dtype)
+        for rounding in ROUNDINGS:
+            check(x, order=order, rounding=rounding, accumulate="float16", seed=3)
         check(x, [cupy.asarray(member) for member in x], order=order)
 
 
