@@ -232,7 +232,9 @@ while True:
     code, _, errors = run.end(15)
     assert time.monotonic() - began < 10
     assert code == 128 + signal.SIGKILL
-    assert re.search(r"^poprun: instance 1 .*was killed by SIGKILL$", errors, re.MULTILINE)
+    # Open MPI does not always know which one it was that died while it connected.
+    known = "instance 1 " if moment > 0.5 else "(an instance|instance 1) "
+    assert re.search(rf"^poprun: {known}.*was killed by SIGKILL", errors, re.MULTILINE), errors
     assert run.all_gone(1), run.left()
 
 

@@ -320,7 +320,7 @@ def finish(run: Run, code: int, complain: Callable[[object], None]) -> int:
     elif code == 0:
         return 0
     else:
-        heading = f"mpirun ended with exit code {code}"
+        heading = report.unnamed(code)
     if failure and (lines := run.hidden.get(failure.instance)):
         complain(f"the last errors of instance {failure.instance}, which were not shown:")
         sys.stderr.write(b"".join(lines).decode(errors="replace"))

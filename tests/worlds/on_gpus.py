@@ -6,23 +6,25 @@ or shares the only one.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-# Before NCCL's first use: several ranks on one GPU, which older versions refuse on one host.
-os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-os.environ.setdefault("NCCL_MAX_CTAS", "2")
-os.environ.setdefault("NCCL_HOSTID", f"instance {os.environ.get('OMPI_COMM_WORLD_RANK', '0')}")
-
-import cupy
 import numpy as np
 
 import gpusim
 from gpusim.collectives.across import task, ways
 from gpusim.libraries import to_host
 from tests.worlds.everything import Case, cases, nested_cases
+
+# For NCCL's first use: several ranks on one GPU, which older versions refuse on one host.
+SETTINGS = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MAX_CTAS": "2",
+    "NCCL_HOSTID": f"instance {os.environ.get('OMPI_COMM_WORLD_RANK', '0')}",
+}
 
 
 def served(case: Case) -> bool:
@@ -31,7 +33,7 @@ def served(case: Case) -> bool:
     return all(array.dtype.isbuiltin == 1 for array in arguments)
 
 
-def run(world: gpusim.World) -> dict[str, np.ndarray]:
+def run(world: gpusim.World, cupy: Any) -> dict[str, np.ndarray]:
     """The bytes of what the replicas that are here have got, by case and leaf."""
     here = slice(world.replica_offset, world.replica_offset + world.local_replicas)
     found: dict[str, np.ndarray] = {}
@@ -50,8 +52,11 @@ def main() -> None:
     replicas, folder = int(sys.argv[1]), Path(sys.argv[2])
     task.BLOCK, ways.SMALL = 1024, 1024
     world = gpusim.World.from_environment(replicas)
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    cupy = importlib.import_module("cupy")
     cupy.cuda.Device(world.instance % cupy.cuda.runtime.getDeviceCount()).use()
-    found = run(world)
+    found = run(world, cupy)
     np.savez(folder / f"{world.instance}.npz", **{n.replace("/", "|"): v for n, v in found.items()})
 
 
