@@ -63,15 +63,16 @@ def failure_in(said: str, code: int) -> Failure | None:
     return None
 
 
-def unnamed(code: int) -> str:
-    """What can be said where mpirun names no instance: one that dies while it starts MPI.
+def unnamed(code: int, *, mpirun: bool = False) -> str:
+    """What can be said where mpirun names no instance: one dies while it starts MPI, or it is
+    mpirun itself that was killed.
 
     >>> unnamed(137)
     'an instance was killed by SIGKILL; mpirun does not say which (exit code 137)'
     >>> unnamed(213)
     'mpirun ended with exit code 213'
     """
-    if code - 128 in [*signal.Signals]:
+    if not mpirun and code - 128 in [*signal.Signals]:
         killer = signal_name(code - 128)
         return f"an instance was killed by {killer}; mpirun does not say which (exit code {code})"
     return f"mpirun ended with exit code {code}"

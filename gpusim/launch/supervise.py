@@ -307,7 +307,8 @@ def finish(run: Run, code: int, complain: Callable[[object], None]) -> int:
     """Say what failed, if something has, and return poprun's exit code."""
     if run.stopped_by is signal.SIGPIPE:
         return 128 + signal.SIGPIPE
-    if code < 0:
+    killed = code < 0  # mpirun itself, not an instance
+    if killed:
         code = 128 - code
     said = b"".join(run.said).decode(errors="replace")
     failure = run.alone or (None if run.stopped_by else report.failure_in(said, code))
@@ -320,7 +321,7 @@ def finish(run: Run, code: int, complain: Callable[[object], None]) -> int:
     elif code == 0:
         return 0
     else:
-        heading = report.unnamed(code)
+        heading = report.unnamed(code, mpirun=killed)
     if failure and (lines := run.hidden.get(failure.instance)):
         complain(f"the last errors of instance {failure.instance}, which were not shown:")
         sys.stderr.write(b"".join(lines).decode(errors="replace"))
