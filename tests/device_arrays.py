@@ -93,7 +93,7 @@ class DeviceArray:
         counts.downloads += 1
         with streams.Device(self.device.id):  # whichever is current
             streams.finish_reading(self)
-        return np.array(self._host, order=order)  # type: ignore[call-overload]
+        return np.array(self._host, order=order)
 
     def item(self) -> Any:
         return self.get().item()
@@ -102,7 +102,7 @@ class DeviceArray:
         return self.get().tolist()
 
     def tobytes(self, order: str = "C") -> bytes:
-        return self.get().tobytes(order)  # type: ignore[arg-type]
+        return self.get().tobytes(order)
 
     def __bool__(self) -> bool:
         return bool(self.get())
@@ -130,7 +130,7 @@ class DeviceArray:
             raise TypeError("iteration over a 0-d array")
         return (self[place] for place in range(len(self)))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     # Indexing takes NumPy's arrays and lists as indices, and only arrays of the device as values.
 
@@ -216,17 +216,17 @@ class DeviceArray:
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         with np.errstate(all="ignore"):
-            return _launched(self._host.astype(dtype, order=order), (self,))  # type: ignore[call-overload]
+            return _launched(self._host.astype(dtype, order=order), (self,))
 
     def view(self, dtype: Any = None, type: Any = None) -> DeviceArray:
         return _made(self._host.view() if dtype is None else self._host.view(dtype), (self,))
 
     def copy(self, order: str = "C") -> DeviceArray:
-        return _launched(self._host.copy(order), (self,))  # type: ignore[arg-type]
+        return _launched(self._host.copy(order), (self,))
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> DeviceArray:
         wanted = shape[0] if len(shape) == 1 else shape
-        return _made(np.reshape(self._host, wanted, order, copy=copy), (self,))  # type: ignore[arg-type]
+        return _made(np.reshape(self._host, wanted, order, copy=copy), (self,))
 
     def transpose(self, *axes: Any) -> DeviceArray:
         return _made(self._host.transpose(*axes), (self,))
@@ -248,8 +248,8 @@ for _name in (
     "trace var"
 ).split():
     setattr(DeviceArray, _name, _method(_name))
-DeviceArray.flatten = lambda self, order="C": self.copy().reshape(-1, order=order)  # type: ignore[attr-defined]
-DeviceArray.conj = DeviceArray.conjugate = lambda self: np.conjugate(self)  # type: ignore[attr-defined]
+DeviceArray.flatten = lambda self, order="C": self.copy().reshape(-1, order=order)
+DeviceArray.conj = DeviceArray.conjugate = lambda self: np.conjugate(self)
 
 
 def _operator(ufunc: np.ufunc, reflected: bool) -> Callable[..., Any]:
@@ -358,10 +358,10 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in IN_PLACE:
         streams.launched(inputs, inputs[:1], peer=name == "copyto")  # between two GPUs, too
         counts.launches += 1
-        function(*hosts, **options)  # type: ignore[operator]
+        function(*hosts, **options)
         return None
     with np.errstate(all="ignore"):
-        result = function(*hosts, **options)  # type: ignore[operator]
+        result = function(*hosts, **options)
     out = kwargs.get("out")
     if out is not None:
         streams.launched(inputs, (out,))

@@ -30,12 +30,12 @@ def engine(name: str) -> asking.Engine:
 
 
 def agree(name: str, ranks: range) -> None:
-    """Sizes 1, 2, R-1, R, R+1 in every type, and 1,000,003 in one of them by turns."""
+    """Sizes 1, 2, R-1, R, R+1 and 1,000,003, in every type."""
     rows = checking.check(engine(name), ranks=ranks, brief=True)
     assert [row for row in rows if not row.equal] == []
     twins = [twin for twin in TWINS.values() if twin.worker == name]
     assert len(rows) == sum(len(twin.dtypes) for twin in twins) * len(ranks)
-    assert sum(row.elements for row in rows) > 1_000_003 * len(twins) * len(ranks)
+    assert min(row.elements for row in rows) > 1_000_003
 
 
 @pytest.mark.parametrize("ranks", [range(2, 6), range(6, 8), range(8, 9)], ids=str)

@@ -22,15 +22,8 @@ ROOT = Path(__file__).parent.parent
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 MARK = "GPUSIM_TEST_RUN"
 AT_ONCE = 4  # runs
+SECONDS = 10 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # from the fault to the end
 PATIENCE = 100  # seconds for all of it, on a machine that is busy
-
-
-def soon() -> float:
-    """Seconds from the fault to the end: ten, and more where others keep the cores busy.
-
-    The other tests do, so the load is looked at when the run has ended.
-    """
-    return 10 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @dataclass
@@ -287,7 +280,7 @@ def test_ctrl_c_leaves_no_process(program: str) -> None:
         one = pool.submit(commit, program, mpirun(2), to_one)
     for outcome in (everybody.result(), one.result()):
         assert outcome.code != 0 and not outcome.left, outcome
-        assert outcome.seconds < soon()
+        assert outcome.seconds < SECONDS
     assert "instance 0 (replicas 0 to 1) failed with KeyboardInterrupt" in one.result().errors
 
 
@@ -321,7 +314,7 @@ def test_killing_an_instance_at_any_moment_ends_the_run(seed: int) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for victim, early, outcome in pool.map(kill, range(5)):
             assert outcome.code != 0 and not outcome.left, outcome
-            assert outcome.seconds < soon(), outcome
+            assert outcome.seconds < SECONDS, outcome
             who = f"instance {victim} (replicas {2 * victim} to {2 * victim + 1}) is gone"
             assert early or outcome.says(who, "the last call of both was lax.p"), outcome
             assert f"process rank {victim} " in " ".join(outcome.errors.split()), outcome

@@ -50,12 +50,9 @@ class Row:
 def sizes_of(twin: Twin, ranks: int, dtype: str, *, brief: bool = False) -> list[int]:
     """Elements of the sums to compare: around the number of ranks, and where the fold changes.
 
-    `brief`: without the latter, and the large size for one of the types only.
+    `brief`: without the latter.
     """
-    sizes = {1, 2, ranks - 1, ranks, ranks + 1}
-    turn = ranks + list(TWINS).index(twin.name)
-    if not brief or twin.dtypes[turn % len(twin.dtypes)] == dtype:
-        sizes.add(LARGE)
+    sizes = {1, 2, ranks - 1, ranks, ranks + 1, LARGE}
     if not brief:
         itemsize = values(dtype, 1, 1).itemsize
         for case in twin.schedule.cases:
