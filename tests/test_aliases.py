@@ -16,6 +16,7 @@ import pytest
 
 import gpusim
 from gpusim import aliases
+from tests.machine_time import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "POPDIST_", "GPUSIM_IPUS", "POPTORCH_")
@@ -29,7 +30,7 @@ def process(
     environ = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
     environ |= {"PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(
-        command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120
+        command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=PATIENCE
     )
 
 

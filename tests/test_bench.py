@@ -27,6 +27,7 @@ from bench.peers.remote import Worker
 from bench.results import LIMIT, OURS, Entry, Exchange, Outcome, Overhead, Results
 from bench.targets import judge
 from bench.timing import Timing, interleave
+from tests.machine_time import PATIENCE
 
 TINY = list(select(variants=VARIANTS, sizes=[(4, 16)]))
 COPY_BYTES = 2**16
@@ -234,7 +235,7 @@ def test_wrong_bits_on_one_instance_are_found_on_all() -> None:
         env=mpirun.environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
 

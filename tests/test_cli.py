@@ -14,6 +14,7 @@ import pytest
 import gpusim
 from gpusim import cli, info, probes
 from gpusim.demo import train
+from tests.machine_time import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +26,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 
@@ -179,7 +180,9 @@ def test_devices_are_rows_of_the_table() -> None:
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     shell = f"'{sys.executable}' -m gpusim info | head -n 1"
-    done = subprocess.run(shell, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        shell, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

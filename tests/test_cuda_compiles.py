@@ -11,6 +11,7 @@ import pytest
 from gpusim.cuda import compile as compiling
 from gpusim.cuda import report, templates
 from gpusim.cuda.device import Kernel
+from tests.machine_time import PATIENCE
 
 needs_compiler = pytest.mark.skipif(
     compiling.compiler() is None, reason="neither nvcc nor the wheel nvidia-cuda-nvrtc is installed"
@@ -83,4 +84,4 @@ except ImportError as error:
 else:
     raise AssertionError
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)

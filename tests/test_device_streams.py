@@ -25,6 +25,7 @@ from gpusim.libraries import on_device
 from gpusim.mapping import streams
 from tests import device_arrays, device_streams
 from tests.host_cuda.values import same
+from tests.machine_time import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -279,7 +280,7 @@ def engines(count: int, work: Callable[[nccl.NcclEngine], Any]) -> list[Any]:
             threads.submit(lambda k=k: work(nccl.NcclEngine(count, k, identity, gpu=k % 2)))
             for k in range(count)
         ]
-        return [future.result(timeout=60) for future in made]
+        return [future.result(timeout=PATIENCE) for future in made]
 
 
 def test_instances_exchange_arrays_of_any_dtype(cupy: Any) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine_time import PATIENCE
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -18,7 +20,7 @@ def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
     command = [sys.executable, path]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("agreed")

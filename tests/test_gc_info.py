@@ -22,6 +22,7 @@ import pytest
 import gpusim
 from gpusim import probes
 from gpusim.devices import Table, attach, attributes, gc_info, gc_monitor, host, locks, nvml
+from tests.machine_time import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 Run = Callable[..., tuple[int, list[str], str]]
@@ -462,7 +463,7 @@ def test_the_commands_are_installed_under_their_names() -> None:
 )
 def test_the_commands_run_as_modules(module: str, arguments: tuple[str, ...], first: str) -> None:
     command = [sys.executable, "-m", f"gpusim.devices.{module}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(first)
 

@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import gpusim
+from tests.machine_time import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("cupy", "jax", "matplotlib", "mpi4py", "pynvml", "rich", "scipy", "sklearn", "torch")
@@ -26,7 +27,7 @@ assert not heavy, f'import gpusim loads {{heavy}}'
 
 def python(*arguments: str, run: str | Path = sys.executable, cwd: Path = ROOT) -> str:
     command = [run, *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -16,6 +16,7 @@ import fallback
 import gpusim
 from fallback import memory
 from gpusim import lax
+from tests.machine_time import PATIENCE
 
 LARGE = (memory.SMALLEST // 4 + 1,)
 
@@ -121,7 +122,7 @@ def in_a_process_of_its_own(program: str, **environment: str) -> subprocess.Comp
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import gpusim
 from gpusim import lax
+from tests.machine_time import PATIENCE
 
 SCHEDULES = ["cores", "one"]
 
@@ -459,7 +460,7 @@ def test_ctrl_c_ends_all_replicas(delay):
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
         try:
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
     assert out == "interrupted, threads left: 0\n"

@@ -22,6 +22,7 @@ from gpusim.environment import IPUS, LOCAL, LOCAL_INSTANCE, OFFSET, TOTAL, UNIFO
 from gpusim.errors import GpusimError
 from gpusim.popdist import participants
 from gpusim.popdist.participants import listed
+from tests.machine_time import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 NAMES = (TOTAL, LOCAL, OFFSET, IPUS, UNIFORM, LOCAL_INSTANCE)
@@ -64,7 +65,7 @@ def run(tmp_path: Path, program: str, *options: str) -> list[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [
@@ -98,7 +99,7 @@ popdist.init()
 popdist.synchronize()
 assert popdist.isBackendInitialized() and "mpi4py" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
 def test_the_variables_say_where_an_instance_is(environment) -> None:

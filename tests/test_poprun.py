@@ -22,10 +22,10 @@ from gpusim.activity import Activity
 from gpusim.launch import main, mpirun, report
 from gpusim.launch.layout import hosts_of, lay_out
 from gpusim.launch.report import Failure, failure_in, left_alone
+from tests.machine_time import PATIENCE, running
 
 ROOT = Path(__file__).parent.parent
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "POPDIST_", "GPUSIM_IPUS")
-PATIENCE = 60  # seconds for what takes two, on a busy machine
 
 HELLO = """
 import os, subprocess, sys, time
@@ -92,8 +92,8 @@ class Run:
         return found
 
     def all_gone(self, patience: float = 10) -> bool:
-        end = time.monotonic() + patience
-        while self.left() and time.monotonic() < end:
+        end = running() + patience
+        while self.left() and running() < end:
             time.sleep(0.05)
         return not self.left()
 
@@ -228,9 +228,9 @@ while True:
     killed = int(run.lines_until("hello", 2)[1][0].split()[1])
     time.sleep(moment)
     os.kill(killed, signal.SIGKILL)
-    began = time.monotonic()
-    code, _, errors = run.end(15)
-    assert time.monotonic() - began < 10
+    began = running()
+    code, _, errors = run.end()
+    assert running() - began < 10
     assert code == 128 + signal.SIGKILL
     # Open MPI does not always know which one it was that died while it connected.
     known = "instance 1 " if moment > 0.5 else "(an instance|instance 1) "
@@ -267,13 +267,13 @@ if rank:
 popdist.synchronize()
 """
     )
-    began = time.monotonic()
+    began = running()
     code, _, errors = poprun(program, "--num-instances", "2").end()
     assert code != 0
     why = "InstanceError: instance 1 has ended its program"
     assert f"gpusim.errors.{why}" in errors and "popdist.synchronize()" in errors
     assert re.search(rf"^poprun: +instance 0 was in its end, after {why}", errors, re.M), errors
-    assert time.monotonic() - began < 30
+    assert running() - began < 30
 
 
 def test_an_instance_that_ignores_sigterm_is_killed(poprun) -> None:
@@ -289,7 +289,7 @@ time.sleep(300)
     run = poprun(program, "--num-instances", "2")
     run.lines_until("ready", 2)
     run.process.terminate()
-    assert run.end(15)[0] == 128 + signal.SIGTERM
+    assert run.end()[0] == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -298,7 +298,7 @@ def test_a_signal_leaves_no_process(poprun, number: signal.Signals) -> None:
     run.lines_until("ready", 2)
     assert len(run.left()) >= 8
     run.process.send_signal(number)
-    code, _, errors = run.end(15)
+    code, _, errors = run.end()
     assert code == 128 + number
     assert f"poprun: stopped by {number.name}" in errors
     assert run.all_gone(1), run.left()
@@ -315,7 +315,7 @@ def test_not_even_sigkill_leaves_a_process(poprun, victim: str) -> None:
         for child in children.split():
             if "prterun" in Path(f"/proc/{child}/cmdline").read_text():  # which mpirun becomes
                 os.kill(int(child), signal.SIGKILL)
-        code, _, errors = run.end(15)
+        code, _, errors = run.end()
         assert code == 128 + signal.SIGKILL
         assert "poprun: mpirun ended with exit code 137" in errors
     assert run.all_gone(), run.left()

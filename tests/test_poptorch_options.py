@@ -39,6 +39,7 @@ from gpusim.poptorch import (
 )
 from gpusim.poptorch.options import BlockId, OptionsDict
 from gpusim.poptorch.options.attribute import Attribute
+from tests.machine_time import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 
@@ -842,7 +843,7 @@ from gpusim import poptorch
 options = poptorch.Options().deviceIterations(2).randomSeed(3).outputMode(poptorch.OutputMode.All)
 assert options.clone().toDict()["random_seed"] == 3
 """
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
 def test_a_seed_seeds_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from tests.machine_time import PATIENCE
+
 ROOT = Path(__file__).parent.parent
 # Tests may themselves run under make, whose flags would reach the one started here.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
@@ -15,7 +17,12 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MA
 
 def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["make", *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        ["make", *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
 
 

@@ -28,6 +28,7 @@ import gpusim
 from fallback import quantile
 from fallback import random as kernels
 from gpusim import lax
+from tests.machine_time import PATIENCE
 
 FLOATS = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))
 INTEGERS = tuple(np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -749,7 +750,7 @@ def test_a_pmap_that_fails_leaves_a_usable_generator() -> None:
 
 def test_maps_in_several_threads_start_from_the_same_count() -> None:
     generator = gpusim.rng(0, "i")
-    together = threading.Barrier(2, timeout=60)
+    together = threading.Barrier(2, timeout=PATIENCE)
     results: list[Any] = []
 
     def job() -> None:

@@ -20,6 +20,7 @@ import pytest
 from gpusim import cli
 from gpusim.study import brief, needs, sweep
 from gpusim.study.files import read_array
+from tests.machine_time import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--input", "normal", "--elements", "64", "--replicas", "2..8", "--seeds", "0,1"]
@@ -289,13 +290,15 @@ def test_ctrl_c_keeps_the_measurements_and_resume_goes_on(folder: Path) -> None:
             assert process.poll() is None, "it was to be interrupted before its end"
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "measurements are kept in study.partial.jsonl" in said and "--resume" in said
     kept = store.read_bytes()
     assert [path.name for path in folder.iterdir()] == [store.name]
 
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert again.returncode == 2 and "go on with it (--resume)" in again.stderr
     assert store.read_bytes() == kept
 
@@ -353,7 +356,9 @@ sys.exit(main(sys.argv[1:]))
 def test_a_sweep_needs_numpy_alone(folder: Path) -> None:
     command = [sys.executable, "-c", WITHOUT, "study", *SMALL, "--csv", "a.csv"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     assert "float16, ring" in done.stdout
 

@@ -20,6 +20,7 @@ import pytest
 import gpusim
 from fallback import copy, fold, limits, ragged, ragged_copy, round_to, threads
 from gpusim import collectives, lax
+from tests.machine_time import PATIENCE
 
 COUNTS = [1, 2, 7]
 ODD = {"BLOCK": 1009, "SHARED_WORK": 0, "SHARED_WIDTH": 37, "CAST_WIDTH": 100}
@@ -141,7 +142,7 @@ def test_small_work_is_done_by_the_caller():
 def test_helpers_take_part_and_are_dismissed():
     before = helpers()
     with threads.limited(3):
-        meet = threading.Barrier(3, timeout=20)
+        meet = threading.Barrier(3, timeout=PATIENCE)
         threads.run(lambda item: meet.wait(), range(3))
         started = helpers() - before
     for thread in started:
@@ -188,7 +189,7 @@ def test_helpers_have_the_callers_context():
     mark.set(5)
     seen: list[tuple[int, str]] = []
     with threads.limited(3), np.errstate(over="raise"):
-        meet = threading.Barrier(3, timeout=20)
+        meet = threading.Barrier(3, timeout=PATIENCE)
 
         def look(item: int) -> None:
             meet.wait()
@@ -249,7 +250,7 @@ def python(program: str, **options: Any) -> subprocess.CompletedProcess[str]:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         **options,
     )
 
@@ -264,7 +265,7 @@ x = np.ones((8, 400_000), np.float32)
 assert fold(x)[0] == 8 and threads.count() == 3
 child = os.fork()
 if not child:
-    meet = threading.Barrier(3, timeout=20)
+    meet = threading.Barrier(3, timeout=PATIENCE)
     threads.run(lambda item: meet.wait(), range(3))
     os._exit(0 if fold(x)[-1] == 8 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -300,5 +301,5 @@ except KeyboardInterrupt:
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE)
     assert (out, process.returncode) == ("8.0 8.0\n", 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import gpusim.torch as gt
+from tests.machine_time import PATIENCE
 from tests.worlds import tensors
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +35,7 @@ def test_replicas_get_what_ranks_of_gloo_get(tmp_path: Path) -> None:
     ]
     try:
         for rank in ranks:
-            _, said = rank.communicate(timeout=120)
+            _, said = rank.communicate(timeout=PATIENCE)
             assert rank.returncode == 0, said
     finally:
         for rank in ranks:
@@ -63,7 +64,7 @@ def test_instances_compute_what_one_process_does(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     parts = [torch.load(tmp_path / f"{instance}.pt", weights_only=True) for instance in (0, 1)]

@@ -17,6 +17,7 @@ import pytest
 import gpusim
 from gpusim import Reduction, cli, collectives, lax
 from gpusim.twins import TWINS, asking, checking, inferring
+from tests.machine_time import PATIENCE
 from tests.test_world import start
 from tests.worlds import twins as world_of_twins
 
@@ -329,7 +330,7 @@ print(json.dumps([np.asarray(psum(x))[0].view(np.uint32).tolist(),
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
         check=True,
     )
     x = np.array([[-0.0, 1e-40, 1.0], [-0.0, 1e-40, 2.0]], np.float32)

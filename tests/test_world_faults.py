@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,12 +19,14 @@ from pathlib import Path
 
 import pytest
 
+from gpusim.engines import starting
+from tests.machine_time import PATIENCE, running
+
 ROOT = Path(__file__).parent.parent
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 MARK = "GPUSIM_TEST_RUN"
 AT_ONCE = 4  # runs
 SECONDS = 10 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # from the fault to the end
-PATIENCE = 100  # seconds for all of it, on a machine that is busy
 
 
 @dataclass
@@ -58,8 +61,8 @@ def processes(mark: str) -> dict[int, int | None]:
 
 def left(mark: str) -> list[int]:
     """The processes of a run that stay behind."""
-    deadline = time.monotonic() + 3
-    while (there := processes(mark)) and time.monotonic() < deadline:
+    deadline = running() + 3
+    while (there := processes(mark)) and running() < deadline:
         time.sleep(0.05)
     return list(there)
 
@@ -94,13 +97,13 @@ def commit(
 ) -> Outcome:
     """Run a program that goes wrong, or that somebody meddles with, who tells when that was."""
     mark = uuid.uuid4().hex
-    begin = time.monotonic()
+    begin = running()
     process = start(launcher, fault, mark)
     try:
         if meddle is not None:
             begin = meddle(process, mark)
         out, errors = process.communicate(timeout=PATIENCE)
-        seconds = time.monotonic() - begin
+        seconds = running() - begin
     finally:
         if process.poll() is None:
             for pid in processes(mark):
@@ -269,11 +272,11 @@ def test_ctrl_c_leaves_no_process(program: str) -> None:
     def to_all(process: subprocess.Popen[str], mark: str) -> float:
         joined(process, 2)
         os.killpg(process.pid, signal.SIGINT)
-        return time.monotonic()
+        return running()
 
     def to_one(process: subprocess.Popen[str], mark: str) -> float:
         os.kill(joined(process, 2)[0], signal.SIGINT)
-        return time.monotonic()
+        return running()
 
     with ThreadPoolExecutor(2) as pool:
         everybody = pool.submit(commit, program, mpirun(2), to_all)
@@ -297,16 +300,16 @@ def test_killing_an_instance_at_any_moment_ends_the_run(seed: int) -> None:
 
         def meddle(process: subprocess.Popen[str], mark: str) -> float:
             if early:
-                deadline = time.monotonic() + PATIENCE
+                deadline = running() + PATIENCE
                 while victim not in (there := processes(mark)).values():
-                    assert time.monotonic() < deadline
+                    assert running() < deadline
                     time.sleep(0.02)
                 pids = {rank: pid for pid, rank in there.items() if rank is not None}
             else:
                 pids = joined(process, instances)
             time.sleep(delay)
             os.kill(pids[victim], signal.SIGKILL)
-            return time.monotonic()
+            return running()
 
         program = chance.choice(["endless", "endless threads"])
         return victim, early, commit(program, mpirun(instances), meddle)
@@ -318,3 +321,43 @@ def test_killing_an_instance_at_any_moment_ends_the_run(seed: int) -> None:
             who = f"instance {victim} (replicas {2 * victim} to {2 * victim + 1}) is gone"
             assert early or outcome.says(who, "the last call of both was lax.p"), outcome
             assert f"process rank {victim} " in " ".join(outcome.errors.split()), outcome
+
+
+# --- mpirun itself -------------------------------------------------------------------------------
+
+
+def imitation(folder: Path, name: str, instances: int, seconds: float) -> subprocess.Popen[bytes]:
+    """A process of that name, which starts instances for so long and then never ends."""
+    (folder / name).symlink_to("/bin/bash")
+    variables = "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+    one = f"{variables} OMPI_COMM_WORLD_RANK={{}} sleep {seconds} & "
+    script = "".join(one.format(rank) for rank in range(instances)) + "wait; while :; do read; done"
+    return subprocess.Popen([folder / name, "-c", script], stdin=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(("name", "ends"), [("prterun", True), ("mpirun", True), ("prted", False)])
+def test_an_mpirun_that_is_left_with_no_instance_and_waits_for_itself_is_ended(
+    name: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Open MPI 5.0's is, now and then, when an instance ends while it connects."""
+    monkeypatch.setattr(starting, "LOOK_EVERY", 0.02)
+    with imitation(tmp_path, name, 2, 1.0) as process:
+        try:
+            began = starting.beginning_of(process.pid)
+            while starting.beside(process.pid) != {"0", "1"}:
+                time.sleep(0.02)
+            starter = threading.Thread(target=starting.end_launcher, args=(process.pid, began))
+            starter.daemon = True
+            starter.start()
+            starter.join(0.7)
+            assert process.poll() is None and starting.beside(process.pid) == {"0", "1"}
+            if ends:
+                assert process.wait(PATIENCE) == -signal.SIGKILL
+                starter.join(PATIENCE)
+            else:
+                starter.join(2.0)
+                assert process.poll() is None
+        finally:
+            process.kill()
+    starter.join(PATIENCE)
+    assert not starter.is_alive()

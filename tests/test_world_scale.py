@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from gpusim.launch import mpirun
+from tests.machine_time import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 INSTANCES = 4
@@ -23,7 +24,7 @@ def start(*program: str) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from gpusim.cuda import folding, ragged, rounding, templates
 from gpusim.cuda.compile import ARGUMENTS, SOURCES
 from gpusim.cuda.device import Kernel, Launch
+from tests.machine_time import PATIENCE
 
 HERE = Path(__file__).parent
 # No fused multiply-add, no extended precision: each operation is rounded as CUDA rounds it.
@@ -57,7 +58,7 @@ def library(unit: str) -> ctypes.CDLL:
             source.write_text(text)
             include = [f"-I{HERE}", f"-I{SOURCES}"]
             command = [COMPILER, *OPTIONS, *include, str(source), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
             assert done.returncode == 0, done.stderr
             made.replace(built)  # at once: another process may be looking
     return ctypes.CDLL(str(built))
