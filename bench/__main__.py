@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import machine, memory, overhead, table, worlds
+from bench import machine, memory, overhead, table, training, worlds
 from bench.cases import (
     COLLECTIVES,
     DEFAULT_VARIANTS,
@@ -32,7 +32,9 @@ BUDGET = 4.0  # seconds for a case, about
 QUICK_BUDGET = 0.6
 # Seconds for a collective and size of a World, and the sizes.
 WORLDS, QUICK_WORLDS = (3.0, worlds.SIZES), (1.0, worlds.QUICK_SIZES)
-PARTS = ("memory", "overhead", "worlds", "cases")
+# Seconds for a step of training, and the numbers of replicas.
+TRAININGS, QUICK_TRAININGS = (4.0, training.REPLICAS), (1.5, training.QUICK_REPLICAS)
+PARTS = ("memory", "overhead", "worlds", "training", "cases")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -140,6 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "worlds" not in given.without:
             for exchange in worlds.exchanges(*QUICK_WORLDS if given.quick else WORLDS):
                 results.exchanges.append(exchange)
+                keep(results, start, given.json, peers)
+        if "training" not in given.without:
+            for found in training.trainings(*QUICK_TRAININGS if given.quick else TRAININGS):
+                results.trainings.append(found)
                 keep(results, start, given.json, peers)
         if "memory" not in given.without:
             for k, outcome in enumerate(results.outcomes):

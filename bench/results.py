@@ -102,6 +102,40 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Training:
+    """A step of training on simulated replicas, beside plain PyTorch's.
+
+    Attributes:
+        replicas: how many there are.
+        batch: samples of each of them.
+        ours: all replicas in lockstep.
+        model: the same as a trainingModel; None for more replicas than one may have.
+        loop: one replica after the other.
+        whole: all samples as one batch, which has no gradients of replicas: the limit.
+        problem: why there are no times.
+    """
+
+    replicas: int
+    batch: int
+    ours: Timing | None = None
+    model: Timing | None = None
+    loop: Timing | None = None
+    whole: Timing | None = None
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Training:
+        """What `dataclasses.asdict` made of one."""
+        names = ("ours", "model", "loop", "whole")
+        return cls(**given | {name: given[name] and Timing(**given[name]) for name in names})
+
+    def ratio(self, name: str = "loop") -> float | None:
+        """How many times as long as gpusim another way takes."""
+        other: Timing | None = getattr(self, name)
+        return other.min / self.ours.min if other and self.ours else None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """A target and what was measured; `met` is None where nothing was."""
 
@@ -132,6 +166,7 @@ class Results:
     outcomes: list[Outcome] = field(default_factory=list)
     overheads: list[Overhead] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
+    trainings: list[Training] = field(default_factory=list)
     targets: list[Verdict] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,6 +176,7 @@ class Results:
             "cases": [_outcome_to_dict(outcome) for outcome in self.outcomes],
             "overheads": [asdict(overhead) for overhead in self.overheads],
             "worlds": [asdict(exchange) for exchange in self.exchanges],
+            "trainings": [asdict(training) for training in self.trainings],
             "targets": [asdict(verdict) for verdict in self.targets],
         }
 
@@ -154,6 +190,7 @@ class Results:
             outcomes=[_outcome_of(case) for case in given["cases"]],
             overheads=[Overhead(**overhead) for overhead in given["overheads"]],
             exchanges=[Exchange.of(exchange) for exchange in given.get("worlds", [])],
+            trainings=[Training.of(training) for training in given.get("trainings", [])],
             targets=[Verdict(**verdict) for verdict in given["targets"]],
         )
 

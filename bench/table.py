@@ -91,6 +91,8 @@ def tables(results: Results) -> list[Table]:
         made.append(overhead_table(results))
     if results.exchanges:
         made.append(worlds_table(results))
+    if results.trainings:
+        made.append(trainings_table(results))
     if results.targets:
         made.append(targets_table(results))
     return made
@@ -155,6 +157,28 @@ def worlds_table(results: Results) -> Table:
     headings = ["collective", "order", "instances", "/ MPI", "medians", "gpusim", "MPI"]
     headings += ["median", "MPI's"]
     return Table("Worlds, beside raw mpi4py", headings, rows, tuple(notes))
+
+
+def trainings_table(results: Results) -> Table:
+    """Training on simulated replicas: against PyTorch, and times."""
+    rows, notes = [], []
+    for found in results.trainings:
+        if found.problem:
+            notes.append(f"{found.replicas} replicas: {found.problem}")
+            continue
+        ways = (found.ours, found.model, found.loop, found.whole)
+        times = [None if t is None else t.min for t in ways]
+        per_second = found.replicas / found.ours.min if found.ours else 0.0
+        row = [f"{found.replicas} x {found.batch}", factor(found.ratio())]
+        row += [
+            factor(found.ratio("whole")),
+            *map(duration, times),
+            f"{float(f'{per_second:.3g}'):,.0f}",
+        ]
+        rows.append(row)
+    headings = ["replicas", "loop", "one batch", "gpusim", "trainingModel", "loop's"]
+    headings += ["one batch's", "replicas / s"]
+    return Table("A step of training, beside PyTorch", headings, rows, tuple(notes))
 
 
 VERDICTS = {True: "met", False: "MISSED", None: "not measured"}

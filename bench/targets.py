@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.cases import COLLECTIVES, KI, MI, Case, Size
 from bench.overhead import NUMPY_CALL
-from bench.results import LIMIT, Exchange, Outcome, Results, Verdict
+from bench.results import LIMIT, Exchange, Outcome, Results, Training, Verdict
 
 LARGE: tuple[Size, ...] = ((8, 4 * MI), (256, 64 * KI))
 JAX = "JAX shard_map"
@@ -71,6 +71,8 @@ TARGETS = (
 
 DISPATCH_MICROSECONDS = 10.0
 
+TRAINING = (64, 5.0)  # replicas, and how many times as fast as a loop over them
+
 LARGE_VALUE = 16 * MI  # bytes: of smaller ones the messages' own time is the most
 
 
@@ -117,7 +119,7 @@ def judge(results: Results) -> list[Verdict]:
     """One verdict for each target."""
     verdicts = [_judge(target, results.outcomes) for target in TARGETS]
     worlds = [_judge_world(target, results.exchanges) for target in WORLD_TARGETS]
-    return [*verdicts, *worlds, _dispatch(results)]
+    return [*verdicts, *worlds, _judge_training(results.trainings), _dispatch(results)]
 
 
 def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
@@ -155,6 +157,16 @@ def _judge_world(target: WorldTarget, exchanges: Iterable[Exchange]) -> Verdict:
         return Verdict(target.description, None, bound, None)
     ratio, basis = max(found)
     return Verdict(target.description, ratio, bound, ratio <= target.within, basis)
+
+
+def _judge_training(trainings: Iterable[Training]) -> Verdict:
+    """The number of replicas that the target names."""
+    replicas, faster = TRAINING
+    description = f"a step of training {replicas} replicas of a small MLP, than a loop in PyTorch"
+    bound = f"≥ {faster:g}x faster"
+    ratio = next((t.ratio() for t in trainings if t.replicas == replicas), None)
+    met = None if ratio is None else ratio >= faster
+    return Verdict(description, ratio, bound, met, "CPU" if ratio is not None else "")
 
 
 def _dispatch(results: Results) -> Verdict:

@@ -15,7 +15,7 @@ import pytest
 
 from bench import __main__ as command
 from bench import measure as measuring
-from bench import memory, mpirun, table, worker, worlds
+from bench import memory, mpirun, table, training, worker, worlds
 from bench.cases import COLLECTIVES, VARIANTS, Case, Plan, parse_size, select
 from bench.measure import measure
 from bench.overhead import NUMPY_CALL
@@ -24,7 +24,7 @@ from bench.peers.base import Samples
 from bench.peers.limit import Limit
 from bench.peers.ours import Vmap
 from bench.peers.remote import Worker
-from bench.results import LIMIT, OURS, Entry, Exchange, Outcome, Overhead, Results
+from bench.results import LIMIT, OURS, Entry, Exchange, Outcome, Overhead, Results, Training
 from bench.targets import judge
 from bench.timing import Timing, interleave
 from tests.machine_time import PATIENCE
@@ -292,6 +292,39 @@ def test_what_was_not_measured_of_worlds_is_a_note() -> None:
     )
 
 
+# ---------------------------------------------------------------- training
+
+
+def test_all_ways_to_train_take_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(training.trainings(0.0, [1, 3]))
+    assert [(t.replicas, t.problem) for t in found] == [(1, None), (3, None)]
+    assert all(t.ours and t.model and t.loop and t.whole for t in found)
+    monkeypatch.setattr(training.Looped, "step", lambda self, x, y: None)
+    (wrong,) = training.trainings(0.0, [2])
+    assert wrong.problem == "loop: other weights after a step" and wrong.ratio() is None
+
+
+def test_more_replicas_than_a_training_model_may_have_run_in_lockstep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(training, "IPUS", 2)
+    (found,) = training.trainings(0.0, [3])
+    assert found.problem is None and found.ours and not found.model
+
+
+def test_the_number_of_replicas_that_the_target_names_is_judged() -> None:
+    found = results([])
+    assert judge(found)[-2].met is None
+    times = [Timing(seconds, seconds, 3) for seconds in (1.0, 1.5, 6.0, 0.2)]
+    found.trainings = [Training(2, 4, times[2], *times[1:]), Training(64, 4, *times)]
+    verdict = judge(found)[-2]
+    assert (verdict.ratio, verdict.met) == (6.0, True)
+    made = table.trainings_table(found)
+    assert made.rows[1] == [
+        "64 x 4", "6.00", "0.20", "1.00 s", "1.50 s", "6.00 s", "200 ms", "64"
+    ]  # fmt: skip
+
+
 # ---------------------------------------------------------------- results
 
 
@@ -299,6 +332,10 @@ def test_results_survive_their_json(tmp_path: Path) -> None:
     made = results([measure(TINY[0], local(), 0.0)])
     made.overheads = [Overhead("vmap, x", 1.5, NUMPY_CALL), Overhead("pmap, x", None, "it broke")]
     made.exchanges = [exchange("tree", 1.25), worlds.failure("mpirun is not installed")]
+    made.trainings = [
+        Training(2, 4, Timing(1.0, 2.0, 3), None, Timing(1.0, 1.0, 3), Timing(1.0, 1.0, 3)),
+        Training(4, 4, problem="it broke"),
+    ]
     made.targets = judge(made)
     path = tmp_path / "results.json"
     made.save(path)
@@ -363,7 +400,7 @@ def test_tables_print_without_rich(
 
 def run_command(path: Path, *arguments: str) -> int:
     options = ("--sizes", "4x16", "--dtypes", "float32", "--budget", "0.001", "--json", str(path))
-    return command.main([*options, "--without", "memory,overhead,worlds", *arguments])
+    return command.main([*options, "--without", "memory,overhead,worlds,training", *arguments])
 
 
 def test_the_command_writes_what_it_shows(
