@@ -44,6 +44,11 @@ WHATS = [
     What("pshuffle.transpose", ((2, 0, 1),)),
     What("pbroadcast", (1,)),
     What("pbroadcast.transpose", (1,)),
+    What("all_reduce"),
+    What("all_reduce.backward"),
+    What("all_gather_equal", options=(("axis", 0), ("tiled", False))),
+    What("own_slice"),
+    What("own_slice.transpose"),
 ]
 RAGGED = [What("ragged_all_to_all"), What("ragged_all_to_all.transpose")]
 
@@ -57,9 +62,10 @@ def test_torch_finds_no_fault_with_the_operator(what: What) -> None:
     linear = TABLE[what.collective].transpose is not None
     plan = Plan(what, ("i",), AROUND).encode()
     operator = torch.ops.gpusim.stacked.default
-    operands = [torch.randn(R, 6, R, requires_grad=linear), torch.randn(R, 6, R)]
+    shape = (R, R if what.collective == "own_slice" else 6, R)
+    operands = [torch.randn(shape, requires_grad=linear), torch.randn(shape)]
     torch.library.opcheck(operator, (operands, [0], plan))
-    within = [torch.randn(2, R, 6, R)]  # axis j leads
+    within = [torch.randn(2, *shape)]  # axis j leads
     torch.library.opcheck(operator, (within, [1, 0], plan), test_utils="test_faketensor")
 
 

@@ -23,7 +23,15 @@ from ..mapping.frames import (
 )
 from ..world import current_world
 
-__all__ = ["Around", "TensorFrame", "axes_around", "rebound", "trace_axes", "traced_sizes"]
+__all__ = [
+    "Around",
+    "TensorFrame",
+    "axes_around",
+    "is_traced",
+    "rebound",
+    "trace_axes",
+    "traced_sizes",
+]
 
 
 class TensorFrame(Frame):
@@ -79,6 +87,12 @@ def traced_sizes(names: Sequence[str]) -> tuple[int, ...]:
     frames = [resolve(name) for name in names]
     traced = any(_kind(frame) == "traced" for frame in frames)
     return tuple(frame.total for frame in frames) if traced else ()
+
+
+def is_traced(name: AxisName) -> bool:
+    """Whether an axis of this name is bound for tracing."""
+    frames = [frame for frame in environment() if frame.name == name]
+    return bool(frames) and _kind(frames[-1]) == "traced"
 
 
 @contextmanager

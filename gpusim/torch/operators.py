@@ -15,6 +15,7 @@ from ..mapping import binding
 from ..mapping.frames import Frame, environment
 from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
 from .frames import TensorFrame, axes_around, traced_sizes
+from .graph_operators import graph_operator
 from .plan import Plan, What
 from .stacked import UNNAMED, batched, stacked
 from .tensors import dtype_of
@@ -145,18 +146,11 @@ def _index(frame: Frame) -> Tensor:
     return torch.tensor(frame.offset + (frame.index or 0), dtype=torch.int32)
 
 
-_library = torch.library.Library("gpusim", "FRAGMENT")
-_OPERATORS = {
-    "collective(Tensor[] operands, str collective, str[] axis_names, str arguments) -> Tensor[]": (
-        _run
-    ),
-    "axis_index(str[] axis_names) -> Tensor": _run_axis_index,
-}
-for _schema, _function in _OPERATORS.items():
-    _library.define(_schema)
-    # Where no transform of torch.func is active, and before the first one that is:
-    _library.impl(_schema.partition("(")[0], _function, "CompositeImplicitAutograd")
-    _library.impl(_schema.partition("(")[0], _function, "FuncTorchDynamicLayerFrontMode")
+_collective = graph_operator(
+    "collective(Tensor[] operands, str collective, str[] axis_names, str arguments) -> Tensor[]",
+    _run,
+)
+_axis_index = graph_operator("axis_index(str[] axis_names) -> Tensor", _run_axis_index)
 
 
 def collective(operands: Sequence[Tensor], what: What, names: Sequence[str]) -> list[Tensor]:
@@ -168,13 +162,11 @@ def collective(operands: Sequence[Tensor], what: What, names: Sequence[str]) -> 
     """
     if not torch.compiler.is_dynamo_compiling():  # which cannot look up axes
         what = replace(what, sizes=traced_sizes(names))
-    found: list[Tensor] = torch.ops.gpusim.collective.default(
-        [*operands], what.collective, [*names], what.encode()
-    )
+    found: list[Tensor] = _collective([*operands], what.collective, [*names], what.encode())
     return found
 
 
 def axis_index(names: Sequence[str]) -> Tensor:
     """int32 index of each replica along the axes, row-major."""
-    found: Tensor = torch.ops.gpusim.axis_index.default([*names])
+    found: Tensor = _axis_index([*names])
     return found

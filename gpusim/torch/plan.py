@@ -22,6 +22,7 @@ from ..formats import Format
 from ..groups import Groups
 from ..mapping.binding import Collective
 from ..reduction import Reduction, current
+from .alone import own_slice, own_slice_back, same
 from .frames import Around
 
 __all__ = ["Plan", "TABLE", "What"]
@@ -298,6 +299,16 @@ def _exchanged(operands: list[Any], plan: Plan) -> list[Any]:
     return [(tuple(sizes), dtype)]
 
 
+def _one_part(operands: list[Any], plan: Plan) -> list[Any]:
+    ((shape, dtype),) = operands
+    return [(shape[1:], dtype)]
+
+
+def _all_parts(operands: list[Any], plan: Plan) -> list[Any]:
+    ((shape, dtype),) = operands
+    return [((plan.members, *shape), dtype)]
+
+
 # Transposes.
 
 
@@ -320,16 +331,22 @@ def _exchange_back(what: What) -> What:
     return replace(what, arguments=(concat, split))
 
 
+def _slice_back(what: What) -> What:
+    return replace(what, collective="own_slice", options=())
+
+
 @dataclass(frozen=True)
 class Entry:
     """One collective.
 
     Attributes:
-        definition: the function of `gpusim.collectives`.
+        definition: the function of `gpusim.collectives`; of what is computed `alone`, that of
+            `gpusim.torch.alone`.
         results: the shapes and dtypes that come out.
         transpose: what it is differentiated by; None where there is nothing.
         grouped, folds: whether the definition takes groups, and a reduction.
         once: whether, without groups, its result is the same on all replicas.
+        alone: whether each replica computes it from its own value, so that nobody waits.
         arity: how many operands a leaf has.
     """
 
@@ -339,6 +356,7 @@ class Entry:
     grouped: bool = False
     folds: bool = False
     once: bool = False
+    alone: bool = False
     arity: int = 1
 
 
@@ -374,4 +392,11 @@ TABLE: dict[str, Entry] = {
         grouped=True,
         arity=7,
     ),
+    # Those of poptorch_experimental_addons, whose backward pass is declared: a sum or nothing, and
+    # of a gathered value the own part.
+    "all_reduce": Entry(collectives.psum, _sum, _to("all_reduce.backward"), folds=True, once=True),
+    "all_reduce.backward": Entry(same, _same, _to("all_reduce"), alone=True),
+    "all_gather_equal": Entry(collectives.all_gather, _gathered, _slice_back, once=True),
+    "own_slice": Entry(own_slice, _one_part, _to("own_slice.transpose"), alone=True),
+    "own_slice.transpose": Entry(own_slice_back, _all_parts, _to("own_slice"), alone=True),
 }

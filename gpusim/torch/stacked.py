@@ -17,6 +17,7 @@ from ..mapping.array import unpack, wrap
 from ..mapping.binding import bind
 from ..mapping.frames import Axes
 from ..reduction import State, entered
+from .alone import Stand
 from .derivatives import cotangents_of_operands, save
 from .frames import rebound
 from .plan import Plan
@@ -49,11 +50,23 @@ def _compute(operands: Sequence[Tensor], origins: Sequence[int], plan: Plan) -> 
     sizes = operands[0].shape[: len(origins)]
     unnamed = [size for size, origin in zip(sizes, origins, strict=True) if origin == UNNAMED]
     with on_stream_of(operands), rebound(plan.around, unnamed) as frames:
+        if plan.entry.alone:
+            return _alone(operands, origins, plan, frames)
         later = iter(frames[len(plan.around) :])
         axes = tuple(next(later) if o == UNNAMED else frames[o] for o in origins)
         values = [_enter(operand, axes, plan.what.collective) for operand in operands]
         results = _bind(plan, values)
         return [_leave(result, axes, plan) for result in results]
+
+
+def _alone(
+    operands: Sequence[Tensor], origins: Sequence[int], plan: Plan, frames: Axes | None
+) -> list[Tensor]:
+    """What each replica computes by itself; without frames, of fake tensors."""
+    (place,) = plan.over
+    first = 0 if frames is None else frames[place].offset + (frames[place].index or 0)
+    stand = Stand.of(origins, place, plan.around[place], first)
+    return [plan.entry.definition(operand, stand) for operand in operands]
 
 
 def _bind(plan: Plan, values: list[Any]) -> list[Any]:
@@ -102,6 +115,8 @@ def _leave(result: Any, axes: Axes, plan: Plan) -> Tensor:
 @stacked.register_fake
 def _fake(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
     chosen = Plan.decode(plan)
+    if chosen.entry.alone:
+        return _alone(operands, lead, chosen, None)
     sizes = operands[0].shape[: len(lead)]
     name = chosen.what.collective
     shapes = [(tuple(x.shape[len(lead) :]), dtype_of(x, f"{name}'s operand")) for x in operands]

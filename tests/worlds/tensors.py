@@ -11,7 +11,10 @@ from typing import Any
 import torch
 
 import gpusim
+import gpusim.poptorch_experimental_addons as pea
 import gpusim.torch as gt
+from gpusim.poptorch.axis import AXIS
+from gpusim.torch.seeds import seeded
 
 REPLICAS = 5
 
@@ -27,6 +30,22 @@ def program(x: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
+def addons(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of poptorch_experimental_addons those that know where a replica stands, with gradients."""
+    operations: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "all_reduce": lambda x: pea.collectives.all_reduce_cross_replica_sum(x, REPLICAS),
+        "inserted": lambda x: pea.collectives.all_reduce_cross_replica_sum(x, REPLICAS, True),
+        "all_gather": lambda x: pea.collectives.all_gather_cross_replica(x, REPLICAS),
+        "equal": lambda x: pea.collectives.all_gather_cross_replica_identical_grads_in(x, REPLICAS),
+        "quantised": lambda x: pea.quantise_fpx(x, 2, 1, bwd=True),
+    }
+    found = {}
+    for name, operation in operations.items():
+        found[name], back = torch.func.vjp(operation, x)
+        found[f"{name}, back"] = back(found[name] * (1 + gt.axis_index(AXIS)))[0]
+    return found
+
+
 def run(own: slice) -> dict[str, torch.Tensor]:
     """The results of these replicas, in lockstep, in threads, and in a backward pass around."""
     generator = torch.Generator().manual_seed(0)
@@ -36,6 +55,8 @@ def run(own: slice) -> dict[str, torch.Tensor]:
     for name, map_ in maps.items():
         with gpusim.reduction(order="ring", rounding="stochastic", seed=1):
             tree = map_(program, axis_name="i")(x)
+            with seeded(2):
+                tree |= map_(addons, axis_name=AXIS)(x)
         found |= {f"{name}, {part}": value for part, value in tree.items()}
     leaf = x.clone().requires_grad_()
     gt.vmap(lambda x: gt.psum(x, "i") * x, axis_name="i")(leaf).sum().backward()

@@ -1,0 +1,20 @@
+"""The axis that PopTorch's replicas are on: what runs a model binds it, and collectives of
+poptorch_experimental_addons run over it."""
+
+from __future__ import annotations
+
+from ..mapping.frames import environment
+
+__all__ = ["AXIS", "inside_replicas"]
+
+AXIS = "gpusim.poptorch.replicas"
+"""Its name: that of gpusim.torch's axes, a string, so that operators of a graph can carry it."""
+
+
+def inside_replicas() -> bool:
+    """Whether this is the code of a replica, one that is traced included.
+
+    >>> inside_replicas()
+    False
+    """
+    return any(frame.name == AXIS for frame in environment())

@@ -1,0 +1,36 @@
+"""The names of poptorch-experimental-addons, on simulated replicas: collectives, sharded products,
+gradients of one's own choice, small floating-point formats. Needs PyTorch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("torch") is None:
+    raise ImportError(
+        "gpusim.poptorch_experimental_addons needs PyTorch: pip install 'gpusim[torch]'"
+    )
+
+from . import collectives, sharded, sparse
+from ._impl.core import (
+    autograd_proxy,
+    distance_matrix,
+    quantise_fpx,
+    quantise_fpx_grad,
+    quantise_fpx_ste,
+)
+
+__all__ = [
+    # between replicas
+    "collectives",
+    "sharded",
+    # matrices of blocks
+    "sparse",
+    # gradients of one's own choice
+    "autograd_proxy",
+    # distances
+    "distance_matrix",
+    # small formats
+    "quantise_fpx",
+    "quantise_fpx_ste",
+    "quantise_fpx_grad",
+]
