@@ -1,0 +1,110 @@
+"""What operators of torch are traced as, other than as themselves: random ones, and those whose
+kernels look at values, or change in place what replicas share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from .draws import Draws
+from .random_operators import TABLE, is_random
+
+__all__ = ["Untraceable", "check_traced", "table"]
+
+aten = torch.ops.aten
+
+
+class Untraceable(Exception):
+    """What a graph of one replica cannot stand for."""
+
+
+def table(draws: Callable[[], Draws]) -> dict[Any, Callable[..., Any]]:
+    """A decomposition table for make_fx; random operators draw from `draws()`."""
+
+    def drawn(rule: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: rule(draws(), *args, **kwargs)
+
+    rules = {target: drawn(rule) for target, rule in TABLE.items()}
+    rules |= {target: target.decompose for target in COMPOSITES}
+    rules |= {target: _without_dropout_only(target) for target in RECURRENT}
+    return rules | {aten.one_hot.default: _one_hot, ATTENTION: _attention}
+
+
+COMPOSITES = [
+    getattr(aten, name).default
+    for name in (
+        "alpha_dropout",
+        "alpha_dropout_",
+        "feature_dropout",
+        "feature_dropout_",
+        "feature_alpha_dropout",
+        "feature_alpha_dropout_",
+        "_scaled_dot_product_attention_math",
+    )
+]
+"""Operators that are taken apart into random ones of the table."""
+
+RECURRENT = [
+    getattr(getattr(aten, name), overload)
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for overload in ("input", "data")
+]
+"""Operators that are taken apart as their kernels change in place what is the same on all replicas
+(see `changes`)."""
+
+
+def _without_dropout_only(target: Any) -> Callable[..., Any]:
+    """Takes the operator apart if it has no dropout, which torch's way of doing it forgets."""
+    names = [argument.name for argument in target._schema.arguments]
+    dropout, train = names.index("dropout"), names.index("train")
+
+    def decompose(*args: Any) -> Any:
+        return NotImplemented if args[dropout] and args[train] else target.decompose(*args)
+
+    return decompose
+
+
+ATTENTION = aten.scaled_dot_product_attention.default
+
+
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    """With dropout it is taken apart."""
+    dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
+    return ATTENTION.decompose(*args, **kwargs) if dropout else NotImplemented
+
+
+def _one_hot(x: Tensor, classes: int = -1) -> Tensor:
+    """Without the look at the values that torch's has."""
+    if classes < 0:
+        raise Untraceable("one_hot without num_classes looks at values")
+    return (x.unsqueeze(-1) == torch.arange(classes, device=x.device)).to(torch.int64)
+
+
+def check_traced(node: Node) -> None:
+    """Raise for an operator that is not the same in a graph.
+
+    Raises:
+        Untraceable: naming it.
+    """
+    if node.op == "get_attr":
+        constant = getattr(node.graph.owning_module, str(node.target))
+        if isinstance(constant, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
+            constant
+        ):
+            raise Untraceable("a collective is called inside a vmap or grad of the model's own")
+    if is_random(node.target) and not _without_dropout(node):
+        raise Untraceable(f"{node.target} draws random numbers, of which replicas have no stream")
+
+
+def _without_dropout(node: Node) -> bool:
+    """Whether a random operator draws nothing: its argument dropout_p is 0."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    for place, argument in enumerate(schema):
+        if argument.name in ("dropout_p", "dropout"):
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            return not (argument.default_value if value is None else value)
+    return False

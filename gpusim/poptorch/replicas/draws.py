@@ -1,0 +1,204 @@
+"""The random numbers of models: each operator draws from its replica's stream, as gpusim.rng does.
+
+The numbers are those of the draw (counter << 20) + number, where counter counts micro-batches and
+number the random operators of one: they do not depend on how, or with how many others, it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fallback import random as kernels
+
+from ...torch import seeds as of_replicas  # noqa: F401 - it defines gpusim::seeds
+from ...torch.tensors import TO_NUMPY, as_tensor
+
+__all__ = ["SEEDS", "Draws", "seeded_by", "seeds", "streams"]
+
+OPERATORS = 20
+"""Bits of a draw's number that count the operators of one micro-batch."""
+
+Size = Sequence[int]
+
+
+def streams(seed: int, counter: int, replicas: Sequence[int], device: Any = None) -> Tensor:
+    """The streams of these replicas in a micro-batch: int64 rows of seed, counter and replica."""
+    signed = seed - 2**64 if seed >= 2**63 else seed
+    rows = [[signed, counter, replica] for replica in replicas]
+    return torch.tensor(rows, dtype=torch.int64, device=device)
+
+
+@torch.library.custom_op(
+    "gpusim::draw",
+    mutates_args=(),
+    schema=(
+        "(Tensor stream, str kind, float[] bounds, SymInt[] size, ScalarType dtype, int number)"
+        " -> Tensor"
+    ),
+)
+def draw(
+    stream: Tensor,
+    kind: str,
+    bounds: Sequence[float],
+    size: Size,
+    dtype: torch.dtype,
+    number: int,
+) -> Tensor:
+    """Random numbers of shape `size` for each stream, which is [..., 3] as of `streams`."""
+    rows = stream.reshape(-1, 3).cpu().numpy()
+    seed, counter = int(rows[0, 0]) % 2**64, int(rows[0, 1])
+    call = (counter << OPERATORS) + number
+    words = kernels.Stream(seed, call, rows[:, 2].astype(np.uint64))
+    drawn = KINDS[kind](words, math.prod(size), TO_NUMPY[dtype], *bounds)
+    tensor = as_tensor(np.ascontiguousarray(drawn)).reshape(*stream.shape[:-1], *size)
+    return tensor.to(dtype=dtype, device=stream.device)
+
+
+@draw.register_fake
+def _fake(
+    stream: Tensor, kind: str, bounds: Any, size: Size, dtype: torch.dtype, number: int
+) -> Tensor:
+    return stream.new_empty((*stream.shape[:-1], *size), dtype=dtype)
+
+
+@draw.register_vmap
+def _vmap(
+    info: Any,
+    in_dims: Any,
+    stream: Tensor,
+    kind: str,
+    bounds: Any,
+    size: Size,
+    dtype: torch.dtype,
+    number: int,
+) -> tuple[Tensor, int]:
+    return draw(stream.movedim(in_dims[0], 0), kind, bounds, size, dtype, number), 0
+
+
+Dtype = np.dtype[Any]
+
+
+def _uniform(stream: kernels.Stream, count: int, dtype: Dtype, low: float, high: float) -> Any:
+    first, last = (np.asarray(bound).astype(dtype) for bound in (low, high))
+    return kernels.uniform(stream.words(count), first, last, dtype)
+
+
+def _normal(stream: kernels.Stream, count: int, dtype: Dtype, mean: float, std: float) -> Any:
+    return kernels.normal(stream.words(count), np.float64(mean), np.float64(std), dtype)
+
+
+def _bernoulli(stream: kernels.Stream, count: int, dtype: Dtype, p: float) -> Any:
+    return kernels.bernoulli(stream.words(count), np.float64(p))
+
+
+def _integers(stream: kernels.Stream, count: int, dtype: Dtype, low: float, high: float) -> Any:
+    bounds = (int(low), int(high) - 1)
+    first, last = (np.asarray([bound % 2**64], np.uint64) for bound in bounds)
+    replicas = stream.replicas[:, None]
+    drawn = kernels.integers(stream, stream.words(count), replicas, first, last, ndim=1)
+    return drawn.astype(np.int64)
+
+
+def _permutation(stream: kernels.Stream, count: int, dtype: Dtype) -> Any:
+    return kernels.permutation(stream, count)
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "uniform": _uniform,
+    "normal": _normal,
+    "bernoulli": _bernoulli,
+    "integers": _integers,
+    "permutation": _permutation,
+}
+
+
+class Draws:
+    """What the random operators of one micro-batch draw from; it counts them.
+
+    Attributes:
+        stream: that of the replica, or of all in lockstep.
+        number: how many operators have drawn.
+    """
+
+    def __init__(self, stream: Tensor) -> None:
+        self.stream = stream
+        self.number = 0
+        self._ended = False
+
+    def __call__(
+        self,
+        kind: str,
+        bounds: Sequence[float],
+        size: Size,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> Tensor:
+        number = self.next_number()
+        chosen = torch.get_default_dtype() if dtype is None else dtype
+        found: Tensor = torch.ops.gpusim.draw.default(
+            self.stream, kind, [*map(float, bounds)], [*size], chosen, number
+        )
+        return found if device is None else found.to(device)
+
+    def end(self) -> None:
+        """The forward pass has ended; nothing is drawn any more."""
+        self._ended = True
+
+    @contextmanager
+    def apart(self, number: int, which: int) -> Iterator[None]:
+        """A block of code that may not run everywhere: it draws from a stream of its own, which the
+        number of an operator and `which` of its blocks choose, and counts for itself."""
+        stream, count = self.stream, self.number
+        shift = (2 * number + which + 1) * 0x9E3779B97F4A7C15 % 2**63  # odd: seeds far apart
+        with torch._C.DisableTorchFunction():
+            self.stream = torch.cat([stream[:1] + shift, stream[1:]])
+        self.number = 0
+        try:
+            yield
+        finally:
+            self.stream, self.number = stream, count
+
+    def like(self, x: Tensor, kind: str, *bounds: float) -> Tensor:
+        """As many as `x` has elements, in its dtype."""
+        return self(kind, bounds, x.shape, x.dtype, x.device)
+
+    def next_number(self) -> int:
+        """Count one more.
+
+        Raises:
+            RuntimeError: after `end`.
+        """
+        if self._ended:
+            raise RuntimeError(
+                "random numbers are drawn in the backward pass, which would be others than those "
+                "of the forward pass: replicas that run in threads cannot recompute them"
+            )
+        self.number += 1
+        return self.number - 1
+
+
+SEEDS = torch.ops.gpusim.seeds.default
+"""Seeds of operators that draw by themselves (stochastic rounding)."""
+
+
+def seeds(draws: Draws, count: int) -> Tensor:
+    """What `SEEDS` gives."""
+    return draws("integers", (0, 2**63 - 1), (count,), torch.int64)
+
+
+@contextmanager
+def seeded_by(draws: Draws) -> Iterator[None]:
+    """A block in which torch's own generator depends on the stream alone."""
+    seed, counter, replica = draws.stream.tolist()
+    call = (counter << OPERATORS) + draws.next_number()
+    stream = kernels.Stream(seed % 2**64, call, np.array([replica], np.uint64))
+    with torch.random.fork_rng(enabled=True):
+        torch.manual_seed(int(stream.words(1)[0, 0]) >> 1)
+        yield

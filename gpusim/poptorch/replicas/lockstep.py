@@ -1,0 +1,146 @@
+"""All replicas at once: the traced forward pass and its gradients, as one graph over stacked
+values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ... import torch as gt
+from ..axis import AXIS
+from .results import GRADIENT, Step
+from .trace import Trace, fake_like, plain_kernels
+
+__all__ = ["Lockstep"]
+
+Axes = tuple[int | None, ...]
+
+
+class Lockstep:
+    """A trace for a number of replicas.
+
+    The graph that runs has no maps and no autograd in it: both were traced through. There is one
+    for each set of parameters and buffers that differ between the replicas.
+    """
+
+    execution = "lockstep"
+
+    def __init__(self, trace: Trace, replicas: int) -> None:
+        self.summary = trace.summary
+        self._trace = trace
+        self._replicas = replicas
+        self._graphs: dict[Axes, GraphModule] = {}
+        self._names = [*trace.state.parameters, *trace.state.buffers]
+        self._trained = [self._names.index(name) for name in trace.summary.trained]
+        self._tapped = trace.summary.differentiated if trace.training else ()
+        changed = [self._names.index(name) for name in trace.summary.changed_buffers]
+        self._changed = changed + [
+            len(self._names) + place for place in trace.summary.changed_inputs
+        ]
+        alone = replicas == 1
+        places = range(len(self._names))
+        self._graph(tuple(0 if alone or place in changed else None for place in places))
+
+    def run(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        inputs: Sequence[Tensor],
+        stream: Tensor,
+        scale: Tensor,
+    ) -> Step:
+        """Run one micro-batch, as `Engine`."""
+        state = [*parameters.values(), *buffers.values()]
+        axes = tuple(
+            None if _is_shared(x) and place not in self._changed else 0
+            for place, x in enumerate(state)
+        )
+        given = [x[0] if axis is None else x for x, axis in zip(state, axes, strict=True)]
+        with torch.no_grad():
+            found = self._graph(axes)(*given, *inputs, stream, scale)
+        return self._step(found, [*state, *inputs])
+
+    def _step(self, found: list[Tensor], given: list[Tensor]) -> Step:
+        trace, summary = self._trace, self.summary
+        values = iter(found)
+        gradients = {name: next(values) for name in summary.trained}
+        taps = {GRADIENT + name: next(values) for name in self._tapped}
+        loss = next(values) if trace.training else None
+        outputs = trace.rebuild(_fresh(values, trace.outputs, given))
+        buffers = {name: next(values) for name in trace.state.buffers}
+        inputs = [next(values) for _ in range(len(given) - len(self._names))]
+        return Step(
+            outputs=outputs,
+            gradients=gradients,
+            buffers=buffers,
+            changed_inputs={place: inputs[place] for place in summary.changed_inputs},
+            anchors=dict(zip(trace.anchors, values, strict=True)) | taps,
+            loss=loss,
+        )
+
+    def _graph(self, axes: Axes) -> GraphModule:
+        if axes not in self._graphs:
+            self._graphs[axes] = self._build(axes)
+        return self._graphs[axes]
+
+    def _build(self, axes: Axes) -> GraphModule:
+        trace, count = self._trace, self._replicas
+        like = [*trace.state.parameters.values(), *trace.state.buffers.values(), *trace.inputs]
+        in_dims = (*axes, *(0 for _ in trace.inputs), 0, None)
+        device = next((x.device for x in like), None)
+        like = [x.detach() for x in like]
+        like += [torch.empty(3, dtype=torch.int64, device=device), torch.empty((), device=device)]
+        shapes = [
+            x.shape if axis is None else (count, *x.shape)
+            for x, axis in zip(like, in_dims, strict=True)
+        ]
+        mapped = gt.vmap(self._replica, in_dims=in_dims, axis_name=AXIS)
+        with plain_kernels():
+            graph: GraphModule = make_fx(
+                lambda *leaves: mapped(*leaves), tracing_mode="fake", _allow_non_fake_inputs=True
+            )(*fake_like(like, shapes))
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        return graph
+
+    def _replica(self, *leaves: Tensor) -> list[Tensor]:
+        """What one replica does: its gradients, and what the trace's graph returns."""
+        *values, scale = leaves
+        taps = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in self._trace.taps]
+        if not self._trace.training:
+            return list(self._trace.graph(*self._copied(values), *taps))
+
+        def forward(primals: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            own = self._copied(values)
+            for place, tensor in zip(self._trained, primals, strict=False):
+                own[place] = tensor
+            results = list(self._trace.graph(*own, *primals[len(self._trained) :]))
+            return results[0], [results[0].detach(), *results[1:]]
+
+        primals = [*(values[place] for place in self._trained), *taps]
+        found: Any = torch.func.vjp(forward, primals, has_aux=True)
+        loss, pull, results = found
+        (gradients,) = pull(scale.to(loss.dtype).expand(loss.shape))
+        return [*gradients, *results]
+
+    def _copied(self, values: list[Tensor]) -> list[Tensor]:
+        """The values, with copies of those that change in place."""
+        return [x.clone() if place in self._changed else x for place, x in enumerate(values)]
+
+
+def _is_shared(x: Tensor) -> bool:
+    """Whether all replicas have one value, in memory once."""
+    return x.shape[0] > 1 and x.stride(0) == 0
+
+
+def _fresh(values: Iterator[Tensor], count: int, given: list[Tensor]) -> Iterator[Tensor]:
+    """The next values, copied where they are the memory of what was given."""
+    taken = {x.untyped_storage()._cdata for x in given}
+    for _ in range(count):
+        value = next(values)
+        yield value.clone() if value.untyped_storage()._cdata in taken else value
