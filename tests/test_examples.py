@@ -35,6 +35,8 @@ def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
         "moe_dispatch --replicas 3 --experts 1",
         "moe_dispatch --replicas 3 --experts 2 --skew 100",  # all tokens to one expert
         "moe_dispatch --replicas 6 --experts 3 --tokens 1",  # most slices are empty
+        "poptorch_digits --replicas 1 --calls 2",
+        "poptorch_digits --replicas 16 --calls 2",  # all IPUs that there are
         "ring_attention --replicas 1",
         "ring_attention --replicas 1 --causal",
         "ring_attention --replicas 3",

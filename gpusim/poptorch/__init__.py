@@ -1,13 +1,18 @@
-"""PopTorch's options, enumerations, errors and logging; its models and optimizers are not here yet.
+"""PopTorch: models that train and infer on simulated replicas, their optimizers and options.
 
-A name of PopTorch that is missing is an AttributeError that says so; nothing here is a stub.
-Nothing needs PyTorch.
+What needs PyTorch is loaded when it is first used. A name of PopTorch that is missing is an
+AttributeError that says so; nothing here is a stub.
 """
 
 from __future__ import annotations
 
-from . import enums, options, poptorch_core
+from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING
+
+from . import enums, options, poptorch_core, profiling
 from ._logging import logger, setLogLevel
+from ._version import VERSION as __version__
 from .enums import (
     AutoStage,
     CommGroupType,
@@ -40,17 +45,36 @@ from .options import (
 )
 from .poptorch_core import Error, RecoverableError, UnrecoverableError
 
-__version__ = "3.3.0+gpusim"  # the PopTorch whose interface this is
+if TYPE_CHECKING:
+    from . import optim, testing
+    from .data import AsynchronousDataAccessor, DataLoader
+    from .executor import (
+        ICustomArgParser,
+        PoplarExecutor,
+        inferenceModel,
+        isRunningOnIpu,
+        load,
+        poptorchAtExit,
+        registerCustomArgParser,
+        registerGeometricCustomArgParsers,
+        registerPostCompileHook,
+        registerPreCompileHook,
+        trainingModel,
+    )
+    from .losses import identity_loss
 
 __all__ = [
+    "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
+    "DataLoader",
     "DataLoaderMode",
     "Error",
     "HalfFloatCastingBehavior",
+    "ICustomArgParser",
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
@@ -61,6 +85,7 @@ __all__ = [
     "ParallelPhasedExecution",
     "Phase",
     "PipelinedExecution",
+    "PoplarExecutor",
     "RecoverableError",
     "ReductionType",
     "SerialPhasedExecution",
@@ -73,29 +98,63 @@ __all__ = [
     "VariableRetrievalMode",
     "__version__",
     "enums",
+    "identity_loss",
+    "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
+    "isRunningOnIpu",
+    "load",
     "logger",
+    "optim",
     "options",
+    "poptorchAtExit",
     "poptorch_core",
+    "profiling",
+    "registerCustomArgParser",
+    "registerGeometricCustomArgParsers",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
     "setLogLevel",
+    "testing",
+    "trainingModel",
 ]
 
 # PopTorch's other public names. Whoever adds one takes it out here: a test compares.
 MISSING = frozenset(
     """
-    AsynchronousDataAccessor BeginBlock Block BlockFunction CPU DataLoader ICustomArgParser
-    LegacyBeginBlockFn MultiConv NameScope PoplarExecutor cond ctc_beam_search_decoder custom_op
-    dynamic_slice dynamic_update for_loop fps identity_loss inferenceModel ipu_print_tensor
-    isRunningOnIpu load nearest nop ops optim poptorchAtExit profiling recomputationCheckpoint
-    registerCustomArgParser registerGeometricCustomArgParsers registerPostCompileHook
-    registerPreCompileHook removeBlocks serializedMatMul set_available_memory
-    set_overlap_for_input set_overlap_for_output testing trainingModel
+    BeginBlock Block BlockFunction CPU LegacyBeginBlockFn MultiConv NameScope cond
+    ctc_beam_search_decoder custom_op dynamic_slice dynamic_update for_loop fps ipu_print_tensor
+    nearest nop ops recomputationCheckpoint removeBlocks serializedMatMul set_available_memory
+    set_overlap_for_input set_overlap_for_output
     """.split()
 )
 
 
+# What needs PyTorch, by the module that has it; "" if it is a module itself.
+_WITH_TORCH = {
+    **dict.fromkeys(("optim", "testing"), ""),
+    "identity_loss": "losses",
+    **dict.fromkeys(("AsynchronousDataAccessor", "DataLoader"), "data"),
+    **dict.fromkeys(
+        """
+        ICustomArgParser PoplarExecutor inferenceModel isRunningOnIpu load poptorchAtExit
+        registerCustomArgParser registerGeometricCustomArgParsers registerPostCompileHook
+        registerPreCompileHook trainingModel
+        """.split(),
+        "executor",
+    ),
+}
+
+
 def __getattr__(name: str) -> object:
+    if name in _WITH_TORCH:
+        if _find_spec("torch") is None:
+            raise ImportError(f"poptorch.{name} needs PyTorch: pip install 'gpusim[torch]'")
+        module = _WITH_TORCH[name]
+        found = _import_module(f"{__name__}.{module or name}")
+        value = getattr(found, name) if module else found
+        globals()[name] = value  # from here on it is an ordinary attribute
+        return value
     if name in MISSING:
         there = ", ".join(public for public in __all__ if not public.startswith("__"))
         raise AttributeError(

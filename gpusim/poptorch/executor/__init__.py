@@ -1,0 +1,38 @@
+"""Executors: models that train and infer on simulated replicas when they are called.
+
+- `models`: trainingModel, inferenceModel, load. `executor`: PoplarExecutor.
+- `executable`: what is compiled. `call`: one call of it. `training`: its updates, and `gradients`:
+  how they are accumulated and reduced.
+- `arguments`, `custom_parsers`: what goes in, and `micro_batches`: to which replica. `synthetic`:
+  what goes in instead. `outputs`, `anchors`: what comes out. `counters`: when.
+- `weights`: on the device and on the host. `wrapping`: what makes them come when looked at.
+  `grouping`: groups of replicas with weights of their own.
+- `instances`: the other processes. `devices`: the IPUs. `saving`: files. `hooks`, `context`: for
+  programs that want to know. `repeats`: warnings that come with every compilation.
+"""
+
+from __future__ import annotations
+
+from .context import isRunningOnIpu, poptorchAtExit
+from .custom_parsers import (
+    ICustomArgParser,
+    registerCustomArgParser,
+    registerGeometricCustomArgParsers,
+)
+from .executor import PoplarExecutor
+from .hooks import registerPostCompileHook, registerPreCompileHook
+from .models import inferenceModel, load, trainingModel
+
+__all__ = [
+    "ICustomArgParser",
+    "PoplarExecutor",
+    "inferenceModel",
+    "isRunningOnIpu",
+    "load",
+    "poptorchAtExit",
+    "registerCustomArgParser",
+    "registerGeometricCustomArgParsers",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "trainingModel",
+]

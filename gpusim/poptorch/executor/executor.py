@@ -1,0 +1,539 @@
+"""PoplarExecutor: a model that runs on simulated IPUs, and what can be done with it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpusim.poptorch._logging import logger
+from gpusim.poptorch.enums import ConnectionType, OutputMode
+from gpusim.poptorch.executor.arguments import Arguments, Binder
+from gpusim.poptorch.executor.call import run
+from gpusim.poptorch.executor.context import living
+from gpusim.poptorch.executor.counters import Counters, Latency
+from gpusim.poptorch.executor.devices import Ipus, ipus_per_replica
+from gpusim.poptorch.executor.executable import Executable
+from gpusim.poptorch.executor.grouping import GroupedParameter, Grouping
+from gpusim.poptorch.executor.hooks import call_hooks, postcompile, precompile
+from gpusim.poptorch.executor.saving import Saved, read, write
+from gpusim.poptorch.executor.training import Training
+from gpusim.poptorch.executor.weights import HostWeights
+from gpusim.poptorch.executor.wrapping import is_wrapped, plain, unwrap, wrap
+from gpusim.poptorch.optim import Optimizer
+from gpusim.poptorch.optim.updater import Updater, updater_for
+from gpusim.poptorch.options import Options
+from gpusim.poptorch.options.progress import ProgressBar
+from gpusim.poptorch.poptorch_core import createPoptorchError
+from gpusim.poptorch.profiling import Channel
+from gpusim.poptorch.replicas import flatten
+
+__all__ = ["PoplarExecutor"]
+
+NOT_COMPILED = "Model has not been compiled or has been destroyed."
+NO_BACKWARD = (
+    "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a "
+    "trainingModel, the backwards pass is performed automatically when invoking the model. If "
+    "you're using an inferenceModel, you should use a trainingModel instead."
+)
+CYCLES = "instrumentWithHardwareCycleCounter"  # PopART's name for logCycleCount
+PHASES = 4  # of compilation, as the progress bar counts them
+
+
+class PoplarExecutor:
+    """A model on simulated IPUs; `trainingModel` and `inferenceModel` make it.
+
+    Calling it runs the model. Attributes that it has not are the model's.
+
+    **Arguments**
+
+    - `model`: a shallow copy of the user's, which is traced; `user_model`: the user's.
+    - `options`: frozen here; the executor keeps a clone.
+    - `training`: whether it trains; `optimizer`: with what, only if it does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options | None,
+        training: bool,
+        poptorch_version: str,
+        optimizer: torch.optim.Optimizer | None = None,
+        user_model: nn.Module | None = None,
+    ) -> None:
+        self._options = own_options(options, training)
+        self._user_model = user_model if user_model is not None else model
+        self._model, self._training, self._version = model, training, poptorch_version
+        self._bind = Binder(model)
+        self._seed = seed_from(self._options)
+        self._groupings: dict[str, Grouping] = {}
+        self._executable: Executable | None = None
+        self._ipus: Ipus | None = None
+        self._updates: Training | None = None
+        self._updater: Updater | None = None
+        self._optimizer: Any = None
+        self._host = HostWeights()
+        self._counters = Counters()
+        self._anchored: dict[str, Tensor] = {}
+        self._compilation_time: timedelta | None = None
+        self._profiling = Channel(f"poptorch.{'training' if training else 'inference'}Model")
+        assert training or optimizer is None, "Optimizer should be None for inference"
+        if training:
+            self.setOptimizer(optimizer or torch.optim.SGD(self._user_model.parameters(), lr=0.01))
+            self._wrap()
+        self._options._freeze()  # only now: an optimizer may have chosen how means are taken
+        living.add(self)
+
+    # ---------------------------------------------------------------- the model
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model."""
+        return self._user_model
+
+    @property
+    def options(self) -> Options:
+        """The options that it was made with, frozen."""
+        return self._options
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") or "_user_model" not in self.__dict__:
+            raise AttributeError(attribute)  # a copy that is being made
+        found = getattr(self._user_model, attribute)
+        if isinstance(found, nn.Parameter):
+            return GroupedParameter(found, attribute, self._groupings)
+        return found
+
+    def __repr__(self) -> str:
+        return repr(self._user_model)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> Any:
+        """The model's `load_state_dict`, and a copy to the device if it is attached.
+
+        Returns, raises: as the model's.
+        """
+        found = self._user_model.load_state_dict(state_dict, strict)
+        if self.isAttachedToDevice():
+            logger.debug("load_state_dict: implicit copyWeightsToDevice()")
+            self.copyWeightsToDevice()
+        return found
+
+    def _wrap(self) -> None:
+        parent = weakref.ref(self)  # the model keeps the weights alive, and not the devices
+
+        def destroy(model: nn.Module) -> None:
+            executor = parent()
+            if executor is not None:
+                executor.destroy()
+            else:
+                unwrap(model)
+
+        wrap(self._user_model, self._host.fetch, destroy)
+
+    # ---------------------------------------------------------------- calling
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, and compile it first if it has not been.
+
+        Takes the model's arguments, with the batches of all micro-batches along dimension 0 of each
+        tensor, and returns what forward returns, of those micro-batches that the output mode says.
+        Inputs that forward changes in place are changed.
+
+        AssertionError for an offline device, for arguments that forward has not, and for batches
+        that do not divide into micro-batches; poptorch.Error for arguments that are not like those
+        that the model was compiled for.
+        """
+        assert self._options.connection_type != ConnectionType.Never, (
+            "Trying to run a model on an offline device (ConnectionType.Never): use "
+            "model.compile(inputs) instead of model(inputs)"
+        )
+        given = self._bind(args, kwargs)
+        if self._executable is None:
+            self._compile(given)
+        if not self.isAttachedToDevice():
+            self.attachToDevice()
+        assert self._executable is not None
+        with self._profiling.tracepoint("modelExecution"):
+            result = run(self._executable, given, self._updates)
+        if self._training:
+            self._host.outdated = True
+        self._counters, self._anchored = result.counters, result.anchors
+        if self._options._Popart.options.get(CYCLES):
+            logger.debug("Total number of IPU cycles: %d", self._counters.cycles())
+        for place, value in result.changed.items():
+            given.tensors[place].data.copy_(value)
+        for tensor in flatten(result.outputs)[0]:
+            tensor.backward = no_backward  # type: ignore[method-assign]
+        return result.outputs
+
+    # ---------------------------------------------------------------- compiling
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the model for arguments like these, without running it.
+
+        A warning is logged if it has been compiled. Raises what calling it raises.
+        """
+        given = self._bind(args, kwargs)
+        if self._executable is not None:
+            logger.warning("Call to compile() ignored: the executable is already compiled")
+            return
+        self._compile(given)
+
+    def _compile(self, given: Arguments, progress: list[int] | None = None) -> None:
+        begin = datetime.now()
+        bar = ProgressBar() if self._options._show_compilation_progress_bar else None
+        call_hooks(precompile)
+        try:
+            with self._profiling.tracepoint("modelCompilation"):
+                self._build(given, bar or no_progress)
+        finally:
+            call_hooks(postcompile)
+        self._compilation_time = datetime.now() - begin
+        if progress is not None:
+            self.rng_state = progress
+
+    @torch.inference_mode(False)  # what is made here outlives the caller's
+    def _build(self, given: Arguments, done: Callable[[int, int], None]) -> None:
+        done(0, PHASES)
+        ipus = Ipus(self._options, ipus_per_replica(self._options))
+        if ipus.model and self._options._Popart.options.get(CYCLES):
+            raise createPoptorchError(
+                "Cycle count logging is only supported on actual IPU hardware."
+            )
+        done(1, PHASES)
+        if self._training and not is_wrapped(self._user_model):
+            self._wrap()  # it was destroyed before
+        with plain(self._model):
+            executable = Executable(
+                self._model,
+                given,
+                self._options,
+                training=self._training,
+                seed=self._seed,
+                groupings=self._groupings,
+            )
+        done(2, PHASES)
+        updates = self._updates_of(executable) if self._training else None
+        done(3, PHASES)
+        if ipus.immediate:
+            ipus.attach()
+        self._executable, self._ipus, self._updates = executable, ipus, updates
+        self._host.weights = executable.weights
+        done(PHASES, PHASES)
+
+    def isCompiled(self) -> bool:
+        """Whether it has been compiled, and not destroyed since."""
+        return self._executable is not None
+
+    def compilationTime(self) -> timedelta:
+        """How long compiling took. poptorch.Error if the model is not compiled."""
+        self._compiled()
+        assert self._compilation_time is not None
+        return self._compilation_time
+
+    def _compiled(self) -> Executable:
+        if self._executable is None:
+            raise createPoptorchError(NOT_COMPILED)
+        return self._executable
+
+    def destroy(self) -> None:
+        """Give back the device and forget what was compiled; the weights come to the host.
+
+        The classes of a training model, its parameters and buffers are what they were. Calling it
+        compiles it again.
+        """
+        if self._executable is not None:
+            self.copyWeightsToHostIfNeeded()
+            self._forget_updater()
+            self._release()
+            self._executable = self._ipus = self._updates = None
+        if self._training and is_wrapped(self._user_model):
+            unwrap(self._user_model)
+
+    def _release(self) -> None:
+        if self._ipus is not None:
+            self._ipus.detach()
+
+    # ---------------------------------------------------------------- weights
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Copy the trained weights to the model if they have not been, and return whether so."""
+        return self._host.fetch()
+
+    def copyWeightsToHost(self) -> None:
+        """Copy the device's weights into the model's parameters and buffers.
+
+        poptorch.Error if the model is not compiled.
+        """
+        self._compiled()
+        with self._profiling.tracepoint("copyWeightsToHost"):
+            self._host.copy()
+
+    def copyWeightsToDevice(self) -> None:
+        """Copy the model's parameters and buffers to the device, whatever was trained there.
+
+        poptorch.Error if the model is not compiled.
+        """
+        executable = self._compiled()
+        self._host.outdated = False
+        with self._profiling.tracepoint("copyWeightsToDevice"):
+            logger.info("Writing weights from host to IPU memory.")
+            executable.weights.upload()
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Copy the buffers that `Options.updatableNamedBuffers` names to the device.
+
+        poptorch.Error if the model is not compiled, if there are none, or for one that is none.
+        """
+        executable = self._compiled()
+        named = self._options.exists("updatable_named_buffers")
+        names: list[str] = self._options.updatable_named_buffers if named else []
+        if not names:
+            raise createPoptorchError(
+                "No named buffers marked as updatable via updatableNamedBuffers option"
+            )
+        for name in names:
+            if name not in executable.weights.buffers:
+                raise createPoptorchError(f"Invalid updatable buffer {name}")
+        logger.info("Writing named buffers from host to IPU memory.")
+        executable.weights.upload_buffers(names)
+
+    # ---------------------------------------------------------------- the optimizer
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Train with another optimizer, or with other values of this one's attributes.
+
+        AssertionError and ValueError as `poptorch.optim` says: for optimizers that are not
+        supported, and for changes that a compiled model cannot make.
+        """
+        with self._profiling.tracepoint("setOptimizer"):
+            if self._updater is None:
+                self._updater = self._new_updater(optimizer)
+            else:
+                self._updater.set_optimizer(optimizer)
+        self._optimizer = optimizer
+
+    def _new_updater(self, optimizer: torch.optim.Optimizer) -> Updater:
+        named = dict(self._user_model.named_parameters())
+        return updater_for(optimizer, self._options, named, seed=self._seed)
+
+    def _updates_of(self, executable: Executable) -> Training:
+        """Updates from the optimizer's state, if it was trained with, or loaded, before."""
+        if self._updater is None:
+            self._updater = self._new_updater(self._optimizer)
+        if isinstance(self._optimizer, Optimizer) and self._optimizer.has_state():
+            self._optimizer.ipu_state_is_dirty = True
+        return Training(executable, self._updater)
+
+    def _forget_updater(self) -> None:
+        """The optimizer keeps its state; the next model compiled with it may be another one."""
+        if self._updater is not None:
+            self._updater.disconnect()
+        self._updater = None
+
+    def _read_optimizer(self) -> None:
+        """Copy the optimizer's state to the host, where it has one there."""
+        if isinstance(self._optimizer, Optimizer):
+            self._optimizer.state_dict()
+
+    # ---------------------------------------------------------------- files
+
+    def save(
+        self,
+        filename: str | os.PathLike[str],
+        export_model: bool = True,
+        save_rng_state: bool = True,
+    ) -> None:
+        """Write what the model was compiled for to a file.
+
+        **Arguments**
+
+        - `filename`: a file or a folder, which gets the file `model.poptorch`.
+        - `export_model`: whether to write the model and its optimizer too, for `load`. They are
+          pickled.
+        - `save_rng_state`: whether to write `rng_state` too.
+
+        poptorch.Error if the model is not compiled.
+        """
+        executable = self._compiled()
+        saved = Saved(
+            self._version, executable.arguments, self._options.clone(), dict(self._groupings)
+        )
+        if export_model:
+            self._read_optimizer()
+            saved.training, saved.model = self._training, self._user_model
+            saved.optimizer = self._optimizer
+        if save_rng_state:
+            saved.rng_state = self.rng_state
+        with self._profiling.tracepoint("saveExecutableToFile"):
+            write(filename, saved)
+
+    def compileAndExport(
+        self,
+        filename: str | os.PathLike[str],
+        *args: Any,
+        export_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """`compile(*args, **kwargs)`, then `save(filename, export_model)`."""
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
+
+    def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
+        """Compile the model for what a file says that it was compiled for.
+
+        The file is unpickled, as by `load`: read none that you do not trust. poptorch.Error for one
+        that is none of PopTorch's, or of another version.
+        """
+        try:
+            saved = read(filename, self._version)
+        except AssertionError as error:
+            raise createPoptorchError(f"Invalid file {filename}: {error}") from None
+        self._restore(saved)
+
+    def _restore(self, saved: Saved) -> None:
+        self._groupings |= saved.groupings
+        with self._profiling.tracepoint("loadExecutable"):
+            self._compile(saved.arguments.example(), saved.rng_state)
+
+    @property
+    def rng_state(self) -> list[int]:
+        """Seed, micro-batches and updates so far: random numbers go on from there if it is set.
+
+        poptorch.Error if the model is not compiled.
+        """
+        return self._compiled().progress.state
+
+    @rng_state.setter
+    def rng_state(self, state: list[int]) -> None:
+        self._compiled().progress.state = state
+
+    # ---------------------------------------------------------------- tensors of the graph
+
+    def getTensorNames(self) -> list[str]:
+        """The names of the graph's tensors, for `Options.anchorTensor`.
+
+        AssertionError if the model is not compiled.
+        """
+        assert self._executable is not None, "Model must be compiled before calling getTensorNames"
+        program = self._executable.program
+        return [*program.names, *program.buffers]
+
+    def getAnchoredTensor(self, short_name: str) -> Tensor:
+        """What the last call kept of a tensor. AssertionError if none is kept by that name."""
+        assert short_name in self._anchored, f"No tensor with name {short_name} found."
+        return self._anchored[short_name]
+
+    # ---------------------------------------------------------------- times
+
+    def getPerfCounters(self) -> dict[str, list[list[float]]]:
+        """When the last call's tensors went to and came from the device, in seconds.
+
+        The keys are "input", "input_complete", "output" and "output_complete"; the values have a
+        list for each tensor, with a time for each micro-batch (for outputs, for each that was
+        returned). Measured; only differences mean something.
+        """
+        return (self._counters if self.isCompiled() else Counters()).as_dict()
+
+    def getHostIpuLatency(self) -> Latency:
+        """Seconds from the first input's request to the last one's arrival: least, most, mean."""
+        return self._counters.host_to_device()
+
+    def getComputeLatency(self) -> Latency:
+        """Seconds from the last input's arrival to the last output: least, most, mean."""
+        return self._counters.compute()
+
+    def getIpuHostLatency(self) -> Latency:
+        """Seconds from the first output to the last one's arrival: least, most, mean."""
+        return self._counters.device_to_host()
+
+    def getLatency(self) -> Latency:
+        """Seconds from the first input's request to the last output's arrival."""
+        return self._counters.round_trip()
+
+    def cycleCount(self) -> int:
+        """An estimate of the cycles of the last call.
+
+        It is the measured time of the device's work times the clock of a Mk2 IPU, 1.33 GHz: what an
+        IPU would count if it took as long as this machine does for all replicas.
+
+        poptorch.Error unless `Options.logCycleCount(True)` was set, and before the first call.
+        """
+        if not self._options._Popart.options.get(CYCLES):
+            raise createPoptorchError(
+                "Cycle count logging is disabled. Please set option logCycleCount to True to "
+                "enable."
+            )
+        if self._executable is None or not self._counters.device_seconds:
+            raise createPoptorchError(
+                "Please run the model at least once before obtaining cycle count."
+            )
+        return self._counters.cycles()
+
+    # ---------------------------------------------------------------- the device
+
+    def isAttachedToDevice(self) -> bool:
+        """Whether the model is compiled, and its device this executor's."""
+        return self._ipus is not None and self._ipus.attached
+
+    def attachToDevice(self) -> None:
+        """Attach to the device, and copy the model's weights to it.
+
+        poptorch.Error if the model is not compiled, if it is attached, and if somebody else has the
+        device; AssertionError for an offline device.
+        """
+        self._compiled()
+        assert self._ipus is not None
+        assert self._options.connection_type != ConnectionType.Never, (
+            "Trying to attach to an offline device (ConnectionType.Never)"
+        )
+        if self._ipus.attached:
+            raise createPoptorchError("Device is already attached")
+        self._ipus.attach()
+        self.copyWeightsToDevice()
+
+    def detachFromDevice(self) -> None:
+        """Copy the weights to the host, and let others have the device.
+
+        poptorch.Error if the model is not compiled, or not attached.
+        """
+        self._compiled()
+        if self._ipus is None or not self._ipus.attached:
+            raise createPoptorchError("Device is not attached")
+        self.copyWeightsToHostIfNeeded()
+        self._read_optimizer()
+        self._ipus.detach()
+
+
+def own_options(options: Options | None, training: bool) -> Options:
+    """A frozen clone of the user's, which are frozen too, with an output mode chosen."""
+    if options is None:
+        options = Options()
+    elif not isinstance(options, Options):
+        raise createPoptorchError(
+            f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)"
+        )
+    options._freeze()
+    own = options.clone()
+    if own.defaultOutputMode():
+        own.outputMode(OutputMode.Final if training else OutputMode.All)
+    return own
+
+
+def seed_from(options: Options) -> int:
+    """The options' seed, or without one that of PyTorch."""
+    given = options.random_seed if options.exists("random_seed") else torch.initial_seed()
+    return int(given) % 2**64
+
+
+def no_backward(*args: Any, **kwargs: Any) -> None:
+    raise createPoptorchError(NO_BACKWARD)
+
+
+def no_progress(progress: int, total: int) -> None:
+    """Shows nothing."""

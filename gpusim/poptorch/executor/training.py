@@ -1,0 +1,63 @@
+"""The updates of a training model: gradients accumulated, reduced, and given to the optimizer."""
+
+from __future__ import annotations
+
+import torch
+
+from gpusim.poptorch.executor.executable import Executable
+from gpusim.poptorch.executor.gradients import Accumulator, Reducer, seed_of
+from gpusim.poptorch.optim.updater import Updater
+
+__all__ = ["Training"]
+
+STOCHASTIC = "enableStochasticRounding"  # PopART's name
+# What the seeds of different roundings are made of.
+ACCUMULATORS, REDUCTIONS = 1, 2
+
+
+class Training:
+    """What updates the weights of an executable.
+
+    **Arguments**
+
+    - `executable`: whose weights they are; `updater`: the optimizer's arithmetic, whose state
+      begins here.
+    """
+
+    def __init__(self, executable: Executable, updater: Updater) -> None:
+        self._of, self._updater = executable, updater
+        options = executable.options
+        self._stochastic = bool(options._Popart.options.get(STOCHASTIC, False))
+        self._reducer = Reducer(
+            replicas=executable.instances.total,
+            accumulations=executable.layout.accumulations,
+            reduction=options.Training.accumulation_and_replication_reduction_type,
+            strategy=updater.strategy,
+            groups=executable.weights.groups,
+            stochastic=self._stochastic,
+            seed=seed_of(executable.progress.seed, REDUCTIONS),
+        )
+        groups = executable.weights.groups
+        assigned = {name: one.assignment for name, one in groups.items()} if groups else None
+        updater.init(executable.weights.parameters, assigned)
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by now."""
+        return self._updater.loss_scale
+
+    def accumulator(self) -> Accumulator:
+        """An empty one, for the next update."""
+        progress = self._of.progress
+        seed = seed_of(progress.seed, ACCUMULATORS, progress.updates) if self._stochastic else None
+        return Accumulator(self._dtype, self._reducer.running, seed)
+
+    def _dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        return self._updater.accumulate_dtype(name, dtype)
+
+    def update(self, accumulator: Accumulator) -> None:
+        """Reduce what was accumulated, and update the weights."""
+        progress = self._of.progress
+        reduced = self._reducer(accumulator.gradients, progress.updates)
+        self._updater.apply(self._of.weights.parameters, reduced)
+        progress.updates += 1

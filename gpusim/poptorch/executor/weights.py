@@ -1,0 +1,210 @@
+"""The weights on the device: copied from the model, trained there, and copied back.
+
+Parameters are held once, or once for each group of replicas; buffers once, or once for each
+replica where replicas may change their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from gpusim.groups import Groups
+from gpusim.poptorch._logging import logger
+from gpusim.poptorch.enums import VariableRetrievalMode
+from gpusim.poptorch.executor.grouping import Grouping
+from gpusim.poptorch.poptorch_core import createPoptorchError
+from gpusim.poptorch.replicas.state import State
+
+__all__ = ["HostWeights", "Weights"]
+
+NOT_BROADCAST = (
+    "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers "
+    "becoming out of sync between replicas, you can disable buffer broadcasting using "
+    "poptorch.Options.broadcastBuffers(False)."
+)
+# What weights have on the device instead of what an IPU has not; integers are left as they are.
+HELD = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
+
+
+class Weights:
+    """A model's parameters and buffers on the device.
+
+    **Arguments**
+
+    - `model`: it is left alone but by `download`, whatever else is called.
+    - `replicas`: how many there are on all instances; `first`, `local`: those of this instance.
+    - `groupings`: of parameters by name; poptorch.Error for those that cannot be.
+    - `shared_buffers`: whether all replicas have the same buffers.
+
+    Attributes: `parameters` and `buffers` by name, each (copies, *shape); `groups` of grouped
+    parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        replicas: int,
+        first: int,
+        local: int,
+        groupings: Mapping[str, Grouping],
+        shared_buffers: bool,
+    ) -> None:
+        self._state = State(model)
+        self._local, self._shared_buffers = local, shared_buffers and replicas > 1
+        self._groupings = groupings
+        self.groups: dict[str, Groups] = {
+            name: grouping.groups(name, self._state.parameters[name], replicas)
+            for name, grouping in groupings.items()
+            if name in self._state.parameters
+        }
+        self._index = {
+            name: torch.tensor(groups.assignment[first : first + local])
+            for name, groups in self.groups.items()
+        }
+        self.parameters: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self.upload()
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where they are; None if there are none."""
+        return next((x.device for x in (*self.parameters.values(), *self.buffers.values())), None)
+
+    # ---------------------------------------------------------------- host and device
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def upload(self) -> None:
+        """Copy the model's parameters and buffers to the device."""
+        self.parameters = {
+            name: self._leaders(name, held(parameter))
+            for name, parameter in self._state.parameters.items()
+        }
+        self.upload_buffers(self._state.buffers)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def upload_buffers(self, names: Iterable[str]) -> None:
+        """Copy these buffers of the model to the device, for all replicas."""
+        copies = 1 if self._shared_buffers else self._local
+        for name in names:
+            value = held(self._state.buffers[name])
+            self.buffers[name] = value.expand(copies, *value.shape).clone()
+
+    @torch.no_grad()
+    def download(self) -> None:
+        """Copy the device's parameters, and the first replica's buffers, into the model's own."""
+        for name, parameter in self._state.parameters.items():
+            value = self._host_form(name)
+            if parameter.shape == value.shape:
+                parameter.data.copy_(value)
+            else:  # one of each group has become one of each replica
+                parameter.data = value.to(parameter.dtype)
+        for name, buffer in self._state.buffers.items():
+            buffer.data.copy_(self.buffers[name][0])
+
+    def _leaders(self, name: str, value: Tensor) -> Tensor:
+        """(groups, *shape) of what the host has."""
+        groups = self.groups.get(name)
+        if groups is None:
+            return value[None].clone()
+        if len(value) == groups.group_count:
+            return value.clone()
+        return value[[members[0] for members in groups.members]]
+
+    def _host_form(self, name: str) -> Tensor:
+        value, groups = self.parameters[name], self.groups.get(name)
+        if groups is None:
+            return value[0]
+        if self._groupings[name].mode is VariableRetrievalMode.AllReplicas:
+            return value[list(groups.assignment)]
+        return value
+
+    # ---------------------------------------------------------------- in the model
+
+    @contextmanager
+    def traced_form(self) -> Iterator[None]:
+        """A block in which the model holds what one replica has: its own shapes and dtypes."""
+        own = {**self._state.parameters, **self._state.buffers}
+        for name, parameter in self._state.parameters.items():
+            value = self.parameters[name][0]
+            if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+                own[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        for name, buffer in self._state.buffers.items():
+            if self.buffers[name].dtype != buffer.dtype:
+                own[name] = self.buffers[name][0]
+        with self.model_kept():
+            self._state.put(own)
+            yield
+
+    @contextmanager
+    def model_kept(self) -> Iterator[None]:
+        """A block after which the model holds its own parameters and buffers, whatever it does."""
+        with self._state.kept():
+            yield
+
+    # ---------------------------------------------------------------- for the replicas
+
+    def stacked_parameters(self) -> dict[str, Tensor]:
+        """All local replicas' parameters, (replicas, *shape); those that all share are expanded."""
+        return {
+            name: value[self._index[name]]
+            if name in self.groups
+            else value.expand(self._local, *value.shape[1:])
+            for name, value in self.parameters.items()
+        }
+
+    def stacked_buffers(self) -> dict[str, Tensor]:
+        """All local replicas' buffers, (replicas, *shape)."""
+        return {
+            name: value.expand(self._local, *value.shape[1:])
+            for name, value in self.buffers.items()
+        }
+
+    def check_buffers(self, changed: Iterable[str]) -> None:
+        """poptorch.Error if the model changes buffers that replicas share."""
+        if self._shared_buffers and any(True for _ in changed):
+            raise createPoptorchError(NOT_BROADCAST)
+
+    def set_buffers(self, changed: Mapping[str, Tensor]) -> None:
+        """What a step has left in the buffers that it changes, (replicas, *shape)."""
+        self.buffers.update(changed)
+
+
+class HostWeights:
+    """Whether the model has the device's weights, and how it gets them.
+
+    A wrapped model keeps this alive, so that nothing is lost when its executor is collected.
+
+    - `weights`: None until something is compiled. `outdated`: whether they were trained since.
+    """
+
+    def __init__(self) -> None:
+        self.weights: Weights | None = None
+        self.outdated = False
+
+    def fetch(self) -> bool:
+        """Copy them if they are out of date, and return whether they were."""
+        if not self.outdated:
+            return False
+        logger.debug("Implicit copyWeightsToHost()")
+        self.copy()
+        return True
+
+    def copy(self) -> None:
+        """Copy them to the model."""
+        self.outdated = False  # before the model's tensors are looked at
+        if self.weights is not None:
+            logger.info("Writing weights from IPU to host.")
+            self.weights.download()
+
+
+def held(tensor: Tensor) -> Tensor:
+    """A host's tensor in the dtype that the device holds it in."""
+    plain = tensor.detach()
+    return plain.to(HELD.get(plain.dtype, plain.dtype))
