@@ -21,7 +21,7 @@ __all__ = ["watching_start"]
 
 LOOK_EVERY = 0.25  # seconds
 LOOKS = 8  # in which some process was missing; mpirun ends all if it was killed
-LAST_LOOKS = 20  # in which mpirun had no process any more, and did not end
+LAST_LOOKS = 12  # in which mpirun had no process any more, and did not end
 RANK, COUNT = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 ALL = "OMPI_COMM_WORLD_SIZE"
 MPIRUN = ("mpirun", "mpiexec", "prterun")  # those that end with what they started; prted does not
