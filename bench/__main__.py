@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import machine, memory, overhead, table, training, worlds
+from bench import machine, memory, overhead, popxl, table, training, worlds
 from bench.cases import (
     COLLECTIVES,
     DEFAULT_VARIANTS,
@@ -138,7 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(line(results.outcomes[-1]), file=sys.stderr)
                     keep(results, start, given.json, peers)
         if "overhead" not in given.without:
-            results.overheads += overhead.overheads(0.1 if given.quick else 0.3)
+            seconds = 0.1 if given.quick else 0.3
+            results.overheads += overhead.overheads(seconds)
+            results.overheads += popxl.measured(seconds)
         if "worlds" not in given.without:
             for exchange in worlds.exchanges(*QUICK_WORLDS if given.quick else WORLDS):
                 results.exchanges.append(exchange)

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import gpusim.popxl as popxl
+from bench import results
 from gpusim.popxl import ops
 
+NOTE = "an op"  # with which the notes of small ops begin
 SMALL = 16  # elements of a small op
 OPS = 1000  # ops of one run
 OVERHEAD_TARGET = 10.0  # microseconds per op
@@ -25,7 +27,7 @@ RATIO_TARGET = 1.25  # of the time per element: noise included
 SMALL_OPS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "x * x": (lambda x: ops.mul(x, x), lambda x: x * x),
     "exp": (ops.exp, np.exp),
-    "sum over an axis": (
+    "sum, then add": (  # two ops
         lambda x: ops.sum(x, axis=0, keepdims=True) + x,
         lambda x: np.sum(x, axis=1, keepdims=True) + x,
     ),
@@ -117,12 +119,23 @@ def scaling(
     return Scaling(per_element(1, elements * replicas), per_element(replicas, elements))
 
 
+def measured(seconds: float = 0.3) -> Iterator[results.Overhead]:
+    """All of it, for `make bench`."""
+    for each in overheads(seconds):
+        note = f"{NOTE}, beyond the {each.library:.1f} us of NumPy"
+        yield results.Overhead(f"popxl, {each.name}, {each.layout}", each.beyond, note)
+    found = scaling(3 * seconds)
+    microseconds = found.many * ELEMENTS * REPLICAS / 1e3
+    note = f"{found.ratio:.2f} times what one replica of as many elements in all takes"
+    yield results.Overhead(f"popxl, {REPLICAS} replicas of {ELEMENTS:,} x * x", microseconds, note)
+
+
 def main() -> None:
     """Print the figures."""
     for each in overheads():
         verdict = "met" if each.beyond < OVERHEAD_TARGET else "MISSED"
         print(
-            f"{each.name:18} {each.layout:14} {each.session:7.2f} us per op, NumPy "
+            f"{each.name:14} {each.layout:14} {each.session:7.2f} us per op, NumPy "
             f"{each.library:5.2f}: {each.beyond:6.2f} us beyond (target "
             f"{OVERHEAD_TARGET:g}: {verdict})"
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from bench.cases import COLLECTIVES, KI, MI, Case, Size
 from bench.overhead import NUMPY_CALL
+from bench.popxl import NOTE as OP
 from bench.results import LIMIT, Exchange, Outcome, Results, Training, Verdict
 
 LARGE: tuple[Size, ...] = ((8, 4 * MI), (256, 64 * KI))
@@ -119,7 +120,8 @@ def judge(results: Results) -> list[Verdict]:
     """One verdict for each target."""
     verdicts = [_judge(target, results.outcomes) for target in TARGETS]
     worlds = [_judge_world(target, results.exchanges) for target in WORLD_TARGETS]
-    return [*verdicts, *worlds, _judge_training(results.trainings), _dispatch(results)]
+    training = _judge_training(results.trainings)
+    return [*verdicts, *worlds, training, _dispatch(results), _session(results)]
 
 
 def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
@@ -171,14 +173,25 @@ def _judge_training(trainings: Iterable[Training]) -> Verdict:
 
 def _dispatch(results: Results) -> Verdict:
     """The costliest NumPy operation under vmap."""
+    description = "vmap's overhead of a batched NumPy call on small arrays, in microseconds"
+    return _judge_overhead(description, results, "vmap", NUMPY_CALL)
+
+
+def _session(results: Results) -> Verdict:
+    """The costliest op of a PopXL session."""
+    description = "a PopXL session's overhead of an op in a repeat, in microseconds"
+    return _judge_overhead(description, results, "popxl", OP)
+
+
+def _judge_overhead(description: str, results: Results, whose: str, what: str) -> Verdict:
+    """The costliest of those whose names and notes begin so."""
     found = [
         (overhead.microseconds, overhead.name)
         for overhead in results.overheads
         if overhead.microseconds is not None
-        and overhead.name.startswith("vmap")
-        and overhead.note.startswith(NUMPY_CALL)
+        and overhead.name.startswith(whose)
+        and overhead.note.startswith(what)
     ]
-    description = "vmap's overhead of a batched NumPy call on small arrays, in microseconds"
     bound = f"< {DISPATCH_MICROSECONDS:g} us"
     if not found:
         return Verdict(description, None, bound, None)

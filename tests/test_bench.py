@@ -24,6 +24,7 @@ from bench.peers.base import Samples
 from bench.peers.limit import Limit
 from bench.peers.ours import Vmap
 from bench.peers.remote import Worker
+from bench.popxl import NOTE
 from bench.results import LIMIT, OURS, Entry, Exchange, Outcome, Overhead, Results, Training
 from bench.targets import judge
 from bench.timing import Timing, interleave
@@ -314,10 +315,10 @@ def test_more_replicas_than_a_training_model_may_have_run_in_lockstep(
 
 def test_the_number_of_replicas_that_the_target_names_is_judged() -> None:
     found = results([])
-    assert judge(found)[-2].met is None
+    assert judge(found)[-3].met is None
     times = [Timing(seconds, seconds, 3) for seconds in (1.0, 1.5, 6.0, 0.2)]
     found.trainings = [Training(2, 4, times[2], *times[1:]), Training(64, 4, *times)]
-    verdict = judge(found)[-2]
+    verdict = judge(found)[-3]
     assert (verdict.ratio, verdict.met) == (6.0, True)
     made = table.trainings_table(found)
     assert made.rows[1] == [
@@ -374,8 +375,10 @@ def test_a_target_is_judged_by_its_worst_case() -> None:
 def test_dispatch_is_judged_by_the_costliest_operation() -> None:
     found = results([])
     found.overheads = [Overhead(f"vmap, {us}", us, NUMPY_CALL) for us in (3.0, 11.0, 2.0)]
-    verdict = judge(found)[-1]
+    found.overheads += [Overhead("popxl, exp", 1.5, NOTE), Overhead("popxl, many", 99.0, "1.01")]
+    verdict, session = judge(found)[-2:]
     assert (verdict.ratio, verdict.met, verdict.basis) == (11.0, False, "vmap, 11.0")
+    assert (session.ratio, session.met, session.basis) == (1.5, True, "popxl, exp")
 
 
 def test_every_row_has_a_cell_for_every_heading() -> None:

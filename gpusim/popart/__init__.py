@@ -1,0 +1,57 @@
+"""What PopXL programs use of PopART: options, devices, exceptions and enumerations.
+
+Graphs are made by `gpusim.popxl`; PopART's own sessions and builders are not here.
+"""
+
+from __future__ import annotations
+
+from gpusim.popxl._options import SessionOptions
+from gpusim.popxl.exceptions import (
+    popart_exception,
+    popart_internal_exception,
+    poplar_exception,
+    poplibs_error,
+)
+
+from . import _internal
+from .devices import DeviceConnectionType, DeviceInfo, DeviceManager, DeviceType, SyncPattern
+from .settings import (
+    CommGroup,
+    CommGroupType,
+    ReplicatedTensorSharding,
+    TensorLocation,
+    TensorStorage,
+    VariableRetrievalMode,
+    VariableSettings,
+)
+
+__version__ = "3.3.0+gpusim"  # the PopART whose names these are
+
+__all__ = [
+    "CommGroup",
+    "CommGroupType",
+    "DeviceConnectionType",
+    "DeviceInfo",
+    "DeviceManager",
+    "DeviceType",
+    "ReplicatedTensorSharding",
+    "SessionOptions",
+    "SyncPattern",
+    "TensorLocation",
+    "TensorStorage",
+    "VariableRetrievalMode",
+    "VariableSettings",
+    "__version__",
+    "_internal",
+    "poplar_exception",
+    "poplibs_error",
+    "popart_exception",
+    "popart_internal_exception",
+]
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(
+        f"gpusim has no popart.{name}: of PopART it has what PopXL programs use, "
+        f"{', '.join(public for public in __all__ if not public.startswith('_'))}"
+    )

@@ -1,0 +1,90 @@
+"""How variables lie over replicas, in PopART's words."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from gpusim.groups import CommGroupType, Groups
+from gpusim.popxl.tensorlocation import ReplicatedTensorSharding, TensorLocation, TensorStorage
+
+__all__ = [
+    "CommGroup",
+    "CommGroupType",
+    "ReplicatedTensorSharding",
+    "TensorLocation",
+    "TensorStorage",
+    "VariableRetrievalMode",
+    "VariableSettings",
+]
+
+
+class VariableRetrievalMode(enum.IntEnum):
+    """Which replicas' values come back to the host; the numbers are PopART's."""
+
+    OnePerGroup = 0
+    """Those of the first replica of each group."""
+    AllReduceReplicas = 1
+    """Reduced over each group."""
+    AllReplicas = 2
+    """Those of every replica."""
+
+
+@dataclass(frozen=True)
+class CommGroup:
+    """An arrangement of the replicas in groups, and how many replicas a group has.
+
+    >>> CommGroup(CommGroupType.Consecutive, 2).groups(4).members
+    ((0, 1), (2, 3))
+    """
+
+    type: CommGroupType = CommGroupType.All
+    replicaGroupSize: int = 0
+
+    def groups(self, replicas: int) -> Groups:
+        """The groups of so many replicas; ValueError where the size does not divide them."""
+        return Groups.from_comm_group(self.type, replicas, self.replicaGroupSize or None)
+
+
+@dataclass(frozen=True)
+class VariableSettings:
+    """The groups of replicas that share a variable's value, and what comes back to the host.
+
+    >>> settings = VariableSettings(CommGroup(CommGroupType.Consecutive, 2))
+    >>> settings.numReplicasReturningVariable(8), settings.getGroupCount(8)
+    (4, 4)
+    """
+
+    sharedVariableDomain: CommGroup = field(default_factory=CommGroup)
+    retrievalMode: VariableRetrievalMode = VariableRetrievalMode.OnePerGroup
+
+    def getSharedVariableDomain(self) -> CommGroup:
+        """The groups."""
+        return self.sharedVariableDomain
+
+    def getRetrievalMode(self) -> VariableRetrievalMode:
+        """What comes back."""
+        return self.retrievalMode
+
+    def getGroupCount(self, replicas: int) -> int:
+        """The number of groups of so many replicas."""
+        return self.sharedVariableDomain.groups(replicas).group_count
+
+    def getGroupSize(self, replicas: int) -> int:
+        """The number of replicas of a group."""
+        return self.sharedVariableDomain.groups(replicas).group_size
+
+    def numReplicasReturningVariable(self, replicas: int) -> int:
+        """How many values come back."""
+        if self.retrievalMode is VariableRetrievalMode.AllReplicas:
+            return replicas
+        return self.getGroupCount(replicas)
+
+    def groups(self, replicas: int) -> list[list[int]]:
+        """The replicas of each group."""
+        return [list(members) for members in self.sharedVariableDomain.groups(replicas).members]
+
+    def shapeOnHost(self, shape: tuple[int, ...], replicas: int) -> tuple[int, ...]:
+        """The shape of what comes back, or is set."""
+        count = self.numReplicasReturningVariable(replicas)
+        return (count, *shape) if count > 1 else tuple(shape)

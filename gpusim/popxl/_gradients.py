@@ -1,0 +1,450 @@
+"""Gradient graphs: ops visited from the last to the first, each one's gradient built by its rule.
+Called graphs are differentiated too; repeats and conditionals run again where they run backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from ._ops.calling import CALL, CONDITIONAL, REPEAT
+from ._ops.definition import add_op
+from ._ops.elementwise import SUM
+from ._ops.loops import LOOP_GRAD
+from ._ops.op import Op
+from .context import get_current_context, in_sequence, ipu
+from .exceptions import popart_exception
+from .execution.aliasing import changed_by
+from .execution.compiler import has_effect
+from .graph import Graph
+from .tensor import Constant, Tensor, constant, graph_input, graph_output
+
+__all__ = ["Differentiation", "Plan"]
+
+PREFIX = "Gradient___"
+
+
+@dataclass
+class Plan:
+    """A gradient graph, with what its inputs and outputs stand for."""
+
+    graph: Graph
+    inputs: list[tuple[bool, Tensor]]  #: whether it is a gradient, and of which forward tensor
+    outputs: list[Tensor]  #: the forward tensors whose gradients they are
+
+
+class Differentiation:
+    """One call of autodiff: the gradient graphs that it has made, and those it was given."""
+
+    def __init__(self, known: Mapping[Graph, Plan]) -> None:
+        self.known = dict(known)
+        self.made: dict[Graph, Plan] = {}
+
+    def differentiate(
+        self,
+        graph: Graph,
+        provided: Iterable[Tensor] | None = None,
+        required: Iterable[Tensor] | None = None,
+    ) -> Plan:
+        """The gradient graph of a graph."""
+        outputs = [t for t in graph.outputs if t.dtype.is_floating_point]
+        inputs = [t for t in graph.inputs if t.dtype.is_floating_point]
+        given = outputs if provided is None else list(provided)
+        wanted = inputs if required is None else list(required)
+        check_members(graph, given, graph.outputs, "grads_provided", "an output")
+        check_members(graph, wanted, graph.inputs, "grads_required", "an input")
+        plan = GradientGraph(self, graph, given, wanted).plan
+        self.made[graph] = plan
+        return plan
+
+    def of_called(self, graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Plan:
+        """A gradient graph of a graph that is called: from some outputs' gradients to inputs'.
+
+        It may take and make more than that. What is given but takes and makes less is refused.
+        """
+        given = self.known.get(graph)
+        found = given or self.made.get(graph)
+        if found is None:
+            return self.differentiate(graph, outputs, inputs)
+        taken = [tensor for is_gradient, tensor in found.inputs if is_gradient]
+        if all(map(among(taken), outputs)) and all(map(among(found.outputs), inputs)):
+            return found
+        if given is not None:
+            raise popart_exception(
+                f"called_graphs_grad_info of the graph {graph.name} provides the gradients of "
+                f"{names_of(found.outputs)} from those of {names_of(taken)}, but those of "
+                f"{names_of(inputs)} are needed from those of {names_of(outputs)}"
+            )
+        return self.differentiate(
+            graph,
+            [*taken, *(each for each in outputs if not among(taken)(each))],
+            [*found.outputs, *(each for each in inputs if not among(found.outputs)(each))],
+        )
+
+
+def among(tensors: Sequence[Tensor]) -> Callable[[Tensor], bool]:
+    """Whether a tensor is one of these."""
+    ids = {tensor._id for tensor in tensors}
+    return lambda tensor: tensor._id in ids
+
+
+def names_of(tensors: Sequence[Tensor]) -> list[str]:
+    return [tensor.name for tensor in tensors]
+
+
+def check_members(
+    graph: Graph, tensors: Sequence[Tensor], among: Sequence[Tensor], name: str, what: str
+) -> None:
+    """Refuse tensors that are not among a graph's inputs or outputs, or that are no floats."""
+    for tensor in tensors:
+        if not any(tensor is each for each in among):
+            raise ValueError(f"{name}: {tensor} is not {what} of the graph {graph.name}")
+        if not tensor.dtype.is_floating_point:
+            raise popart_exception(
+                f"{name}: {tensor} has no gradient, as it is {tensor.dtype.name}"
+            )
+
+
+class GradientGraph:
+    """The making of one gradient graph."""
+
+    def __init__(
+        self,
+        differentiation: Differentiation,
+        forward: Graph,
+        provided: Sequence[Tensor],
+        required: Sequence[Tensor],
+    ) -> None:
+        refuse_changes(forward)
+        self.differentiation, self.forward_graph = differentiation, forward
+        stem = forward.id.partition("_subgraph")[0] or forward.name
+        graph = forward.ir.create_empty_graph(f"{stem}_bwd")
+        self.plan = Plan(graph, [], [])
+        self._forward: dict[str, Tensor] = {}
+        self._found: dict[str, list[Tensor]] = {}
+        self._relevant = dependent(forward, required)
+        with alone(), graph:
+            for tensor in provided:
+                made = graph_input(tensor.shape, tensor.dtype, PREFIX + tensor.name)
+                self.plan.inputs.append((True, tensor))
+                self._found.setdefault(tensor._id, []).append(made)
+            for op in reversed(list(forward._ops)):
+                self._visit(op)
+            for tensor in required:
+                graph_output(self._result(tensor))
+                self.plan.outputs.append(tensor)
+
+    # What rules ask for
+
+    def forward(self, tensor: Tensor) -> Tensor:
+        """A forward tensor in the gradient graph: an input of it, or a copy of a constant."""
+        found = self._forward.get(tensor._id)
+        if found is None:
+            if isinstance(tensor, Constant):
+                found = constant(tensor._data, tensor.dtype, tensor.name, downcast=False)
+            else:
+                found = graph_input(
+                    tensor.shape, tensor.dtype, tensor.name, meta_shape=tensor.meta_shape
+                )
+                self.plan.inputs.append((False, tensor))
+                self._keep(tensor)
+            self._forward[tensor._id] = found
+        return found
+
+    def gradient(self, tensor: Tensor) -> Tensor | None:
+        """The gradient of a forward tensor; None while there is none."""
+        parts = self._found.get(tensor._id)
+        if not parts:
+            return None
+        if len(parts) > 1:
+            self._found[tensor._id] = list(add_op(SUM, parts, output_names=[PREFIX + tensor.name]))
+        return self._found[tensor._id][0]
+
+    def needs(self, tensor: Tensor) -> bool:
+        """Whether a required gradient depends on that of this tensor."""
+        return tensor._id in self._relevant
+
+    def add(self, tensor: Tensor, gradient: Tensor) -> None:
+        """One more part of a forward tensor's gradient."""
+        self._found.setdefault(tensor._id, []).append(gradient)
+
+    def zeros(self, tensor: Tensor) -> Tensor:
+        """A gradient of zeros."""
+        from .ops.init import init
+
+        return init(tensor.shape, tensor.dtype, PREFIX + tensor.name)
+
+    # The visit
+
+    def _visit(self, op: Op) -> None:
+        wanted = any(self.needs(tensor) for tensor in op.inputs)
+        if not wanted or all(self.gradient(tensor) is None for tensor in op.outputs):
+            return
+        special = {CALL: call_gradient, REPEAT: repeat_gradient, CONDITIONAL: if_gradient}
+        site = Site(self, op)
+        with nullcontext() if op.ipu is None else ipu(op.ipu):
+            rule = special.get(op.definition, op.definition.gradient)
+            if rule is None:
+                raise popart_exception(
+                    f"{op.debugName()} in the graph {op.graph.name} has no gradient; detach its "
+                    "inputs or its outputs where none is wanted"
+                )
+            gradients = rule(site)
+        for tensor, gradient in zip(op.inputs, gradients, strict=True):
+            if gradient is not None and self.needs(tensor):
+                self.add(tensor, gradient)
+
+    def _keep(self, tensor: Tensor) -> None:
+        """Make a tensor an output of the forward graph, unless it is an input or output."""
+        graph = self.forward_graph
+        if not any(tensor is each for each in (*graph._inputs, *graph._outputs)):
+            graph._outputs.append(tensor)
+            graph.ir._changed()
+
+    def _result(self, tensor: Tensor) -> Tensor:
+        """A required gradient under its name."""
+        found = self.gradient(tensor)
+        if found is None:
+            return self.zeros(tensor)
+        graph = self.plan.graph
+        taken = any(found is each for each in (*graph._inputs, *graph._outputs))
+        if taken:
+            (found,) = add_op(SUM, [found], output_names=[PREFIX + tensor.name])
+        elif found.name != PREFIX + tensor.name:
+            rename(found, PREFIX + tensor.name)
+        return found
+
+
+class Site:
+    """Where the gradient of one op is built: `GradientSite` of the definitions."""
+
+    def __init__(self, making: GradientGraph, op: Op) -> None:
+        self.making, self._op = making, op
+
+    @property
+    def op(self) -> Op:
+        """The forward op."""
+        return self._op
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Those of the forward op."""
+        return self._op.attributes
+
+    def input(self, index: int) -> Tensor:
+        """A forward input, in the gradient graph."""
+        return self.making.forward(self._op.inputs[index])
+
+    def output(self, index: int = 0) -> Tensor:
+        """A forward output, in the gradient graph."""
+        return self.making.forward(self._op.outputs[index])
+
+    def gradient(self, index: int = 0) -> Tensor | None:
+        """The gradient of a forward output, or None."""
+        return self.making.gradient(self._op.outputs[index])
+
+    def needs(self, index: int) -> bool:
+        """Whether the gradient of a forward input is wanted."""
+        return self.making.needs(self._op.inputs[index])
+
+    def gradient_or_zeros(self, tensor: Tensor) -> Tensor:
+        """The gradient of a forward output, of zeros where there is none."""
+        found = self.making.gradient(tensor)
+        return self.making.zeros(tensor) if found is None else found
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Without what the code around autodiff has said about IPUs, tiles, names and order."""
+    context = get_current_context()
+    around = context._graphs, context._ipus, context._io_tiles, context._scopes
+    context._graphs, context._ipus, context._io_tiles, context._scopes = [], [], 0, []
+    try:
+        with in_sequence(False):
+            yield
+    finally:
+        context._graphs, context._ipus, context._io_tiles, context._scopes = around
+
+
+def refuse_changes(graph: Graph) -> None:
+    """popart_exception for a graph in which an op changes a tensor in place."""
+    for op in graph._ops:
+        if changed_by(op):
+            raise popart_exception(
+                f"The graph {graph.name} contains a modifying op {op.debugName()}: what it changes "
+                "cannot be differentiated. Use the op that makes a new tensor."
+            )
+
+
+def dependent(graph: Graph, tensors: Sequence[Tensor]) -> set[str]:
+    """The floating-point tensors of a graph that depend on some of its inputs, these included."""
+    found = {tensor._id for tensor in tensors}
+    for op in graph._ops:
+        if any(tensor._id in found for tensor in op.inputs):
+            found |= {t._id for t in op.outputs if t.dtype.is_floating_point}
+    return found
+
+
+def rename(tensor: Tensor, name: str) -> None:
+    """Give a tensor of a new graph another name."""
+    graph = tensor._graph
+    del graph._tensors[tensor._id]
+    tensor._id = graph._new_id(name)
+    graph._add_tensor(tensor)
+
+
+# Ops that run other graphs
+
+
+def call_gradient(site: Site) -> list[Tensor | None]:
+    """A call of the called graph's gradient graph."""
+    op = site.op
+    graph: Graph = op.attributes["graph"]
+    called: list[Tensor] = op.attributes["called_inputs"]
+    pairs = zip(graph.outputs, op.outputs, strict=False)
+    provided = [inner for inner, outer in pairs if site.making.gradient(outer) is not None]
+    required = [inner for index, inner in enumerate(called) if site.needs(index)]
+    plan = site.making.differentiation.of_called(graph, provided, required)
+    complete(op, graph)
+    forward = places(called, op.inputs) | places(graph.outputs, op.outputs)
+    given = [
+        site.gradient_or_zeros(forward[tensor._id])
+        if is_gradient
+        else site.making.forward(forward[tensor._id])
+        for is_gradient, tensor in plan.inputs
+    ]
+    attributes = {"graph": plan.graph, "called_inputs": list(plan.graph.inputs)}
+    names = [PREFIX + tensor.name for tensor in plan.outputs]
+    made = add_op(CALL, given, attributes, output_names=names)
+    return in_order(called, plan.outputs, made)
+
+
+def complete(op: Op, graph: Graph) -> None:
+    """Give a call the outputs that its graph has got since it was made."""
+    for number in range(len(op.outputs), len(graph.outputs)):
+        tensor = graph.outputs[number]
+        id = op.graph._new_id(tensor.name)
+        op.outputs.append(Tensor._made(op.graph, id, tensor.spec, op, number))
+
+
+def places(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> dict[str, Tensor]:
+    """From tensors of a called graph, by id, to the caller's."""
+    return {tensor._id: other for tensor, other in zip(tensors, others, strict=True)}
+
+
+def in_order(
+    called: Sequence[Tensor], tensors: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of a call's inputs, from those that a gradient graph makes."""
+    by_id = places(tensors, gradients)
+    return [by_id.get(tensor._id) for tensor in called]
+
+
+def repeat_gradient(site: Site) -> list[Tensor | None]:
+    """An op that runs the repeat again, keeping every step, and then backwards."""
+    op = site.op
+    graph: Graph = op.attributes["graph"]
+    if has_effect(graph):
+        raise popart_exception(
+            f"{op.debugName()} repeats the graph {graph.name}, which uses streams, remote buffers "
+            "or prints; its gradient would run that again"
+        )
+    carried = len(op.outputs)
+    called: list[Tensor] = op.attributes["called_inputs"]
+    states = [tensor for tensor in graph.inputs[:carried] if tensor.dtype.is_floating_point]
+    others = [
+        inner
+        for index, inner in enumerate(called)
+        if site.needs(index) and not among(states)(inner)
+    ]
+    provided = [tensor for tensor in graph.outputs[:carried] if tensor.dtype.is_floating_point]
+    plan = site.making.differentiation.of_called(graph, provided, [*states, *others])
+    given = [site.making.forward(tensor) for tensor in op.inputs]
+    given += [site.gradient_or_zeros(tensor) for tensor in op.outputs]
+    attributes = {
+        "graph": graph,
+        "count": op.attributes["count"],
+        "called_inputs": called,
+        "carried": carried,
+        "gradient_graph": plan.graph,
+        "inputs": list(plan.inputs),
+        "outputs": list(plan.outputs),
+    }
+    made = add_op(LOOP_GRAD, given, attributes)
+    return in_order(called, plan.outputs, made)
+
+
+def if_gradient(site: Site) -> list[Tensor | None]:
+    """A conditional of graphs that run the branch again and then its gradient graph."""
+    op = site.op
+    branches: list[tuple[Graph, list[Tensor], list[Tensor]]] = []
+    first = 1
+    for name in ("then", "else"):
+        called: list[Tensor] = op.attributes[f"{name}_inputs"]
+        given = op.inputs[first : first + len(called)]
+        branches.append((op.attributes[f"{name}_branch"], called, given))
+        first += len(called)
+    known = [index for index, t in enumerate(op.outputs) if t.dtype.is_floating_point]
+    targets = [tensor for tensor in op.inputs[1:] if tensor.dtype.is_floating_point]
+    graphs = [
+        branch_gradient(site, graph, called, given, known, number, op.inputs[1:])
+        for number, (graph, called, given) in enumerate(branches)
+    ]
+    gradients = [site.gradient_or_zeros(op.outputs[index]) for index in known]
+    inputs = [site.making.forward(op.inputs[0])]
+    for _, _, given in branches:
+        inputs += [*(site.making.forward(tensor) for tensor in given), *gradients]
+    attributes = {
+        "then_branch": graphs[0],
+        "else_branch": graphs[1],
+        "then_inputs": list(graphs[0].inputs),
+        "else_inputs": list(graphs[1].inputs),
+    }
+    made = iter(add_op(CONDITIONAL, inputs, attributes))
+    out: list[Tensor | None] = [None]
+    out += [next(made) if t.dtype.is_floating_point else None for t in op.inputs[1:]]
+    assert len(targets) == sum(tensor is not None for tensor in out)
+    return out
+
+
+def branch_gradient(
+    site: Site,
+    graph: Graph,
+    called: Sequence[Tensor],
+    given: Sequence[Tensor],
+    known: Sequence[int],
+    number: int,
+    all_inputs: Sequence[Tensor],
+) -> Graph:
+    """A graph from a branch's inputs, and its outputs' gradients, to those of all inputs.
+
+    Those of the other branch's inputs are zeros.
+    """
+    if has_effect(graph):
+        raise popart_exception(
+            f"{site.op.debugName()} has a branch, the graph {graph.name}, that uses streams, "
+            "remote buffers or prints; its gradient would run that again"
+        )
+    outputs = [graph.outputs[index] for index in known]
+    floats = [tensor for tensor in called if tensor.dtype.is_floating_point]
+    plan = site.making.differentiation.of_called(graph, outputs, floats)
+    wrapper = graph.ir.create_empty_graph(f"{plan.graph.id.partition('_subgraph')[0]}_branch")
+    with alone(), wrapper:
+        values = [graph_input(t.shape, t.dtype, t.name) for t in given]
+        gradients = {t._id: graph_input(t.shape, t.dtype, PREFIX + t.name) for t in outputs}
+        again = add_op(CALL, values, {"graph": graph, "called_inputs": list(called)})
+        forward = places(called, values) | places(graph.outputs, again)
+        inputs = [
+            gradients[t._id] if is_gradient else forward[t._id] for is_gradient, t in plan.inputs
+        ]
+        attributes = {"graph": plan.graph, "called_inputs": list(plan.graph.inputs)}
+        made = in_order(called, plan.outputs, add_op(CALL, inputs, attributes))
+        start = 0 if number == 0 else len(all_inputs) - len(called)
+        own = dict(zip(range(start, start + len(called)), made, strict=True))
+        for index, tensor in enumerate(all_inputs):
+            if tensor.dtype.is_floating_point:
+                found = own.get(index)
+                graph_output(site.making.zeros(tensor) if found is None else found)
+    return wrapper

@@ -1,0 +1,107 @@
+"""What a call site is given: which of a graph's inputs each tensor of the caller is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .context import get_current_graph
+from .graph import Graph
+from .tensor import Tensor, constant
+from .typing_ import is_numbers
+
+__all__ = ["site_inputs"]
+
+
+def site_inputs(
+    graph: Graph,
+    inputs: Iterable[Any],
+    inputs_dict: Mapping[Tensor, Any] | None,
+    check_inputs: bool = True,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The caller's tensors, and for each the input of `graph` that it is for, in its inputs' order.
+
+    Positional ones are for the first inputs; those of `inputs_dict` say what they are for. Numbers
+    become constants.
+
+    Raises:
+        ValueError: for too many, or an input that is given twice, or is none of the graph's; for a
+            tensor that is not the caller's, or of another shape or dtype; for missing ones, if
+            `check_inputs`.
+        TypeError: for what is neither a tensor nor numbers.
+    """
+    positional = flattened(inputs)
+    if len(positional) > len(graph.inputs):
+        raise ValueError(
+            f"Too many inputs have been provided to the {graph.name} graph. The number of "
+            f"positional inputs exceeds the number of inputs of the graph. {len(positional)} > "
+            f"{len(graph.inputs)}. For graph: {graph}"
+        )
+    given: dict[str, Tensor] = {}
+    for place, (tensor, value) in enumerate(zip(graph.inputs, positional, strict=False)):
+        what = f'Input at position "{place}"'
+        given[tensor._id] = checked = parent_tensor(graph, tensor, value, what)
+        if checked not in get_current_graph():
+            raise ValueError(
+                f'Parent input tensor "{value}" is not in parent graph "{get_current_graph()}".'
+            )
+    for tensor, value in (inputs_dict or {}).items():
+        if not isinstance(tensor, Tensor) or not any(tensor is i for i in graph._inputs):
+            raise ValueError(
+                f'The graph input tensor "{tensor}" is not in the {graph.name} graph ({graph}).'
+            )
+        if tensor._id in given:
+            raise ValueError(
+                f"Graph input tensor is specified twice for the {graph.name} graph, in "
+                f"`inputs_dict` and positionally in `inputs`: {tensor}"
+            )
+        given[tensor._id] = checked = parent_tensor(graph, tensor, value, f'Input "{tensor}"')
+        if checked not in get_current_graph():
+            raise ValueError(
+                f'The parent input tensor "{value}" is not in the parent graph '
+                f"({get_current_graph()})."
+            )
+    missing = [tensor.name for tensor in graph.inputs if tensor._id not in given]
+    if missing and check_inputs:
+        raise ValueError(
+            f"Not all inputs have been provided to the {graph.name} graph ({graph}): {missing} are "
+            "missing"
+        )
+    called = [tensor for tensor in graph.inputs if tensor._id in given]
+    return [given[tensor._id] for tensor in called], called
+
+
+def flattened(inputs: Iterable[Any]) -> list[Any]:
+    """The inputs, with those of lists of tensors one by one; a list of numbers is one input."""
+    flat: list[Any] = []
+    for value in inputs:
+        listed = isinstance(value, Iterable) and not isinstance(value, Tensor)
+        if listed and not hasattr(value, "shape"):
+            entries = list(value)
+            if not entries or any(isinstance(entry, Tensor) for entry in entries):
+                flat += entries
+                continue
+            value = entries
+        flat.append(value)
+    return flat
+
+
+def parent_tensor(graph: Graph, tensor: Tensor, value: Any, what: str) -> Tensor:
+    """A tensor of the current graph for an input of a called one."""
+    if not isinstance(value, Tensor):
+        fault = (
+            f"{what} could not be coerced into a tensor for the {graph.name} graph: Type "
+            f"{type(value)}. Value: {value}"
+        )
+        if not is_numbers(value):
+            raise TypeError(fault)
+        try:
+            value = constant(value, tensor.dtype)
+        except (TypeError, ValueError) as error:
+            raise TypeError(fault) from error
+    if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+        raise ValueError(
+            f"{what} of the {graph.name} graph must have shape {tensor.shape} and dtype "
+            f"{tensor.dtype}, as {tensor} has, got {value}"
+        )
+    return value

@@ -1,0 +1,149 @@
+"""Which tensors of a graph share memory, which of them are changed in place, and in what order.
+Changes and uses of one memory without an order are refused, as PopART does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..exceptions import popart_exception
+
+if TYPE_CHECKING:
+    from .._ops.op import Op
+    from ..graph import Graph
+    from ..tensor import Tensor
+
+__all__ = ["Aliasing", "modified_inputs"]
+
+
+class Aliasing:
+    """The classes of tensors of a graph that share memory, and those among them that change."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        # By tensor id, the id of another of the same class: of those that are one array when a
+        # program runs, and of those that count as one memory.
+        self._arrays: dict[str, str] = {}
+        self._classes: dict[str, str] = {}
+        for op in graph._ops:
+            for out, into in op.definition.aliases.items():
+                join(self._classes, op.outputs[out]._id, op.inputs[into]._id)
+                if op.definition.write_back is None:
+                    join(self._arrays, op.outputs[out]._id, op.inputs[into]._id)
+            if op.definition.write_back is not None:  # a view of all of its inputs
+                for tensor in op.inputs:
+                    join(self._classes, op.outputs[0]._id, tensor._id)
+        self.changed: set[str] = set()  # roots
+        self._changes: list[tuple[Op, str]] = []
+        for op in graph._ops:
+            for index in changed_by(op):
+                root = self.root(op.inputs[index])
+                self.changed.add(root)
+                self._changes.append((op, root))
+
+    def root(self, tensor: Tensor) -> str:
+        """The class of a tensor, by the id of one of its members."""
+        return root_of(self._classes, tensor._id)
+
+    def array(self, tensor: Tensor) -> str:
+        """The class of those that share an array with a tensor, by the id of one of them."""
+        return root_of(self._arrays, tensor._id)
+
+    def is_changed(self, tensor: Tensor) -> bool:
+        """Whether its memory is changed in place somewhere in the graph."""
+        return self.root(tensor) in self.changed
+
+    def check_order(self) -> None:
+        """popart_exception where an op changes what another uses, and neither comes first."""
+        if not self._changes:
+            return
+        order, users = Order(self.graph._ops), self._users()
+        for change, root in self._changes:
+            strangers = users[root] & ~order.related(change)
+            if strangers:
+                op = self.graph._ops[strangers.bit_length() - 1]
+                raise popart_exception(
+                    "Inplacing ambiguity detected. "
+                    f"{change.debugName()} changes a tensor in place that {op.debugName()} uses, "
+                    f"in graph {self.graph.name}, and nothing says which of them comes first. Make "
+                    "both in a `popxl.in_sequence()` context, or let one use the other's output."
+                )
+
+    def _users(self) -> dict[str, int]:
+        """The ops that read or change memory of each changed class, as the bits of their places.
+
+        What only makes views does not count.
+        """
+        found = dict.fromkeys(self.changed, 0)
+        for place, op in enumerate(self.graph._ops):
+            if (op.definition.aliases or op.definition.write_back) and not changed_by(op):
+                continue
+            for tensor in op.inputs:
+                if (root := self.root(tensor)) in found:
+                    found[root] |= 1 << place
+        return found
+
+
+class Order:
+    """Which ops come before or after which for certain; sets of them are bits by their places."""
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self._place = {op.id: place for place, op in enumerate(ops)}
+        self._earlier = [self._producers(op) for op in ops]
+        self._before = [0] * len(ops)
+        self._after = [0] * len(ops)
+        for place, earlier in enumerate(self._earlier):
+            for producer in earlier:
+                self._before[place] |= self._before[producer] | 1 << producer
+        for place in reversed(range(len(ops))):
+            for producer in self._earlier[place]:
+                self._after[producer] |= self._after[place] | 1 << place
+
+    def _producers(self, op: Op) -> set[int]:
+        """The places of the ops that an op comes right after."""
+        made_by = (tensor._producer for tensor in op.inputs)
+        return {
+            self._place[earlier.id]
+            for earlier in (*made_by, *op.after)
+            if earlier is not None and earlier.id in self._place
+        }
+
+    def related(self, op: Op) -> int:
+        """An op, and all that come before it or after it for certain."""
+        place = self._place[op.id]
+        return self._before[place] | self._after[place] | 1 << place
+
+
+def join(parents: dict[str, str], one: str, other: str) -> None:
+    """Make the classes of two members one."""
+    roots = root_of(parents, one), root_of(parents, other)
+    if roots[0] != roots[1]:
+        parents[roots[0]] = roots[1]
+
+
+def root_of(parents: dict[str, str], member: str) -> str:
+    """The member that stands for a class."""
+    while member in parents:
+        member = parents[member]
+    return member
+
+
+def changed_by(op: Op) -> tuple[int, ...]:
+    """The inputs that an op changes in place, in the memory of the graph it is in."""
+    by_site: Sequence[int] = op.attributes.get("modified", ())
+    references = (
+        index
+        for index, tensor in enumerate(op.attributes.get("called_inputs", ()))
+        if tensor._by_ref and tensor._id in modified_inputs(tensor._graph)
+    )
+    return tuple(dict.fromkeys((*op.definition.modifies, *by_site, *references)))
+
+
+def modified_inputs(graph: Graph) -> frozenset[str]:
+    """The ids of the inputs that a graph changes in place; kept until the Ir changes."""
+    version, found = graph._modified
+    if version != graph.ir._version:
+        aliasing = Aliasing(graph)
+        found = frozenset(t._id for t in graph.inputs if aliasing.is_changed(t))
+        graph._modified = graph.ir._version, found
+    return found

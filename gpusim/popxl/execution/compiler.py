@@ -1,0 +1,331 @@
+"""Graphs compiled into programs: each op a step, with its slots, its rule, and what it frees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..tensor import Constant, Variable
+from .aliasing import Aliasing, changed_by
+from .program import Program, Step
+
+if TYPE_CHECKING:
+    from .._ops.definition import Definition
+    from .._ops.op import Op
+    from ..graph import Graph
+    from ..tensor import Tensor
+    from .machine import Machine
+
+__all__ = ["Compiler", "GraphCompiler"]
+
+Array = Any
+
+
+class Compiler:
+    """Makes the programs of an Ir's graphs, each once."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._programs: dict[str, Program] = {}
+
+    def program(self, graph: Graph) -> Program:
+        """The program of a graph, compiled when first asked for."""
+        if graph.id not in self._programs:
+            self._programs[graph.id] = GraphCompiler(self, graph).program
+        return self._programs[graph.id]
+
+
+class GraphCompiler:
+    """Makes the program of one graph; what the rules of single ops see of the compiler."""
+
+    def __init__(self, compiler: Compiler, graph: Graph) -> None:
+        self.compiler, self.machine, self.graph = compiler, compiler.machine, graph
+        self.aliasing = Aliasing(graph)
+        self.aliasing.check_order()
+        self.program = Program(graph.name, self.machine)
+        self._slots = {tensor._id: slot for slot, tensor in enumerate(graph.tensors)}
+        self._links = [op for op in graph._ops if op.definition.write_back is not None]
+        self._compile()
+
+    def slot(self, tensor: Tensor) -> int:
+        """Where a tensor lies."""
+        return self._slots[tensor._id]
+
+    def slots(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Where tensors lie."""
+        return [self._slots[tensor._id] for tensor in tensors]
+
+    def changed_by(self, op: Op) -> tuple[int, ...]:
+        """The inputs that an op changes in place."""
+        return changed_by(op)
+
+    def _compile(self) -> None:
+        graph, program = self.graph, self.program
+        program.template = [None] * len(self._slots)
+        for tensor in graph.tensors:
+            self._preset(tensor, program)
+        program.inputs, program.outputs = self.slots(graph.inputs), self.slots(graph.outputs)
+        program.modified = frozenset(
+            index for index, tensor in enumerate(graph.inputs) if self.aliasing.is_changed(tensor)
+        )
+        ops = live_ops(graph)
+        kept = {tensor._id for tensor in graph.outputs}
+        if self._links:  # a change may have to pass through tensors that nothing uses any more
+            kept |= {t._id for t in graph.tensors if self.aliasing.is_changed(t)}
+        freed = last_uses(ops, kept)
+        for op in ops:
+            self._add(op, self.slots(freed[op.id]))
+
+    def _preset(self, tensor: Tensor, program: Program) -> None:
+        """What a tensor is before the first op: a constant's value, a variable's array."""
+        slot = self.slot(tensor)
+        if isinstance(tensor, Constant):
+            program.template[slot] = self.machine.replicated(tensor._data)
+            program.constants.append(slot)
+            if self.aliasing.is_changed(tensor):
+                program.owned.append(slot)
+        elif tensor._id in self.machine.variables:
+            program.template[slot] = self.machine.variables[tensor._id]
+
+    def _add(self, op: Op, freed: list[int]) -> None:
+        for tensor in op.inputs:
+            check_usable(tensor, op)
+        compiled = op.definition.compile
+        step = self.plain(op) if compiled is None else compiled(self, op)
+        steps = [step]
+        if needs_own(op, self.aliasing):
+            steps.append(own_step(self.slots(op.outputs), self.slots(op.inputs)))
+        steps += self._synchronised(op)
+        self.program.steps.append(joined(steps, freed) if freed or len(steps) > 1 else step)
+
+    def plain(self, op: Op) -> Step:
+        """The step of an op that is one call of its rule."""
+        definition, attributes, xp = op.definition, op.attributes, self.machine.xp
+        run: Any = definition.run
+        if self.machine.one_by_one and not definition.collective:
+            run = one_by_one(definition)
+        if definition.collective:
+            run = for_all(run, op.debugName(), self.machine)
+        inputs, outputs = self.slots(op.inputs), self.slots(op.outputs)
+        if len(outputs) == 1:
+            (output,) = outputs
+
+            def step(values: list[Any]) -> None:
+                values[output] = run(xp, [values[slot] for slot in inputs], attributes)[0]
+
+            return step
+
+        def several(values: list[Any]) -> None:
+            results = run(xp, [values[slot] for slot in inputs], attributes)
+            for slot, result in zip(outputs, results, strict=True):
+                values[slot] = result
+
+        return several
+
+    def _synchronised(self, op: Op) -> list[Step]:
+        """Steps that carry a change into the views that do not share its memory."""
+        roots = {self.aliasing.root(op.inputs[index]) for index in changed_by(op)}
+        if not roots:
+            return []
+        links = [
+            link
+            for link in self._links
+            if link.id < op.id
+            and any(self.aliasing.root(tensor) in roots for tensor in link.inputs)
+        ]
+        if not links:
+            return []
+        changed = [op.inputs[index] for index in changed_by(op)]
+        return carrying(self, changed, links)
+
+
+def check_usable(tensor: Tensor, op: Op) -> None:
+    """RuntimeError for a variable whose values an op cannot use as they lie."""
+    if isinstance(tensor, Variable) and (tensor._remote is not None or tensor._shards):
+        how = "load it by ops.remote_load" if tensor._remote is not None else "use its shard"
+        raise RuntimeError(
+            f"{op.debugName()} uses {tensor}, whose values do not lie whole on a replica: {how}"
+        )
+
+
+def live_ops(graph: Graph) -> list[Op]:
+    """The ops that anything comes of, in order."""
+    needed = {tensor._id for tensor in graph.outputs}
+    live: list[Op] = []
+    for op in reversed(graph._ops):
+        if (
+            op.definition.effect
+            or changed_by(op)
+            or any(tensor._id in needed for tensor in op.outputs)
+            or any(has_effect(called) for called in op.getCalledGraphs())
+        ):
+            live.append(op)
+            needed.update(tensor._id for tensor in op.inputs)
+    return live[::-1]
+
+
+def has_effect(graph: Graph) -> bool:
+    """Whether running a graph does anything besides computing its outputs; kept as long as the Ir
+    does not change."""
+    version, found = graph._effect
+    if version != graph.ir._version:
+        found = any(
+            op.definition.effect or any(map(has_effect, op.getCalledGraphs())) for op in graph._ops
+        )
+        graph._effect = graph.ir._version, found
+    return found
+
+
+def last_uses(ops: Sequence[Op], kept: set[str]) -> dict[int, list[Tensor]]:
+    """For each op the tensors, made by ops, that no later one uses."""
+    seen = set(kept)
+    freed: dict[int, list[Tensor]] = {}
+    for op in reversed(ops):
+        freed[op.id] = []
+        for tensor in (*op.outputs, *op.inputs):
+            if tensor._id not in seen:
+                seen.add(tensor._id)
+                if tensor._producer is not None:
+                    freed[op.id].append(tensor)
+    return freed
+
+
+def needs_own(op: Op, aliasing: Aliasing) -> bool:
+    """Whether outputs may not share memory with anything, as that, or they, change in place."""
+    if op.definition.aliases or not op.outputs:
+        return False
+    return any(map(aliasing.is_changed, (*op.inputs, *op.outputs)))
+
+
+def own_step(outputs: list[int], inputs: list[int]) -> Step:
+    """Copies outputs that are views of, or the same as, anything else."""
+
+    def step(values: list[Any]) -> None:
+        taken = {id(values[slot]) for slot in inputs}
+        for slot in outputs:
+            array = values[slot]
+            if array.base is not None or id(array) in taken or not is_writable(array):
+                array = values[slot] = array.copy()
+            taken.add(id(array))
+
+    return step
+
+
+def is_writable(array: Array) -> bool:
+    """Whether NumPy lets it be written (CuPy's arrays have no such flag)."""
+    return bool(getattr(array.flags, "writeable", True))
+
+
+def joined(steps: Sequence[Step], freed: list[int]) -> Step:
+    """Steps as one, after which some slots are empty."""
+    if len(steps) == 1:
+        (only,) = steps
+
+        def step(values: list[Any]) -> None:
+            only(values)
+            for slot in freed:
+                values[slot] = None
+
+        return step
+
+    def several(values: list[Any]) -> None:
+        for each in steps:
+            each(values)
+        for slot in freed:
+            values[slot] = None
+
+    return several
+
+
+def one_by_one(definition: Definition) -> Any:
+    """A rule called once for each replica, and its results stacked."""
+    run, aliases, modifies = definition.run, definition.aliases, definition.modifies
+
+    def each(xp: Any, inputs: list[Array], attributes: Any) -> list[Array]:
+        if (aliases and not modifies) or not inputs:
+            return list(run(xp, inputs, attributes))  # views: nothing is computed
+        parts = [
+            run(xp, [array[row : row + 1] for array in inputs], attributes)
+            for row in range(len(inputs[0]))
+        ]
+        return [
+            inputs[aliases[number]] if number in aliases else xp.concatenate(outputs)
+            for number, outputs in enumerate(zip(*parts, strict=True))
+        ]
+
+    return each
+
+
+def for_all(run: Any, name: str, machine: Machine) -> Any:
+    """A collective's rule, which cannot be called for some of the replicas."""
+
+    def checked(xp: Any, inputs: list[Array], attributes: Any) -> Any:
+        machine.need_all(name)
+        return run(xp, inputs, attributes)
+
+    return checked
+
+
+class Carrier:
+    """Steps that carry a change of one array to all others with the same memory, along links.
+
+    A link is an op whose output may be an array of its own though it is a view of its inputs. What
+    has changed is written up into what it is a view of, one input at a time, and from there down
+    into all other views, before the next input is: arrays further up may overlap.
+    """
+
+    def __init__(self, compiler: GraphCompiler, links: Sequence[Op]) -> None:
+        self._compiler, self._links = compiler, links
+        self._array = compiler.aliasing.array
+        self._made_by = {self._array(link.outputs[0]): link for link in links}
+
+    def steps(self, changed: str, waiting: tuple[str, ...] = ()) -> list[Step]:
+        """The steps for a change of an array; `waiting` are those whose change is on its way."""
+        steps: list[Step] = []
+        link = self._made_by.get(changed)
+        for index, tensor in enumerate(link.inputs if link is not None else ()):
+            assert link is not None
+            steps.append(write_back(self._compiler, link, index))
+            steps += self.steps(self._array(tensor), (*waiting, changed))
+        reached = {changed}
+        for below in self._links:
+            output = self._array(below.outputs[0])
+            if output not in waiting and reached.intersection(map(self._array, below.inputs)):
+                steps.append(refresh(self._compiler, below))
+                reached.add(output)
+        return steps
+
+
+def carrying(compiler: GraphCompiler, changed: Sequence[Tensor], links: Sequence[Op]) -> list[Step]:
+    """Steps that carry changes of tensors along links."""
+    carrier = Carrier(compiler, links)
+    arrays = dict.fromkeys(map(compiler.aliasing.array, changed))
+    return [step for array in arrays for step in carrier.steps(array)]
+
+
+def write_back(compiler: GraphCompiler, link: Op, index: int) -> Step:
+    """Writes a view's values into one of the arrays that it is a view of."""
+    write, attributes, xp = link.definition.write_back, link.attributes, compiler.machine.xp
+    inputs, output = compiler.slots(link.inputs), compiler.slot(link.outputs[0])
+    assert write is not None
+
+    def step(values: list[Any]) -> None:
+        arrays = [values[slot] for slot in inputs]
+        if values[output] is None or any(array is None for array in arrays):
+            return  # nothing comes of the view, so that it has not been made
+        others = [array if at == index else array.copy() for at, array in enumerate(arrays)]
+        write(xp, values[output], others, attributes)
+
+    return step
+
+
+def refresh(compiler: GraphCompiler, link: Op) -> Step:
+    """Writes what a view is a view of into the view."""
+    run, attributes, xp = link.definition.run, link.attributes, compiler.machine.xp
+    inputs, output = compiler.slots(link.inputs), compiler.slot(link.outputs[0])
+
+    def step(values: list[Any]) -> None:
+        if values[output] is not None and all(values[slot] is not None for slot in inputs):
+            values[output][...] = run(xp, [values[slot] for slot in inputs], attributes)[0]
+
+    return step

@@ -1,0 +1,48 @@
+"""A compiled graph: a flat list of steps on a list of values, one slot for each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+__all__ = ["Program", "Step"]
+
+Array = Any
+#: What an op has become: it reads and writes slots.
+Step = Callable[[list[Any]], None]
+
+
+class Program:
+    """What runs for a graph, as often as it is called."""
+
+    def __init__(self, name: str, machine: Machine) -> None:
+        self.name = name
+        self.machine = machine
+        self.steps: list[Step] = []
+        self.template: list[Any] = []  # a value for each slot: those of constants, else None
+        self.constants: list[int] = []  # the slots of the template that hold one
+        self.owned: list[int] = []  # those among them that are changed in place
+        self.inputs: list[int] = []
+        self.outputs: list[int] = []
+        self.modified: frozenset[int] = frozenset()  # inputs that are changed in place
+
+    def run(self, arguments: Sequence[Array]) -> list[Array]:
+        """The outputs for these inputs, (replicas, *shape) each.
+
+        Inputs of `modified` are changed in place; outputs may be inputs, or views of them.
+        """
+        values = self.template.copy()
+        if self.machine.rows is not None:
+            count = self.machine.count
+            for slot in self.constants:
+                values[slot] = values[slot][:count]
+        for slot in self.owned:
+            values[slot] = values[slot].copy()
+        for slot, argument in zip(self.inputs, arguments, strict=True):
+            values[slot] = argument
+        for step in self.steps:
+            step(values)
+        return [values[slot] for slot in self.outputs]

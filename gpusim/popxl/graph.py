@@ -1,0 +1,192 @@
+"""Graphs: inputs, ops in the order in which they were made, and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .context import get_current_context
+from .tensor import Constant, Tensor, Variable
+
+if TYPE_CHECKING:
+    from ._ops.op import Op
+    from .ir import Ir
+
+__all__ = ["Graph"]
+
+
+class Graph:
+    """A main graph, or one that other graphs call; `with graph:` makes it the current one."""
+
+    _ir: Ir
+    _id: str
+    _ops: list[Op]
+    _inputs: list[Tensor]
+    _outputs: list[Tensor]
+    _tensors: dict[str, Tensor]
+    _hooks: dict[int, Callable[[Op], Any]]
+    _next_hook: int
+    _last_in_sequence: Op | None
+    _modified: tuple[int, frozenset[str]]
+    _effect: tuple[int, bool]
+
+    def __init__(self) -> None:
+        raise TypeError("Cannot create popxl.graph.Graph instances using the constructor.")
+
+    @classmethod
+    def _made(cls, ir: Ir, id: str) -> Graph:
+        graph = object.__new__(cls)
+        graph._ir, graph._id = ir, id
+        graph._ops, graph._inputs, graph._outputs = [], [], []
+        graph._tensors, graph._hooks = {}, {}
+        graph._next_hook, graph._last_in_sequence = 0, None
+        graph._modified, graph._effect = (-1, frozenset()), (-1, False)
+        return graph
+
+    # What it is
+
+    @property
+    def name(self) -> str:
+        """The id; "main_graph" for the main graph."""
+        return self._id or "main_graph"
+
+    @property
+    def id(self) -> str:
+        """Its id in the Ir; "" for the main graph."""
+        return self._id
+
+    @property
+    def ir(self) -> Ir:
+        """The Ir it belongs to."""
+        return self._ir
+
+    @property
+    def main_graph(self) -> Graph:
+        """The Ir's main graph."""
+        return self._ir.main_graph
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Its inputs: the function's, in the order of its signature, then those of graph_input."""
+        return tuple(self._inputs)
+
+    @property
+    def inputs_by_name(self) -> dict[str, Tensor]:
+        """Its inputs by name."""
+        return {tensor.name: tensor for tensor in self._inputs}
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Its outputs."""
+        return tuple(self._outputs)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All its tensors."""
+        return tuple(self._tensors.values())
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Its variables (only the main graph has any)."""
+        return tuple(t for t in self._tensors.values() if isinstance(t, Variable))
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """Its constants."""
+        return tuple(t for t in self._tensors.values() if isinstance(t, Constant))
+
+    @property
+    def called_graphs(self) -> tuple[Graph, ...]:
+        """The graphs that its ops call, each once, in the order of the first call."""
+        return tuple(
+            {graph.id: graph for op in self._ops for graph in op.getCalledGraphs()}.values()
+        )
+
+    def get_tensor(self, tensor_id: str) -> Tensor:
+        """The tensor of an id; ValueError if it has none."""
+        try:
+            return self._tensors[tensor_id]
+        except KeyError:
+            raise ValueError(f"Graph {self.name} has no tensor with the id {tensor_id}") from None
+
+    def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
+        """Call `fn` with every op made in this graph from now on; a handle to remove it by."""
+        handle, self._next_hook = self._next_hook, self._next_hook + 1
+        self._hooks[handle] = fn
+        return handle
+
+    def remove_op_created_hook(self, handle: int) -> None:
+        """Call it no longer; ValueError for a handle that is not registered."""
+        if self._hooks.pop(handle, None) is None:
+            raise ValueError(f"Unknown op created hook {handle}")
+
+    def __contains__(self, value: object) -> bool:
+        """Whether a tensor is one of its own; TypeError for what is no tensor."""
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"Value must be of type popxl.Tensor. Value: {value}. Type: {type(value)}"
+            )
+        return value._graph is self
+
+    def __enter__(self) -> Graph:
+        get_current_context().push_graph(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        get_current_context().pop_graph()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same graph; TypeError for what is no graph."""
+        if not isinstance(other, Graph):
+            raise TypeError(
+                f"Value must be of type popxl.Graph. Value: {other}. Type: {type(other)}"
+            )
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"Graph[id={self.id} name={self.name}]"
+
+    # How it is made
+
+    @property
+    def _pb_graph(self) -> Graph:
+        """PopART's graph behind PopXL's: here the same one."""
+        return self
+
+    def getOps(self) -> list[Op]:
+        """Its ops, in the order in which they were made."""
+        return list(self._ops)
+
+    def getInputIds(self) -> list[str]:
+        """The ids of its inputs."""
+        return [tensor.id for tensor in self._inputs]
+
+    def getOutputIds(self) -> list[str]:
+        """The ids of its outputs."""
+        return [tensor.id for tensor in self._outputs]
+
+    def _new_id(self, name: str) -> str:
+        """An id for a tensor, with the name scopes, unlike all others of the graph."""
+        scoped = ".".join((*get_current_context().name_scopes, name))
+        stem = f"{self._id}/{scoped}" if self._id else scoped
+        candidate = stem
+        while candidate in self._tensors:
+            number = self._ir._next_number(stem)
+            candidate = f"{stem}__t{number}"
+        return candidate
+
+    def _add_tensor(self, tensor: Tensor) -> None:
+        self._tensors[tensor._id] = tensor
+
+    def _append(self, op: Op) -> None:
+        self._ops.append(op)
+        self._ir._changed()

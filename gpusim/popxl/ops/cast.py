@@ -1,0 +1,88 @@
+"""`cast` and the casts of 8-bit floats, which multiply by a power of two as well."""
+
+from __future__ import annotations
+
+from .._ops import casts
+from .._ops.definition import Definition, add_op
+from ..dtypes import dtype, float16, float32, int32
+from ..tensor import Tensor
+
+__all__ = ["cast", "pow2scale_cast_from_fp8", "pow2scale_cast_to_fp8"]
+
+
+def cast(t: Tensor, data_type: dtype) -> Tensor:
+    """`t` in another dtype; from floating-point numbers to integers it rounds to zero.
+
+    TypeError for 8-bit floats: their casts are `pow2scale_cast_to_fp8` and its counterpart.
+
+    >>> import gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     popxl.ops.cast(popxl.constant([1.7, -1.7]), popxl.int32)
+    Tensor[constant_int32 popxl.dtypes.int32 (2,)]
+    """
+    for found in (t.dtype, data_type):
+        if found in casts.FLOAT8:
+            raise TypeError(
+                f"Data type {found} not supported for {__name__}, please consider "
+                "pow2scale_cast_to_fp8 or pow2scale_cast_from_fp8"
+            )
+    return _cast(casts.CAST, [t], data_type)
+
+
+def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
+    """``t * 2 ** log2_scale`` as an 8-bit float, rounded once; too large is NaN.
+
+    **Arguments**
+
+    - `t`: of float16 or float32.
+    - `log2_scale`: a scalar of int32, -32 to 31.
+    - `data_type`: `popxl.float8_143` or `popxl.float8_152`.
+
+    Raises:
+        ValueError: for a scale that is no scalar.
+        TypeError: for a scale that is not int32, and for other dtypes.
+
+    >>> import gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     t = popxl.constant([0.5, 3.0], popxl.float16)
+    ...     popxl.ops.pow2scale_cast_to_fp8(t, popxl.constant(1, popxl.int32), popxl.float8_143)
+    Tensor[constant_float8_143 popxl.dtypes.float8_143 (2,)]
+    """
+    check_log2_scale(log2_scale)
+    if data_type not in casts.FLOAT8:
+        raise TypeError(f"Data type {data_type} not supported for {__name__}")
+    if t.dtype not in (float16, float32):
+        raise TypeError(f"Data type {t.dtype} not supported for {__name__}")
+    return _cast(casts.POW2SCALE_THEN_CAST, [t, log2_scale], data_type)
+
+
+def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
+    """An 8-bit float times ``2 ** log2_scale``, as float16 or float32, rounded once.
+
+    Arguments and errors as `pow2scale_cast_to_fp8`, with the dtypes the other way round.
+
+    >>> import gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     t = popxl.constant([0.5, 3.0], popxl.float8_152)
+    ...     popxl.ops.pow2scale_cast_from_fp8(t, popxl.constant(1, popxl.int32), popxl.float16)
+    Tensor[constant_float16 popxl.dtypes.float16 (2,)]
+    """
+    check_log2_scale(log2_scale)
+    if data_type not in (float16, float32):
+        raise TypeError(f"Data type {data_type} not supported for {__name__}")
+    if t.dtype not in casts.FLOAT8:
+        raise TypeError(f"Data type {t.dtype} not supported for {__name__}")
+    return _cast(casts.CAST_THEN_POW2SCALE, [t, log2_scale], data_type)
+
+
+def _cast(definition: Definition, inputs: list[Tensor], data_type: dtype) -> Tensor:
+    name = f"{inputs[0].name}_{data_type.name}"
+    return add_op(definition, inputs, {"dtype": data_type}, output_names=[name])[0]
+
+
+def check_log2_scale(log2_scale: Tensor) -> None:
+    """Refuse scales that are not int32 scalars; ValueError or TypeError."""
+    if log2_scale.rank > 0:
+        raise ValueError("Log2 scale argument must be a scalar tensor")
+    if log2_scale.dtype is not int32:
+        raise TypeError("Log2 scale tensor must be of type popxl.int32")

@@ -1,0 +1,22 @@
+"""`ceil`: each element rounded up to an integer."""
+
+from __future__ import annotations
+
+from .._ops import elementwise
+from .._ops.definition import add_op
+from ..tensor import Tensor
+
+__all__ = ["ceil"]
+
+
+def ceil(t: Tensor) -> Tensor:
+    """Each element rounded up to an integer; its gradient is zero.
+
+    Shape and dtype as `t`.
+
+    >>> import gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     popxl.ops.ceil(popxl.constant([-1.5, 2.2]))
+    Tensor[ceil_out popxl.dtypes.float32 (2,)]
+    """
+    return add_op(elementwise.CEIL, [t])[0]

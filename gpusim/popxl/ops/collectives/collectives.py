@@ -1,0 +1,37 @@
+"""What collectives reduce by, and among whom."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from ..._ops.collective import OPERATORS
+from ...context import get_ir
+from ...replica_grouping import ReplicaGrouping
+
+__all__ = ["CollectiveOps", "group_of", "to_collective_op"]
+
+CollectiveOps: TypeAlias = Literal[
+    "add", "mean", "mul", "min", "max", "and", "or", "square_add", "local"
+]
+
+
+def to_collective_op(op: CollectiveOps) -> str:
+    """The operator's name, checked: ValueError for one that there is not.
+
+    >>> to_collective_op("mean")
+    'mean'
+    """
+    if op not in OPERATORS:
+        raise ValueError(f"Not a valid op: {op}. Must choose from: {', '.join(OPERATORS)}")
+    return op
+
+
+def group_of(group: ReplicaGrouping | None) -> ReplicaGrouping:
+    """The groups of a collective, by default one of all replicas.
+
+    NotImplementedError for groups without one stride.
+    """
+    if group is None:
+        return get_ir().replica_grouping()
+    group._need_const()
+    return group

@@ -1,0 +1,69 @@
+"""Seeds for random ops: uint32 pairs, of every replica, step and iteration its own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["create_seeds", "two_uint32_to_uint64", "uint64_to_two_uint32"]
+
+
+def create_seeds(
+    seed: int,
+    offset: int = 0,
+    batches_per_step: int = 1,
+    gradient_accumulation_factor: int = 1,
+    replicas: int = 1,
+) -> NDArray[np.uint32]:
+    """Seeds for a host stream: all different, and none again with another `offset`.
+
+    **Arguments**
+
+    - `seed`: of NumPy's generator, 0 to 2**64 - 1.
+    - `offset`: how many steps have drawn seeds before.
+    - `batches_per_step`, `gradient_accumulation_factor`, `replicas`: how many a step takes.
+
+    **Returns** uint32 (batches per step, gradient accumulation factor, replicas, 2), without
+    the axes of size 1.
+
+    ValueError for a seed or offset that is negative, or is no 64-bit number.
+
+    >>> create_seeds(0, replicas=2).shape
+    (2, 2)
+    >>> bool((create_seeds(7, offset=1) != create_seeds(7)).any())
+    True
+    """
+    uint64_to_two_uint32(seed)
+    uint64_to_two_uint32(offset)
+    sizes = batches_per_step, gradient_accumulation_factor, replicas
+    count = int(np.prod(sizes))
+    key = np.array([seed, 2], np.uint64)  # key (seed, 0) rounds, (seed, 1) draws
+    # Each block of the counter-based generator has four 64-bit words, and a seed takes one.
+    blocks = -(-count // 4)
+    words = np.random.Philox(key=key, counter=[offset * blocks, 0, 0, 0]).random_raw(count)
+    pairs = words.astype("<u8").view("<u4").astype(np.uint32)
+    return pairs.reshape(*(size for size in sizes if size != 1), 2)
+
+
+def uint64_to_two_uint32(num: int) -> tuple[int, int]:
+    """The low and the high 32 bits of a number; ValueError if it has more than 64, or a sign.
+
+    >>> uint64_to_two_uint32(2**32 + 5)
+    (5, 1)
+    """
+    if not 0 <= num < 2**64:
+        raise ValueError(f"Number is negative or cannot be represented as a uint64: {num}")
+    return num & 0xFFFFFFFF, num >> 32
+
+
+def two_uint32_to_uint64(a: int, b: int) -> int:
+    """The number with the low bits `a` and the high bits `b`; ValueError outside 32 bits.
+
+    >>> two_uint32_to_uint64(5, 1) == 2**32 + 5
+    True
+    """
+    if not (0 <= a < 2**32 and 0 <= b < 2**32):
+        raise ValueError(
+            f"Either `a` or `b` are negative or cannot be represented as a uint32: {a}, {b}"
+        )
+    return b << 32 | a

@@ -1,0 +1,268 @@
+"""Session: an Ir's main graph compiled and run, with its streams and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._device import Device, acquire
+from ._host_data import Weights, as_transfers, host_buffer
+from .execution import Compiler
+from .execution.machine import HostBuffer
+from .ir import Ir
+from .streams import DeviceToHostStream, HostToDeviceStream, Stream
+from .tensor import Constant, HostScalarTensor, Tensor, Variable
+from .utils import to_numpy
+
+__all__ = ["Session", "d2hStreamBufferMaps", "h2dStreamBufferMaps"]
+
+h2dStreamBufferMaps: TypeAlias = Mapping[HostToDeviceStream, HostScalarTensor]
+d2hStreamBufferMaps: TypeAlias = dict[DeviceToHostStream, NDArray[Any]]
+DeviceType = Literal["ipu_hw", "ipu_model", "cpu"]
+
+
+class Session:
+    """Runs an Ir: `with session: session.run(inputs)`.
+
+    The main graph is compiled here, once. Entering the `with` block attaches to the device and
+    sends the variables there; leaving it brings them back (if `weights_to_host_on_exit`, and no
+    error passes) and detaches. Inside another `with` block of the same session both do nothing.
+
+    **Arguments**
+
+    - `ir`: what to run. Its replication can no longer be changed.
+    - `device_desc`: "cpu", for a single IPU in all; "ipu_model", for any number; or "ipu_hw", which
+      attaches to as many of the simulated IPUs, rounded up to a power of two.
+
+    Raises:
+        ValueError: for another device type, and for "cpu" with several IPUs.
+        RuntimeError: for an Ir without ops, and where so many IPUs cannot be had.
+        popart_exception: where the graphs change a tensor that something else uses, in no order.
+
+    >>> import gpusim.popxl as popxl
+    >>> ir = popxl.Ir(replication=2)
+    >>> with ir.main_graph:
+    ...     x = popxl.h2d_stream((2,), popxl.float32, "x")
+    ...     y = popxl.d2h_stream((2,), popxl.float32, "y")
+    ...     popxl.ops.host_store(y, popxl.ops.host_load(x) + 1.0)
+    >>> with popxl.Session(ir, "ipu_model") as session:
+    ...     outputs = session.run({x: np.array([[1.0, 2.0], [3.0, 4.0]])})
+    >>> outputs[y]
+    array([[2., 3.],
+           [4., 5.]], dtype=float32)
+    """
+
+    def __init__(
+        self, ir: Ir, device_desc: DeviceType = "cpu", weights_to_host_on_exit: bool = True
+    ) -> None:
+        if not any(graph._ops for graph in ir._graphs.values()):
+            raise RuntimeError(
+                f"The Ir {ir.id} has no graphs. The graphs may have all been optimised to nothing, "
+                "try adding more operations to your graphs."
+            )
+        self._ir = ir
+        self._device: Device = acquire(ir, device_desc)
+        ir._prepared = True
+        self._weights_to_host_on_exit = weights_to_host_on_exit
+        self._machine = self._device.machine()
+        self._weights = Weights(ir, self._machine)
+        self._program = Compiler(self._machine).program(ir.main_graph)
+        self._depth: list[bool] = []  # for each `with` around: whether it has attached
+
+    # Running
+
+    def run(
+        self, inputs: h2dStreamBufferMaps | None = None, downcast_inputs: bool = True
+    ) -> d2hStreamBufferMaps:
+        """Run the main graph once.
+
+        **Arguments**
+
+        - `inputs`: for every stream that the Ir loads from, what `num_host_transfers` loads take:
+          (num_host_transfers, replicas of this instance, *shape), where sizes of 1 among the
+          first two are left out.
+        - `downcast_inputs`: whether 64-bit numbers may become 32-bit ones.
+
+        **Returns** the same for every stream that the Ir stores to, in arrays of its own.
+
+        ValueError where the session is not attached, and for streams or shapes other than these.
+        """
+        outputs = self.create_host_outputs()
+        self.run_with_outputs(inputs, outputs, downcast_inputs)
+        return outputs
+
+    def run_with_outputs(
+        self,
+        inputs: h2dStreamBufferMaps | None = None,
+        outputs: Mapping[DeviceToHostStream, NDArray[Any]] | None = None,
+        downcast_inputs: bool = True,
+    ) -> None:
+        """As `run`, into arrays that the caller provides (see `create_host_outputs`)."""
+        self._need_device()
+        given_inputs, given_outputs = dict(inputs or {}), dict(outputs or {})
+        self._check_streams("HostToDeviceStream", self._ir.get_all_h2d_streams(), given_inputs)
+        self._check_streams("DeviceToHostStream", self._ir.get_all_d2h_streams(), given_outputs)
+        machine = self._machine
+        machine.inputs = {
+            stream.tensor_id: HostBuffer(
+                as_transfers(
+                    to_numpy(data, _wanted(stream, data), downcast_inputs, copy=False),
+                    stream, self._ir,
+                )
+            )
+            for stream, data in given_inputs.items()
+        }  # fmt: skip
+        machine.outputs = {
+            stream.tensor_id: HostBuffer(as_transfers(data, stream, self._ir))
+            for stream, data in given_outputs.items()
+        }
+        try:
+            with self._device.together(), np.errstate(all="ignore"):  # as an IPU: no warnings
+                self._program.run([])
+        finally:
+            machine.inputs, machine.outputs = {}, {}
+        self._weights.run_done()
+
+    def create_host_outputs(self) -> d2hStreamBufferMaps:
+        """Arrays of zeros of the shapes that `run_with_outputs` fills, for every stored stream."""
+        return {stream: host_buffer(stream, self._ir) for stream in self._ordered_outputs()}
+
+    def expected_inputs(self) -> list[HostToDeviceStream]:
+        """The streams that `run` needs inputs for."""
+        return sorted(self._ir.get_all_h2d_streams(), key=lambda stream: stream.tensor_id)
+
+    def _ordered_outputs(self) -> list[DeviceToHostStream]:
+        return sorted(self._ir.get_all_d2h_streams(), key=lambda stream: stream.tensor_id)
+
+    def _check_streams(self, kind: str, wanted: Iterable[Stream], given: Iterable[Stream]) -> None:
+        unexpected, missing = set(given) - set(wanted), set(wanted) - set(given)
+        if unexpected or missing:
+            names = [sorted(stream.tensor_id for stream in some) for some in (unexpected, missing)]
+            raise ValueError(
+                f"Unexpected/Missing {kind}.\n  Unexpected: {names[0]}\n  Missing: {names[1]}"
+            )
+
+    # Variables
+
+    def weights_to_host(self) -> None:
+        """Bring all variables from the device to the host; ValueError if it is not attached."""
+        self._need_device()
+        self._to_host()
+
+    def _to_host(self) -> None:
+        with self._device.together():
+            self._weights.to_host()
+
+    def weights_from_host(self) -> None:
+        """Send all variables from the host to the device; ValueError if it is not attached."""
+        self._need_device()
+        self._weights.from_host()
+
+    def get_tensor_data(self, tensor: Variable | Constant) -> NDArray[Any]:
+        """What a variable or constant holds.
+
+        While the session is attached and a run has been since, variables come from the device.
+
+        **Returns** a variable's `shape_on_host`, or (replicas, *shape) if its retrieval mode is
+        "all_replicas"; a constant's shape.
+
+        TypeError for other tensors.
+        """
+        return self.get_tensors_data([tensor])[tensor]
+
+    def get_tensors_data(
+        self, tensors: Iterable[Variable | Constant]
+    ) -> dict[Constant | Variable, NDArray[Any]]:
+        """What several variables and constants hold: as `get_tensor_data`."""
+        wanted = list(tensors)
+        for tensor in wanted:
+            if not isinstance(tensor, (Variable, Constant)):
+                raise TypeError(
+                    f"{tensor} is not of type Constant or Variable. get_tensor_data is not"
+                    "supported for this type."
+                )
+        if self.is_attached and self._weights.stale:
+            self._to_host()
+        return {
+            tensor: tensor._data if isinstance(tensor, Constant) else self._weights.on_host(tensor)
+            for tensor in wanted
+        }
+
+    def write_variable_data(self, tensor: Variable, data: NDArray[Any]) -> None:
+        """Set what a variable holds, on the host and, while the session is attached, the device.
+
+        **Arguments**: `data`: an array of its `shape_on_host` and dtype (64 bits are cast to 32).
+
+        Raises:
+            TypeError: for what is no Variable, and for another dtype.
+            ValueError: for another shape.
+            NotImplementedError: for "all_replicas" variables whose groups are larger than 1.
+        """
+        self.write_variables_data({tensor: data})
+
+    def write_variables_data(self, tensors: Mapping[Variable, NDArray[Any]]) -> None:
+        """Set what several variables hold: as `write_variable_data`, all or none."""
+        checked = {tensor: self._checked(tensor, data) for tensor, data in tensors.items()}
+        for tensor, data in checked.items():
+            self._weights.set(tensor, data)
+            if self.is_attached:
+                self._weights.send(tensor)
+
+    def _checked(self, tensor: Any, data: Any) -> NDArray[Any]:
+        if not isinstance(tensor, Variable):
+            name = tensor.id if isinstance(tensor, Tensor) else repr(tensor)
+            raise TypeError(
+                f"Tensor {name} is not of type Variable. write_variable_data is not supported "
+                "for this type."
+            )
+        return self._weights.checked(tensor, data)
+
+    # The device
+
+    @property
+    def ir(self) -> Ir:
+        """The Ir that it runs."""
+        return self._ir
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it holds its device."""
+        return self._device.attached
+
+    def _need_device(self) -> None:
+        if not self.is_attached:
+            raise ValueError(
+                "Must be attached to device before calling a runtime function. Put the call inside "
+                "a `Session` context, for example `with session: session.run()`."
+            )
+
+    def __enter__(self) -> Session:
+        attaches = not self.is_attached
+        if attaches:
+            self._device.attach()
+            self._weights.from_host()
+        self._depth.append(attaches)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._depth.pop():
+            return
+        try:
+            if kind is None and self._weights_to_host_on_exit and self._weights.stale:
+                self._to_host()
+        finally:
+            self._device.detach()
+
+
+def _wanted(stream: Stream, data: Any) -> Any:
+    """The stream's dtype, unless what is given has one of another kind, which is refused later."""
+    return None if hasattr(data, "dtype") else stream.dtype

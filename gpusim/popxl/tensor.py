@@ -1,0 +1,35 @@
+"""Tensors of a graph: results of ops, graph inputs, constants, and the main graph's variables."""
+
+from __future__ import annotations
+
+from ._sources import (
+    Constant,
+    Variable,
+    constant,
+    graph_input,
+    graph_output,
+    remote_replica_sharded_variable,
+    remote_variable,
+    replica_sharded_buffer,
+    replica_sharded_variable,
+    variable,
+)
+from ._tensor import Tensor, TensorByRef, TensorSpec
+from .typing_ import HostScalarTensor
+
+__all__ = [
+    "Constant",
+    "HostScalarTensor",
+    "Tensor",
+    "TensorByRef",
+    "TensorSpec",
+    "Variable",
+    "constant",
+    "graph_input",
+    "graph_output",
+    "remote_replica_sharded_variable",
+    "remote_variable",
+    "replica_sharded_buffer",
+    "replica_sharded_variable",
+    "variable",
+]

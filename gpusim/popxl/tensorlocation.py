@@ -1,0 +1,30 @@
+"""Where a tensor's data lies: on the chip or off it, whole on every replica or in shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["ReplicatedTensorSharding", "TensorLocation", "TensorStorage"]
+
+
+class TensorStorage(Enum):
+    """The memory that holds it."""
+
+    OnChip = "OnChip"
+    OffChip = "OffChip"
+
+
+class ReplicatedTensorSharding(Enum):
+    """Whether each replica holds a part of it."""
+
+    On = "On"
+    Off = "Off"
+
+
+@dataclass(frozen=True)
+class TensorLocation:
+    """A memory, and whether the tensor is sharded over replicas."""
+
+    storage: TensorStorage = TensorStorage.OnChip
+    replicated_tensor_sharding: ReplicatedTensorSharding = ReplicatedTensorSharding.Off

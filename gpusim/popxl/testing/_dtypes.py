@@ -1,0 +1,29 @@
+"""All data types, and all of integers, each once."""
+
+from __future__ import annotations
+
+from .. import dtypes
+
+__all__ = ["get_all_dtypes", "get_all_int_dtypes"]
+
+
+def get_all_dtypes() -> list[dtypes.dtype]:
+    """Every data type once.
+
+    >>> [dtype.name for dtype in get_all_dtypes()][:3]
+    ['bool', 'complex64', 'complex128']
+    """
+    named = (getattr(dtypes, name) for name in dtypes.__all__)
+    return list(dict.fromkeys(each for each in named if isinstance(each, dtypes.dtype)))
+
+
+def get_all_int_dtypes(
+    include_signed: bool = True, include_unsigned: bool = True
+) -> list[dtypes.dtype]:
+    """Every data type of integers once: signed ones, unsigned ones, or both.
+
+    >>> [dtype.name for dtype in get_all_int_dtypes(include_signed=False)]
+    ['uint8', 'uint16', 'uint32', 'uint64']
+    """
+    wanted = {True: include_signed, False: include_unsigned}
+    return [dtype for dtype in get_all_dtypes() if dtype.is_int and wanted[dtype.is_signed]]

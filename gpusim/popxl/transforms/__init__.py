@@ -1,0 +1,17 @@
+"""Transforms of graphs: their gradients, sums in steps, and exchanges with the host at once."""
+
+from __future__ import annotations
+
+from .autodiff import ExpectedConnection, ExpectedConnectionType, GradGraphInfo, autodiff
+from .decompose_sum import decompose_sum
+from .merge_exchange import io_tile_exchange, merge_exchange
+
+__all__ = [
+    "ExpectedConnection",
+    "ExpectedConnectionType",
+    "GradGraphInfo",
+    "autodiff",
+    "decompose_sum",
+    "io_tile_exchange",
+    "merge_exchange",
+]

@@ -1,0 +1,223 @@
+"""autodiff: the graph that computes a graph's gradients, by the chain rule from output to input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from .._gradients import Differentiation
+from ..graph import Graph
+from ..ops.call import CallSiteInfo
+from ..tensor import Tensor
+
+__all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "autodiff"]
+
+
+class ExpectedConnectionType(Enum):
+    """What an input or output of a gradient graph stands for."""
+
+    Fwd = "Fwd"  #: a tensor of the forward graph
+    FwdGrad = "FwdGrad"  #: the gradient of a tensor of the forward graph
+
+
+class ExpectedConnection:
+    """What an input or output of a gradient graph stands for, and of which forward tensor."""
+
+    _tensor: Tensor
+    _type: ExpectedConnectionType
+
+    def __init__(self) -> None:
+        raise TypeError(
+            "ExpectedConnection should not be constructed directly. Use "
+            "ExpectedConnection._from_pb instead."
+        )
+
+    @classmethod
+    def _from_pb(cls, tensor: Tensor, type: ExpectedConnectionType) -> ExpectedConnection:
+        made = object.__new__(cls)
+        made._tensor, made._type = tensor, type
+        return made
+
+    @property
+    def fwd_tensor(self) -> Tensor:
+        """The forward tensor."""
+        return self._tensor
+
+    @property
+    def connection_type(self) -> ExpectedConnectionType:
+        """Whether it is the tensor itself or its gradient."""
+        return self._type
+
+    def __repr__(self) -> str:
+        return f"({self.connection_type}, {self.fwd_tensor})"
+
+
+class GradGraphInfo:
+    """What `autodiff` has made: the gradient graph, and what its inputs and outputs stand for."""
+
+    _graph: Graph
+    _forward: Graph
+    _inputs: tuple[ExpectedConnection, ...]
+    _outputs: tuple[ExpectedConnection, ...]
+
+    def __init__(self) -> None:
+        raise TypeError(
+            "GradGraphInfo should not be constructed directly. Use GradGraphInfo._from_pb instead."
+        )
+
+    @classmethod
+    def _from_pb(
+        cls,
+        graph: Graph,
+        forward: Graph,
+        inputs: Iterable[ExpectedConnection],
+        outputs: Iterable[ExpectedConnection],
+    ) -> GradGraphInfo:
+        made = object.__new__(cls)
+        made._graph, made._forward = graph, forward
+        made._inputs, made._outputs = tuple(inputs), tuple(outputs)
+        return made
+
+    @property
+    def graph(self) -> Graph:
+        """The gradient graph."""
+        return self._graph
+
+    @property
+    def forward_graph(self) -> Graph:
+        """The graph that was differentiated."""
+        return self._forward
+
+    @property
+    def expected_inputs(self) -> tuple[ExpectedConnection, ...]:
+        """What each input of the gradient graph stands for: first the gradients provided."""
+        return self._inputs
+
+    @property
+    def expected_outputs(self) -> tuple[ExpectedConnection, ...]:
+        """What each output of the gradient graph stands for: the gradients required."""
+        return self._outputs
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The forward tensors of `expected_inputs`."""
+        return tuple(connection.fwd_tensor for connection in self._inputs)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The forward tensors of `expected_outputs`."""
+        return tuple(connection.fwd_tensor for connection in self._outputs)
+
+    def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
+        """What a call of the gradient graph is given of a call of the forward graph.
+
+        The gradients that it starts from are not among them.
+
+        **Arguments**: `fwd_call_info`: a call of the forward graph, made after `autodiff`.
+
+        Raises:
+            TypeError: for a call of another graph.
+            ValueError: for a call that was made before, and so has not all the outputs.
+        """
+        if fwd_call_info.called_graph != self.forward_graph:
+            raise TypeError("The called graph does not match the graph that was differentiated.")
+        return {
+            self.graph.inputs[index]: fwd_call_info.graph_to_parent(connection.fwd_tensor)
+            for index, connection in enumerate(self.expected_inputs)
+            if connection.connection_type is ExpectedConnectionType.Fwd
+        }
+
+    def fwd_graph_ins_to_grad_parent_outs(
+        self, grad_call_info: CallSiteInfo
+    ) -> dict[Tensor, Tensor]:
+        """From inputs of the forward graph to their gradients, at a call of the gradient graph."""
+        return {
+            tensor: grad_call_info.graph_to_parent(self.graph.outputs[index])
+            for index, tensor in enumerate(self.outputs)
+        }
+
+    def fwd_parent_ins_to_grad_parent_outs(
+        self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
+    ) -> dict[Tensor, Tensor]:
+        """From what a call gave the forward graph to its gradients, at a call of the other."""
+        return {
+            fwd_call_info.graph_to_parent(tensor): gradient
+            for tensor, gradient in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items()
+        }
+
+    def __repr__(self) -> str:
+        def listed(connections: Sequence[ExpectedConnection]) -> str:
+            return "".join(f"    {connection}\n" for connection in connections)
+
+        return (
+            f"GradGraphInfo[\n  graph={self.graph.id}\n"
+            f"  expected_inputs=[\n{listed(self._inputs)}  ]\n"
+            f"  expected_outputs=[\n{listed(self._outputs)}  ]\n]"
+        )
+
+
+def autodiff(
+    graph: Graph,
+    grads_provided: Iterable[Tensor] | None = None,
+    grads_required: Iterable[Tensor] | None = None,
+    called_graphs_grad_info: Mapping[Graph, GradGraphInfo] | None = None,
+    return_all_grad_graphs: bool = False,
+) -> Any:
+    """A graph that computes the gradients of a graph's inputs from those of its outputs.
+
+    Tensors of `graph` that gradients need and that are neither inputs nor outputs become outputs of
+    it: calls of it come after this. Graphs that it calls are differentiated as well, calls in it
+    get the new outputs. A repeat keeps nothing: it runs again before it runs backwards; so does
+    the taken branch of a conditional.
+
+    **Arguments**
+
+    - `grads_provided`: the outputs whose gradients there will be, by default all.
+    - `grads_required`: the inputs whose gradients are wanted, by default all of floating-point
+      numbers; those that no output depends on have gradients of zero.
+    - `called_graphs_grad_info`: gradient graphs that there are already, for graphs that are called.
+    - `return_all_grad_graphs`: whether to return a dict with what was made for each graph.
+
+    Returns a GradGraphInfo. Its `expected_inputs` begin with the gradients provided, in their
+    order, and its `expected_outputs` are the gradients required, in theirs.
+
+    Raises:
+        popart_exception: for a graph that changes a tensor in place, for an op without a gradient
+            on the way, and for a required gradient of integers.
+        ValueError: for tensors that are not outputs and inputs of `graph`.
+
+    >>> import gpusim.popxl as popxl
+    >>> ir = popxl.Ir()
+    >>> graph = ir.create_graph(lambda x, w: x @ w, popxl.TensorSpec((2, 3), popxl.float32),
+    ...                         popxl.TensorSpec((3, 4), popxl.float32))
+    >>> info = popxl.transforms.autodiff(graph, grads_required=[graph.inputs[1]])
+    >>> [(each.connection_type.name, each.fwd_tensor.name) for each in info.expected_inputs]
+    [('FwdGrad', 'matmul_out'), ('Fwd', 'x')]
+    >>> [tensor.shape for tensor in info.graph.outputs]
+    [(3, 4)]
+    """
+    known = {g: _plain(info) for g, info in (called_graphs_grad_info or {}).items()}
+    differentiation = Differentiation(known)
+    differentiation.differentiate(graph, grads_provided, grads_required)
+    made = {g: _info(g, plan) for g, plan in differentiation.made.items()}
+    return made if return_all_grad_graphs else made[graph]
+
+
+def _info(forward: Graph, plan: Any) -> GradGraphInfo:
+    """A plan of `_gradients` as what users see."""
+    fwd, grad = ExpectedConnectionType.Fwd, ExpectedConnectionType.FwdGrad
+    inputs = [ExpectedConnection._from_pb(t, grad if g else fwd) for g, t in plan.inputs]
+    outputs = [ExpectedConnection._from_pb(t, grad) for t in plan.outputs]
+    return GradGraphInfo._from_pb(plan.graph, forward, inputs, outputs)
+
+
+def _plain(info: GradGraphInfo) -> Any:
+    """What users see as a plan of `_gradients`."""
+    from .._gradients import Plan
+
+    inputs = [
+        (each.connection_type is ExpectedConnectionType.FwdGrad, each.fwd_tensor)
+        for each in info.expected_inputs
+    ]
+    return Plan(info.graph, inputs, list(info.outputs))

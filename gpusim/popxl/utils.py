@@ -1,0 +1,142 @@
+"""What a program hands over, as the array that a constant or variable holds; and tables of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import dtypes
+from .typing_ import HostScalarTensor
+
+__all__ = ["table_to_string", "to_numpy"]
+
+#: What 64-bit data becomes, as IPUs have none.
+DOWNCAST = {
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.int64): np.dtype(np.int32),
+    np.dtype(np.uint64): np.dtype(np.uint32),
+}
+FLOAT8 = (dtypes.float8_143, dtypes.float8_152)
+
+
+def to_numpy(
+    x: HostScalarTensor,
+    dtype: dtypes.dtype | None = None,
+    downcast: bool = True,
+    copy: bool = True,
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> NDArray[Any]:
+    """The values as a NumPy array in C order.
+
+    **Arguments**
+
+    - `x`: an array, a torch tensor, a number, or nested lists of numbers.
+    - `dtype`: what to convert to; by default what `x` has.
+    - `downcast`: 64-bit values become 32-bit ones, if no `dtype` is given.
+    - `copy`: whether the array may not share its memory with `x`.
+    - `log2_scale`, `nan_on_overflow`: for the float8 types, which scale by 2**log2_scale (0) before
+      they round, and give NaN above their largest value (the default) or that value.
+
+    Raises:
+        ValueError: for a memory-mapped array that would have to be copied.
+        TypeError: for float8 from what is not float16, float32 or float64.
+        RuntimeError: for `log2_scale` or `nan_on_overflow` with another dtype.
+
+    >>> to_numpy([1.0, 2.5]), to_numpy(3, dtypes.float16)
+    (array([1. , 2.5], dtype=float32), array(3., dtype=float16))
+    """
+    if isinstance(x, np.memmap):
+        return _mapped(x, dtype, downcast)
+    if hasattr(x, "detach") and hasattr(x, "cpu"):
+        x = _from_torch(x)
+    elif hasattr(x, "__cuda_array_interface__"):
+        x = x.get()
+    array = np.asarray(x)
+    if dtype in FLOAT8:
+        assert dtype is not None
+        return _to_float8(array, dtype, log2_scale or 0, nan_on_overflow is not False)
+    if log2_scale is not None:
+        raise RuntimeError(
+            "Non-default value for 'log2scale' is not supported for dtypes  that are not "
+            "popxl.float8_143 or popxl.float8_152"
+        )
+    if nan_on_overflow is not None:
+        raise RuntimeError(
+            "Non-default value for 'nan_on_overflow' is not supported for  dtypes that are not "
+            "popxl.float8_143 or popxl.float8_152"
+        )
+    wanted = array.dtype if dtype is None else dtype.as_numpy()
+    if downcast:
+        wanted = DOWNCAST.get(wanted, wanted)
+    array = array.astype(wanted, order="C", copy=False)
+    given = isinstance(x, np.ndarray) and np.may_share_memory(array, x)
+    return array.copy() if copy and given else array
+
+
+def _mapped(x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool) -> NDArray[Any]:
+    """A memory-mapped array as it is: what it holds on disk is what the variable holds."""
+    if dtype is not None and dtype.as_numpy() != x.dtype:
+        raise ValueError(
+            "When passing a memory-mapped NumPy array, the `dtype` parameter must be None or the "
+            "same as the array's dtype"
+        )
+    if not (x.flags.c_contiguous and x.flags.aligned):
+        raise ValueError(
+            "When passing a memory-mapped NumPy array, it must already be in C-ordered and "
+            "aligned form."
+        )
+    if downcast and x.dtype in DOWNCAST:
+        raise ValueError(
+            f"When passing a memory-mapped NumPy array, the dtype {x.dtype} is not supported, as "
+            "it requires downcasting the array into a new array with a dtype supported by PopXL."
+        )
+    return x
+
+
+def _from_torch(tensor: Any) -> NDArray[Any]:
+    """A torch tensor's values; NumPy has no bfloat16, so that goes by float32."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
+    array: NDArray[Any] = tensor.numpy()
+    return array
+
+
+def _to_float8(
+    array: NDArray[Any], dtype: dtypes.dtype, log2_scale: int, nan_on_overflow: bool
+) -> NDArray[Any]:
+    if array.dtype == dtype.as_numpy():
+        return array.copy()
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise TypeError(
+            f"Type {array.dtype} is not supported for float8 tensors."
+            "Please use float16, float32 or float64 types."
+        )
+    from .fp8_utils import host_pow2scale_cast_to_fp8
+
+    return host_pow2scale_cast_to_fp8(array, dtype, log2_scale, nan_on_overflow)
+
+
+def table_to_string(
+    rows: Sequence[Sequence[Any]], delimiter: str = " | ", header: bool = True
+) -> str:
+    """Rows as text with columns of one width; a line below the first row if it is a `header`.
+
+    >>> print(table_to_string([["op", "n"], ["Add", 12]]))
+    op  | n
+    ---------
+    Add | 12
+    """
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = [
+        delimiter.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in texts
+    ]
+    if header and lines:
+        lines.insert(1, "-" * (sum(widths) + len(delimiter) * (len(widths) - 1) + 1))
+    return "\n".join(lines)
