@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,17 @@ enableSyntheticData(True) # inline comments are ignored
 """
     expected = Options().deviceIterations(1).replicationFactor(2).enableSyntheticData(True)
     assert load(text) == expected.setExecutionStrategy(poptorch.ShardedExecution())
+
+
+def test_a_file_may_name_dtypes_of_pytorch_and_nothing_else_of_it(load: Load) -> None:
+    text = "Precision.setPartialsType(torch.half)\nPrecision.setPartialsType(dtype=torch.float)"
+    expected = Options()
+    expected.Precision.setPartialsType(torch.float32)
+    assert load(text) == expected
+    assert load(text) != load("Precision.setPartialsType(torch.half)")
+    for hostile in ("logDir(torch.load('x'))", "logDir(torch.os.getcwd())", "logDir(torch)"):
+        with pytest.raises(ConfigFileError):
+            load(hostile)
 
 
 def test_a_later_file_overrides_what_it_names(load: Load) -> None:

@@ -6,6 +6,7 @@ Every layout with every optimizer and every output mode, in lockstep and in thre
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import poptorch_digits as by_hand
@@ -211,6 +212,38 @@ def test_the_loss_scaling_is_in_the_gradients_and_not_in_the_weights() -> None:
     torch.testing.assert_close(executor.getAnchoredTensor("g").reshape(4, 3), 16 * x)
     torch.testing.assert_close(model.w.detach(), -x.mean(dim=0))
     executor.destroy()
+
+
+def trained_by_large_gradients(
+    replicas: int, accumulations: int, strategy: poptorch.MeanReductionStrategy | None
+) -> float:
+    """The weight after one update by gradients of which two are too large a sum for float16."""
+    model = Linear(torch.zeros(1, dtype=torch.float16))
+    options = Layout(replicas, accumulations, 1).options().autoRoundNumIPUs(True)
+    if strategy is not None:
+        options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
+    optimizer = poptorch.optim.SGD(
+        model.parameters(), lr=2**-10, accum_type=torch.float16 if strategy is None else None
+    )
+    executor = poptorch.trainingModel(model, options, optimizer)
+    executor(torch.full((replicas * accumulations, 1), 30000.0, dtype=torch.float16))
+    weight = model.w.item()
+    executor.destroy()
+    return weight
+
+
+@pytest.mark.parametrize(("replicas", "accumulations"), [(4, 1), (1, 4), (3, 1), (2, 3)])
+def test_a_running_mean_is_never_larger_than_what_it_is_of(
+    replicas: int, accumulations: int
+) -> None:
+    found = trained_by_large_gradients(replicas, accumulations, None)
+    assert found == pytest.approx(-30000 * 2**-10, rel=2e-3)
+
+
+def test_dividing_after_the_sum_overflows_and_dividing_the_loss_does_not() -> None:
+    strategies = poptorch.MeanReductionStrategy
+    assert trained_by_large_gradients(4, 1, strategies.Post) == -math.inf
+    assert trained_by_large_gradients(4, 1, strategies.PostAndLoss) == pytest.approx(-29.297, 1e-3)
 
 
 # ---------------------------------------------------------------- groups of replicas

@@ -265,7 +265,7 @@ x = np.ones((8, 400_000), np.float32)
 assert fold(x)[0] == 8 and threads.count() == 3
 child = os.fork()
 if not child:
-    meet = threading.Barrier(3, timeout=PATIENCE)
+    meet = threading.Barrier(3, timeout=60)
     threads.run(lambda item: meet.wait(), range(3))
     os._exit(0 if fold(x)[-1] == 8 else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -88,7 +88,9 @@ class Reducer:
     - `replicas`: how many there are on all instances.
     - `accumulations`: how many micro-batches were accumulated.
     - `reduction`: Mean divides by both numbers, for parameters that are grouped too; Sum does not.
-    - `running`: whether accumulators hold means; the replicas' mean is then psum's mean.
+    - `strategy`: when a mean is divided. Running divides what each replica holds, a mean already,
+      before the sum; Post divides the sum; PostAndLoss divides the loss by the replicas, and the
+      sum by the accumulations.
     - `groups`: those of grouped parameters, by name.
     - `stochastic`: whether to round stochastically where no `gpusim.reduction` context says how;
       `seed`: of that.
@@ -108,6 +110,13 @@ class Reducer:
         mean = self.reduction is ReductionType.Mean
         return mean and self.strategy is MeanReductionStrategy.Running
 
+    @property
+    def in_the_loss(self) -> int:
+        """What the loss is divided by before it is differentiated."""
+        mean = self.reduction is ReductionType.Mean
+        early = mean and self.strategy is MeanReductionStrategy.PostAndLoss
+        return self.replicas if early else 1
+
     def __call__(self, gradients: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """(groups, *shape) by name, from (replicas, *shape): ready for the update.
 
@@ -117,6 +126,9 @@ class Reducer:
         with self._how(step):
             for groups, names in self._by_groups(gradients):
                 stacked = {name: gradients[name] for name in names}
+                if self.running:
+                    places = [list(gradients).index(name) for name in names]
+                    stacked = self._shares(stacked, places, groups, step)
                 reduced |= self._folded(stacked, groups)
         return {name: self._scaled(name, reduced[name]) for name in gradients}
 
@@ -138,15 +150,28 @@ class Reducer:
             together.setdefault(self.groups.get(name), []).append(name)
         yield from ((groups, names) for groups, names in together.items() if names)
 
+    def _shares(
+        self, stacked: dict[str, Tensor], places: list[int], groups: Groups | None, step: int
+    ) -> dict[str, Tensor]:
+        """What each replica adds to its group's mean, rounded once: no sum is larger than these."""
+        size = self.replicas if groups is None else groups.group_size
+        if size == 1:
+            return stacked
+        shares = {}
+        for place, (name, value) in zip(places, stacked.items(), strict=True):
+            share = value.to(torch.promote_types(value.dtype, torch.float32)) / size
+            seed = seed_of(self.seed, step, place) if self.stochastic else None
+            shares[name] = rounded(share, value.dtype, seed)
+        return shares
+
     def _folded(self, stacked: dict[str, Tensor], groups: Groups | None) -> dict[str, Tensor]:
-        """The sums, or means if `running`, of each group's replicas: (groups, *shape)."""
+        """The sums of each group's replicas: (groups, *shape)."""
         if self.replicas == 1:
             return stacked
-        fold = lax.pmean if self.running else lax.psum
         members = None if groups is None else [list(group) for group in groups.members]
 
         def everywhere(tree: dict[str, Any]) -> Any:
-            folded = fold(tree, AXIS, axis_index_groups=members)
+            folded = lax.psum(tree, AXIS, axis_index_groups=members)
             return folded if members is None else lax.all_gather(folded, AXIS)
 
         total = gpusim.vmap(everywhere, axis_name=AXIS, out_axes=None)
@@ -162,7 +187,7 @@ class Reducer:
     def _scaled(self, name: str, value: Tensor) -> Tensor:
         if self.reduction is not ReductionType.Mean:
             return value
-        divisor: float = self.replicas * self.accumulations
+        divisor: float = self.accumulations * (self.replicas // self.in_the_loss)
         if self.running:  # divided by a group's size and the micro-batches already
             groups = self.groups.get(name)
             divisor = 1 if groups is None else self.replicas / groups.group_size

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import torch
 
 from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.gradients import Accumulator, Reducer, seed_of
 from gpusim.poptorch.optim.updater import Updater
 
-__all__ = ["Training"]
+__all__ = ["Timed", "Training"]
+
+#: Gives a block of the device's work a name, and numbers.
+Timed = Callable[..., AbstractContextManager[None]]
 
 STOCHASTIC = "enableStochasticRounding"  # PopART's name
 # What the seeds of different roundings are made of.
@@ -44,7 +50,7 @@ class Training:
     @property
     def loss_scale(self) -> float:
         """What the loss is multiplied by now."""
-        return self._updater.loss_scale
+        return self._updater.loss_scale / self._reducer.in_the_loss
 
     def accumulator(self) -> Accumulator:
         """An empty one, for the next update."""
@@ -55,9 +61,11 @@ class Training:
     def _dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
         return self._updater.accumulate_dtype(name, dtype)
 
-    def update(self, accumulator: Accumulator) -> None:
-        """Reduce what was accumulated, and update the weights."""
+    def update(self, accumulator: Accumulator, timed: Timed) -> None:
+        """Reduce what was accumulated, and update the weights; both are `timed`."""
         progress = self._of.progress
-        reduced = self._reducer(accumulator.gradients, progress.updates)
-        self._updater.apply(self._of.weights.parameters, reduced)
+        with timed("reduction", update=progress.updates):
+            reduced = self._reducer(accumulator.gradients, progress.updates)
+        with timed("update", update=progress.updates):
+            self._updater.apply(self._of.weights.parameters, reduced)
         progress.updates += 1

@@ -17,6 +17,7 @@ from gpusim.poptorch.options.reachable import POPTORCH, method_of
 __all__ = ["ConfigFileError", "load"]
 
 PREFIX = "options."
+DTYPES = frozenset("float float16 float32 float64 bfloat16 half int int8 int16 int32 int64".split())
 PLAIN: dict[str, Callable[..., Any]] = {
     kind.__name__: kind for kind in (bool, dict, float, frozenset, int, list, set, str, tuple)
 }
@@ -146,8 +147,11 @@ def number(node: ast.expr, options: Any) -> Any:
 
 
 def attribute(owner: ast.expr, name: str, options: Any) -> Any:
-    """`poptorch.Name`, `poptorch.enums.Name`, or a method of what `method_of` lets files reach."""
+    """`poptorch.Name`, `poptorch.enums.Name`, `torch.half` and so on, or a method of what
+    `method_of` lets files reach."""
     match owner:
+        case ast.Name(id="torch"):
+            return torch_dtype(name)
         case (
             ast.Name(id="poptorch")
             | ast.Attribute(value=ast.Name(id="poptorch"), attr="enums" | "options")
@@ -156,6 +160,17 @@ def attribute(owner: ast.expr, name: str, options: Any) -> Any:
                 raise Refused(f"poptorch.{name} is not for an options file")
             return POPTORCH[name]
     return method_of(reached(owner, options), name, options)
+
+
+def torch_dtype(name: str) -> Any:
+    """One of PyTorch's dtypes, and nothing else of it."""
+    if name not in DTYPES:
+        raise Refused(f"torch.{name} is not for an options file")
+    try:
+        import torch
+    except ImportError:
+        raise ImportError(f"torch.{name} needs PyTorch: pip install 'gpusim[torch]'") from None
+    return getattr(torch, name)
 
 
 def called(

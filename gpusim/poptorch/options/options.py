@@ -59,6 +59,7 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
         self._source_location_excludes = list(LOCATION_EXCLUDES)
         self._relax_optimizer_checks = False
         self._show_compilation_progress_bar = True
+        self._log_to_file = False
         self._module_namescope_enabled = True
         super().__init__(**copy.deepcopy(DEFAULTS))
         self._read_environment()

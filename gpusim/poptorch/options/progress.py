@@ -37,6 +37,13 @@ class ProgressBar:
         if progress >= total:
             self._start = None  # the next call begins another compilation
 
+    def abandon(self) -> None:
+        """It will not be finished: what is printed next begins a line of its own."""
+        if self._start is not None and sys.stderr.isatty():
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+        self._start = None
+
 
 def drawn(progress: int, total: int, taken: timedelta) -> str:
     """

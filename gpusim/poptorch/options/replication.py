@@ -56,13 +56,20 @@ class ReplicationOptions(OptionsDict):
         if input_group_type == CommGroupType.All:
             raise ValueError("input_group_type cannot be All")
         check_count(input_group_size=input_group_size)
-        if input_group_size > self.replication_factor:
-            raise ValueError("input_group_size cannot be larger than replication_factor")
-        if self.replication_factor % input_group_size:
-            raise ValueError("input_group_size must be a factor of replication_factor")
+        self._check_groups(input_group_size)
         assert isinstance(input_group_type, CommGroupType)
         self.set(input_group_size=input_group_size, input_group_type=input_group_type.value)
         return self
+
+    def _check_input_groups(self) -> None:
+        """ValueError if the replicas, whose number was set later, do not divide into the groups."""
+        self._check_groups(self.input_group_size)
+
+    def _check_groups(self, size: int) -> None:
+        if size > self.replication_factor:
+            raise ValueError("input_group_size cannot be larger than replication_factor")
+        if self.replication_factor % size:
+            raise ValueError("input_group_size must be a factor of replication_factor")
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Whether all replicas share their buffers; False lets each change its own."""

@@ -22,6 +22,7 @@ class ReportOptions(OptionsDict):
     _popart: _PopartOptions
     _source_location_excludes: list[str]
     _show_compilation_progress_bar: bool
+    _log_to_file: bool
     _relax_optimizer_checks: bool
     _module_namescope_enabled: bool
 
@@ -46,8 +47,9 @@ class ReportOptions(OptionsDict):
         return self
 
     def logDir(self, log_dir: str) -> Self:
-        """The folder of log files; the current one by default."""
+        """Write the log to the file poptorch.log in this folder too; without it to none."""
         self.set(log_dir=log_dir)
+        self._log_to_file = True
         return self
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
@@ -65,7 +67,7 @@ class ReportOptions(OptionsDict):
         return self
 
     def enableExecutableCaching(self, path: str | None) -> Self:
-        """The folder where compiled models are kept; None for nowhere."""
+        """The folder where traced gradients of models are kept; None for nowhere."""
         if path is not None:
             self._popart.set("cachePath", path)
         self._popart.set("enableEngineCaching", path is not None)
@@ -77,9 +79,10 @@ class ReportOptions(OptionsDict):
         return self
 
     def enableProfiling(self, profile_dir: str | None = None) -> Self:
-        """Whether a profile is written, to this folder or the current one.
+        """Write a trace of what runs when, in the trace event format, which Perfetto opens.
 
-        POPLAR_ENGINE_OPTIONS counts more, which is a warning in the log.
+        It is trace.json in a folder with the model's name (`modelName`), in this folder or the
+        current one. POPLAR_ENGINE_OPTIONS counts more, which is a warning in the log.
         """
         environment = os.environ.get("POPLAR_ENGINE_OPTIONS", "")
         if any(option in environment for option in PROFILED):
