@@ -16,6 +16,7 @@ import gpusim
 from gpusim import program
 from gpusim.errors import GpusimError
 from gpusim.study import command as study
+from gpusim.timetable import command as schedule
 from gpusim.twins import command as twin
 
 __all__ = ["main"]
@@ -121,6 +122,7 @@ def command_line() -> argparse.ArgumentParser:
     demo.set_defaults(run=run_demo)
     study.add(commands)
     twin.add(commands)
+    schedule.add(commands)
     return parser
 
 

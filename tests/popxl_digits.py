@@ -1,4 +1,4 @@
-"""A popxl program that trains two layers on scikit-learn's digits, in three ways; and in NumPy.
+"""A popxl program that trains two layers on scikit-learn's digits, in four ways; and in NumPy.
 
 Run as a script, under poprun too, it prints a digest of the weights that each way arrives at; it
 takes the data from a file, as importing scikit-learn in every instance takes longer than all else.
@@ -22,8 +22,8 @@ from gpusim.popxl.transforms import autodiff
 STEPS, REPLICAS, BATCH, HIDDEN = 6, 4, 8, 15  # 15: shards of 15 elements need padding
 RATE, BETA1, BETA2, EPSILON = 1e-2, 0.9, 0.999, 1e-7
 
-Way = Literal["all reduce", "sharded state", "remote, pipelined"]
-WAYS: tuple[Way, ...] = ("all reduce", "sharded state", "remote, pipelined")
+Way = Literal["all reduce", "sharded state", "remote", "remote, pipelined"]
+WAYS: tuple[Way, ...] = ("all reduce", "sharded state", "remote", "remote, pipelined")
 Arrays = dict[str, np.ndarray]
 
 
@@ -146,7 +146,7 @@ class State:
 
     def _add(self, name: str, value: np.ndarray) -> None:
         zeros = np.zeros_like(value)
-        if self.way == "remote, pipelined":
+        if self.way.startswith("remote"):
             buffer = self.buffers[name] = popxl.remote_buffer(value.shape, popxl.float32, 3)
             for entry, data in enumerate((value, zeros, zeros)):
                 made = popxl.remote_variable(data, buffer, entry, name=f"{name} {entry}")
@@ -190,13 +190,14 @@ class State:
 def train(
     way: Way, replication: int | Literal["popdist"] = REPLICAS, *, one_by_one: bool = False
 ) -> Arrays:
-    """The weights after all steps."""
+    """The weights after all steps; fewer replicas have larger batches."""
     ir = popxl.Ir(replication=replication)
     ir.num_host_transfers = STEPS
+    batch = REPLICAS * BATCH // ir.replication_factor
     ir.getSessionOptions().oneByOne = one_by_one
     with ir.main_graph, popxl.in_sequence():
-        images = popxl.h2d_stream((BATCH, 64), popxl.float32, "images")
-        classes = popxl.h2d_stream((BATCH,), popxl.int32, "labels")
+        images = popxl.h2d_stream((batch, 64), popxl.float32, "images")
+        classes = popxl.h2d_stream((batch,), popxl.int32, "labels")
         state = State(way)
         x, labels = ops.host_load(images), ops.host_load(classes)
         calls = gradients_of(ir, x, labels)
@@ -226,7 +227,8 @@ def train(
             step(x, labels)
             for _ in range(STEPS - 1):
                 step(ops.host_load(images), ops.host_load(classes))
-    all_images, all_labels = data()
+    leading = STEPS, ir.replication_factor, batch
+    all_images, all_labels = (each.reshape(*leading, *each.shape[3:]) for each in data())
     first = popdist.getReplicaIndexOffset() if replication == "popdist" else 0
     own = slice(first, first + ir.instance_replication_factor)
     given = {images: all_images[:, own], classes: all_labels[:, own]}

@@ -53,7 +53,14 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["info", "--help"], ["demo", "--help"], ["twin", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["info", "--help"],
+        ["demo", "--help"],
+        ["twin", "--help"],
+        ["schedule", "--help"],
+    ],
 )
 def test_help_names_the_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

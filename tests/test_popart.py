@@ -72,6 +72,8 @@ def test_session_options_are_the_irs() -> None:
     assert isinstance(options, popart.SessionOptions) and not options.oneByOne
     options.enableStochasticRounding = True  # what nothing here acts on can be set all the same
     assert ir.getSessionOptions().enableStochasticRounding
+    options.engineOptions["opt.useAutoloader"] = "true"
+    assert ir.getSessionOptions().engineOptions and not popxl.Ir().getSessionOptions().engineOptions
     options.arrays = "paper"
     with ir.main_graph:
         ops.host_store(popxl.d2h_stream((), popxl.float32), popxl.constant(1.0))

@@ -23,7 +23,6 @@ from gpusim.devices import Table, attach
 from gpusim.poptorch import ConnectionType, Error, Options, OutputMode
 from gpusim.poptorch.executor import context
 from gpusim.poptorch.executor.counters import CLOCK, EVENTS
-from gpusim.poptorch.executor.saving import MAGIC
 
 X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0], [0.0]])
 
@@ -74,7 +73,7 @@ MEMBERS = """
 
 def test_an_executor_has_poptorchs_members_and_no_others() -> None:
     own = {name for name in vars(poptorch.PoplarExecutor) if not name.startswith("_")}
-    assert own | {"__call__"} == set(MEMBERS)
+    assert own | {"__call__"} == {*MEMBERS, "schedulePlot"}  # the last is gpusim's
 
 
 # ---------------------------------------------------------------- weights
@@ -621,9 +620,6 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         poptorch.load(bad)
     with pytest.raises(Error, match=r"Invalid file .*bad: it does not begin as PopTorch files do"):
         poptorch.inferenceModel(Model()).loadExecutable(bad)
-    bad.write_bytes(MAGIC + pickle.dumps(3))
-    with pytest.raises(AssertionError, match="The executable's inputs are missing"):
-        poptorch.load(bad)
     executor = poptorch.inferenceModel(Model())
     with pytest.raises(Error, match="Model has not been compiled"):
         executor.save(bad)

@@ -30,7 +30,7 @@ class Model(nn.Module):
         return self.after(self.layer(x))
 
 
-def run(after: Callable[..., Any], execution: str = "lockstep") -> tuple[Model, Any, Any]:
+def run(after: Callable[..., Any], execution: str | None = "lockstep") -> tuple[Model, Any, Any]:
     """The model, its program and a step of one replica, on ones."""
     model, x = Model(after), torch.ones(ROWS, 4)
     program = compile_model(model, [x], training=True, replicas=1, execution=execution)
@@ -247,3 +247,29 @@ def test_a_finder_forgets_nothing_when_memory_is_used_again() -> None:
         other = torch.ones(())
         finder.mark("other", [other], other * 3)
     assert not finder.marks[0].absorbed
+
+
+OVER_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a loss under vmap": lambda y: torch.func.vmap(F.mse_loss)(y, target()),
+    "marked after it": lambda y: identity_loss(torch.func.vmap(F.mse_loss)(y, target()), "sum"),
+    "vmap after a loss": lambda y: identity_loss(
+        torch.func.vmap(lambda row: row.sum())(F.mse_loss(y, target(), reduction="none")) / COLUMNS,
+        "sum",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", OVER_ROWS)
+def test_losses_and_vmap_go_together(how: str) -> None:
+    for execution in (None, "threads"):
+        model, _, step = run(OVER_ROWS[how], execution)
+        expected = gradient_of(model, lambda y: ((y - target()) ** 2).mean(1).sum())
+        torch.testing.assert_close(step.gradients["layer.weight"][0], expected)
+
+
+def test_sparse_tensors_are_no_losses_and_no_trouble() -> None:
+    finder = LossFinder()
+    loss, sparse = torch.ones(2, requires_grad=True) * 1, torch.eye(2).to_sparse()
+    finder.mark("mse_loss", [], loss)
+    finder.saw(torch.mul, [sparse], [sparse])
+    assert finder.final() is loss

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -383,6 +385,56 @@ def test_structures_go_in_and_out(execution: str) -> None:
     torch.testing.assert_close(step.outputs["loss"], y.mean((1, 2)))
 
 
+class Holder:
+    """Nothing that anyone knows."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+UNKNOWN: dict[str, Callable[[Tensor], Any]] = {
+    "Holder": Holder,
+    "set": lambda x: {x},
+    "generator": lambda x: (x for _ in range(2)),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_outputs_of_unknown_types_are_an_error(name: str, execution: str) -> None:
+    model = Model(lambda self, x: {"a": [x, UNKNOWN[name](x)]})
+    message = f"Only nested lists and tuples of tensors are supported.*{name}"
+    with pytest.raises(poptorch.Error, match=message):
+        run(model, inputs(2), execution, training=False)
+
+
+@dataclass
+class Output(OrderedDict[str, Any]):
+    """A dictionary with attributes, as Hugging Face's models return."""
+
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    extra: Any = None
+
+    def __post_init__(self) -> None:
+        super().__init__(logits=self.logits, hidden=self.hidden)
+
+
+def test_dictionaries_keep_what_they_are(execution: str) -> None:
+    def forward(self: Model, x: Tensor) -> Any:
+        own: defaultdict[str, Any] = defaultdict(list, a=2 * x)
+        return Output(x, (x + 1, x + 2)), own
+
+    model, given = Model(forward), inputs(2)
+    _, step = run(model, given, execution, training=False)
+    output, own = step.outputs
+    assert type(output) is Output and type(own) is defaultdict and own.default_factory is list
+    torch.testing.assert_close(output.logits, given[0])
+    assert output["logits"] is output.logits and output["hidden"] is output.hidden
+    torch.testing.assert_close(output.hidden[1], given[0] + 2)
+    torch.testing.assert_close(own["a"], 2 * given[0])
+    assert output.extra is None
+
+
 def test_inputs_that_change_in_place_come_back(execution: str) -> None:
     def forward(self: Model, x: Tensor, y: Tensor) -> Tensor:
         x[:2].mul_(2)
@@ -440,6 +492,62 @@ def test_reassigning_a_parameter_or_a_buffer_is_an_error(kind: str, execution: s
     with pytest.raises(poptorch.Error, match=f"'{kind}' was reassigned"):
         run(model, inputs(2), execution)
     assert model.w is w and model.pos is pos
+
+
+REASSIGNED: dict[str, tuple[str, Callable[[Model, Tensor], object]]] = {
+    "a parameter's data": ("Parameter 'w'", lambda self, x: setattr(self.w, "data", 2 * self.w)),
+    "a transposed one": ("Parameter 'w'", lambda self, x: setattr(self.w, "data", self.w.data.t())),
+    "a buffer's data": ("Buffer 'pos'", lambda self, x: setattr(self.pos, "data", self.pos + 1)),
+    "set_": ("Buffer 'pos'", lambda self, x: self.pos.set_(self.pos + 1)),
+    "an input's data": ("Input 0", lambda self, x: setattr(x, "data", x + 1)),
+}
+
+
+@pytest.mark.parametrize("how", REASSIGNED)
+def test_other_memory_for_a_tensor_is_a_reassignment(how: str, execution: str) -> None:
+    name, change = REASSIGNED[how]
+    model, given = (
+        Model(lambda self, x: (change(self, x), mean(x @ self.w))[1], buffers=_position()),
+        inputs(2),
+    )
+    before = [x.clone() for x in (model.w.detach(), model.pos, given[0])]
+    with pytest.raises(poptorch.Error, match=f"{name} was reassigned"):
+        run(model, given, execution)
+    for x, was in zip((model.w.detach(), model.pos, given[0]), before, strict=True):
+        assert torch.equal(x, was)
+
+
+def test_data_that_stay_what_they_are_may_be_set(execution: str) -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        self.w.data = self.w.data
+        return mean(x @ self.w)
+
+    model, given = Model(forward), inputs(2)
+    _, step = run(model, given, execution)
+    assert_as_alone(step, alone(model, given, lambda loss: loss))
+
+
+UNREGISTERED: dict[str, Callable[[Model], object]] = {
+    "t": lambda self: self.t.add_(1),
+    "states[1]": lambda self: self.states[1].mul_(2),
+    "inner.0.table['a']": lambda self: self.inner[0].table["a"].fill_(3),
+}
+
+
+@pytest.mark.parametrize("name", UNREGISTERED)
+def test_a_tensor_that_is_no_buffer_does_not_change(name: str, execution: str) -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        UNREGISTERED[name](self)
+        return mean(x @ self.w)
+
+    model: Any = Model(forward, nn.Identity())
+    model.t, model.states = torch.ones(2), [torch.ones(2), torch.ones(2)]
+    model.inner[0].table = {"a": torch.ones(2)}
+    message = f"Tensor '{re.escape(name)}' was changed in place .* register it as a buffer"
+    with pytest.raises(poptorch.Error, match=message):
+        run(model, inputs(3), execution)
+    for x in (model.t, *model.states, model.inner[0].table["a"]):
+        assert x.tolist() == [1, 1]
 
 
 def without_grad(change: Callable[[], object]) -> None:
@@ -593,6 +701,44 @@ def test_an_error_of_the_model_is_raised_as_it_is() -> None:
     assert model.w is w and not model._forward_hooks and not model._forward_pre_hooks
 
 
+OWN_ERRORS: dict[str, Callable[[], None]] = {
+    "raise": lambda: _raise(LookupError("mine")),
+    "assert": lambda: _assert(False),
+}
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _assert(value: bool) -> None:
+    assert value, "mine"
+
+
+@pytest.mark.parametrize("how", OWN_ERRORS)
+def test_a_model_that_raises_an_error_runs_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    ran: list[int] = []
+    model = Model(lambda self, x: (ran.append(1), OWN_ERRORS[how](), x)[2])
+    with (
+        caplog.at_level(logging.INFO, logger="poptorch::python"),
+        pytest.raises((LookupError, AssertionError), match="mine"),
+    ):
+        run(model, inputs(3), None)
+    assert ran == [1] and not caplog.records
+
+
+def test_an_error_about_what_tracing_refused_is_none_of_the_models() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        try:
+            scale = x.max().item()
+        except Exception as error:
+            raise ValueError("no maximum") from error
+        return mean(x @ self.w * scale)
+
+    program, _ = run(Model(forward), inputs(2), None)
+    assert program.execution == "threads"
+
+
 def test_the_model_is_left_as_it_was(execution: str) -> None:
     model, given = MLP(normalized=True), inputs(3, classes)
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -630,6 +776,56 @@ def test_nothing_of_a_trace_stays_in_the_model() -> None:
     copied = copy.deepcopy(model)  # which tensors without values refuse
     x = torch.ones(BATCH, WIDTH)
     assert torch.equal(copied.inner[0](x)[0], model.inner[0](x)[0])
+
+
+class Keeping(nn.Module):
+    """Keeps what it computes, in every way that there is."""
+
+    scale: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: Tensor | None = None
+        self.register_buffer("scale", None)
+        self.states: list[Any] = ["first"]
+        self.table: dict[str, Any] = {"kept": 1}
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is None:
+            self.cache = torch.arange(4.0)
+        if self.scale is None:
+            self.scale = torch.ones(4)
+        self.last = x * self.cache * self.scale
+        self.mapped = torch.func.vmap(lambda row: setattr(self, "row", row) or row)(x)
+        self.states.append((x, [x]))
+        self.table["inner"] = {"x": x}
+        self.calls += 1
+        return self.last
+
+
+def test_a_trace_leaves_no_tensors_without_values_in_the_model() -> None:
+    model = Model(lambda self, x: mean(self.inner[0](x) @ self.w), Keeping())
+    keeping: Any = model.inner[0]
+    before = {*vars(keeping)}
+    program, step = run(model, inputs(2), None)
+    assert program.execution == "lockstep"
+    assert {*vars(keeping)} == before and keeping.cache is None and keeping.scale is None
+    assert keeping.states == ["first"] and keeping.table == {"kept": 1} and keeping.calls == 1
+    _, again = run(model, inputs(2), None)
+    assert_same(step, again)
+    expected = [copy.deepcopy(model)(x) for x in inputs(2)[0]]
+    torch.testing.assert_close(step.outputs, torch.stack(expected).detach())
+
+
+def test_calls_after_the_first_and_other_executors_have_values_of_what_a_model_keeps() -> None:
+    model, x = Keeping(), torch.ones(2, 4)
+    for _ in range(2):
+        executor = poptorch.inferenceModel(model)
+        for _ in range(2):
+            assert executor(x).tolist() == [[0, 1, 2, 3]] * 2
+        executor.destroy()
+    assert model(x).tolist() == [[0, 1, 2, 3]] * 2
 
 
 def checkpointed(self: Model, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import popxl_cases
 import pytest
 import torch
-from popxl_cases import SINGLE, Case, Floats, Integers
+from popxl_cases import HALF, SINGLE, Case, Floats, Integers
 
 import gpusim.popxl as popxl
 from gpusim.popxl import ops
@@ -401,6 +401,24 @@ def test_printed_gradients_are_printed(capfd):
     assert "x: [1. 2. 3.]" in printed and "x_gradient: [4. 5. 6.]" in printed
 
 
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=["float32", "float16"])
+def test_a_sum_of_gradients_has_gradients_itself(dtype):
+    """That of two outputs that are the input, f + g; ops of other gradients have none."""
+
+    def second(x, f, g):
+        graph = popxl.gir().create_graph(lambda x: (x, x), x)
+        first = autodiff(graph).graph
+        assert op_types(first) == ["Sum"]
+        assert len(autodiff(first).graph.outputs) == 2
+        return ops.call(autodiff(first).graph, x)
+
+    case = Case("second", second, [Floats((3,))] * 3, lambda x, f, g: [x, x], differentiable=False)
+    popxl_cases.check(case, dtype)
+    graph = popxl.Ir().create_graph(lambda x: x * x, VECTOR)
+    with pytest.raises(popart_exception, match=r"MulArg.Grad.* has no gradient"):
+        autodiff(autodiff(graph).graph)
+
+
 def test_an_op_makes_all_its_gradients_and_the_graph_gives_those_required():
     channels = popxl.TensorSpec((16,), SINGLE)
     graph = popxl.Ir().create_graph(
@@ -442,27 +460,33 @@ def test_a_sum_of_n_becomes_zeros_and_n_additions():
 # Exchanges
 
 
-def exchanged(merge, run=True):
+def exchanged(merge, dtype, replicas, one_by_one):
     """A program that loads two tensors and stores one of them and a constant."""
-    ir = popxl.Ir()
+    ir = popxl.Ir(replication=replicas)
+    ir.getSessionOptions().oneByOne = one_by_one
     with ir.main_graph, popxl.in_sequence(), merge():
-        streams = [popxl.h2d_stream((2,), SINGLE, name) for name in ("a", "b")]
+        streams = [popxl.h2d_stream((2,), dtype, name) for name in ("a", "b")]
         tensors = [ops.host_load(stream) for stream in streams]
-        out = popxl.d2h_stream((2,), SINGLE)
-        ops.host_store(out, popxl.constant([5.0, 6.0]))
+        out = popxl.d2h_stream((2,), dtype)
+        ops.host_store(out, popxl.constant([5.0, 6.0], dtype))
     with ir.main_graph:
         total = popxl_cases.stored(tensors[0] * tensors[1])
-    with popxl.Session(ir) as session:
-        results = session.run({streams[0]: np.array([2.0, 3.0]), streams[1]: np.array([4.0, 7.0])})
-    return ir, results[out].tolist(), results[total].tolist()
+    numbers = [np.array([values] * replicas) for values in ([2.0, 3.0], [4.0, 7.0])]
+    given = [np.squeeze(array.astype(dtype.as_numpy())) for array in numbers]
+    with popxl.Session(ir, "ipu_model") as session:
+        results = session.run(dict(zip(streams, given, strict=True)))
+    return ir, *(results[stream].reshape(replicas, 2).tolist() for stream in (out, total))
 
 
 @pytest.mark.parametrize("merge", [merge_exchange, io_tile_exchange])
-def test_transfers_are_one_op_with_the_same_effect(merge):
-    ir, stored, total = exchanged(merge)
+@pytest.mark.parametrize("dtype", [SINGLE, HALF], ids=["float32", "float16"])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_transfers_are_one_op_with_the_same_effect(merge, dtype, replicas, one_by_one):
+    ir, stored, total = exchanged(merge, dtype, replicas, one_by_one)
     assert op_types(ir.main_graph).count("MultiExchange") == 1
     assert not {"HostLoad"} & set(op_types(ir.main_graph))
-    assert (stored, total) == ([5.0, 6.0], [8.0, 21.0])
+    assert (stored, total) == ([[5.0, 6.0]] * replicas, [[8.0, 21.0]] * replicas)
     assert len(ir.get_all_h2d_streams()) == 2 and len(ir.get_all_d2h_streams()) == 2
 
 

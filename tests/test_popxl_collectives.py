@@ -17,15 +17,23 @@ from gpusim.popxl.transforms import autodiff
 Build = Callable[..., popxl.Tensor]
 
 
-def run(
-    build: Build,
-    *values: np.ndarray,
-    replicas: int,
-    one_by_one: bool = False,
-    ir: popxl.Ir | None = None,
+def run(build: Build, *values: np.ndarray, replicas: int, **options: bool) -> np.ndarray:
+    """What a function of tensors gives for values (replicas, *shape), one set for each replica.
+
+    The same to the bit, replica by replica, unless `one_by_one` says which of both is meant.
+    """
+    if options:
+        return run_once(build, *values, replicas=replicas, **options)
+    found = run_once(build, *values, replicas=replicas, one_by_one=False)
+    alone = run_once(build, *values, replicas=replicas, one_by_one=True)
+    assert found.dtype == alone.dtype and found.tobytes() == alone.tobytes()
+    return found
+
+
+def run_once(
+    build: Build, *values: np.ndarray, replicas: int, one_by_one: bool = False
 ) -> np.ndarray:
-    """What a function of tensors gives for values (replicas, *shape), one set for each replica."""
-    ir = ir or popxl.Ir(replication=replicas)
+    ir = popxl.Ir(replication=replicas)
     ir.getSessionOptions().oneByOne = one_by_one
     with ir.main_graph, popxl.in_sequence():
         dtypes = [popxl.dtype.as_dtype(value) for value in values]
@@ -161,17 +169,18 @@ def test_reduce_scatter(replicas: int, stride: int, size: int, op: str, dtype: t
         group = popxl.gir().replica_grouping(stride, size)
         plain = collectives.replicated_reduce_scatter(t, op, group)
         shard = collectives.replicated_reduce_scatter(t, op, group, True)
-        metas.extend([plain.meta_shape, shard.meta_shape])
+        metas[:] = plain.meta_shape, shard.meta_shape
         return plain
 
     np.testing.assert_array_equal(run(scattered, values, replicas=replicas), expected)
     assert metas == [(), (7,)]
 
 
+@each_dtype
 @each_group
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_replicated_slice(replicas: int, stride: int, size: int, axis: int) -> None:
-    values = numbers(replicas, 4, 8)
+def test_replicated_slice(replicas: int, stride: int, size: int, axis: int, dtype: type) -> None:
+    values = numbers(replicas, 4, 8, dtype=dtype)
     place = {row: k for group in members_of(replicas, stride, size) for k, row in enumerate(group)}
     expected = [np.split(values[r], size, axis)[place[r]] for r in range(replicas)]
 

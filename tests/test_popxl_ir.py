@@ -46,6 +46,20 @@ def test_replication_can_be_set_until_there_is_a_session() -> None:
         ir.replication_factor = 2
 
 
+def test_a_session_that_could_not_be_made_leaves_the_replication_open() -> None:
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        each = popxl.variable([1.0, 2.0], replica_grouping=ir.replica_grouping(1, 1))
+        ops.add_(each, popxl.constant(1.0))
+    ir.replication_factor = 4
+    with pytest.raises(RuntimeError, match="groups of 2 replicas, but there are 4 now"):
+        popxl.Session(ir, "ipu_model")
+    ir.replication_factor = 2
+    with popxl.Session(ir, "ipu_model") as session:
+        session.run()
+    assert session.get_tensor_data(each).tolist() == [2.0, 3.0]
+
+
 def test_what_was_made_for_all_replicas_is_for_as_many_as_there_are_in_the_end() -> None:
     ir = popxl.Ir(replication=2)
     with ir.main_graph:
@@ -580,7 +594,7 @@ def parsed(text: str) -> tuple[set[str], list[tuple[str, str]]]:
 def program() -> popxl.Ir:
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
-        v = popxl.variable(1.0, name='a "quoted" name\\')
+        v = popxl.variable(1.0, name='ä "quoted" name\n<of> {two} | lines\\')
         graph = ir.create_graph(lambda x: ops.exp(x) + x, v)
         ops.host_store(popxl.d2h_stream((), popxl.float32), ops.call(graph, v)[0])
     return ir
@@ -589,12 +603,22 @@ def program() -> popxl.Ir:
 def test_dot_files_are_graphs_of_all_ops(tmp_path: Path) -> None:
     ir = program()
     ir.dot_checkpoint("Fwd0", tmp_path / "dots")
-    files = {path.name: path.read_text() for path in (tmp_path / "dots").glob("*.dot")}
+    folder = tmp_path / "dots"
+    files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.dot")}
     assert len(files) == 2 and "Fwd0.main_graph.dot" in files
     for text in files.values():
         nodes, edges = parsed(text)
         assert {end for edge in edges for end in edge} <= nodes and edges
     assert ir.getSessionOptions().dotChecks == {"ALL"}
+
+
+def test_graphs_whose_names_differ_in_signs_only_have_a_dot_file_each(tmp_path: Path) -> None:
+    ir = popxl.Ir()
+    for name in ("a b", "a_b", "a-b"):
+        ir.create_empty_graph(name)
+    ir.dot_checkpoint("names", tmp_path)
+    titles = {path.read_text(encoding="utf-8").split('"')[1] for path in tmp_path.iterdir()}
+    assert titles == {graph.name for graph in ir.getAllGraphs()}
 
 
 def test_dot_files_are_rendered_where_graphviz_is(

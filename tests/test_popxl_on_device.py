@@ -13,6 +13,7 @@ import test_popxl_autodiff
 import test_popxl_ops_elementwise
 import test_popxl_ops_networks
 import test_popxl_ops_shapes
+import test_popxl_ops_states
 from popxl_cases import HALF, SINGLE, Case
 
 import gpusim.popxl as popxl
@@ -74,6 +75,10 @@ CASES = [
     *test_popxl_ops_networks.NORMS,
     *test_popxl_ops_networks.LOSSES,
     *test_popxl_ops_networks.IMAGES,
+    *test_popxl_ops_states.IN_PLACE,
+    *test_popxl_ops_states.VALUES,
+    *test_popxl_ops_states.UPDATES,
+    *test_popxl_ops_states.GRAPHS,
     *test_popxl_autodiff.CASES,
 ]
 

@@ -370,4 +370,7 @@ def test_code_lies_where_it_can_run():
             ops.remote_code_load(main, "executable")
         with pytest.raises(NotImplementedError, match="destination == 'buffer'"):
             ops.remote_code_load(graph, "buffer")
-    assert main._pb_graph.getOps()[-1].opType() == "RemoteCodeLoad"
+        stream = popxl_cases.stored(popxl.constant(1.0))
+    assert main._pb_graph.getOps()[0].opType() == "RemoteCodeLoad"
+    with popxl.Session(ir) as session:
+        assert session.run()[stream] == 1.0

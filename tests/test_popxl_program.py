@@ -1,4 +1,4 @@
-"""A whole popxl program: three ways of training on digits, one result, that of NumPy by hand."""
+"""A whole popxl program: four ways of training on digits, one result, that of NumPy by hand."""
 
 from __future__ import annotations
 
@@ -20,10 +20,18 @@ LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "POPDIST_", "GPUSIM_IP
 
 @pytest.mark.parametrize("way", WAYS)
 def test_training_arrives_where_numpy_does(way: Way) -> None:
-    weights, expected = train(way), popxl_digits.by_hand()
-    moved = popxl_digits.first_weights()
-    for name, value in expected.items():
-        assert np.abs(value - moved[name]).max() > 0.02
+    expect_what_numpy_has(train(way))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_fewer_replicas_with_larger_batches_arrive_there_too(replicas: int) -> None:
+    expect_what_numpy_has(train("all reduce", replicas))
+
+
+def expect_what_numpy_has(weights: popxl_digits.Arrays) -> None:
+    start = popxl_digits.first_weights()
+    for name, value in popxl_digits.by_hand().items():
+        assert np.abs(value - start[name]).max() > 0.02
         np.testing.assert_allclose(weights[name], value, rtol=1e-3, atol=5e-6)
 
 

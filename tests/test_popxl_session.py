@@ -94,6 +94,18 @@ def test_buffers_of_other_shapes_are_refused(shape: tuple[int, ...], message: st
         session.run({x: np.zeros(shape, np.float32)})
 
 
+def test_plain_numbers_become_the_streams_dtype_if_it_holds_them() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x, y = popxl.h2d_stream((2,), popxl.uint8), popxl.d2h_stream((2,), popxl.uint8)
+        ops.host_store(y, ops.host_load(x))
+    with session_of(ir) as session:
+        assert session.run({x: [1, 255]})[y].tolist() == [1, 255]
+        for wrong in ([1, 2.5], [1, 256], [-1, 2]):
+            with pytest.raises(ValueError, match="Type mismatch"):
+                session.run({x: wrong})
+
+
 def test_streams_that_are_missing_or_unexpected_are_refused() -> None:
     ir, x, _ = streaming(1, 1)
     _, strange, _ = streaming(1, 1)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .blocks.placement import active
 from .poptorch_core import compiler_error
 
 __all__ = ["LossFinder", "identity_loss"]
@@ -102,6 +103,9 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     with torch._C.DisableTorchFunction():
         result = REDUCTIONS[reduction](x)
     finder.mark("identity_loss", [x], result)
+    recorder = active()
+    if recorder is not None:
+        recorder.saw(identity_loss, [x], [result])
     return result
 
 
@@ -146,7 +150,7 @@ class LossFinder:
         upon = self._losses(operands)
         for number in upon:
             self.marks[number].absorbed = True
-        self.marks.append(Mark(name, result))
+        self.marks.append(Mark(name, _outside(result)))
         self._note([result], upon | {len(self.marks) - 1})
 
     def final(self) -> Tensor:
@@ -184,8 +188,19 @@ class LossFinder:
 
 
 def _memory(tensor: Tensor) -> tuple[int, Any]:
-    storage = tensor.untyped_storage()
+    tensor = _outside(tensor)
+    try:
+        storage = tensor.untyped_storage()
+    except NotImplementedError:  # a sparse tensor has none
+        return id(tensor), tensor
     return storage._cdata, storage
+
+
+def _outside(tensor: Tensor) -> Tensor:
+    """The tensor outside transforms of torch.func: of vmap, all that it maps over."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 _finder: ContextVar[LossFinder | None] = ContextVar("gpusim losses", default=None)

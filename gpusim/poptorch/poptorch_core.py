@@ -10,6 +10,8 @@ from enum import IntEnum
 __all__ = ["Error", "ErrorCategory", "RecoverableError", "UnrecoverableError"]
 
 PYTHON_ERROR = "poptorch_py_error"
+COMPILER_ERROR = "poptorch_cpp_error"
+POPART_ERROR = "popart_exception"
 
 
 class ErrorCategory(IntEnum):
@@ -56,6 +58,28 @@ def createPoptorchError(msg: str) -> Error:
     ...
     gpusim.poptorch.poptorch_core.Error: 'poptorch_py_error': Device is not attached
     """
-    error = Error(f"'{PYTHON_ERROR}': {msg}")
-    error.type, error.message = PYTHON_ERROR, msg
+    return _error(PYTHON_ERROR, msg)
+
+
+def compiler_error(message: str) -> Error:
+    """The error that PopTorch's compiler raises, not yet raised.
+
+    >>> compiler_error("Slicing step must be at least 1").type
+    'poptorch_cpp_error'
+    """
+    return _error(COMPILER_ERROR, message)
+
+
+def popart_error(message: str) -> Error:
+    """The error that PopART raises under PopTorch, not yet raised.
+
+    >>> popart_error("no pipeline").type
+    'popart_exception'
+    """
+    return _error(POPART_ERROR, message)
+
+
+def _error(kind: str, message: str) -> Error:
+    error = Error(f"'{kind}': {message}")
+    error.type, error.message = kind, message
     return error

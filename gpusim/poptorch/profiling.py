@@ -1,6 +1,6 @@
-"""Tracepoints of a program: how long named parts of it take, logged at DEBUG.
+"""Tracepoints of a program: how long named parts of it take.
 
-PopTorch hands them to libpvti, of which there is none here.
+They are logged at DEBUG, and events in the traces of all executors with `enableProfiling`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpusim.poptorch._logging import logger
+from gpusim.poptorch.traces import open_traces
 
 __all__ = ["Channel"]
 
 
 class Channel:
-    """A name under which tracepoints are logged.
+    """A name under which tracepoints are logged and traced.
 
     >>> channel = Channel("MyApp")
     >>> with channel.tracepoint("TimeThis"):
@@ -30,13 +31,15 @@ class Channel:
 
     @contextmanager
     def tracepoint(self, name: str) -> Iterator[None]:
-        """A block whose time is logged, also if it raises."""
+        """A block whose time is taken, also if it raises."""
         begin = time.perf_counter()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - begin
-            logger.debug("[%s] %s took %.6f s", self.name, name, seconds)
+            end = time.perf_counter()
+            logger.debug("[%s] %s took %.6f s", self.name, name, end - begin)
+            for trace in open_traces():
+                trace.host(name, self.name, begin, end)
 
     def instrument(self, obj: Any, *methods: str) -> None:
         """Make a tracepoint of each call of some of an object's methods.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -30,9 +31,9 @@ def checkpoint(ir: Ir, check: str, save_dir: Path | str | None) -> None:
         return
     folder = Path(options.logDir)
     folder.mkdir(parents=True, exist_ok=True)
-    for graph in ir.getAllGraphs():
-        path = folder / f"{file_stem(check)}.{file_stem(graph.name)}.dot"
-        path.write_text(dot_source(graph))
+    for stem, graph in file_stems(ir).items():
+        path = folder / f"{file_stem(check)}.{stem}.dot"
+        path.write_text(dot_source(graph), encoding="utf-8")
         render(path)
 
 
@@ -47,6 +48,19 @@ def file_stem(name: str) -> str:
     'Linear.build_subgraph_0'
     """
     return re.sub(r"[^\w.]+", "_", name).strip("_")
+
+
+def file_stems(ir: Ir) -> dict[str, Graph]:
+    """An Ir's graphs by what their files are called; a number tells equal ones apart."""
+    stems: dict[str, Graph] = {}
+    for graph in ir.getAllGraphs():
+        stem = name = file_stem(graph.name)
+        for number in itertools.count(1):
+            if stem not in stems:
+                break
+            stem = f"{name}.{number}"
+        stems[stem] = graph
+    return stems
 
 
 def render(path: Path) -> None:

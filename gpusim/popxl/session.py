@@ -66,12 +66,12 @@ class Session:
             )
         self._ir = ir
         self._device: Device = acquire(ir, device_desc)
-        ir._prepared = True
         self._weights_to_host_on_exit = weights_to_host_on_exit
         self._machine = self._device.machine()
         self._weights = Weights(ir, self._machine)
         self._program = Compiler(self._machine).program(ir.main_graph)
         self._depth: list[bool] = []  # for each `with` around: whether it has attached
+        ir._prepared = True
 
     # Running
 
@@ -264,5 +264,11 @@ class Session:
 
 
 def _wanted(stream: Stream, data: Any) -> Any:
-    """The stream's dtype, unless what is given has one of another kind, which is refused later."""
-    return None if hasattr(data, "dtype") else stream.dtype
+    """The stream's dtype for plain numbers, None where integers cannot hold them: a mismatch."""
+    if hasattr(data, "dtype"):
+        return None
+    given = np.asarray(data)
+    held = stream.dtype.is_floating_point or np.array_equal(
+        given.astype(stream.dtype.as_numpy()), given
+    )
+    return stream.dtype if held else None

@@ -7,8 +7,9 @@
   what goes in instead. `outputs`, `anchors`: what comes out. `counters`: when.
 - `weights`: on the device and on the host. `wrapping`: what makes them come when looked at.
   `grouping`: groups of replicas with weights of their own.
-- `instances`: the other processes. `devices`: the IPUs. `saving`: files. `hooks`, `context`: for
-  programs that want to know. `repeats`: warnings that come with every compilation.
+- `instances`: the other processes. `devices`: the IPUs. `hooks`, `context`: for programs that want
+  to know. `profile`, `log_file`: what is told, and `repeats`: how often.
+- `saving`: files of compiled models, of which `described`, `pickled` and `tensor_file` are parts.
 """
 
 from __future__ import annotations

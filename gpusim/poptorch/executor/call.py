@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
@@ -18,8 +19,10 @@ from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.gradients import seed_of
 from gpusim.poptorch.executor.micro_batches import MicroBatches
 from gpusim.poptorch.executor.outputs import Collector, as_returned
+from gpusim.poptorch.executor.profile import Profile
 from gpusim.poptorch.executor.synthetic import synthetic
 from gpusim.poptorch.executor.training import Training
+from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.replicas import Step, flatten
 
 __all__ = ["Result", "run"]
@@ -43,27 +46,32 @@ class Result:
     counters: Counters
 
 
-def run(executable: Executable, given: Arguments, training: Training | None = None) -> Result:
-    """Run a call.
+def run(
+    executable: Executable, given: Arguments, training: Training | None, profile: Profile
+) -> Result:
+    """Run a call, with its events in the profile.
 
     poptorch.Error for arguments that are not like the compiled ones; RuntimeError for infinities
     and NaNs where the options forbid them.
     """
     executable.arguments.check(given)
     with executable.instances.together(), executable.weights.model_kept(), on_ipu():
-        return Call(executable, given, training).run()
+        return Call(executable, given, training, profile).run()
 
 
 class Call:
     """A call in progress."""
 
-    def __init__(self, executable: Executable, given: Arguments, training: Training | None) -> None:
-        self._of, self._training = executable, training
+    def __init__(
+        self, executable: Executable, given: Arguments, training: Training | None, profile: Profile
+    ) -> None:
+        self._of, self._training, self._profile = executable, training, profile
         popart = executable.options._Popart.options
         made = bool(popart.get(SYNTHETIC, 0))
         self._checked = bool(popart.get(CHECKED, False))
         self._host = given.tensors
-        self._batches = MicroBatches(executable.layout, self._on_device(made))
+        with profile.span("upload inputs", "upload", tensors=len(self._host)):
+            self._batches = MicroBatches(executable.layout, self._on_device(made))
         self._counters = Counters(executable.layout.replicas, enabled=not made)
         self._outputs: list[Collector] = []
         self._rebuild: Any = None
@@ -86,28 +94,30 @@ class Call:
             for accumulation in range(layout.accumulations):
                 step = self._micro_batch(iteration, accumulation)
                 if accumulator is not None:
-                    with self._timed():
+                    with self._timed("accumulation", update=self._of.progress.updates):
                         accumulator.add(step.gradients)
             if training is not None and accumulator is not None:
-                with self._timed():
-                    training.update(accumulator)
+                training.update(accumulator, self._timed)
         host = self._host[0].device if self._host else torch.device("cpu")
-        return Result(
-            self._rebuild(iter([one.result().to(host) for one in self._outputs])),
-            self._batches.changed(),
-            {name: one.result().to(host) for name, one in self._anchors.items()},
-            self._counters,
-        )
+        with self._profile.span("download outputs", "download", tensors=len(self._outputs)):
+            return Result(
+                self._rebuild(iter([one.result().to(host) for one in self._outputs])),
+                self._batches.changed(),
+                {name: one.result().to(host) for name, one in self._anchors.items()},
+                self._counters,
+            )
 
     def _micro_batch(self, iteration: int, accumulation: int) -> Step:
         of, progress = self._of, self._of.progress
         inputs = [self._input(place, iteration, accumulation) for place in range(len(self._host))]
-        with self._timed():
+        number = progress.micro_batches
+        at = {"iteration": iteration, "accumulation": accumulation, "number": number}
+        with self._timed("micro-batch", **at, execution=of.program.execution):
             step = of.program.run(
                 of.weights.stacked_parameters(),
                 of.weights.stacked_buffers(),
                 inputs,
-                counter=progress.micro_batches,
+                counter=number,
                 seed=progress.seed,
                 loss_scale=1.0 if self._training is None else self._training.loss_scale,
             )
@@ -129,6 +139,11 @@ class Call:
 
     def _collect(self, iteration: int, accumulation: int, step: Step) -> None:
         tensors, rebuild = flatten(step.outputs)
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            raise createPoptorchError(
+                "The model returned a tensor that it kept when it was compiled, which has no "
+                "values; outputs have to be made of the inputs each time"
+            )
         if self._rebuild is None:
             mode, period = self._of.options.output_mode, self._of.options.output_return_period
             self._outputs = [Collector(mode, period, self._of.layout) for _ in tensors]
@@ -142,14 +157,16 @@ class Call:
                 self._counters.note("output_complete", place)
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _timed(self, name: str, **args: Any) -> Iterator[None]:
         """Work of the device."""
         device = self._of.weights.device
         begin = time.perf_counter()
         yield
         if device is not None and device.type == "cuda":
             torch.cuda.synchronize(device)
-        self._counters.device_seconds += time.perf_counter() - begin
+        end = time.perf_counter()
+        self._counters.device_seconds += end - begin
+        self._profile.add(name, "device", begin, end, **args)
 
 
 def check_finite(step: Step) -> None:

@@ -124,6 +124,7 @@ class Ipus:
                 "IPU model"
             )
         self._attached = False
+        self._id = -1  # of the device that it was attached to last
         self._connection: Connection | None = None
         if self._model or self._type is ConnectionType.Never:
             if options.replication_factor * per_replica > MOST_IPUS:
@@ -155,10 +156,12 @@ class Ipus:
             device = self._connection.attach()
         except AcquireError as error:
             raise createPoptorchError(str(error)) from None
+        self._id = device.id
         logger.debug("Acquired %d IPU(s): running on device Id %d.", len(device), device.id)
 
     def detach(self) -> None:
         """Let others have the device; does nothing where it is not attached."""
         if self._connection is not None and self._connection.attached:
             self._connection.detach()
+            logger.debug("Detached from device %d", self._id)
         self._attached = False

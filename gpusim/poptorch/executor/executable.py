@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -74,6 +75,7 @@ class Executable:
         self.arguments = given.described()
         self.layout = Layout.of(options)
         self.instances = Instances(options)
+        begin = time.perf_counter()
         self.weights = Weights(
             model,
             replicas=self.instances.total,
@@ -82,6 +84,8 @@ class Executable:
             groupings=groupings,
             shared_buffers=bool(options.broadcast_buffers),
         )
+        #: When the weights were first copied to the device, on time.perf_counter's clock.
+        self.uploaded = begin, time.perf_counter()
         self.progress = Progress(seed)
         self.program = self._traced(model, given)
         self.anchors = Anchors(options, self.layout)

@@ -5,8 +5,11 @@ Dimension 0 of such a parameter counts the groups; inside the model it is not th
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,7 +18,7 @@ from gpusim.groups import CommGroupType, Groups
 from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
-__all__ = ["GroupedParameter", "Grouping"]
+__all__ = ["Groupable", "Grouping", "Told", "assign"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Grouping:
     """What `replicaGrouping` was told about a parameter.
 
     - `kind`: how replicas are arranged in groups; `shards`: how many replicas a Consecutive or
-      Orthogonal group has, of no meaning for All and NoGrouping.
+      Orthogonal group has, of no meaning for NoGrouping.
     - `mode`: whether the host gets one value of each group, or of each replica.
     """
 
@@ -59,17 +62,19 @@ class Grouping:
         return {groups.group_count, *([groups.size] if every else [])}
 
 
-class GroupedParameter:
-    """A parameter as an executor's attribute: itself, and with the method `replicaGrouping`.
+Told = Callable[[Any, Grouping], None]
+"""Is told of a parameter's grouping."""
 
-    **Arguments**
 
-    - `parameter`: whose attributes these are; `name`: how the model calls it.
-    - `groupings`: where the grouping is noted, by that name.
+class Groupable:
+    """Parameters of a model that an executor has: they have the method `replicaGrouping`.
+
+    A parameter is of such a class while an executor has its model; what is pickled or copied is of
+    the original class.
     """
 
-    def __init__(self, parameter: nn.Parameter, name: str, groupings: dict[str, Grouping]) -> None:
-        self._parameter, self._name, self._groupings = parameter, name, groupings
+    poptorch_original: ClassVar[type]
+    poptorch_told: ClassVar[Told]
 
     def replicaGrouping(
         self,
@@ -81,24 +86,49 @@ class GroupedParameter:
 
         **Arguments**
 
-        - `comm_group_type`: how the groups are arranged; dimension 0 is their number.
+        - `comm_group_type`: how the groups are arranged; dimension 0 is their number. All takes
+          back what was said before: all replicas have the same value.
         - `shards`: how many replicas a group has, for Consecutive and Orthogonal.
         - `variable_retrieval_mode`: OnePerGroup, or AllReplicas: the host's parameter then gets
           every replica's value, along dimension 0.
+
+        poptorch.Error for a model that is compiled; ValueError for other types and modes.
         """
-        self._groupings[self._name] = Grouping(
-            CommGroupType(comm_group_type), shards, VariableRetrievalMode(variable_retrieval_mode)
-        )
+        kind, mode = CommGroupType(comm_group_type), VariableRetrievalMode(variable_retrieval_mode)
+        type(self).poptorch_told(self, Grouping(kind, shards, mode))
 
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._parameter, attribute)
+    def __deepcopy__(self, memory: dict[int, Any]) -> Any:
+        with as_original(self):
+            return copy.deepcopy(self, memory)
 
-    def __repr__(self) -> str:
-        return repr(self._parameter)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with as_original(self):
+            return self.__reduce_ex__(protocol)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = [one._parameter if isinstance(one, cls) else one for one in args]
-        return func(*given, **(kwargs or {}))
+
+@contextmanager
+def as_original(parameter: Any) -> Iterator[None]:
+    """A block in which a parameter is of its original class."""
+    kind = type(parameter)
+    parameter.__class__ = kind.poptorch_original
+    try:
+        yield
+    finally:
+        parameter.__class__ = kind
+
+
+def assign(
+    groupings: dict[str, Grouping], model: nn.Module, parameter: Any, grouping: Grouping
+) -> None:
+    """Note a grouping by the parameter's name; poptorch.Error if the model has no such parameter.
+
+    Groups of all replicas are none.
+    """
+    named = model.named_parameters()
+    name = next((name for name, own in named if own is parameter), None)
+    if name is None:
+        raise createPoptorchError("replicaGrouping: the model has no such parameter any more")
+    if grouping.kind is CommGroupType.All:
+        groupings.pop(name, None)
+    else:
+        groupings[name] = grouping

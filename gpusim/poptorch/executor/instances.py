@@ -8,22 +8,33 @@ from contextlib import contextmanager
 from gpusim import environment
 from gpusim.errors import GpusimError
 from gpusim.poptorch.options import Options
+from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.world import World, current_world
 
 __all__ = ["Instances"]
 
 TOTAL = "globalReplicationFactor"  # popdist.poptorch.Options say it, under PopART's name
+APART = (
+    "Options.Distributed says that this is process {} of {}, which train as one, and they cannot "
+    "reach each other: {}. Start them with poprun or mpirun (with popdist.poptorch.Options the "
+    "first says all that there is to say), call the model inside a gpusim.World, or call "
+    "Options.Distributed.disable() for a process that is alone."
+)
 
 
 class Instances:
     """The replicas of an executor.
 
-    With popdist.poptorch.Options under poprun, or inside `with world:`, they are a part of all
-    instances' replicas, and gradients are reduced over all of them.
+    With popdist.poptorch.Options under poprun, with several processes in `Options.Distributed`, or
+    inside `with world:`, they are a part of all instances' replicas, and gradients are reduced over
+    all of them.
 
     **Arguments**
 
     - `options`: how many replicas there are here.
+
+    poptorch.Error for processes in `Options.Distributed` that no launcher has started; ValueError
+    for other replicas than the world has here.
 
     Attributes: `total`, `first` and `local` numbers of replicas.
 
@@ -34,10 +45,7 @@ class Instances:
 
     def __init__(self, options: Options) -> None:
         self.local = int(options.replication_factor)
-        self._world = current_world()
-        together = int(options._Popart.options.get(TOTAL, self.local)) > self.local
-        if self._world is None and together and environment.read().instances > 1:
-            self._world = World.from_environment()
+        self._world = current_world() or world_of(options)
         if self._world is None:
             self.total, self.first = self.local, 0
             return
@@ -47,6 +55,11 @@ class Instances:
                 f"instance holds in {self._world}"
             )
         self.total, self.first = self._world.replicas, self._world.replica_offset
+
+    @property
+    def replicas(self) -> range:
+        """The numbers of those that are here."""
+        return range(self.first, self.first + self.local)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -65,3 +78,25 @@ class Instances:
             return
         with self._world:
             yield
+
+
+def world_of(options: Options) -> World | None:
+    """What the options say that these replicas are a part of; None for a process that is alone."""
+    if TOTAL not in options._Popart.options:
+        return distributed(options)
+    several = int(options._Popart.options[TOTAL]) > options.replication_factor
+    return World.from_environment() if several and environment.read().instances > 1 else None
+
+
+def distributed(options: Options) -> World | None:
+    """The world of the processes in `Options.Distributed`, each with as many replicas."""
+    process, processes = options.Distributed.processId, options.Distributed.numProcesses
+    if processes == 1:
+        return None
+    try:
+        launch = environment.read()
+        if (launch.instance, launch.instances) != (process, processes):
+            raise ValueError(f"it was started as process {launch.instance} of {launch.instances}")
+        return World.from_environment(processes * options.replication_factor)
+    except (ValueError, ImportError) as error:
+        raise createPoptorchError(APART.format(process, processes, error)) from error

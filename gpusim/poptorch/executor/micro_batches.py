@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -54,6 +55,15 @@ class Layout:
         return cls(
             options.device_iterations, options.Training.gradient_accumulation, replicas, part_of
         )
+
+    def described(self) -> dict[str, Any]:
+        """By the names of the options that say it."""
+        return {
+            "deviceIterations": self.iterations,
+            "Training.gradientAccumulation": self.accumulations,
+            "replicationFactor": self.replicas,
+            "inputReplicaGrouping": [*self.part_of],
+        }
 
     @property
     def parts(self) -> int:

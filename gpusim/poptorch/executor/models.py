@@ -12,7 +12,7 @@ from torch import nn
 
 from gpusim.poptorch._version import VERSION
 from gpusim.poptorch.executor.executor import PoplarExecutor
-from gpusim.poptorch.executor.saving import read
+from gpusim.poptorch.executor.saving import Invalid, read
 from gpusim.poptorch.options import Options
 
 __all__ = ["inferenceModel", "load", "trainingModel"]
@@ -83,31 +83,37 @@ def load(
 ) -> PoplarExecutor:
     """The executor that `save` or `compileAndExport` wrote with its model.
 
+    It is compiled again, with its weights, its optimizer's state and its random numbers where they
+    were.
+
     **Warning**: the file holds the model as a pickle, and unpickling runs whatever the file says.
-    Load only files that you have made, or whose maker you trust as you trust your own code.
+    Load only files that you have made, or whose maker you trust as you trust your own code. (That a
+    file is whole is checked before; that says nothing of who made it.)
 
     **Arguments**
 
     - `edit_opts_fn`: given the options before the executor is made, to change them.
 
-    AssertionError for a file that is none of PopTorch's, of another version, or without a model.
+    AssertionError for a file that is damaged, of another version, none of PopTorch's, or without a
+    model; OSError; what unpickling raises, as where the model's class is not found.
     """
     try:
-        saved = read(filename, VERSION)
-    except AssertionError as error:
+        saved = read(filename, VERSION, model=True)
+    except Invalid as error:
         raise AssertionError(f"Invalid file {filename}: {error}") from None
-    assert saved.model is not None, (
+    assert saved.exported is not None, (
         f"{filename} is a valid PopTorch file but was created with 'export_model=False' which "
         "means you need to re-create the PopTorch model using poptorch.inferenceModel or "
         f'poptorch.trainingModel then call poptorch_model.loadExecutable("{filename}").'
     )
-    options = saved.options.clone()
+    exported = saved.exported
+    options = exported.options.clone()
     if edit_opts_fn is not None:
         edit_opts_fn(options)
     if saved.training:
-        executor = trainingModel(saved.model, options, saved.optimizer)
+        executor = trainingModel(exported.model, options, exported.optimizer)
     else:
-        executor = inferenceModel(saved.model, options)
+        executor = inferenceModel(exported.model, options)
     executor._restore(saved)
     return executor
 

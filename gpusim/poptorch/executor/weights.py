@@ -7,7 +7,8 @@ replica where replicas may change their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,11 @@ from gpusim.groups import Groups
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.executor.grouping import Grouping
+from gpusim.poptorch.executor.profile import Profile
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.replicas.state import State
 
-__all__ = ["HostWeights", "Weights"]
+__all__ = ["HostWeights", "Weights", "described"]
 
 NOT_BROADCAST = (
     "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers "
@@ -100,13 +102,52 @@ class Weights:
     def download(self) -> None:
         """Copy the device's parameters, and the first replica's buffers, into the model's own."""
         for name, parameter in self._state.parameters.items():
-            value = self._host_form(name)
+            value = self._host_form(name, self.parameters[name])
             if parameter.shape == value.shape:
                 parameter.data.copy_(value)
             else:  # one of each group has become one of each replica
                 parameter.data = value.to(parameter.dtype)
         for name, buffer in self._state.buffers.items():
             buffer.data.copy_(self.buffers[name][0])
+
+    @torch.no_grad()
+    def beyond_host(self) -> dict[str, Tensor]:
+        """What the device has and the model, after `download`, has less of: by name, as it is here.
+
+        That is what the model's dtype rounds, and what replicas but the first have in buffers. What
+        somebody has changed in the model since is not here: it is the model's that counts.
+        """
+        return {
+            name: value.cpu().clone()
+            for name, value in {**self.parameters, **self.buffers}.items()
+            if self._is_downloaded(name, value) and not torch.equal(value, self._uploaded(name))
+        }
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def take(self, values: Mapping[str, Tensor]) -> None:
+        """Have these, which `beyond_host` returned, where the model has what they are rounded to.
+
+        Those of other shapes, for other numbers of replicas, are not taken.
+        """
+        for own in (self.parameters, self.buffers):
+            for name in own.keys() & values.keys():
+                value = values[name].to(own[name])
+                if value.shape == own[name].shape and self._is_downloaded(name, value):
+                    own[name] = value.clone()
+
+    def _is_downloaded(self, name: str, value: Tensor) -> bool:
+        """Whether the model has what `download` would make of a device's value."""
+        of_host, back = self._state.buffers.get(name), value[0]
+        if of_host is None:
+            of_host, back = self._state.parameters[name], self._host_form(name, value)
+        return torch.equal(of_host.data, back.to(of_host.dtype))
+
+    def _uploaded(self, name: str) -> Tensor:
+        """What `upload` would make of the model's."""
+        if name in self.buffers:
+            return held(self._state.buffers[name]).expand_as(self.buffers[name])
+        return self._leaders(name, held(self._state.parameters[name]))
 
     def _leaders(self, name: str, value: Tensor) -> Tensor:
         """(groups, *shape) of what the host has."""
@@ -117,8 +158,9 @@ class Weights:
             return value.clone()
         return value[[members[0] for members in groups.members]]
 
-    def _host_form(self, name: str) -> Tensor:
-        value, groups = self.parameters[name], self.groups.get(name)
+    def _host_form(self, name: str, value: Tensor) -> Tensor:
+        """A parameter's value of the device in the host's shape."""
+        groups = self.groups.get(name)
         if groups is None:
             return value[0]
         if self._groupings[name].mode is VariableRetrievalMode.AllReplicas:
@@ -181,11 +223,13 @@ class HostWeights:
 
     A wrapped model keeps this alive, so that nothing is lost when its executor is collected.
 
-    - `weights`: None until something is compiled. `outdated`: whether they were trained since.
+    - `weights`, `profile`: None until something is compiled. `outdated`: whether they were trained
+      since.
     """
 
     def __init__(self) -> None:
         self.weights: Weights | None = None
+        self.profile: Profile | None = None
         self.outdated = False
 
     def fetch(self) -> bool:
@@ -201,10 +245,24 @@ class HostWeights:
         self.outdated = False  # before the model's tensors are looked at
         if self.weights is not None:
             logger.info("Writing weights from IPU to host.")
-            self.weights.download()
+            with (
+                self.profile.span("download weights", "download") if self.profile else nullcontext()
+            ):
+                self.weights.download()
 
 
 def held(tensor: Tensor) -> Tensor:
     """A host's tensor in the dtype that the device holds it in."""
     plain = tensor.detach()
     return plain.to(HELD.get(plain.dtype, plain.dtype))
+
+
+def described(model: nn.Module, groupings: Mapping[str, Grouping]) -> dict[str, list[Any]]:
+    """Dtype and shape of what one replica has of each parameter and buffer, by name."""
+    state = State(model)
+    found: dict[str, list[Any]] = {}
+    for name, value in {**state.parameters, **state.buffers}.items():
+        shape = [*value.shape[1:]] if name in groupings else [*value.shape]
+        dtype = HELD.get(value.dtype, value.dtype)
+        found[name] = [str(dtype).removeprefix("torch."), shape]
+    return found

@@ -14,9 +14,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gpusim.poptorch.executor.grouping import Groupable, Told
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
-__all__ = ["is_wrapped", "plain", "unwrap", "wrap"]
+__all__ = [
+    "groupable",
+    "is_wrapped",
+    "not_groupable",
+    "original_class",
+    "plain",
+    "unwrap",
+    "wrap",
+]
 
 ALREADY = (
     "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model "
@@ -26,7 +35,7 @@ Fetch = Callable[[], bool]
 Destroy = Callable[[nn.Module], None]
 
 
-def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy) -> None:
+def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, told: Told) -> None:
     """Change the classes of a model, its parameters and its buffers, in place.
 
     **Arguments**
@@ -34,6 +43,7 @@ def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy) -> None:
     - `fetch`: brings the weights to the host if they are out of date there, and returns whether it
       did; called before anything is seen. It must do nothing while it is at work.
     - `destroy`: what the model's new method `destroy` calls, with the model.
+    - `told`: what the parameters' new method `replicaGrouping` calls.
 
     RuntimeError for a model that is wrapped; poptorch.Error for a buffer that is no plain Tensor.
     """
@@ -49,7 +59,7 @@ def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy) -> None:
     for tensor in (*tensors[0], *tensors[1]):
         original = original_class(tensor)
         if original not in made:
-            made[original] = tensor_class(original, fetch)
+            made[original] = tensor_class(original, fetch, told)
         tensor.__class__ = made[original]
     model.__class__ = model_class(type(model), fetch, destroy)
 
@@ -61,6 +71,27 @@ def unwrap(model: nn.Module) -> None:
     model.__class__ = original_class(model)
 
 
+def groupable(model: nn.Module, told: Told) -> None:
+    """Let a model's parameters, wrapped or not, have `replicaGrouping`, which calls `told`."""
+    made: dict[type, type] = {}
+    for parameter in model.parameters():
+        kind: Any = type(parameter)
+        if issubclass(kind, Groupable):
+            kind.poptorch_told = staticmethod(told)
+            continue
+        if kind not in made:
+            members = {"poptorch_original": kind, "poptorch_told": staticmethod(told)}
+            made[kind] = type(kind)("PoptorchParameter", (Groupable, kind), members)
+        parameter.__class__ = made[kind]
+
+
+def not_groupable(model: nn.Module) -> None:
+    """Give parameters that are not wrapped the classes back that they had before `groupable`."""
+    for parameter in model.parameters():
+        if not is_wrapped(parameter):
+            parameter.__class__ = original_class(parameter)
+
+
 def is_wrapped(value: object) -> bool:
     """Whether `wrap` has changed the class of a model or tensor."""
     return issubclass(type(value), (WrappedModel, WrappedTensor))  # isinstance would look at it
@@ -69,7 +100,7 @@ def is_wrapped(value: object) -> bool:
 def original_class(value: object) -> type:
     """The class that a model or tensor has outside of PopTorch."""
     kind = type(value)
-    return kind.poptorch_original if is_wrapped(value) else kind  # type: ignore[attr-defined]
+    return getattr(kind, "poptorch_original", kind)
 
 
 @contextmanager
@@ -83,7 +114,7 @@ def plain(model: nn.Module) -> Iterator[None]:
     for tensor, kind in zip(tensors, classes, strict=True):
         if issubclass(kind, WrappedTensor):
             kind.poptorch_fetch()
-            tensor.__class__ = kind.poptorch_original
+        tensor.__class__ = original_class(tensor)
     try:
         yield
     finally:
@@ -122,11 +153,13 @@ class WrappedTensor:
         return original_tensor(self, self.data).__reduce_ex__(protocol)
 
 
-def tensor_class(original: type, fetch: Fetch) -> type:
-    """A subclass of Parameter, or of Tensor, that fetches."""
-    name = f"Poptorch{'Parameter' if issubclass(original, nn.Parameter) else 'Buffer'}"
+def tensor_class(original: type, fetch: Fetch, told: Told) -> type:
+    """A subclass of Parameter, which can be grouped, or of Tensor, that fetches."""
     members = {"poptorch_original": original, "poptorch_fetch": staticmethod(fetch)}
-    return type(original)(name, (WrappedTensor, original), members)
+    if not issubclass(original, nn.Parameter):
+        return type(original)("PoptorchBuffer", (WrappedTensor, original), members)
+    members["poptorch_told"] = staticmethod(told)
+    return type(original)("PoptorchParameter", (WrappedTensor, Groupable, original), members)
 
 
 def original_tensor(value: Any, data: Tensor) -> Any:

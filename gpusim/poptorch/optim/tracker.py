@@ -40,6 +40,10 @@ class AttributeTracker:
         for number, group in enumerate(groups):
             self._look(f"group {number} attribute", self._known["group"], group)
 
+    def forget(self) -> None:
+        """The next optimizer is the first one."""
+        self._known = None
+
     def _look(self, what: str, known: set[str], provided: Iterable[str]) -> None:
         extra = [name for name in provided if name not in known and name not in TORCHS]
         if extra:

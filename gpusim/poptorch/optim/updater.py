@@ -15,7 +15,7 @@ from torch import Tensor
 from ..enums import MeanReductionStrategy
 from .base import Optimizer
 from .exported import exported_values
-from .kinds import OptimizerType
+from .kinds import OptimizerType, kind_of
 from .loss_scaling import adjusted
 from .norms import clipped
 from .replacement import check_replacement
@@ -91,6 +91,8 @@ class Updater:
         Once there is a state, what is compiled in has to stay: the kind, types and constants.
         ValueError where it does not, and where the new one would need the Running strategy.
         """
+        if not self._compiled and kind_of(optimizer) != self.settings.kind:
+            self._tracker.forget()
         settings = self._read(optimizer)
         if self._compiled:
             self._choose_strategy(settings)

@@ -94,8 +94,8 @@ def add_taps(graph: Graph, count: int, last: Node) -> list[Tensor]:
 def _written(node: Node) -> list[Node]:
     """The operands that a node changes."""
     schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
+    if schema is None or not schema.is_mutable or node.target is aten.detach_.default:
+        return []  # detach_, which torch.tensor(...) is made with, changes no value
     return [
         operand
         for place, argument in enumerate(schema.arguments)

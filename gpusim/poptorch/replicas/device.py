@@ -10,10 +10,12 @@ from torch import Tensor
 
 __all__ = ["ABOUT_IPU", "on_this_device"]
 
+OF_TENSORS = vars(torch._C.TensorBase)
+
 #: What an IPU's tensors say otherwise than those of the device that stands for it.
 ABOUT_IPU: dict[Any, Callable[..., Any]] = {
-    vars(torch._C.TensorBase)["is_ipu"].__get__: lambda tensor: True,
-    Tensor.ipu: lambda tensor, *args, **kwargs: tensor,
+    OF_TENSORS["is_ipu"].__get__: lambda tensor: True,
+    OF_TENSORS["ipu"]: lambda tensor, *args, **kwargs: tensor,
 }
 
 

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ... import torch as gt
 from ..axis import AXIS
+from .cache import Cache
 from .results import GRADIENT, Step
 from .trace import Trace, fake_like, plain_kernels
 
@@ -30,10 +31,11 @@ class Lockstep:
 
     execution = "lockstep"
 
-    def __init__(self, trace: Trace, replicas: int) -> None:
+    def __init__(self, trace: Trace, replicas: int, cache: Cache) -> None:
         self.summary = trace.summary
         self._trace = trace
         self._replicas = replicas
+        self._cache = cache
         self._graphs: dict[Axes, GraphModule] = {}
         self._names = [*trace.state.parameters, *trace.state.buffers]
         self._trained = [self._names.index(name) for name in trace.summary.trained]
@@ -100,13 +102,30 @@ class Lockstep:
             for x, axis in zip(like, in_dims, strict=True)
         ]
         mapped = gt.vmap(self._replica, in_dims=in_dims, axis_name=AXIS)
-        with plain_kernels():
-            graph: GraphModule = make_fx(
-                lambda *leaves: mapped(*leaves), tracing_mode="fake", _allow_non_fake_inputs=True
-            )(*fake_like(like, shapes))
-        graph.graph.eliminate_dead_code()
-        graph.recompile()
-        return graph
+
+        def build() -> GraphModule:
+            with plain_kernels():
+                graph: GraphModule = make_fx(
+                    lambda *leaves: mapped(*leaves),
+                    tracing_mode="fake",
+                    _allow_non_fake_inputs=True,
+                )(*fake_like(like, shapes))
+            graph.graph.eliminate_dead_code()
+            graph.recompile()
+            return graph
+
+        about = {
+            "like": [
+                [str(x.dtype), str(x.device), [*s]] for x, s in zip(like, shapes, strict=True)
+            ],
+            "axes": in_dims,
+            "replicas": count,
+            "training": trace.training,
+            "trained": self._trained,
+            "changed": self._changed,
+            "taps": [[str(x.dtype), str(x.device), [*x.shape]] for x in trace.taps],
+        }
+        return self._cache.graph(trace.graph, about, build)
 
     def _replica(self, *leaves: Tensor) -> list[Tensor]:
         """What one replica does: its gradients, and what the trace's graph returns."""

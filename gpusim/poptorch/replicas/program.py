@@ -13,6 +13,8 @@ from ...errors import ReplicaError
 from ...mapping.frames import outermost_share
 from .._logging import logger
 from ..poptorch_core import Error, createPoptorchError
+from .blame import raised_by_the_model
+from .cache import Cache
 from .draws import streams
 from .lockstep import Lockstep
 from .phase import Phase, entered
@@ -158,7 +160,9 @@ def compile_model(
     Raises:
         Error: where there is no loss or more than one, for parameters and buffers that forward
             reassigns, and for anchored tensors that there are not; and whatever forward raises.
+        AssertionError: for a cache folder that cannot be written.
     """
+    cache = Cache.of(options)
     state = State(model)
     inputs, rebuild = flatten((tuple(args), dict(kwargs or {})))
 
@@ -176,7 +180,7 @@ def compile_model(
         share = outermost_share("compile_model", replicas)
         total = replicas if share is None else sum(share.counts)
         traced = trace(model, call, state, inputs, training=training, total=total, wanted=chosen)
-        return Lockstep(traced, replicas)
+        return Lockstep(traced, replicas, cache)
 
     def in_threads() -> Engine:
         engine = Threads(model, call, state, training=training, wanted=chosen)
@@ -197,6 +201,8 @@ def compile_model(
         except Error:
             raise
         except Exception as reason:
+            if raised_by_the_model(reason):
+                raise
             logger.info("The model cannot be traced (%s): its replicas run in threads", reason)
             engine = in_threads()
         return Program(engine, state, numbers, wanted, running)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -19,6 +19,14 @@ def parameter_changed(name: str) -> Error:
     return createPoptorchError(
         f"Parameter '{name}' was changed in place within the model's forward method. Only "
         "optimizers change parameters; make it a buffer"
+    )
+
+
+def reassigned(what: str) -> Error:
+    """The error for what forward puts another tensor in the place of, not yet raised."""
+    return createPoptorchError(
+        f"{what} was reassigned within the model's forward method. This is not supported; change "
+        "it in place instead, with copy_() for example"
     )
 
 
@@ -118,7 +126,7 @@ class State:
         for place in self._places:
             held = vars(place.module)[place.kind].get(place.key)
             if held is not own[place.name] and held is not tensors[place.name]:
-                raise self._reassigned(place.name)
+                raise reassigned(self._titled(place.name))
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -145,9 +153,31 @@ class State:
         finally:
             _own.reset(token)
 
-    def _reassigned(self, name: str) -> Error:
-        kind = "Parameter" if name in self.parameters else "Buffer"
-        return createPoptorchError(
-            f"{kind} '{name}' was reassigned within the model's forward method. This is not "
-            "supported; change it in place instead, with copy_() for example"
-        )
+    def memory(self, tensors: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> Memory:
+        """What memory these have, which stand for the model's own, and the model's inputs."""
+        inside = {self._titled(name): x for name, x in tensors.items()}
+        return Memory(inside, {f"Input {place}": x for place, x in enumerate(inputs)})
+
+    def _titled(self, name: str) -> str:
+        return f"{'Parameter' if name in self.parameters else 'Buffer'} '{name}'"
+
+
+class Memory:
+    """What memory tensors have, which x.data = y and x.set_(y) put other memory in the place of."""
+
+    def __init__(self, held: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+        self._tensors = {**held, **inputs}
+        # The storages are held, or others had their addresses.
+        self._storages = {name: x.untyped_storage() for name, x in self._tensors.items()}
+        self._layouts = {name: (x.shape, x.stride()) for name, x in held.items()}
+
+    def check(self) -> None:
+        """Raise if one has other memory than before; all but inputs keep their shapes, too.
+
+        Raises:
+            Error: naming it.
+        """
+        for name, x in self._tensors.items():
+            moved = x.untyped_storage()._cdata != self._storages[name]._cdata
+            if moved or self._layouts.get(name, (x.shape, x.stride())) != (x.shape, x.stride()):
+                raise reassigned(name)

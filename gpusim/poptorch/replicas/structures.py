@@ -3,13 +3,19 @@ Structures are lists, tuples, dictionaries, dataclasses, and types that have a p
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from enum import Enum
+from numbers import Number
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-__all__ = ["PARSERS", "Parser", "Rebuild", "flatten"]
+from ..poptorch_core import compiler_error
+
+__all__ = ["PARSERS", "Parser", "Rebuild", "flatten", "flatten_outputs"]
 
 Rebuild = Callable[[Iterator[Tensor]], Any]
 """Makes the structure again around other tensors, which it takes in order."""
@@ -40,10 +46,33 @@ def flatten(value: Any) -> tuple[list[Tensor], Rebuild]:
     {'x': 3, 'name': 'relu', 'more': (4,)}
     """
     found: list[Tensor] = []
-    return found, _flatten(value, found)
+    return found, _flatten(value, found, lambda constant: None)
 
 
-def _flatten(value: Any, found: list[Tensor]) -> Rebuild:
+PLAIN = (type(None), Number, str, bytes, Enum, torch.dtype, torch.device)
+"""Constants that a model may return beside tensors."""
+
+
+def flatten_outputs(value: Any) -> tuple[list[Tensor], Rebuild]:
+    """The same of what a model returns.
+
+    Raises:
+        Error: for types that may hold tensors, but that are no structures.
+    """
+    found: list[Tensor] = []
+    return found, _flatten(value, found, _refuse_unknown)
+
+
+def _refuse_unknown(constant: Any) -> None:
+    if not isinstance(constant, PLAIN):
+        raise compiler_error(
+            "Only nested lists and tuples of tensors are supported: the model returned "
+            f"a value of type {type(constant).__name__}"
+        )
+
+
+def _flatten(value: Any, found: list[Tensor], take: Callable[[Any], None]) -> Rebuild:
+    """Tensors are added to those found, and constants are shown to `take`."""
     if isinstance(value, Tensor):
         found.append(value)
         return next
@@ -51,24 +80,41 @@ def _flatten(value: Any, found: list[Tensor]) -> Rebuild:
     if parser is not None:
         found.extend(parser.yieldTensors(value))
         return lambda tensors: parser.reconstruct(value, tensors)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _of_dataclass(value, found, take)
     if isinstance(value, Mapping):
-        return _of_mapping(value, found)
+        return _of_mapping(value, found, take)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named, fields = type(value), [_flatten(item, found) for item in value]
+        named, fields = type(value), [_flatten(item, found, take) for item in value]
         return lambda tensors: named(*(field(tensors) for field in fields))
     if isinstance(value, (list, tuple)):
-        kind, items = type(value), [_flatten(item, found) for item in value]
+        kind, items = type(value), [_flatten(item, found, take) for item in value]
         return lambda tensors: kind(item(tensors) for item in items)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        parts = {name: _flatten(getattr(value, name), found) for name in names}
-        return lambda tensors: dataclasses.replace(
-            value, **{name: part(tensors) for name, part in parts.items()}
-        )
+    take(value)
     return lambda tensors: value
 
 
-def _of_mapping(value: Mapping[Any, Any], found: list[Tensor]) -> Rebuild:
+def _of_dataclass(value: Any, found: list[Tensor], take: Callable[[Any], None]) -> Rebuild:
+    names = [field.name for field in dataclasses.fields(value) if field.init]
+    parts = {name: _flatten(getattr(value, name), found, take) for name in names}
+    return lambda tensors: dataclasses.replace(
+        value, **{name: part(tensors) for name, part in parts.items()}
+    )
+
+
+def _of_mapping(
+    value: Mapping[Any, Any], found: list[Tensor], take: Callable[[Any], None]
+) -> Rebuild:
     kind: Any = type(value)
-    parts = {key: _flatten(item, found) for key, item in value.items()}
-    return lambda tensors: kind({key: part(tensors) for key, part in parts.items()})
+    parts = {key: _flatten(item, found, take) for key, item in value.items()}
+
+    def rebuild(tensors: Iterator[Tensor]) -> Any:
+        items = {key: part(tensors) for key, part in parts.items()}
+        if not isinstance(value, MutableMapping):
+            return kind(items)
+        made = copy.copy(value)
+        for key, item in items.items():
+            made[key] = item
+        return made
+
+    return rebuild

@@ -15,11 +15,12 @@ from ... import torch as gt
 from ...reduction import State as Calls
 from ...reduction import current, entered
 from ..axis import AXIS
+from .attributes import Attributes, attributes_kept
 from .draws import Draws, seeded_by
 from .random_operators import TABLE, is_random
 from .results import GRADIENT, Step, Summary
 from .state import State, parameter_changed
-from .structures import Rebuild, flatten
+from .structures import Rebuild, flatten_outputs
 from .watch import Watch, named_modules_entered
 
 __all__ = ["Threads"]
@@ -97,7 +98,8 @@ class Threads:
     def look(self, inputs: Sequence[Tensor], stream: Tensor) -> None:
         """Run once, with the model's own parameters, for what is to be known of it."""
         count = len(stream)
-        with entered(Calls(current().reduction)):  # a look is none of the context's calls
+        kept = attributes_kept(self._model, self._state)
+        with kept, entered(Calls(current().reduction)):  # a look is none of the context's calls
             replicas = self._all(
                 {name: _spread(x, count) for name, x in self._state.parameters.items()},
                 {name: _spread(x, count) for name, x in self._state.buffers.items()},
@@ -172,6 +174,7 @@ class Threads:
         scale: Tensor,
     ) -> list[Replica]:
         found: list[Any] = [None] * len(stream)
+        attributes = Attributes(self._model, self._state)
 
         def replica(number: Tensor) -> tuple[()]:
             place = int(number)
@@ -186,6 +189,7 @@ class Threads:
 
         with self._state.apart(), named_modules_entered(self._model), torch.enable_grad():
             gt.pmap(replica, AXIS, schedule="one")(torch.arange(len(stream)))
+        attributes.check()
         return found
 
     def _leaf(self, name: str, x: Tensor) -> Tensor:
@@ -203,6 +207,7 @@ class Threads:
         given = {**parameters, **buffers}
         leaves = [*given.values(), *inputs]
         versions = [x._version for x in leaves]
+        memory = self._state.memory(given, inputs)
         watch = Watch(draws, self._state.instead(given), self._wanted)
         watch.inputs = inputs
         for parameter in parameters.values():
@@ -211,7 +216,8 @@ class Threads:
             with watch.watching():
                 result = self._call([*inputs])
             self._state.check(given)
-            outputs, rebuild = flatten(result)
+            memory.check()
+            outputs, rebuild = flatten_outputs(result)
             for check in watch.at_end:
                 check(outputs)
             loss = watch.losses.final() if self._training else None

@@ -17,12 +17,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ...torch import trace_axes
 from ...torch.operators import Level
 from ..axis import AXIS
+from .attributes import Attributes, attributes_kept
 from .changes import add_taps, own_what_changes, statistics
 from .decompositions import Untraceable, check_traced, table
 from .draws import Draws
 from .results import Summary
 from .state import State, parameter_changed
-from .structures import Rebuild, flatten
+from .structures import Rebuild, flatten_outputs
 from .watch import Watch, named_modules_entered
 
 __all__ = ["Trace", "fake_like", "plain_kernels", "trace"]
@@ -79,13 +80,15 @@ def trace(
 
     Raises:
         Untraceable: where a graph would be another program.
-        Error: where there is no loss, or more than one; for parameters and buffers reassigned.
+        Error: where there is no loss, or more than one; for parameters, buffers and inputs
+            reassigned, other tensors of the model changed, and outputs of unknown types.
     """
-    run = Run(call, state, training, wanted)
+    with attributes_kept(model, state) as attributes:
+        run = Run(call, state, attributes, training, wanted)
+        given = [*state.parameters.values(), *state.buffers.values(), *inputs]
+        graph = _traced(run, model, given, total)
     parameters, buffers = [*state.parameters], [*state.buffers]
     before, after = len(parameters), len(parameters) + len(buffers)
-    given = [*state.parameters.values(), *state.buffers.values(), *inputs]
-    graph = _traced(run, model, given, total)
     *places, stream = (node for node in graph.graph.nodes if node.op == "placeholder")
     by_operators = statistics(graph.graph)
     changed = [on or place in by_operators for on, place in zip(run.changed, places, strict=True)]
@@ -138,11 +141,13 @@ class Run:
         self,
         call: Callable[[list[Tensor]], Any],
         state: State,
+        attributes: Attributes,
         training: bool,
         wanted: frozenset[str],
     ) -> None:
         self._call = call
         self._state = state
+        self._attributes = attributes
         self._training = training
         self._wanted = wanted
 
@@ -155,12 +160,16 @@ class Run:
         given = dict(zip([*state.parameters, *state.buffers], tensors[:named], strict=True))
         versions = [x._version for x in tensors]
         self.watch = Watch(Draws(stream), state.instead(given), self._wanted)
-        self.watch.inputs = tensors[named:]
-        with state.kept(), self.watch.watching():
-            result = self._call(tensors[named:])
+        self.watch.inputs = inputs = tensors[named:]
+        memory = state.memory(given, inputs)
+        with state.kept():
+            with self.watch.watching():
+                result = self._call([*inputs])
             state.check(given)
+        memory.check()
+        self._attributes.check()
         self.changed = [x._version > v for x, v in zip(tensors, versions, strict=True)]
-        results, self.rebuild = flatten(result)
+        results, self.rebuild = flatten_outputs(result)
         for check in self.watch.at_end:
             check(results)
         outputs = [self.watch.own(x) for x in results]

@@ -18,7 +18,9 @@ from ..blocks.placement import Recorder, recording
 from ..losses import LossFinder
 from .device import ABOUT_IPU, on_this_device
 from .draws import SEEDS, Draws, seeds
+from .phase import phase
 from .results import GRADIENT
+from .unsupported import refuse_unsupported
 
 __all__ = ["Watch", "named_modules_entered", "watch"]
 
@@ -75,6 +77,8 @@ class Watch(TorchFunctionMode):
         self.inputs: list[Tensor] = []
         self.uses: Counter[int] = Counter()
         self.at_end: list[Callable[[list[Tensor]], None]] = []
+        now = phase()
+        self._of_ipu = now is not None and now.options is not None
         self._stack: list[str] = []
         self._scopes: list[str] = []
         self._counts: dict[str, int] = {}
@@ -98,6 +102,8 @@ class Watch(TorchFunctionMode):
         if func == DATA:
             func = Tensor.detach
         func = ABOUT_IPU.get(func, func)
+        if self._of_ipu:
+            refuse_unsupported(func, args, kwargs)
         args, kwargs = on_this_device(func, args, kwargs, self.draws.stream.device)
         operands = _tensors((args, kwargs))
         if any(id(x) in self._instead for x in operands):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..tensor import TensorSpec
 from .definition import Definition
 from .op import Op
@@ -96,7 +98,7 @@ def place_of(compiler: GraphCompiler, op: Op, at: int) -> Any:
         rows = machine.remote_rows()
         if fixed is not None:
             return rows, fixed
-        offsets = values[slot].reshape(len(rows)).astype(machine.xp.int64)
+        offsets = values[slot].reshape(len(rows)).astype(np.int64)
         if bool(((offsets < 0) | (offsets >= buffer.entries)).any()):
             raise IndexError(
                 f"{op.debugName()}: offset {offsets.tolist()} of replicas {rows.tolist()}, but "

@@ -1,0 +1,194 @@
+"""What an execution strategy makes of a model's blocks: IPUs, stages, phases and a timetable."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self
+
+from ...timetable import Stage, Timetable, phased, pipelined, sharded
+from ...timetable.tasks import DEPTH, DEPTHS, merge, steps
+from .._logging import logger
+from ..options import Options
+from ..options.strategies import PHASED, PIPELINED
+from ..poptorch_core import popart_error
+from .placement import MODES, Compilation, Conflict, Operation, Place, Recorder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Plan"]
+
+SAME_STAGE = (
+    "Ops {} have the same pipeline stage {}, but different virtual graph ids {}. All ops with the "
+    "same pipeline stage must also have the same virtual graph id"
+)
+DESCENDING = (
+    "The operation {} of {} ({}) uses a result of {} ({}), which runs after it. {}s must ascend in "
+    "the order of the model; {}"
+)
+AUTO = "poptorch.AutoStage.AutoIncrement gives every block a stage of its own, in that order"
+PHASES = "put the block into a later phase"
+
+
+class Plan:
+    """The places of a compiled model's operations, checked.
+
+    **Arguments**
+
+    - `recorder`: what the compilation has recorded.
+    - `options`: the strategy, gradient accumulation, and device iterations.
+    - `training`: whether there is a backward pass.
+
+    poptorch.Error with PopTorch's or PopART's messages: for a pipeline with fewer micro-batches
+    than stages, or with several IPUs in one stage, and for a result of a later stage or phase that
+    an earlier one uses.
+    """
+
+    def __init__(self, recorder: Recorder, options: Options, training: bool) -> None:
+        self.mode = recorder.mode
+        self.training = training
+        self.operations = tuple(recorder.operations)
+        self.separate = bool(
+            options._execution_strategy.backendOptions().get("separate_backward_phase", False)
+        )
+        if training:
+            self.micro_batches = int(options.Training.gradient_accumulation)
+        else:
+            self.micro_batches = int(options.device_iterations)
+        self.iterations = int(options.device_iterations)
+        self.highest_ipu = max((one.place.ipu for one in self.operations), default=0)
+        self.pipelined = self.mode == PIPELINED and self.highest_ipu > 0
+        self._check(recorder.conflict)
+        self.stages = tuple(self._stages())
+
+    @classmethod
+    def of(cls, compilation: Compilation, options: Options, training: bool) -> Self:
+        """The plan of a model that was compiled, logged at DEBUG."""
+        assert compilation.found is not None, "no run of the model was recorded"
+        plan = cls(compilation.found, options, training)
+        plan.log()
+        return plan
+
+    # ---------------------------------------------------------------- stages
+
+    @property
+    def ipus(self) -> int:
+        """How many IPUs a replica has: one more than the highest number of one with operations."""
+        return self.highest_ipu + 1
+
+    @property
+    def pipeline_stages(self) -> int:
+        """Switches of the IPU from stage to stage, and one more; n are 2n - 1 in training."""
+        return len(steps(len(merge(self.stages)), self.training))
+
+    def _stages(self) -> list[Stage]:
+        """The parts of the forward pass, in the order of running."""
+        places = [one.place for one in self.operations] or [Place()]
+        if self.mode == PIPELINED:
+            places.sort(key=lambda place: place.stage)
+        elif self.mode == PHASED:
+            places.sort(key=lambda place: (place.phase, place.ipu))
+        stages = [
+            Stage(ipu, tuple(dict.fromkeys(place.block for place in own if place.block)), phase)
+            for (phase, ipu), own in groupby(places, key=lambda place: (place.phase, place.ipu))
+        ]
+        return stages if self.mode == PHASED else merge(stages)
+
+    # ---------------------------------------------------------------- checks
+
+    def _check(self, conflict: Conflict | None) -> None:
+        if self.pipelined:
+            self._check_one_ipu_each()
+        if conflict is not None and (self.pipelined or self.mode == PHASED):
+            raise self._descending(conflict)
+        if self.pipelined:
+            needed = len(steps(len(self._stages()), self.training))
+            if self.micro_batches < needed:
+                raise popart_error(DEPTH.format(DEPTHS[self.training], needed))
+
+    def _check_one_ipu_each(self) -> None:
+        ipus: dict[int, dict[int, str]] = {}
+        for one in self.operations:
+            ipus.setdefault(one.place.stage, {}).setdefault(one.place.ipu, name_of(one))
+        for stage, found in ipus.items():
+            if len(found) > 1:
+                message = SAME_STAGE.format([*found.values()], stage, sorted(found))
+                raise popart_error(message)
+
+    def _descending(self, conflict: Conflict) -> Exception:
+        phases = self.mode == PHASED
+        kind = "phase" if phases else "stage"
+        own, source = conflict.place, conflict.source
+        where = [f"{kind} {place.phase if phases else place.stage}" for place in (own, source)]
+        message = DESCENDING.format(
+            conflict.function,
+            where[0],
+            block_of(own),
+            where[1],
+            block_of(source),
+            kind.capitalize(),
+            PHASES if phases else AUTO,
+        )
+        return popart_error(message)
+
+    # ---------------------------------------------------------------- what is shown
+
+    def timetable(self, backward: float = 2.0) -> Timetable:
+        """Which IPU does what, and when, from one update to the next, or in an inference call.
+
+        `backward` is how long a stage's backward pass takes, its forward pass being 1. ValueError
+        for anything but a positive number.
+        """
+        how: Any = {"training": self.training, "backward": backward}
+        if self.mode == PHASED:
+            return phased(self.stages, self.micro_batches, separate=self.separate, **how)
+        make = pipelined if self.mode == PIPELINED else sharded
+        return make(self.stages, self.micro_batches, **how)
+
+    def plot(
+        self, path: str | PathLike[str] | None, name: str = "", backward: float = 2.0
+    ) -> Figure:
+        """The timetable of the model of that name as a figure, written to a file if one is named.
+
+        Raises what `gpusim.timetable.picture.write` does.
+        """
+        from ...timetable import picture
+
+        table = self.timetable(backward)
+        repeated = self.training and self.iterations > 1
+        note = name + (f", one of {self.iterations} device iterations" if repeated else "")
+        if path is None:
+            return picture.draw(table, note=note)
+        return picture.write(table, path, note=note)
+
+    def listing(self) -> list[str]:
+        """A line for each operation: what it made, and its mode, IPU and stage or phase."""
+        found = []
+        for one in self.operations:
+            names = ", ".join(name for name, _ in one.results) or one.function
+            about = ", ".join([*(kind for _, kind in one.results), self._where(one.place)])
+            found.append(f"  {one.function} was lowered to {names} [{about}]")
+        return found
+
+    def _where(self, place: Place) -> str:
+        last = f"phase({place.phase})" if self.mode == PHASED else f"stage({place.stage})"
+        return f"mode({MODES[self.mode]}), ipu({place.ipu}), {last}"
+
+    def log(self) -> None:
+        """Log the listing, at DEBUG."""
+        logger.debug("enablePipelining set to value %d", self.pipelined)
+        logger.debug("Graph lowered to PopART {")
+        for line in self.listing():
+            logger.debug("%s", line)
+        logger.debug("}")
+        if not self.operations:
+            logger.info("No IPUs are used by this model. This may happen if the model is trivial")
+
+
+def name_of(operation: Operation) -> str:
+    return operation.results[0][0] if operation.results else operation.function
+
+
+def block_of(place: Place) -> str:
+    return f"block {place.block}" if place.block else "before the first block"

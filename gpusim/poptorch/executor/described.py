@@ -1,0 +1,117 @@
+"""Arguments as JSON: what tensors there are, without their values, and the constants around them.
+
+What JSON text makes again is of Python's and torch's own types, whatever the text says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpusim.poptorch.executor.arguments import Arguments
+
+__all__ = ["Undescribed", "as_json", "from_json"]
+
+
+class Undescribed(Exception):
+    """An argument has no such form; says which, and of what type it is."""
+
+
+def as_json(arguments: Arguments) -> dict[str, Any]:
+    """Raises Undescribed for types other than Python's own and torch's.
+
+    >>> from gpusim.poptorch.executor.arguments import Binder
+    >>> bind = Binder(lambda x, scale: x)
+    >>> as_json(bind((torch.zeros(2, 3), 0.5), {}))["args"]
+    [{'tensor': ['float32', [2, 3]]}, 0.5]
+    """
+    named = zip(arguments.names, arguments.args, strict=True)
+    return {
+        "names": [*arguments.names],
+        "args": [written(value, name) for name, value in named],
+        "kwargs": {name: written(value, name) for name, value in arguments.kwargs.items()},
+    }
+
+
+def from_json(found: Any) -> Arguments:
+    """The arguments, whose tensors have no values. ValueError for what `as_json` has not made."""
+    try:
+        names, args, kwargs = found["names"], found["args"], found["kwargs"]
+        if len(names) != len(args) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{len(names)} names of {len(args)} arguments")
+        return Arguments(
+            tuple(names), tuple(map(read, args)), {name: read(kwargs[name]) for name in kwargs}
+        )
+    except (TypeError, LookupError, AttributeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"its arguments make no sense: {type(error).__name__}: {error}") from None
+
+
+# ---------------------------------------------------------------- writing
+
+AS_THEY_ARE = (type(None), bool, int, str)
+
+
+def written(value: Any, name: str) -> Any:
+    """Objects with a single key stand for what JSON has not."""
+    kind = type(value)
+    if kind in AS_THEY_ARE or (kind is float and math.isfinite(value)):
+        return value
+    if kind is list:
+        return [written(item, name) for item in value]
+    if kind is dict:
+        pairs = value.items()
+        return {"dict": [[written(key, name), written(item, name)] for key, item in pairs]}
+    if isinstance(value, torch.Tensor):
+        return {"tensor": [dtype_name(value.dtype), [*value.shape]]}
+    for key, (types, write, _) in FORMS.items():
+        if kind is types:
+            return {key: write(value, name)}
+    raise Undescribed(f"argument {name} is of type {kind.__module__}.{kind.__qualname__}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read(found: Any) -> Any:
+    if isinstance(found, list):
+        return [read(item) for item in found]
+    if not isinstance(found, dict):
+        return found
+    [(key, value)] = found.items()
+    if key == "dict":
+        return {read(name): read(item) for name, item in value}
+    if key == "tensor":
+        dtype, shape = value
+        return torch.empty(tuple(shape), dtype=dtype_named(dtype), device="meta")
+    return FORMS[key][2](value)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype")
+    return found
+
+
+#: By the key: the type, what writes one, and what reads it.
+FORMS: dict[str, tuple[type, Callable[[Any, str], Any], Callable[[Any], Any]]] = {
+    "tuple": (tuple, lambda v, n: [written(x, n) for x in v], lambda f: tuple(map(read, f))),
+    "float": (float, lambda v, n: repr(v), float),
+    "complex": (complex, lambda v, n: repr(v), complex),
+    "bytes": (bytes, lambda v, n: v.hex(), bytes.fromhex),
+    "dtype": (torch.dtype, lambda v, n: dtype_name(v), dtype_named),
+    "device": (torch.device, lambda v, n: str(v), torch.device),
+    "slice": (
+        slice,
+        lambda v, n: [written(x, n) for x in (v.start, v.stop, v.step)],
+        lambda f: slice(*map(read, f)),
+    ),
+    "range": (range, lambda v, n: [v.start, v.stop, v.step], lambda f: range(*f)),
+}

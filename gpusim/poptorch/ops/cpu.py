@@ -1,0 +1,195 @@
+"""CPU: a Python function in the middle of a model, called on the host for each replica."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from contextvars import Context, ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..poptorch_core import compiler_error, createPoptorchError
+from ..replicas.phase import phase
+from .host import HOST, Host, Like, on_host
+from .operation import operation
+from .place import place
+
+__all__ = ["CPU"]
+
+OVERLAP = "Trying to enter CPU from another CPU op! CPU ops must not overlap."
+
+
+class Call(NamedTuple):
+    """What a graph calls.
+
+    Attributes:
+        cpu: the operation.
+        outputs: what it returns for operands like those of this call.
+        alone: whether that is a tensor and no list.
+    """
+
+    cpu: weakref.ref[CPU]
+    outputs: list[Like]
+    alone: bool
+
+
+CALLS: dict[int, Call] = {}
+"""By numbers, which graphs have."""
+
+_numbers = itertools.count()
+_kept: list[CPU] = []
+_inside: ContextVar[bool] = ContextVar("gpusim inside a CPU operation", default=False)
+
+
+class CPU:
+    """A function that a model calls on the CPU, as it runs.
+
+    In a model it is for inference only. When the model is compiled it is called once with zeros,
+    for the shapes and dtypes of what it returns; then for each replica and micro-batch, in order.
+    It sees tensors on the CPU, and plain Python: it may use NumPy, files and the network. It has
+    the weights that the host has.
+
+    **Arguments**
+
+    - `layer_to_call`: takes tensors and returns a tensor, or a list or tuple of them. A module's
+      parameters require no gradients from here on, as in PopTorch.
+    - `ID`: a name, for error messages.
+
+    poptorch.Error for a call in a training model, or from within another CPU operation; for
+    arguments that are no tensors; and for results that are not like those for zeros.
+
+    >>> import torch
+    >>> class Sorted(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.sorted = CPU(lambda x: torch.tensor(sorted(x.tolist())), "sorted")
+    ...
+    ...     def forward(self, x):
+    ...         return 10 * self.sorted(x)
+    >>> Sorted()(torch.tensor([3.0, 1.0]))
+    tensor([10., 30.])
+    """
+
+    def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
+        self._layer_to_call = layer_to_call
+        if isinstance(layer_to_call, nn.Module):
+            layer_to_call.requires_grad_(False)
+        self._ID = ID
+        self._calls: dict[tuple[Like, ...], int] = {}
+        self.in_shapes: list[torch.Size] | None = None
+        self.out_shapes: list[torch.Size] | None = None
+        self.inputs: list[Tensor] | None = None
+        self.outputs: list[Tensor] | None = None
+        if phase() is not None:
+            _kept.append(self)  # made in forward: the graph calls it when forward is over
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the numbers of graphs: a copy is called by other ones."""
+        return vars(self) | {"_calls": {}}
+
+    def execute(self) -> None:
+        """Call the function with `inputs`, and write what it returns to `outputs`."""
+        assert self.inputs is not None and self.outputs is not None
+        results = self._results(self.inputs)[0]
+        found, expected = map(_kinds, (results, self.outputs))
+        if found != expected:
+            raise createPoptorchError(
+                f"CPU op '{self._ID}' returned {found}, and for zeros {expected}"
+            )
+        for whole, result in zip(self.outputs, results, strict=True):
+            whole.copy_(result)
+
+    def registerPersistentData(self) -> None:
+        """Make `inputs` and `outputs` anew: zeros, in the shapes of the last call."""
+        self.inputs = [torch.zeros(shape) for shape in self.in_shapes or ()]
+        self.outputs = [torch.zeros(shape) for shape in self.out_shapes or ()]
+
+    def __call__(self, *input: Tensor, **kwargs: Any) -> Any:
+        if kwargs:
+            raise createPoptorchError(
+                f"CPU op '{self._ID}' takes tensors by place, and no {', '.join(kwargs)} by name"
+            )
+        now = phase()
+        if now is None:
+            if _inside.get():
+                raise compiler_error(OVERLAP)
+            return self._layer_to_call(*input)
+        if now.training:
+            raise createPoptorchError(
+                f"CPU ops are only supported in inference graphs, and '{self._ID}' is in a "
+                "training model"
+            )
+        for tensor in input:
+            if not isinstance(tensor, Tensor):
+                raise createPoptorchError(
+                    f"CPU op '{self._ID}' must take torch.tensor arguments. {type(tensor)} is not "
+                    "supported."
+                )
+        number = self._number([Like(tuple(x.shape), x.dtype) for x in input])
+        found = cpu_op(list(input), number)
+        self.in_shapes = [x.shape for x in input]
+        self.out_shapes = [x.shape for x in found]
+        return found[0] if CALLS[number].alone else found
+
+    def _number(self, likes: Sequence[Like]) -> int:
+        """The number of calls with operands like these."""
+        key = tuple(likes)
+        if key not in self._calls:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                zeros = [torch.zeros(like.shape, dtype=like.dtype) for like in likes]
+                results, alone = self._results(zeros)
+            self._calls[key] = number = next(_numbers)
+            outputs = [Like(tuple(x.shape), x.dtype) for x in results]
+            CALLS[number] = Call(weakref.ref(self), outputs, alone)
+            weakref.finalize(self, CALLS.pop, number, None)
+        return self._calls[key]
+
+    def _results(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+        """What the function returns, as a list, and whether it is one tensor.
+
+        It runs in a context of its own, outside of all models.
+        """
+        results = Context().run(self._alone, inputs)
+        alone = not isinstance(results, (list, tuple))
+        found = [results] if alone else list(results)
+        for result in found:
+            if not isinstance(result, Tensor):
+                raise createPoptorchError(
+                    f"CPU op '{self._ID}' must return tensors, got {type(result)}"
+                )
+        return found, alone
+
+    def _alone(self, inputs: Sequence[Tensor]) -> Any:
+        _inside.set(True)
+        return self._layer_to_call(*inputs)
+
+
+@operation
+def cpu_op(inputs: list[Tensor], number: int) -> list[Tensor]:
+    return on_host("cpu", [*inputs, place()], number=number)
+
+
+def _likes(operands: Sequence[Like], arguments: dict[str, Any]) -> list[Like]:
+    return CALLS[arguments["number"]].outputs
+
+
+def _compute(operands: list[Tensor], arguments: dict[str, Any]) -> list[Tensor]:
+    call = CALLS[arguments["number"]]
+    outputs = [torch.zeros(like.shape, dtype=like.dtype) for like in call.outputs]
+    *inputs, where = operands
+    cpu = call.cpu()
+    if int(where) >= 0 and cpu is not None:
+        cpu.inputs, cpu.outputs = inputs, outputs
+        cpu.execute()
+    return outputs
+
+
+def _kinds(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    return [(x.dtype, tuple(x.shape)) for x in tensors]
+
+
+HOST["cpu"] = Host(_likes, _compute)

@@ -1,0 +1,152 @@
+"""ipu_print_tensor: each replica prints a tensor, and its gradient in the backward pass."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...torch.graph_operators import graph_operator
+from ...torch.stacked import batched
+from ..poptorch_core import createPoptorchError
+from ..replicas.phase import phase
+from .operation import operation
+from .place import place
+from .tensor_text import FLOAT_FORMATS, Settings, text
+
+__all__ = ["ipu_print_tensor"]
+
+
+@operation
+def ipu_print_tensor(
+    tensor: Tensor,
+    title: str = "",
+    print_gradient: bool = True,
+    summarise_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 80,
+    digits: int = 4,
+    float_format: str = "auto",
+    separator: str = ", ",
+    open_bracket: str = "(",
+    close_bracket: str = ")",
+) -> Tensor:
+    """The tensor itself; each replica prints it, to sys.stderr, whenever it is computed.
+
+    What is printed is title, ": " and the elements. Replicas print in their order, one after the
+    other. Use what it returns: replicas in lockstep print nothing where nothing depends on it.
+
+    **Arguments**
+
+    - `tensor`: of any shape and dtype; poptorch.Error for what is none.
+    - `title`: what is printed before it.
+    - `print_gradient`: whether the gradient is printed too, in the backward pass, by the title
+      title_gradient.
+    - `summarise_threshold`: with more elements than this only `edge_items` at either end of each
+      dimension are printed; 0: always all.
+    - `max_line_width`: longer lines are split; 0: none is.
+    - `digits`: how many a number has, before and after its point; all are as wide as the widest
+      one. 0: each number is as long as it is.
+    - `float_format`: "fixed", "scientific", "auto" (fixed where that shows all numbers), or "none":
+      each number by itself. ValueError for anything else, and for negative numbers above.
+    - `separator`, `open_bracket`, `close_bracket`: between and around the elements.
+
+    >>> import torch
+    >>> from contextlib import redirect_stderr
+    >>> import sys
+    >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> with redirect_stderr(sys.stdout):
+    ...     y = ipu_print_tensor(x, "x") ** 2
+    ...     y.sum().backward()
+    x: (1.000, 2.000)
+    x_gradient: (2.000, 4.000)
+    """
+    if not isinstance(tensor, Tensor):
+        raise createPoptorchError(
+            f"ipu print tensor must take a torch.tensor argument. {type(tensor)} is not supported."
+        )
+    if float_format not in FLOAT_FORMATS:
+        raise ValueError(
+            f"ipu_print_tensor: float_format must be one of {', '.join(FLOAT_FORMATS)}, got "
+            f"{float_format!r}"
+        )
+    for name, value in (
+        ("summarise_threshold", summarise_threshold),
+        ("edge_items", edge_items),
+        ("max_line_width", max_line_width),
+        ("digits", digits),
+    ):
+        if value < 0:
+            raise ValueError(f"ipu_print_tensor: {name} must not be negative, got {value}")
+    settings = Settings(
+        summarise_threshold,
+        edge_items,
+        max_line_width,
+        digits,
+        float_format,
+        separator,
+        open_bracket,
+        close_bracket,
+    )
+    how = json.dumps([title, bool(print_gradient), asdict(settings)])
+    found: Tensor = _print_tensor(tensor, place(), how)
+    return found
+
+
+class Printed(torch.autograd.Function):
+    """How the operator below is differentiated and batched."""
+
+    @staticmethod
+    def forward(x: Tensor, place: Tensor, how: str) -> Any:
+        return _printed(x, place, how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, place, ctx.how = inputs
+        ctx.save_for_backward(place)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        title, print_gradient, settings = json.loads(ctx.how)
+        if not print_gradient:
+            return cotangent, None, None
+        how = json.dumps([f"{title}_gradient" if title else "gradient", False, settings])
+        return _print_tensor(cotangent, *ctx.saved_tensors, how), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, place: Tensor, how: str) -> Any:
+        operands = zip((x, place), in_dims[:2], strict=True)
+        whole = [batched(operand, dim, info.batch_size) for operand, dim in operands]
+        return Printed.apply(*whole, how), 0
+
+
+@torch.library.custom_op(
+    "gpusim::printed", mutates_args=(), schema="(Tensor x, Tensor place, str how) -> Tensor"
+)
+def _printed(x: Tensor, place: Tensor, how: str) -> Tensor:
+    """A copy; `place` has the dimensions by which the replicas' tensors are stacked."""
+    now = phase()
+    if now is None or not now.compiling:
+        title, _, settings = json.loads(how)
+        own_values = x.flatten(0, place.dim() - 1) if place.dim() else [x]
+        for index, own in zip(place.flatten().tolist(), own_values, strict=True):
+            if index >= 0:
+                written = text(own, Settings(**settings))
+                print(f"{title}: {written}" if title else written, file=sys.stderr)
+    return x.clone()
+
+
+@_printed.register_fake
+def _fake(x: Tensor, place: Tensor, how: str) -> Tensor:
+    return x.clone()
+
+
+_printed.register_autograd(Printed.backward, setup_context=Printed.setup_context)
+_printed.register_vmap(Printed.vmap)
+_print_tensor = graph_operator(
+    "print_tensor(Tensor x, Tensor place, str how) -> Tensor", _printed, transformed=Printed.apply
+)
