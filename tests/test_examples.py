@@ -15,7 +15,12 @@ from tests.machine_time import PATIENCE
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+OWN_IMPORTS = EXAMPLES / "poptorch_bert.py"  # runs below
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(EXAMPLES.glob("*.py")) - {OWN_IMPORTS}), ids=lambda path: path.stem
+)
 def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
     command = [sys.executable, path]
@@ -24,6 +29,24 @@ def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("agreed")
+
+
+def test_a_poptorch_program_runs_under_its_own_imports(tmp_path: Path) -> None:
+    text = OWN_IMPORTS.read_text()
+    program = tmp_path / "bert.py"
+    program.write_text(text.replace("from gpusim import poptorch", "import poptorch"))
+    assert "gpusim" not in program.read_text().split('"""', 2)[2]
+    command = [sys.executable, "-m", "gpusim", "run", program, "--epochs", "2", "--texts", "256"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "agreed: pipelined and plain training, to the bit"
 
 
 @pytest.mark.parametrize(

@@ -407,6 +407,28 @@ def test_outputs_of_unknown_types_are_an_error(name: str, execution: str) -> Non
         run(model, inputs(2), execution, training=False)
 
 
+class Forgetful(poptorch.ICustomArgParser):
+    """Leaves the tensors in the structure as they are."""
+
+    def yieldTensors(self, struct: Holder) -> Iterator[Tensor]:
+        yield struct.x
+
+    def reconstruct(self, original_structure: Holder, tensor_iterator: Iterator[Tensor]) -> Holder:
+        next(tensor_iterator)
+        return original_structure
+
+
+def test_tensors_without_values_are_never_returned() -> None:
+    poptorch.registerCustomArgParser(Holder, Forgetful())
+    try:
+        executor = poptorch.inferenceModel(Model(lambda self, x: Holder(2 * x)))
+        with pytest.raises(poptorch.Error, match="a tensor that it kept when it was compiled"):
+            executor(torch.ones(2))
+        executor.destroy()
+    finally:
+        poptorch.registerCustomArgParser(Holder, None)
+
+
 @dataclass
 class Output(OrderedDict[str, Any]):
     """A dictionary with attributes, as Hugging Face's models return."""
@@ -506,10 +528,8 @@ REASSIGNED: dict[str, tuple[str, Callable[[Model, Tensor], object]]] = {
 @pytest.mark.parametrize("how", REASSIGNED)
 def test_other_memory_for_a_tensor_is_a_reassignment(how: str, execution: str) -> None:
     name, change = REASSIGNED[how]
-    model, given = (
-        Model(lambda self, x: (change(self, x), mean(x @ self.w))[1], buffers=_position()),
-        inputs(2),
-    )
+    model = Model(lambda self, x: (change(self, x), mean(x @ self.w))[1], buffers=_position())
+    given = inputs(2)
     before = [x.clone() for x in (model.w.detach(), model.pos, given[0])]
     with pytest.raises(poptorch.Error, match=f"{name} was reassigned"):
         run(model, given, execution)

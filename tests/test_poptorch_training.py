@@ -255,7 +255,6 @@ def test_dividing_after_the_sum_overflows_and_dividing_the_loss_does_not() -> No
         (poptorch.CommGroupType.Consecutive, 2, [0, 0, 1, 1]),
         (poptorch.CommGroupType.Orthogonal, 2, [0, 1, 0, 1]),
         (poptorch.CommGroupType.NoGrouping, 0, [0, 1, 2, 3]),
-        (poptorch.CommGroupType.All, 0, [0, 0, 0, 0]),
     ],
 )
 @pytest.mark.parametrize("every", [False, True])

@@ -16,7 +16,7 @@ import torch
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.executor.custom_parsers import parsed
 from gpusim.poptorch.poptorch_core import Error, createPoptorchError
-from gpusim.poptorch.replicas.structures import flatten
+from gpusim.poptorch.replicas.structures import StandIn, flatten, standing_in
 
 __all__ = ["Arguments", "Binder", "for_device"]
 
@@ -58,8 +58,8 @@ class Arguments:
         return flatten((self.args, self.kwargs))[0]
 
     def with_tensors(self, tensors: Iterable[torch.Tensor]) -> Arguments:
-        """The same arguments with other tensors."""
-        args, kwargs = flatten((self.args, self.kwargs))[1](iter(tensors))
+        """The same arguments with other tensors, or stand-ins where a parser makes other types."""
+        args, kwargs = standing_in((self.args, self.kwargs), tensors)
         return Arguments(self.names, args, kwargs)
 
     def described(self) -> Arguments:
@@ -94,11 +94,10 @@ def compare(name: str, compiled: Any, given: Any, inner: str = "{name}[{key}]") 
     if isinstance(compiled, torch.Tensor) and isinstance(given, torch.Tensor):
         compare_tensors(name, compiled, given)
         return
-    if type(compiled) is not type(given):
-        raise mismatch(
-            f"Type mismatch for {name}: expected {type(compiled)} but got {type(given)}."
-        )
-    if parsed(compiled):
+    kind: Any = compiled.kind if isinstance(compiled, StandIn) else type(compiled)
+    if type(given) is not kind:
+        raise mismatch(f"Type mismatch for {name}: expected {kind} but got {type(given)}.")
+    if isinstance(compiled, StandIn) or parsed(compiled):
         compare_sequences(name, flatten(compiled)[0], flatten(given)[0])
     elif isinstance(compiled, (tuple, list)):
         compare_sequences(name, compiled, given)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gpusim.poptorch.executor.arguments import Arguments
+from gpusim.poptorch.replicas.structures import StandIn
 
 __all__ = ["Undescribed", "as_json", "from_json"]
 
@@ -56,7 +57,7 @@ AS_THEY_ARE = (type(None), bool, int, str)
 
 def written(value: Any, name: str) -> Any:
     """Objects with a single key stand for what JSON has not."""
-    kind = type(value)
+    kind = value.kind if isinstance(value, StandIn) else type(value)
     if kind in AS_THEY_ARE or (kind is float and math.isfinite(value)):
         return value
     if kind is list:

@@ -155,11 +155,12 @@ class WrappedTensor:
 
 def tensor_class(original: type, fetch: Fetch, told: Told) -> type:
     """A subclass of Parameter, which can be grouped, or of Tensor, that fetches."""
+    made_by: Any = type(original)
     members = {"poptorch_original": original, "poptorch_fetch": staticmethod(fetch)}
     if not issubclass(original, nn.Parameter):
-        return type(original)("PoptorchBuffer", (WrappedTensor, original), members)
+        return made_by("PoptorchBuffer", (WrappedTensor, original), members)
     members["poptorch_told"] = staticmethod(told)
-    return type(original)("PoptorchParameter", (WrappedTensor, Groupable, original), members)
+    return made_by("PoptorchParameter", (WrappedTensor, Groupable, original), members)
 
 
 def original_tensor(value: Any, data: Tensor) -> Any:

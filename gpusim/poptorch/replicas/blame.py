@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import os
 import sysconfig
 from pathlib import Path
 from types import FrameType
@@ -14,8 +15,8 @@ __all__ = ["raised_by_the_model"]
 PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
 #: Whose code is not the user's: Python's, what is installed, and this package's.
 OTHERS = (
-    *(str(Path(path)) for name in PATHS if (path := sysconfig.get_path(name))),
-    str(Path(gpusim.__file__).parent),
+    *(f"{Path(path)}{os.sep}" for name in PATHS if (path := sysconfig.get_path(name))),
+    f"{Path(gpusim.__file__).parent}{os.sep}",
     "<frozen",
 )
 

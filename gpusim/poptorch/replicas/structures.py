@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from enum import Enum
+from itertools import islice
 from numbers import Number
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..poptorch_core import compiler_error
 
-__all__ = ["PARSERS", "Parser", "Rebuild", "flatten", "flatten_outputs"]
+__all__ = ["PARSERS", "Parser", "Rebuild", "StandIn", "flatten", "flatten_outputs", "standing_in"]
 
 Rebuild = Callable[[Iterator[Tensor]], Any]
 """Makes the structure again around other tensors, which it takes in order."""
@@ -49,6 +50,37 @@ def flatten(value: Any) -> tuple[list[Tensor], Rebuild]:
     return found, _flatten(value, found, lambda constant: None)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class StandIn:
+    """A value with other tensors, of which its parser has made a value of another type.
+
+    Its tensors are found as in the value itself, and what is made again is the parser's.
+
+    Attributes:
+        kind: what it was.
+        value: what the parser has made of it, with these `tensors`.
+    """
+
+    kind: type
+    value: Any
+    tensors: tuple[Tensor, ...]
+
+
+def standing_in(value: Any, tensors: Iterable[Tensor]) -> Any:
+    """The structure around other tensors, with a StandIn where a parser makes another type."""
+    return flatten(value)[1](_StandingIn(tensors))
+
+
+class _StandingIn(Iterator[Tensor]):
+    """Tensors for a Rebuild, which asks it for StandIns."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = iter(tensors)
+
+    def __next__(self) -> Tensor:
+        return next(self._tensors)
+
+
 PLAIN = (type(None), Number, str, bytes, Enum, torch.dtype, torch.device)
 """Constants that a model may return beside tensors."""
 
@@ -76,10 +108,10 @@ def _flatten(value: Any, found: list[Tensor], take: Callable[[Any], None]) -> Re
     if isinstance(value, Tensor):
         found.append(value)
         return next
-    parser = next((PARSERS[kind] for kind in type(value).__mro__ if kind in PARSERS), None)
+    kind = value.kind if isinstance(value, StandIn) else type(value)
+    parser = next((PARSERS[base] for base in kind.__mro__ if base in PARSERS), None)
     if parser is not None:
-        found.extend(parser.yieldTensors(value))
-        return lambda tensors: parser.reconstruct(value, tensors)
+        return _of_parsed(value, parser, found)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _of_dataclass(value, found, take)
     if isinstance(value, Mapping):
@@ -92,6 +124,23 @@ def _flatten(value: Any, found: list[Tensor], take: Callable[[Any], None]) -> Re
         return lambda tensors: kind(item(tensors) for item in items)
     take(value)
     return lambda tensors: value
+
+
+def _of_parsed(value: Any, parser: Parser, found: list[Tensor]) -> Rebuild:
+    if isinstance(value, StandIn):
+        kind, original, own = value.kind, value.value, [*value.tensors]
+    else:
+        kind, original, own = type(value), value, [*parser.yieldTensors(value)]
+    found.extend(own)
+
+    def rebuild(tensors: Iterator[Tensor]) -> Any:
+        if not isinstance(tensors, _StandingIn):
+            return parser.reconstruct(original, tensors)
+        others = tuple(islice(tensors, len(own)))
+        made = parser.reconstruct(original, iter(others))
+        return made if type(made) is kind else StandIn(kind, made, others)
+
+    return rebuild
 
 
 def _of_dataclass(value: Any, found: list[Tensor], take: Callable[[Any], None]) -> Rebuild:
