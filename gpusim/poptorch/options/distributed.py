@@ -11,7 +11,11 @@ __all__ = ["_DistributedOptions"]
 
 
 class _DistributedOptions(OptionsDict):
-    """Reached as `Options().Distributed`; under poprun, `popdist.poptorch.Options` sets them."""
+    """Reached as `Options().Distributed`; under poprun, `popdist.poptorch.Options` sets them.
+
+    Executors of several processes are one, with the replicas of all; a DataLoader gives each its
+    part of the data.
+    """
 
     def __init__(self) -> None:
         self._gcd_mappings: dict[int, Any] = {}
