@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpusim.popdist import backend
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCK = re.compile(r"^```(python|pycon)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,6 +32,7 @@ def compare(page: Path, line: int, source: str, names: dict[str, object]) -> Non
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(backend, "_initialized", False)  # and so again afterwards
     text = page.read_text()
     names: dict[str, object] = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):

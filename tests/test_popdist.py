@@ -20,7 +20,7 @@ from gpusim import activity, popdist
 from gpusim.devices import AcquireError, ConnectionType, IpuCountError, Table
 from gpusim.environment import IPUS, LOCAL, LOCAL_INSTANCE, OFFSET, TOTAL, UNIFORM
 from gpusim.errors import GpusimError
-from gpusim.popdist import participants
+from gpusim.popdist import backend, participants
 from gpusim.popdist.participants import listed
 from tests.machine_time import PATIENCE
 
@@ -40,7 +40,8 @@ def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch):
-    """Sets PopDist's variables, in the order of NAMES, and Open MPI's."""
+    """Sets PopDist's variables, in the order of NAMES, and Open MPI's; nobody has called init."""
+    monkeypatch.setattr(backend, "_initialized", False)
 
     def put(*values: int | None, rank: int | None = None, size: int = 1) -> None:
         for name, value in zip(NAMES, values, strict=False):
