@@ -33,7 +33,7 @@ from programs import (
 
 # Enough programs for every collective, dtype and number of replicas; each compiles in JAX.
 DIFFERENTIAL = settings(
-    max_examples=40,
+    max_examples=24,
     derandomize=True,
     deadline=None,
     database=None,

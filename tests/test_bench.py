@@ -446,7 +446,10 @@ def test_worlds_are_a_part_of_the_command_that_can_be_left_out(
 
     monkeypatch.setattr(worlds, "exchanges", found)
     path = tmp_path / "r.json"
-    for parts, count in (("cases,memory,overhead", 1), ("cases,memory,overhead,worlds", 0)):
+    for parts, count in (
+        ("cases,memory,overhead,training", 1),
+        ("cases,memory,overhead,training,worlds", 0),
+    ):
         assert command.main(["--quick", "--json", str(path), "--without", parts]) == 0
         assert len(Results.load(path).exchanges) == count
     assert asked == [1.0]

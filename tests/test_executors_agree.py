@@ -35,7 +35,7 @@ from programs import (
 import gpusim
 
 AGREEMENT = settings(
-    max_examples=40,
+    max_examples=24,
     derandomize=True,
     deadline=None,
     database=None,
