@@ -218,7 +218,7 @@ class PoplarExecutor:
         for place, value in result.changed.items():
             put_back(value, given.tensors[place])
         for tensor in flatten(result.outputs)[0]:
-            tensor.backward = no_backward  # type: ignore[method-assign]
+            tensor.backward = no_backward  # type: ignore[method-assign]  # it may not be called
         return result.outputs
 
     # ---------------------------------------------------------------- compiling

@@ -198,7 +198,7 @@ class WrappedModel:
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own, with parameters and buffers of their original classes."""
-        found = super().state_dict(*args, **kwargs)  # type: ignore[misc]
+        found = super().state_dict(*args, **kwargs)  # type: ignore[misc]  # a mixin's
         made: dict[int, Any] = {}  # what the model holds twice, it holds twice here
         for key, value in found.items():
             if isinstance(value, WrappedTensor):

@@ -102,7 +102,7 @@ def check_traced(node: Node) -> None:
 
 def _without_dropout(node: Node) -> bool:
     """Whether a random operator draws nothing: its argument dropout_p is 0."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = node.target._schema.arguments  # type: ignore[union-attr]  # an operator
     for place, argument in enumerate(schema):
         if argument.name in ("dropout_p", "dropout"):
             value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
