@@ -19,7 +19,7 @@ import numpy as np
 
 import gpusim
 from gpusim import Reduction, lax
-from gpusim.demo import data, model
+from gpusim.tools.demo import data, model
 
 ENGINES = ("xla-cpu", "openmpi-linear", "openmpi-ring", "mpich", "gloo-ring", "nccl-tree")
 RATE, LOSS_SCALE = 0.2, 128.0

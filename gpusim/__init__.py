@@ -19,11 +19,11 @@ from .errors import (
 )
 from .formats import Format
 from .groups import CommGroupType, Groups
-from .mapping import MappedArray, Mesh, P, at, per_replica_route, pmap, shard_map, vmap
+from .maps import MappedArray, Mesh, P, at, per_replica_route, pmap, shard_map, vmap
 from .random import rng
 from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
-from .world import World
+from .runtime.world import World
 
 try:
     __version__ = version("gpusim")

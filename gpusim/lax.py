@@ -15,8 +15,8 @@ import numpy as np
 from . import collectives, trees
 from .collectives import LinearCollective
 from .groups import Groups
-from .mapping import binding
-from .mapping.binding import Collective, bind
+from .maps import binding
+from .maps.binding import Collective, bind
 from .reduction import Reduction
 
 __all__ = [

@@ -18,7 +18,9 @@ from fallback import random as kernels
 from fallback.formats import BFLOAT16, kind_of
 
 from .libraries import on_device, to_host, to_library_of
-from .mapping.align import (
+from .maps.binding import is_positional, resolve_names, split_names
+from .maps.frames import Axes, Frame, environment, lockstep_environment, union
+from .maps.mapped_array.align import (
     common_axes,
     elementwise,
     lead,
@@ -27,10 +29,8 @@ from .mapping.align import (
     visible_ndim,
     visible_shape,
 )
-from .mapping.array import Array, MappedArray, lift, unpack, wrap
-from .mapping.binding import is_positional, resolve_names, split_names
-from .mapping.frames import Axes, Frame, environment, lockstep_environment, union
-from .mapping.scheduler import Run, Task, enclosing_task
+from .maps.mapped_array.array import Array, MappedArray, lift, unpack, wrap
+from .maps.scheduler import Run, Task, enclosing_task
 
 __all__ = ["rng"]
 

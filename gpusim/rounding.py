@@ -10,8 +10,8 @@ from numpy.typing import DTypeLike
 
 from .collectives.kernels import kernels
 from .formats import Format, FormatLike, kernel_format
-from .mapping.array import Array, MappedArray, unpack, wrap
-from .mapping.frames import Axes
+from .maps.frames import Axes
+from .maps.mapped_array.array import Array, MappedArray, unpack, wrap
 
 __all__ = ["quantise_fpx", "round_to"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpusim import probes
+from gpusim.devices import probes
 
 __all__ = ["Gpu", "gpus", "same_form"]
 

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpusim.info import memory_bytes
+from gpusim.tools.info import memory_bytes
 
 __all__ = ["host_attributes"]
 

@@ -1,6 +1,6 @@
 """What NVML knows about the GPUs, as gc-info's attributes.
 
-NVML may crash or hang, so `ask` runs this file in a process of its own (see gpusim/probes.py),
+NVML may crash or hang, so `ask` runs this file in a process of its own (see `probes.py`),
 where it imports nothing of gpusim.
 """
 
@@ -50,7 +50,7 @@ QUERIES: Mapping[str, Query] = {
 
 def ask() -> dict[str, Any]:
     """{"gpus": [{"pci id": ..., attribute: ...}, ...]}, or {"problem": why not}; raises nothing."""
-    from gpusim import probes
+    from gpusim.devices import probes
 
     return probes.ask("nvml", PATIENCE, __file__)
 

@@ -6,14 +6,14 @@ import atexit
 import sys
 from types import TracebackType
 
-from gpusim import activity, environment
-from gpusim.engines import Engine
 from gpusim.errors import GpusimError
 from gpusim.popdist.replicas import (
     getInstanceIndex,
     getNumInstances,
     isUniformReplicasPerInstance,
 )
+from gpusim.runtime import activity, environment
+from gpusim.runtime.engines import Engine
 
 __all__ = ["engine_between", "init", "isBackendInitialized", "place"]
 
@@ -40,7 +40,7 @@ def init() -> None:
                 f"{environment.TOTAL}, {environment.LOCAL} and {environment.OFFSET} are not set, "
                 "which say who holds which replicas: start the program with poprun"
             )
-        from gpusim.engines import mpi
+        from gpusim.runtime.engines import mpi
 
         _engine = mpi.connect()
         if (_engine.instances, _engine.instance) != (launch.instances, launch.instance):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpusim import environment
 from gpusim.devices import IpuCountError, Table, ipus_needed, reserved
 from gpusim.popdist.replicas import (
     checkNumIpusPerReplica,
@@ -11,6 +10,7 @@ from gpusim.popdist.replicas import (
     getNumLocalReplicas,
     getNumTotalReplicas,
 )
+from gpusim.runtime import environment
 
 __all__ = ["getDeviceId"]
 

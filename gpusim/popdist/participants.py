@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from gpusim import activity
-from gpusim.engines import Engine
 from gpusim.errors import CollectiveMismatchError
 from gpusim.popdist.backend import engine_between, place
 from gpusim.popdist.subset import run_among
+from gpusim.runtime import activity
+from gpusim.runtime.engines import Engine
 
 __all__ = ["execute_on_instances", "registerCommunicator", "synchronize"]
 

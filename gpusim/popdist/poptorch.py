@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from gpusim import environment
 from gpusim.popdist.device_id import getDeviceId
 from gpusim.popdist.replicas import (
     checkNumIpusPerReplica,
@@ -16,6 +15,7 @@ from gpusim.popdist.replicas import (
     getReplicaIndexOffset,
 )
 from gpusim.poptorch import options as poptorch
+from gpusim.runtime import environment
 
 __all__ = ["Options"]
 

@@ -5,8 +5,8 @@ All raise ValueError if the variables are half set or contradict each other.
 
 from __future__ import annotations
 
-from gpusim import environment
 from gpusim.errors import GpusimError
+from gpusim.runtime import environment
 
 __all__ = [
     "checkNumIpusPerReplica",

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim import world
-from gpusim.engines import Buffer, Engine, Pending
-from gpusim.world import World, current_world
+from gpusim.runtime import world
+from gpusim.runtime.engines import Buffer, Engine, Pending
+from gpusim.runtime.world import World, current_world
 
 __all__ = ["SubsetEngine", "run_among"]
 
@@ -29,7 +29,7 @@ TAG = (1 << 22) - 2  # of this engine's own messages
 
 
 class SubsetEngine:
-    """Some instances of an engine, numbered from 0; see `gpusim.engines.Engine`."""
+    """Some instances of an engine, numbered from 0; see `gpusim.runtime.engines.Engine`."""
 
     def __init__(self, engine: Engine, chosen: tuple[int, ...]) -> None:
         self._engine = engine

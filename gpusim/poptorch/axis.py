@@ -3,7 +3,7 @@ poptorch_experimental_addons run over it."""
 
 from __future__ import annotations
 
-from ..mapping.frames import environment
+from ..maps.frames import environment
 
 __all__ = ["AXIS", "inside_replicas"]
 

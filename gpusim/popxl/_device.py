@@ -14,7 +14,7 @@ from gpusim.devices import (
     select_by_count,
 )
 from gpusim.errors import GpusimError
-from gpusim.world import World, current_world
+from gpusim.runtime.world import World, current_world
 
 from .execution import Machine
 

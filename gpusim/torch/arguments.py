@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..mapping.arguments import (
+from ..maps.arguments import (
     PYTHON_SCALARS,
     Arguments,
     check_in_axes,

@@ -1,5 +1,5 @@
 """The collectives of `gpusim.lax` by the same names and arguments, on pytrees of tensors.
-Each tensor goes to the operator gpusim::collective, a Python number to `gpusim.mapping`."""
+Each tensor goes to the operator gpusim::collective, a Python number to `gpusim.maps`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import lax, trees
 from ..lax import AxisIndexGroups, AxisName
-from ..mapping import binding
+from ..maps import binding
 from ..reduction import Reduction
 from . import operators
 from .plan import TABLE, What

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import GpusimError
-from ..mapping.arguments import check_axis_size
-from ..mapping.frames import (
+from ..maps.arguments import check_axis_size
+from ..maps.frames import (
     Axes,
     AxisName,
     Frame,
@@ -21,7 +21,7 @@ from ..mapping.frames import (
     environment,
     resolve,
 )
-from ..world import current_world
+from ..runtime.world import current_world
 
 __all__ = [
     "Around",

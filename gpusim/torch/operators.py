@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..mapping import binding
-from ..mapping.frames import Frame, environment
+from ..maps import binding
+from ..maps.frames import Frame, environment
 from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
 from .frames import TensorFrame, axes_around, traced_sizes
 from .graph_operators import graph_operator

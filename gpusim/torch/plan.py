@@ -20,7 +20,7 @@ from ..collectives.operand import Operand, normalize_axis
 from ..collectives.scatter import scattered_axis
 from ..formats import Format
 from ..groups import Groups
-from ..mapping.binding import Collective
+from ..maps.binding import Collective
 from ..reduction import Reduction, current
 from .alone import own_slice, own_slice_back, same
 from .frames import Around
@@ -207,7 +207,7 @@ class Plan:
         )
 
     def collective(self) -> Collective:
-        """What `gpusim.mapping` runs."""
+        """What `gpusim.maps` runs."""
         what, entry = self.what, self.entry
         options = dict(what.options)
         if entry.grouped:

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import mapping, trees
+from .. import maps as mapping
+from .. import trees
 from ..errors import GpusimError
-from ..mapping.arguments import check_axis_size
-from ..mapping.frames import AxisName, environment, local_axis_size
+from ..maps.arguments import check_axis_size
+from ..maps.frames import AxisName, environment, local_axis_size
 from .arguments import as_result, check_dims, equal_bits, read
 from .frames import TensorFrame
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..mapping.array import unpack
-from ..mapping.frames import AxisName, environment
+from ..maps.frames import AxisName, environment
+from ..maps.mapped_array.array import unpack
 from ..random import rng
 from .frames import is_traced
 from .graph_operators import graph_operator

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..errors import GpusimError
 from ..libraries import on_device
-from ..mapping.arguments import read_only
-from ..mapping.array import unpack, wrap
-from ..mapping.binding import bind
-from ..mapping.frames import Axes
+from ..maps.arguments import read_only
+from ..maps.binding import bind
+from ..maps.frames import Axes
+from ..maps.mapped_array.array import unpack, wrap
 from ..reduction import State, entered
 from .alone import Stand
 from .derivatives import cotangents_of_operands, save

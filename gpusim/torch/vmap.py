@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..mapping.arguments import check_axis_size
-from ..mapping.frames import AxisName, bound, local_axis_size, outermost_share
+from ..maps.arguments import check_axis_size
+from ..maps.frames import AxisName, bound, local_axis_size, outermost_share
 from .arguments import as_result, check_dims, once, read
 from .frames import TensorFrame
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fallback.formats import NARROW
-from tests.on_device import Library
+from tests.cuda.on_device import Library
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
 try:

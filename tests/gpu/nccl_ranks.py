@@ -11,7 +11,7 @@ import numpy as np
 import gpusim
 from gpusim import lax
 from gpusim.cuda.launch import require_cupy
-from gpusim.engines import nccl
+from gpusim.runtime.engines import nccl
 
 PATIENCE = 60.0
 

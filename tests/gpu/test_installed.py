@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpusim import libraries
-from tests import cupy_surface
+from tests.cuda import cupy_surface
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that there is no GPU, for one
@@ -68,7 +68,7 @@ def in_hosts_memory(host: np.ndarray) -> Any:
 
 
 def test_views_are_as_the_stand_ins() -> None:
-    from tests.device_arrays import DeviceArray
+    from tests.cuda.device_arrays import DeviceArray
 
     host = np.arange(24, dtype=np.float32).reshape(4, 6)
     real, ours = in_hosts_memory(host), DeviceArray(host)
@@ -105,7 +105,7 @@ def test_views_are_as_the_stand_ins() -> None:
 
 
 def test_refusals_are_as_the_stand_ins() -> None:
-    from tests.device_arrays import DeviceArray
+    from tests.cuda.device_arrays import DeviceArray
 
     host = np.arange(24, dtype=np.float32).reshape(4, 6)
     for x in (in_hosts_memory(host), DeviceArray(host)):

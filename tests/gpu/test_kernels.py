@@ -10,10 +10,10 @@ import pytest
 
 import fallback
 from gpusim.collectives.kernels import kernels
-from tests.host_cuda.values import moderate, same
-from tests.test_fold_passed_on import passed_on, subtrees
-from tests.test_ragged_copy import random_segments, row_by_row
-from tests.test_schedules import FOLDS, schedule
+from tests.contract.test_fold_passed_on import passed_on, subtrees
+from tests.contract.test_ragged_copy import random_segments, row_by_row
+from tests.contract.test_schedules import FOLDS, schedule
+from tests.cuda.host_cuda.values import moderate, same
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
 try:

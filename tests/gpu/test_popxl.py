@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests import popxl_digits
-from tests.popxl_device import CLAIMS, on_the_gpu
-from tests.popxl_digits import WAYS, train
+from tests.popxl import popxl_digits
+from tests.popxl.popxl_device import CLAIMS, on_the_gpu
+from tests.popxl.popxl_digits import WAYS, train
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
 pytestmark = pytest.mark.skipif(not cupy.is_available(), reason="needs a GPU")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import popxl_cases
 import pytest
-import test_popxl_on_device
-from popxl_cases import HALF, SINGLE, Case
+
+from tests.popxl import popxl_cases, test_popxl_on_device
+from tests.popxl.popxl_cases import HALF, SINGLE, Case
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
 pytestmark = pytest.mark.skipif(not cupy.is_available(), reason="needs a GPU")

@@ -11,9 +11,9 @@ import pytest
 import gpusim
 from gpusim import lax
 from gpusim.devices import Ipu, Placement
+from tests.cuda.host_cuda.values import same
+from tests.cuda.test_device_streams import busy
 from tests.gpu.cupy_arrays import GPUS, cupy
-from tests.host_cuda.values import same
-from tests.test_device_streams import busy
 
 WHERE: dict[str, Any] = {
     "where the arguments are": None,

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import test_at
-import test_collectives
-import test_indexing
-import test_linalg_fft
-import test_ragged_all_to_all
-import test_rules
-import test_transposes_stacked
-import test_ufuncs
 
-from tests import device_cases
+from tests.collectives import test_collectives, test_ragged_all_to_all, test_transposes_stacked
+from tests.cuda import device_cases
+from tests.cuda.on_device import Library, cases_of, on_the_device
 from tests.gpu import cupy_arrays
-from tests.on_device import Library, cases_of, on_the_device
+from tests.maps import test_at, test_indexing, test_linalg_fft, test_rules, test_ufuncs
 
 MAPPING = (test_at, test_indexing, test_linalg_fft, test_rules, test_ufuncs)
 COLLECTIVES = (test_collectives, test_ragged_all_to_all, test_transposes_stacked)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gpusim
-from tests.test_world import start
 from tests.worlds import everything
+from tests.worlds.test_world import start
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
 try:

@@ -16,7 +16,7 @@ import numpy as np
 
 import gpusim
 from gpusim import lax
-from gpusim.collectives.across import spread, task, ways
+from gpusim.collectives.distributed import spread, task, ways
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int8, np.int32, np.complex64)
 ORDERS = ("linear", "reverse", "tree", "ring")

@@ -243,7 +243,7 @@ def _(world: gpusim.World, guilty: bool) -> None:
 @fault("an error in a pending exchange")
 def _(world: gpusim.World, guilty: bool) -> None:
     """The kernel fails between sending and receiving; the program catches that, and goes on."""
-    from gpusim.collectives.across import task, ways
+    from gpusim.collectives.distributed import task, ways
 
     def fail(*args: Any, **options: Any) -> Any:
         raise MemoryError("no room")

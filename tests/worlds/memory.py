@@ -14,7 +14,8 @@ import numpy as np
 
 import gpusim
 from fallback import memory
-from gpusim import environment, lax
+from gpusim import lax
+from gpusim.runtime import environment
 
 COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "psum linear": lambda v: lax.psum(v, "i", reduction=gpusim.Reduction(order="linear")),

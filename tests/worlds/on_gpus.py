@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import gpusim
-from gpusim.collectives.across import task, ways
+from gpusim.collectives.distributed import task, ways
 from gpusim.libraries import to_host
 from tests.worlds.everything import Case, cases, nested_cases
 

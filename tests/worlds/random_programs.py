@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from gpusim.collectives.across import spread, task, ways
-from tests import programs as ps
+from gpusim.collectives.distributed import spread, task, ways
+from tests.oracles import programs as ps
 
 REDUCTIONS = st.builds(
     dict,
@@ -86,7 +86,7 @@ def check(
 
 def main() -> None:
     count = int(sys.argv[1])
-    from gpusim.engines import mpi
+    from gpusim.runtime.engines import mpi
 
     engine = mpi.connect()
     found: list[tuple[str, bool]] = []

@@ -11,7 +11,7 @@ import numpy as np
 
 import gpusim
 from gpusim import Reduction, lax
-from gpusim.collectives.across import spread, task, ways
+from gpusim.collectives.distributed import spread, task, ways
 from gpusim.twins import TWINS
 from tests.worlds.everything import values
 

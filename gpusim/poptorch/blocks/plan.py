@@ -6,8 +6,8 @@ from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
-from ...timetable import Stage, Timetable, phased, pipelined, sharded
-from ...timetable.tasks import DEPTH, DEPTHS, merge, steps
+from ...tools.schedule import Stage, Timetable, phased, pipelined, sharded
+from ...tools.schedule.tasks import DEPTH, DEPTHS, merge, steps
 from .._logging import logger
 from ..options import Options
 from ..options.strategies import PHASED, PIPELINED
@@ -151,9 +151,9 @@ class Plan:
     ) -> Figure:
         """The timetable of the model of that name as a figure, written to a file if one is named.
 
-        Raises what `gpusim.timetable.picture.write` does.
+        Raises what `gpusim.tools.schedule.picture.write` does.
         """
-        from ...timetable import picture
+        from ...tools.schedule import picture
 
         table = self.timetable(backward)
         repeated = self.training and self.iterations > 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpusim import environment
 from gpusim.errors import GpusimError
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.poptorch_core import createPoptorchError
-from gpusim.world import World, current_world
+from gpusim.runtime import environment
+from gpusim.runtime.world import World, current_world
 
 __all__ = ["Instances"]
 

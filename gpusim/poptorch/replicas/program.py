@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ReplicaError
-from ...mapping.frames import outermost_share
+from ...maps.frames import outermost_share
 from .._logging import logger
 from ..poptorch_core import Error, createPoptorchError
 from .blame import raised_by_the_model

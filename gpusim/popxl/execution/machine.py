@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim.collectives import across, all_gather
+from gpusim.collectives import all_gather
+from gpusim.collectives import distributed as across
 from gpusim.libraries import to_host
-from gpusim.world import MAIN_TAG
+from gpusim.runtime.world import MAIN_TAG
 
 __all__ = ["HostBuffer", "Machine"]
 

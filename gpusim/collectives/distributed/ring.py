@@ -1,0 +1,205 @@
+"""Ring folds across instances: the blocks that begin at an instance's members go once round all
+instances, and come home for the members before them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fallback.orders import ring_bounds
+
+from ...runtime.engines import Pending
+from ..kernels import empty
+from ..operand import Array
+from .spread import contiguous
+from .task import AHEAD, Task, blocks_of, flat, new_result, places_of
+
+Piece = tuple[int, int, int]  # ring block, first element, end
+
+
+def around_the_ring(task: Task) -> Array:
+    """The blocks that begin at an instance's members go once round all instances."""
+    ring = _Ring(task)
+    ring.turn_round()
+    return ring.out
+
+
+class _Ring:
+    """A ring whose members are runs on each instance.
+
+    The region of an instance is made of the blocks that begin at its members. It is folded with
+    those from there on, goes round the others, and comes home for the members before. The first
+    block has none of those: it is finished by the last of the others.
+    """
+
+    def __init__(self, task: Task) -> None:
+        assert task.runs is not None
+        self.task, self.spread, self.runs = task, task.spread, task.runs
+        self.own = [flat(task, value) for value in task.values]
+        self.rows, self.length = self.own[0].shape
+        self.out = new_result(task)
+        self.result = flat(task, self.out)
+        self.bounds = ring_bounds(self.length, len(task.members))
+        self.count = len(self.runs)
+        self.places = places_of(task)
+        self.before_me = task.instances[task.turn - 1]
+        self.behind_me = task.instances[(task.turn + 1) % self.count]
+
+    def pieces(self, turn: int) -> list[Piece]:
+        """The region of an instance in pieces (ring block, first element, end), small enough to be
+        on their way while others are folded.
+
+        Blocks whose additions need not be told apart go together, but for the region's first.
+        """
+        first, end = self.runs[turn]
+        blocks = [(b, self.bounds[b], self.bounds[b + 1]) for b in range(first, end)]
+        if not self.task.stochastic and len(blocks) > 2:
+            blocks[1:] = [(first + 1, self.bounds[first + 1], self.bounds[end])]
+        return [
+            (block, start, stop)
+            for block, low, high in blocks
+            for start, stop in blocks_of(low, high, self.rows)
+            if stop > start
+        ]
+
+    def arguments(
+        self, piece: Piece, partial: Array | None, before: int, final: bool
+    ) -> dict[str, Any]:
+        """Of the fold of a piece with some members, linear from its block's first."""
+        return {
+            **self.task.how,
+            "order": "linear",
+            "places": self.places,
+            "batch_ndim": 1,
+            "window": (piece[1], self.length),
+            "partial": partial,
+            "before": before,
+            "final": final,
+            "divisor": self.task.divisor if final else None,
+        }
+
+    def members(self, piece: Piece, chosen: slice) -> list[Array]:
+        return [value[:, piece[1] : piece[2]] for value in self.own[chosen]]
+
+    def go_on(self, piece: Piece, partial: Array, before: int) -> Array:
+        """The piece folded with all members here."""
+        how = self.arguments(piece, partial, before, False)
+        return self.task.kernel(self.members(piece, slice(None)), **how)
+
+    def end(self, piece: Piece, partial: Array, before: int, chosen: slice) -> None:
+        """The piece folded with the last of all members."""
+        how = self.arguments(piece, partial, before, True)
+        target = self.result[:, piece[1] : piece[2]]
+        self.task.kernel_into(target, self.members(piece, chosen), **how)
+
+    def turn_round(self) -> None:
+        turn, count = self.task.turn, self.count
+        first = self.runs[turn][0]
+        sent: list[Pending] = []
+        # What is sent in one step is received in the next one, by instances that do not wait for
+        # each other's sends before that: they go round in a circle.
+        before_last: list[Pending] = []
+
+        def send(part: Array) -> None:
+            sent.append(self.spread.exchange([(part, self.behind_me)], []))
+
+        for piece in self.pieces(turn):
+            send(self._start(piece, first))
+        for step in range(1, count):
+            before_last, sent = sent, []
+            home = (turn - step) % count
+            begun = self.runs[home][0]
+            for piece, partial in self._arriving(self.pieces(home)):
+                before = (first - piece[0]) % len(self.task.members)
+                finishes = step == count - 1 and piece[0] == begun
+                if finishes:
+                    self.end(piece, partial, before, slice(None))
+                else:
+                    send(self.go_on(piece, partial, before))
+            for pending in before_last:
+                pending.wait()
+        rest = [piece for piece in self.pieces(turn) if piece[0] != first]
+        for piece, partial in self._arriving(rest):
+            self._finish(piece, partial, first)
+        for pending in sent:
+            pending.wait()
+        self._share()
+
+    def _start(self, piece: Piece, first: int) -> Array:
+        """The piece folded with the members from its block's on; blocks that were put together are
+        told apart here."""
+        if len(self.own) == 1 and self.own[0].dtype == self.task.partial:
+            return contiguous(self.own[0][:, piece[1] : piece[2]])
+        parts = []
+        for part in self._apart(piece):
+            members = self.members(part, slice(part[0] - first, None))
+            parts.append(self.task.kernel(members, **self.arguments(part, None, 0, False)))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _finish(self, piece: Piece, partial: Array, first: int) -> None:
+        """The piece, come home, folded with the members before its block's."""
+        begin = piece[1]
+        for block, low, high in self._apart(piece):
+            part = contiguous(partial[:, low - begin : high - begin])
+            before = len(self.task.members) - (block - first)
+            members = slice(0, block - first)
+            self.end((block, low, high), part, before, members)
+
+    def _apart(self, piece: Piece) -> Iterator[Piece]:
+        block, start, stop = piece
+        while start < stop:
+            high = min(stop, self.bounds[block + 1])
+            if high > start:
+                yield block, start, high
+            start, block = max(start, high), block + 1
+
+    def _arriving(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Array]]:
+        """Pieces from the instance before, as they come."""
+        coming: deque[tuple[Array, Pending]] = deque()
+
+        def ask(piece: Piece) -> None:
+            buffer = empty(self.task.like, (self.rows, piece[2] - piece[1]), self.task.partial)
+            pending = self.spread.exchange([], [(buffer, self.before_me)])
+            coming.append((buffer, pending))
+
+        for piece in pieces[: 4 * AHEAD]:
+            ask(piece)
+        for number, piece in enumerate(pieces):
+            if number + 4 * AHEAD < len(pieces):
+                ask(pieces[number + 4 * AHEAD])
+            buffer, pending = coming.popleft()
+            pending.wait()
+            yield piece, buffer
+
+    def _share(self) -> None:
+        """Everybody gets all blocks: the first of a region from the instance before, the others
+        from the region's own."""
+        turn, count = self.task.turn, self.count
+
+        def ranges(of: int) -> list[tuple[int, int]]:
+            """What an instance has finished."""
+            first, end = self.runs[of]
+            begun = self.runs[(of + 1) % count][0]
+            return [
+                (self.bounds[first + 1], self.bounds[end]),
+                (self.bounds[begun], self.bounds[begun + 1]),
+            ]
+
+        others = [i for i in range(count) if i != turn]
+        mine = [contiguous(self.result[:, low:high]) for low, high in ranges(turn)]
+        sends = [(part, self.task.instances[i]) for part in mine for i in others]
+        receives, arrived = [], []
+        for other in others:
+            for low, high in ranges(other):
+                target = self.result[:, low:high]
+                buffer = target
+                if not target.flags.c_contiguous:
+                    buffer = np.empty_like(target, order="C")
+                    arrived.append((target, buffer))
+                receives.append((buffer, self.task.instances[other]))
+        self.spread.exchange(sends, receives, results=True).wait()
+        for target, source in arrived:
+            target[...] = source

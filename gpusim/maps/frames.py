@@ -1,0 +1,248 @@
+"""The axis environment: which named axes are bound around the running code, outermost first.
+
+vmap and shard_map bind lockstep frames (all replicas advance in one batched operation); pmap binds,
+in each replica's thread, a threaded frame that knows the replica's own index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import GpusimError
+from ..runtime.world import World, current_world
+
+AxisName = Hashable
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of an axis that one instance of a world holds.
+
+    Attributes:
+        world: the world.
+        counts: how many indices of the axis each instance holds, in contiguous blocks.
+    """
+
+    world: World
+    counts: tuple[int, ...]
+
+    @property
+    def offset(self) -> int:
+        """The first index that is here."""
+        return sum(self.counts[: self.world.instance])
+
+
+class Frame:
+    """One binding of an axis: its name, its size, how deep it nests, and where a thread stands on
+    it.
+
+    Attributes:
+        name: the axis name; None for a map without one.
+        size: the number of replicas.
+        depth: how many frames enclose this one; mapped axes are kept in this order.
+        index: the replica's own index in a threaded frame, None in a lockstep frame.
+        share: which part of the axis this instance holds, where several do; None: all of it.
+            `size` and `index` then count what is here, `total` and `offset` place it.
+        like: an array of the library that the map's arguments are of, if that is not NumPy.
+        active: False once the map has ended; its values must not be used any more.
+    """
+
+    __slots__ = ("active", "depth", "index", "like", "name", "share", "size")
+
+    def __init__(
+        self,
+        name: AxisName,
+        size: int,
+        depth: int,
+        index: int | None = None,
+        share: Share | None = None,
+    ) -> None:
+        self.name = name
+        self.size = size
+        self.depth = depth
+        self.index = index
+        self.share = share
+        self.like: Any = None
+        self.active = True
+
+    @property
+    def total(self) -> int:
+        """The number of replicas along the axis, on all instances."""
+        return self.size if self.share is None else sum(self.share.counts)
+
+    @property
+    def offset(self) -> int:
+        """The number of the first replica that this instance holds."""
+        return 0 if self.share is None else self.share.offset
+
+    def __repr__(self) -> str:
+        where = "" if self.index is None else f"[{self.offset + self.index}]"
+        return f"{self.name!r}{where} (size {self.total})"
+
+
+Axes = tuple[Frame, ...]
+
+_environment: ContextVar[Axes] = ContextVar("gpusim axis environment", default=())
+
+
+def environment() -> Axes:
+    """The bound frames, outermost first."""
+    return _environment.get()
+
+
+def lockstep_environment() -> Axes:
+    """The bound frames that MappedArrays may be mapped over."""
+    return tuple(frame for frame in _environment.get() if frame.index is None)
+
+
+@contextmanager
+def bound(frames: Axes) -> Iterator[None]:
+    """Bind `frames` inside the present ones; on leaving they are ended for good."""
+    token = _environment.set(_environment.get() + frames)
+    try:
+        yield
+    finally:
+        for frame in frames:
+            frame.active = False
+        _environment.reset(token)
+
+
+def new_frames(
+    names: Sequence[AxisName],
+    sizes: Sequence[int],
+    index: int | None = None,
+    share: Share | None = None,
+) -> Axes:
+    """Frames for the axes of one map, to be bound inside the present environment.
+
+    `share` is that of the first, whose size then is not looked at.
+    """
+    if share is not None:
+        sizes = (share.counts[share.world.instance], *sizes[1:])
+    depth = len(_environment.get())
+    return tuple(
+        Frame(name, size, depth + place, index, None if place else share)
+        for place, (name, size) in enumerate(zip(names, sizes, strict=True))
+    )
+
+
+def local_axis_size(what: str, axis_size: int | None) -> int | None:
+    """An argument axis_size, which counts all replicas, as the number of those that are here.
+
+    Raises:
+        ValueError: when the outermost axis of a world is to have another size than the world.
+    """
+    world = current_world()
+    if axis_size is None or world is None or _environment.get():
+        return axis_size
+    if axis_size != world.replicas:
+        raise ValueError(
+            f"{what} axis_size is {axis_size}, but inside `with world` the outermost axis has the "
+            f"world's {world.replicas} replicas"
+        )
+    return world.local_replicas
+
+
+def outermost_share(what: str, size: int) -> Share | None:
+    """How the outermost axis of a vmap or pmap lies over the instances; None: it is all here.
+
+    Raises:
+        ValueError: when `size`, what there is of it here, is not what this instance holds.
+    """
+    world = current_world()
+    if world is None or _environment.get():
+        return None
+    if size != world.local_replicas:
+        raise ValueError(
+            f"{what} inside `with world` maps over the world's replicas: instance "
+            f"{world.instance} holds {world.local_replicas} of {world.replicas}, but got {size}"
+        )
+    return Share(world, world.counts) if world.instances > 1 else None
+
+
+def mesh_share(what: str, mesh: Sequence[int]) -> Share | None:
+    """The same for a mesh, whose replicas, or first axis, are the world's.
+
+    Raises:
+        ValueError: when they are not, or some instances would hold parts of a row.
+    """
+    world = current_world()
+    if world is None or _environment.get():
+        return None
+    inner = math.prod(mesh[1:])
+    each = {mesh[0] * inner: inner, mesh[0]: 1}.get(world.replicas)
+    if each is None:
+        raise ValueError(
+            f"{what} mesh {tuple(mesh)} has {mesh[0] * inner} replicas, but inside `with world` "
+            f"it, or its first axis, must have the world's {world.replicas}"
+        )
+    if any(count % each for count in world.counts):
+        raise ValueError(
+            f"{what} mesh {tuple(mesh)} has {each} replicas at each index of its first axis, which "
+            f"do not divide the instances' {list(world.counts)}"
+        )
+    if world.instances == 1:
+        return None
+    return Share(world, tuple(count // each for count in world.counts))
+
+
+def agree_on(value: Any, share: Share | None, what: str) -> None:
+    """Make sure that a value that replicas are to share has the same bits on all instances.
+
+    Raises:
+        CollectiveMismatchError: when it has not.
+    """
+    if share is None:
+        return
+    bits = hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
+    share.world.agree(f"{what} of bits {bits[:16]}", {"what": what, "bits": bits})
+
+
+def resolve(axis_name: AxisName) -> Frame:
+    """The innermost frame of that name.
+
+    Raises:
+        NameError: when no enclosing map binds the name.
+    """
+    frames = _environment.get()
+    for frame in reversed(frames):
+        if frame.name is not None and frame.name == axis_name:
+            return frame
+    names = ", ".join(repr(frame.name) for frame in frames if frame.name is not None)
+    raise NameError(
+        f"unbound axis name: {axis_name!r}; "
+        + (f"the axes bound here are {names}" if names else "no axis is bound here")
+        + " (axis names are bound by the axis_name of vmap or pmap, and by shard_map's mesh)"
+    )
+
+
+def union(first: Axes, second: Axes) -> Axes:
+    """The frames of both, outermost first."""
+    if first is second or not second:
+        return first
+    if not first:
+        return second
+    frames = sorted({*first, *second}, key=lambda frame: frame.depth)
+    return tuple(frames)
+
+
+def check_active(axes: Axes) -> None:
+    """Refuse values whose map has ended.
+
+    Raises:
+        GpusimError: naming the axis.
+    """
+    for frame in axes:
+        if not frame.active:
+            raise GpusimError(
+                f"a MappedArray mapped over axis {frame.name!r} (size {frame.size}) was used after "
+                "its map had ended; return it from the mapped function instead of keeping it"
+            )

@@ -1,0 +1,102 @@
+"""Lining up stacked operands, which is what batched rules are made of: mapped axes lead, visible
+axes follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+
+from ...libraries import constant_like, on_device
+from ..frames import Axes, environment, union
+from .array import Array, MappedArray, unpack
+
+
+def common_axes(values: Iterable[Any]) -> Axes:
+    """The axes over which `values` are mapped together, outermost first."""
+    axes: Axes = ()
+    for value in values:
+        if isinstance(value, MappedArray):
+            axes = union(axes, unpack(value)[1])
+    return axes
+
+
+def sizes(axes: Axes) -> tuple[int, ...]:
+    """How many replicas each axis has."""
+    return tuple(frame.size for frame in axes)
+
+
+def visible_ndim(value: Any) -> int:
+    """The number of axes that one replica sees."""
+    return value.ndim if isinstance(value, MappedArray) else np.ndim(value)
+
+
+def visible_shape(value: Any) -> tuple[int, ...]:
+    """The shape that one replica sees."""
+    return value.shape if isinstance(value, MappedArray) else np.shape(value)
+
+
+def lead(value: Any, axes: Axes, ndim: int | None = None) -> Array:
+    """Data of `value` with every one of `axes` leading (size 1 where it does not vary).
+
+    Visible axes of size 1 are put before its own to make them `ndim`. A view.
+    """
+    data, own = unpack(value)
+    if not isinstance(value, MappedArray) and not on_device(data):
+        data = np.asanyarray(data)
+    shown = data.ndim - len(own)
+    pad = 0 if ndim is None else ndim - shown
+    if own == axes and pad == 0:
+        return data
+    index: list[Any] = [slice(None) if frame in own else None for frame in axes]
+    index += [None] * pad
+    return data[(*index, ...)]
+
+
+def lead_full(value: Any, axes: Axes, ndim: int | None = None) -> Array:
+    """As `lead`, but every axis has its full size: a broadcast, read-only view where it does not
+    vary."""
+    data = lead(value, axes, ndim)
+    full = (*sizes(axes), *data.shape[len(axes) :])
+    return data if data.shape == full else np.broadcast_to(data, full)
+
+
+def library_here() -> Any:
+    """An array of the GPU's library that the arguments of a map around are of; None for NumPy's."""
+    for frame in reversed(environment()):
+        if frame.like is not None:
+            return frame.like
+    return None
+
+
+def elementwise(values: Sequence[Any]) -> tuple[list[Any], Axes]:
+    """`values` ready to be broadcast against each other as NumPy does, and their common axes.
+
+    Operands without a mapped axis stay as they are (Python scalars keep their weak dtype).
+    """
+    axes = common_axes(values)
+    ndim = max(visible_ndim(value) for value in values)
+    data = [
+        lead(value, axes, ndim)
+        if isinstance(value, MappedArray) and value._axes
+        else unpack(value)[0]
+        for value in values
+    ]
+    for part in data:
+        if type(part) is not np.ndarray and on_device(part):
+            return [constant_like(part, other) for other in data], axes
+    return data, axes
+
+
+def shift_axis(axis: Any, ndim: int, mapped: int) -> int:
+    """Visible axis number (negative ones too) -> axis of the stacked data; AxisError as NumPy's."""
+    return normalize_axis_index(axis, ndim) + mapped
+
+
+def shift_axes(axis: Any, ndim: int, mapped: int) -> tuple[int, ...]:
+    """Visible axes (None: all; an int; a tuple) -> axes of the stacked data."""
+    if axis is None:
+        return tuple(range(mapped, mapped + ndim))
+    return tuple(place + mapped for place in normalize_axis_tuple(axis, ndim))

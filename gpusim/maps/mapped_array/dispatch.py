@@ -1,0 +1,181 @@
+"""From NumPy's protocols to batched rules: which rule serves a call, and what happens where there
+is none."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ... import trees
+from ...libraries import of_one_library
+from .. import routes as _routes
+from . import array as _array
+from .align import library_here
+
+Rule = Callable[..., Any]
+
+RULES: dict[Callable[..., Any], Rule] = {}
+"""Batched rule of each NumPy function: called with the function's own arguments, MappedArrays among
+them."""
+
+UFUNC_METHODS: dict[str, Callable[[np.ufunc, tuple[Any, ...], dict[str, Any]], Any]] = {}
+"""Batched rule of each ufunc method (__call__, reduce, ...): called with ufunc, inputs and
+keywords."""
+
+CHANGES_IN_PLACE = {
+    np.copyto: "np.where, or x.at[...].set(...)",
+    np.put: "x.at[...].set(...)",
+    np.place: "np.where",
+    np.putmask: "np.where",
+    np.fill_diagonal: "x.at[np.diag_indices(n)].set(...)",
+    np.put_along_axis: "x.at[...].set(...)",
+}
+"""NumPy functions that write into an argument, with what to use instead."""
+
+
+WITHOUT_VALUES = {
+    np.shape,
+    np.ndim,
+    np.size,
+    np.result_type,
+    np.can_cast,
+    np.common_type,
+    np.iscomplexobj,
+    np.isrealobj,
+}
+"""NumPy functions that look at shapes and dtypes only, and so give the same on every replica."""
+
+
+CREATE: set[Callable[..., Any]] = {
+    *(np.arange, np.empty, np.eye, np.full, np.identity, np.ones, np.tri, np.zeros),
+    *(np.array, np.asanyarray, np.asarray, np.ascontiguousarray),
+}
+"""NumPy functions that make arrays, and ask MappedArrays only where one is given as like=."""
+
+
+class NoRule(Exception):
+    """Raised by a batched rule for arguments it does not serve: the call takes the per-replica
+    route."""
+
+
+UNSERVED = (NoRule, ValueError, TypeError, IndexError, ArithmeticError, NotImplementedError)
+"""What sends a call from its batched rule to the per-replica route: NumPy's own errors are raised
+there, in the shapes of one replica."""
+
+
+def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the batched rule of `functions`."""
+
+    def register(batched: Rule) -> Rule:
+        for function in functions:
+            RULES[function] = batched
+        return batched
+
+    return register
+
+
+def ufunc_method(name: str) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the batched rule of a ufunc method."""
+
+    def register(batched: Rule) -> Rule:
+        UFUNC_METHODS[name] = batched
+        return batched
+
+    return register
+
+
+def _refuse_out(name: str) -> NoReturn:
+    raise TypeError(
+        f"{name} was given out=, which changes an array in place; under vmap arrays do not change: "
+        "use the returned array"
+    )
+
+
+def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """function.method(*inputs, **kwargs), batched."""
+    if "out" in kwargs and any(_is_array(array) for array in _as_tuple(kwargs.pop("out"))):
+        _refuse_out(f"np.{function.__name__}")
+    if method == "at":
+        raise TypeError(
+            f"np.{function.__name__}.at changes its first argument in place; under vmap arrays do "
+            f"not "
+            "change: use x.at[index].add(values) (also multiply, min, max) or np.bincount"
+        )
+    if not _routes.switches().force:
+        try:
+            return UFUNC_METHODS[method](function, inputs, kwargs)
+        except UNSERVED:
+            pass
+    called = function if method == "__call__" else getattr(function, method)
+    name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
+    _check_libraries(name, (inputs, kwargs))
+    return _routes.call_per_replica(called, inputs, kwargs, name)
+
+
+def _check_libraries(name: str, arguments: Any) -> None:
+    """TypeError where a call that no rule served mixes NumPy's arrays with a GPU's."""
+    of_one_library(name, (_array.unpack(leaf)[0] for leaf in trees.flatten(arguments)[0]))
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _is_array(out: Any) -> bool:
+    return out is not None and out is not Ellipsis
+
+
+@cache
+def _place_of_out(called: Callable[..., Any]) -> int:
+    """The position of the parameter `out`; beyond all arguments where it has none."""
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except ValueError:
+        return sys.maxsize
+    for place, parameter in enumerate(parameters):
+        if parameter.name == "out" and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            return place
+    return sys.maxsize
+
+
+def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """called(*args, **kwargs) for a NumPy function, batched where it has a rule."""
+    if "out" in kwargs and kwargs["out"] is None:
+        kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+    place = _place_of_out(called)
+    if "out" in kwargs or (len(args) > place and args[place] is not None):
+        _refuse_out(f"np.{called.__name__}")
+    if called in CHANGES_IN_PLACE:
+        raise TypeError(
+            f"np.{called.__name__} changes its first argument in place; under vmap arrays do not "
+            f"change: use {CHANGES_IN_PLACE[called]}"
+        )
+    batched = RULES.get(called)
+    if batched is not None and (called in WITHOUT_VALUES or not _routes.switches().force):
+        try:
+            return batched(*args, **kwargs)
+        except UNSERVED:
+            pass
+    if called in CREATE and (like := library_here()) is not None:
+        return _array.wrap(called(*args, **kwargs, like=like), ())
+    _check_libraries(f"np.{called.__name__}", (args, kwargs))
+    return _routes.call_per_replica(called, args, kwargs)
+
+
+def getitem(array: Any, index: Any) -> Any:
+    """array[index], batched."""
+    if not _routes.switches().force:
+        try:
+            return RULES[operator.getitem](array, index)
+        except NoRule:
+            pass
+    return _routes.call_per_replica(operator.getitem, (array, index), {}, "indexing")
+
+
+_array.serve = sys.modules[__name__]

@@ -1,0 +1,99 @@
+"""Arguments of NumPy functions as rules want them: by name, and values that are the same on all
+replicas plain."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ....libraries import on_device
+from ...frames import Axes
+from ..align import sizes
+from ..array import Array, MappedArray, unpack
+from ..dispatch import NoRule
+from ..layout import NoLayout, apart
+
+
+@cache
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """The defaults of the function's parameters, by name, in order."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+    }
+
+
+def named(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments that were given, by name."""
+    return {**dict(zip(parameters(function), args, strict=False)), **kwargs}
+
+
+def by_position(
+    function: Callable[..., Any], options: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """`options` without those of the function's first parameter, the first of them by position.
+
+    Libraries agree on the order of parameters more than on their names.
+    """
+    positional: list[Any] = []
+    rest = dict(options)
+    for name in list(parameters(function))[1:]:
+        if name not in rest:
+            break
+        positional.append(rest.pop(name))
+    return positional, rest
+
+
+def stacked(value: Any) -> tuple[Array, Axes]:
+    """The stacked data of `value` and its mapped axes; what is no array becomes one."""
+    data, axes = unpack(value)
+    known = isinstance(value, MappedArray) or on_device(data)
+    return (data if known else np.asanyarray(data)), axes
+
+
+def plain(value: Any) -> Any:
+    """`value`, which must be the same on all replicas, as NumPy takes it."""
+    if isinstance(value, MappedArray):
+        data, axes = unpack(value)
+        if axes:
+            raise NoRule
+        return data
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(part) for part in value)
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return value
+
+
+def arranged(data: Array, mapped: int, axis_count: int = 1) -> Array:
+    """`data` in a layout whose reductions have each replica's bits."""
+    try:
+        return apart(data, mapped, axis_count)
+    except NoLayout:
+        raise NoRule from None
+
+
+def unshared(data: Array, mapped: int) -> Array:
+    """`data` with strides other than 0 for mapped axes: copying a 0 stride would bring replicas
+    close together."""
+    if on_device(data) or not any(
+        data.strides[place] == 0 and data.shape[place] > 1 for place in range(mapped)
+    ):
+        return data
+    if not data[(0,) * mapped].flags.c_contiguous:
+        raise NoRule
+    return np.ascontiguousarray(data)
+
+
+def flat(data: Array, axes: Axes) -> Array:
+    """The visible axes merged into one, in C order."""
+    length = 1
+    for extent in data.shape[len(axes) :]:
+        length *= extent
+    return np.reshape(data, (*sizes(axes), length))

@@ -1,0 +1,196 @@
+"""Batched rules of functions that work element by element, or compare arrays, and are no ufuncs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ....libraries import on_device
+from ..align import common_axes, elementwise, visible_ndim, visible_shape
+from ..array import MappedArray, unpack, wrap
+from ..dispatch import NoRule, Rule, rule
+from ..layout import replicas_interleave
+from .arguments import named, plain
+
+
+def on_elements(function: Callable[..., Any], operands: str, transcendental: bool = False) -> Rule:
+    """The rule of a function that broadcasts `operands`; other parameters are equal everywhere.
+
+    `transcendental` ones may take another loop of NumPy's for one replica than for all.
+    """
+    names = operands.split()
+
+    def batched(*args: Any, **kwargs: Any) -> Any:
+        options = named(function, args, kwargs)
+        given = [name for name in names if _is_given(options.get(name))]
+        data, axes = elementwise([options.pop(name) for name in given])
+        if transcendental and any(_loops_differ(part, len(axes)) for part in data):
+            raise NoRule
+        rest = {name: plain(value) for name, value in options.items()}
+        first = [name for name, own in zip(names, given, strict=False) if name == own]
+        by_name = dict(zip(given[len(first) :], data[len(first) :], strict=True))
+        return wrap(function(*data[: len(first)], **by_name, **rest), axes)
+
+    return batched
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not np._NoValue
+
+
+def _loops_differ(part: Any, mapped: int) -> bool:
+    """Whether one replica's float16 or complex elements take another of NumPy's loops."""
+    return (
+        mapped > 0
+        and isinstance(part, np.ndarray)
+        and part.ndim >= mapped
+        and part.dtype.char in "eFD"
+        and replicas_interleave(part, mapped)
+    )
+
+
+_clip = on_elements(np.clip, "a a_min a_max min max")
+
+
+@rule(np.clip)
+def clip(
+    a: Any, a_min: Any = np._NoValue, a_max: Any = np._NoValue, *args: Any, **kwargs: Any
+) -> Any:
+    if not on_device(unpack(a)[0]) or args:
+        return _clip(a, a_min, a_max, *args, **kwargs)
+    bounds = [kwargs.pop("min", a_min), kwargs.pop("max", a_max)]  # the names in CuPy are the old
+    low, high = (bound if _is_given(bound) else None for bound in bounds)
+    given = [bound for bound in (low, high) if bound is not None]
+    (data, *_), axes = elementwise([a, *given])
+    low, high = (None if b is None else elementwise([b, a])[0][0] for b in (low, high))
+    return wrap(np.clip(data, low, high, **plain(kwargs)), axes)
+
+
+for _function, _operands in (
+    (np.round, "a"),
+    (np.around, "a"),
+    (np.fix, "x"),
+    (np.real, "val"),
+    (np.imag, "val"),
+    (np.isclose, "a b rtol atol"),
+    (np.isreal, "x"),
+    (np.iscomplex, "x"),
+    (np.isneginf, "x"),
+    (np.isposinf, "x"),
+    (np.interp, "x"),
+    (np.isin, "element"),
+):
+    rule(_function)(on_elements(_function, _operands))
+for _smooth, _operands in ((np.sinc, "x"), (np.i0, "x"), (np.angle, "z")):
+    rule(_smooth)(on_elements(_smooth, _operands, transcendental=True))
+
+_replace_nan = on_elements(np.nan_to_num, "x")
+
+
+@rule(np.nan_to_num)
+def nan_to_num(x: Any, copy: bool = True, *args: Any, **kwargs: Any) -> Any:
+    if not copy:
+        raise NoRule  # would change x
+    return _replace_nan(x, True, *args, **kwargs)
+
+
+@rule(np.where)
+def where(condition: Any, /, *choices: Any) -> Any:
+    if len(choices) != 2:
+        raise NoRule  # np.nonzero in another guise
+    data, axes = elementwise([condition, *choices])
+    return wrap(np.where(*data), axes)
+
+
+@rule(np.select)
+def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
+    conditions, choices = list(condlist), list(choicelist)
+    data, axes = elementwise([*conditions, *choices, default])
+    count = len(conditions)
+    if count == 0 or len(choices) != count:
+        raise NoRule
+    if any(map(on_device, data)):  # CuPy's takes a scalar for the default
+        result = data[-1]
+        for chosen, value in zip(data[count - 1 :: -1], data[-2 : count - 1 : -1], strict=True):
+            result = np.where(chosen, value, result)
+        return wrap(result, axes)
+    return wrap(np.select(data[:count], data[count:-1], data[-1]), axes)
+
+
+# Comparisons of whole arrays.
+
+
+def _dtype(value: Any) -> np.dtype[Any]:
+    known = isinstance(value, MappedArray) or on_device(value)
+    return value.dtype if known else np.asanyarray(value).dtype
+
+
+def _verdict(result: Any) -> Any:
+    """The result, a Python bool where NumPy's is the same for all replicas."""
+    return result if result.mapped_axes else bool(result)
+
+
+def _differ(*arrays: Any) -> Any:
+    return wrap(np.False_, ()) if common_axes(arrays) else False
+
+
+@rule(np.allclose)
+def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
+    return _verdict(np.all(np.isclose(a, b, rtol, atol, equal_nan)))
+
+
+@rule(np.array_equal)
+def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
+    if visible_shape(a1) != visible_shape(a2):
+        return _differ(a1, a2)
+    same = np.equal(a1, a2)
+    if equal_nan and any(_dtype(value).kind not in "biu" for value in (a1, a2)):
+        same = same | (np.isnan(a1) & np.isnan(a2))
+    return _verdict(np.all(same))
+
+
+@rule(np.array_equiv)
+def array_equiv(a1: Any, a2: Any) -> Any:
+    try:
+        np.broadcast_shapes(visible_shape(a1), visible_shape(a2))
+    except ValueError:
+        return _differ(a1, a2)
+    return _verdict(np.all(np.equal(a1, a2)))
+
+
+# What depends on dtypes only.
+
+
+def _by_dtype(value: Any) -> Any:
+    return (
+        np.empty((0,) * max(visible_ndim(value), 1), value.dtype)
+        if isinstance(value, MappedArray) or on_device(value)
+        else value
+    )
+
+
+@rule(np.result_type)
+def result_type(*arrays_and_dtypes: Any) -> Any:
+    return np.result_type(*map(_by_dtype, arrays_and_dtypes))
+
+
+@rule(np.can_cast)
+def can_cast(from_: Any, to: Any, casting: Any = "safe") -> Any:
+    return np.can_cast(_by_dtype(from_), to, casting)
+
+
+@rule(np.common_type)
+def common_type(*arrays: Any) -> Any:
+    return np.common_type(*map(_by_dtype, arrays))
+
+
+@rule(np.iscomplexobj)
+def iscomplexobj(x: Any) -> Any:
+    return np.iscomplexobj(_by_dtype(x))
+
+
+@rule(np.isrealobj)
+def isrealobj(x: Any) -> Any:
+    return np.isrealobj(_by_dtype(x))

@@ -1,0 +1,353 @@
+"""Batched rules of functions that give an array another shape, or its elements another order."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
+
+from ....libraries import zeros_like
+from ...frames import Axes
+from ..align import (
+    lead,
+    shift_axes,
+    shift_axis,
+    sizes,
+    visible_ndim,
+    visible_shape,
+)
+from ..array import Array, MappedArray, wrap
+from ..dispatch import NoRule, Rule, rule
+from .arguments import arranged, flat, parameters, plain, stacked
+
+# Shapes.
+
+
+def _resolved(shape: Any, size: int) -> tuple[int, ...]:
+    """`shape` with its -1 worked out, of that size."""
+    shape = plain(shape)
+    wanted = tuple(
+        map(operator.index, shape if isinstance(shape, (tuple, list)) else np.atleast_1d(shape))
+    )
+    known = math.prod(extent for extent in wanted if extent != -1)
+    if wanted.count(-1) == 1 and known:
+        wanted = tuple(size // known if extent == -1 else extent for extent in wanted)
+    if math.prod(wanted) != size or min(wanted, default=0) < 0:
+        raise NoRule  # NumPy's own error, from the per-replica route
+    return wanted
+
+
+def _order(order: Any, data: Array, axes: Axes) -> str:
+    """'C' or 'F' for any of NumPy's orders."""
+    order = "C" if order is None else str(order).upper()
+    if order in ("C", "F"):
+        return order
+    flags = data[(0,) * len(axes)].flags
+    if flags.c_contiguous or (order == "A" and not flags.f_contiguous):
+        return "C"
+    if flags.f_contiguous:
+        return "F"
+    raise NoRule
+
+
+def _reversed_axes(data: Array, mapped: int) -> Array:
+    return np.transpose(data, [*range(mapped), *reversed(range(mapped, data.ndim))])
+
+
+def _reshape(a: Any, shape: Any, order: Any) -> MappedArray:
+    data, axes = stacked(a)
+    wanted = _resolved(shape, math.prod(visible_shape(a)))
+    if _order(order, data, axes) == "C":
+        return wrap(np.reshape(data, sizes(axes) + wanted), axes)
+    mapped = len(axes)
+    turned = np.reshape(_reversed_axes(data, mapped), sizes(axes) + wanted[::-1])
+    return wrap(_reversed_axes(turned, mapped), axes)
+
+
+@rule(np.reshape)
+def reshape(a: Any, /, shape: Any = None, order: Any = "C", *, copy: Any = None, **old: Any) -> Any:
+    if copy is not None or old or shape is None:
+        raise NoRule
+    return _reshape(a, shape, order)
+
+
+@rule(np.ravel)
+def ravel(a: Any, order: Any = "C") -> Any:
+    return _reshape(a, -1 if math.prod(visible_shape(a)) else 0, order)
+
+
+@rule(np.resize)
+def resize(a: Any, new_shape: Any) -> Any:
+    data, axes = stacked(a)
+    values = flat(data, axes)
+    wanted = tuple(np.atleast_1d(plain(new_shape)).tolist())
+    if min(wanted, default=0) < 0 or values.shape[-1] == 0:
+        raise NoRule
+    taken = np.take(values, np.arange(math.prod(wanted)) % values.shape[-1], axis=-1)
+    return wrap(np.reshape(taken, sizes(axes) + wanted), axes)
+
+
+@rule(np.expand_dims)
+def expand_dims(a: Any, axis: Any) -> Any:
+    data, axes = stacked(a)
+    count = len(axis) if isinstance(axis, (tuple, list)) else 1
+    return wrap(np.expand_dims(data, shift_axes(axis, visible_ndim(a) + count, len(axes))), axes)
+
+
+@rule(np.squeeze)
+def squeeze(a: Any, axis: Any = None) -> Any:
+    data, axes = stacked(a)
+    mapped, shape = len(axes), visible_shape(a)
+    if axis is None:
+        places = tuple(mapped + place for place, extent in enumerate(shape) if extent == 1)
+    elif shape:
+        places = shift_axes(axis, len(shape), mapped)
+    else:
+        raise NoRule
+    return wrap(np.squeeze(data, places), axes)
+
+
+@rule(np.broadcast_to)
+def broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
+    wanted = (
+        tuple(np.atleast_1d(plain(shape)).tolist()) if np.ndim(shape) == 0 else tuple(plain(shape))
+    )
+    _, axes = stacked(array)
+    if np.broadcast_shapes(visible_shape(array), wanted) != wanted:
+        raise NoRule  # NumPy's own error, in one replica's shapes
+    return wrap(np.broadcast_to(lead(array, axes, len(wanted)), sizes(axes) + wanted), axes)
+
+
+@rule(np.broadcast_arrays)
+def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
+    shape = np.broadcast_shapes(*map(visible_shape, args))
+    return tuple(broadcast_to(value, shape) for value in args)
+
+
+NEW_AXES: dict[tuple[int, int], tuple[Any, ...]] = {
+    (1, 0): (None,),
+    (2, 0): (None, None),
+    (2, 1): (None, ...),
+    (3, 0): (None, None, None),
+    (3, 1): (None, slice(None), None),
+    (3, 2): (..., None),
+}
+"""Where atleast_1d, 2d and 3d put axes of size 1, by the number wanted and the number there is."""
+
+
+def at_least(wanted: int) -> Rule:
+    """The rule of atleast_1d, atleast_2d, atleast_3d."""
+
+    def batched(*arrays: Any) -> Any:
+        results = []
+        for value in arrays:
+            data, axes = stacked(value)
+            new = NEW_AXES.get((wanted, visible_ndim(value)))
+            index = (slice(None),) * len(axes) + (new or (...,))
+            results.append(wrap(data if new is None else data[index], axes))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return batched
+
+
+# The order of axes and of elements along them.
+
+
+@rule(np.transpose)
+def transpose(a: Any, axes: Any = None) -> Any:
+    data, over = stacked(a)
+    ndim = visible_ndim(a)
+    order = (
+        tuple(reversed(range(ndim))) if axes is None else normalize_axis_tuple(plain(axes), ndim)
+    )
+    if len(order) != ndim:
+        raise NoRule
+    mapped = len(over)
+    return wrap(np.transpose(data, (*range(mapped), *(mapped + place for place in order))), over)
+
+
+@rule(np.moveaxis)
+def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+    data, axes = stacked(a)
+    start, end = (shift_axes(plain(v), visible_ndim(a), len(axes)) for v in (source, destination))
+    return wrap(np.moveaxis(data, start, end), axes)
+
+
+@rule(np.rollaxis)
+def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
+    data, axes = stacked(a)
+    mapped, ndim = len(axes), visible_ndim(a)
+    start = start + ndim if start < 0 else start
+    if not 0 <= start <= ndim:
+        raise NoRule
+    return wrap(np.rollaxis(data, shift_axis(axis, ndim, mapped), start + mapped), axes)
+
+
+def of_axes(function: Callable[..., Any], names: str, needs: int = 0) -> Rule:
+    """The rule of a function whose parameters `names` are each an axis, a tuple of axes, or None
+    for all.
+
+    Arrays of fewer than `needs` dimensions are left to NumPy.
+    """
+    first = next(iter(parameters(function)))
+    defaults = {name: parameters(function)[name] for name in names.split()}
+
+    def batched(*args: Any, **kwargs: Any) -> Any:
+        options = dict(zip(parameters(function), args, strict=False)) | kwargs
+        data, axes = stacked(options.pop(first))
+        mapped = len(axes)
+        ndim = data.ndim - mapped
+        if ndim < needs:
+            raise NoRule
+        options = {key: plain(value) for key, value in options.items()}
+        for name, default in defaults.items():
+            axis = options.get(name, default)
+            alone = axis is not None and not isinstance(axis, (tuple, list))
+            options[name] = (shift_axis if alone else shift_axes)(axis, ndim, mapped)
+        if function is np.trace:
+            data = arranged(data, mapped)
+        return wrap(function(data, **options), axes)
+
+    return batched
+
+
+def of_fixed_axes(function: Callable[..., Any], general: Callable[..., Any], *axes: int) -> Rule:
+    """The rule of a function that is another one with these axes, for arrays that have them."""
+
+    def batched(m: Any) -> Any:
+        if visible_ndim(m) <= max(place if place >= 0 else -place - 1 for place in axes):
+            raise NoRule
+        return general(m, *axes)
+
+    return batched
+
+
+for _count in (1, 2, 3):
+    rule(getattr(np, f"atleast_{_count}d"))(at_least(_count))
+for _function, _names, _needs in (
+    (np.swapaxes, "axis1 axis2", 0),
+    (np.flip, "axis", 0),
+    (np.rot90, "axes", 2),
+    (np.diagonal, "axis1 axis2", 2),
+    (np.trace, "axis1 axis2", 2),
+):
+    rule(_function)(of_axes(_function, _names, _needs))
+rule(np.flipud)(of_fixed_axes(np.flipud, np.flip, 0))
+rule(np.fliplr)(of_fixed_axes(np.fliplr, np.flip, 1))
+rule(np.matrix_transpose)(of_fixed_axes(np.matrix_transpose, np.swapaxes, -1, -2))
+
+
+@rule(np.roll)
+def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+    data, axes = stacked(a)
+    shift = plain(shift)
+    if axis is None:
+        rolled = np.roll(flat(data, axes), int(np.sum(shift)), len(axes))
+        return wrap(np.reshape(rolled, data.shape), axes)
+    places = normalize_axis_tuple(plain(axis), visible_ndim(a), allow_duplicate=True)
+    return wrap(np.roll(data, shift, tuple(place + len(axes) for place in places)), axes)
+
+
+# Copies, and larger arrays made of smaller ones.
+
+
+@rule(np.copy)
+def copy(a: Any, order: Any = "K", subok: bool = False) -> Any:
+    data, axes = stacked(a)
+    return wrap(np.copy(data, order), axes)
+
+
+@rule(np.tile)
+def tile(A: Any, reps: Any) -> Any:
+    axes = stacked(A)[1]
+    counts = tuple(np.atleast_1d(plain(reps)).tolist())
+    ndim = max(visible_ndim(A), len(counts))
+    counts = (1,) * (ndim + len(axes) - len(counts)) + counts
+    return wrap(np.tile(lead(A, axes, ndim), counts), axes)
+
+
+PAIRS = {"constant_values": 0, "end_values": 0, "stat_length": 1}
+"""Options of np.pad with a pair for each axis, and what they are for the mapped axes, which are
+not padded."""
+
+
+@rule(np.pad)
+def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+    data, axes = stacked(array)
+    mapped, ndim = len(axes), visible_ndim(array)
+    if callable(mode) or ndim == 0 or isinstance(pad_width, dict):
+        raise NoRule
+    options = {key: plain(value) for key, value in kwargs.items()}
+
+    def for_each_axis(pairs: Any, others: int) -> list[Any]:
+        return [(others, others)] * mapped + np.broadcast_to(pairs, (ndim, 2)).tolist()
+
+    for key in PAIRS.keys() & {name for name, value in options.items() if value is not None}:
+        options[key] = for_each_axis(options[key], PAIRS[key])
+    if mode in ("mean", "linear_ramp"):
+        data = arranged(data, mapped)
+    return wrap(np.pad(data, for_each_axis(plain(pad_width), 0), mode, **options), axes)
+
+
+# Diagonals and triangles.
+
+
+@rule(np.diag)
+def diag(v: Any, k: int = 0) -> Any:
+    if visible_ndim(v) == 2:
+        return np.diagonal(v, k)
+    if visible_ndim(v) != 1:
+        raise NoRule
+    data, axes = stacked(v)
+    k, length = operator.index(k), visible_shape(v)[0]
+    extent = length + abs(k)
+    result = zeros_like(data, (*sizes(axes), extent, extent))
+    places = np.arange(length)
+    result[..., places + max(-k, 0), places + max(k, 0)] = data
+    return wrap(result, axes)
+
+
+@rule(np.diagflat)
+def diagflat(v: Any, k: int = 0) -> Any:
+    return diag(np.ravel(v), k)
+
+
+def triangle(function: Callable[..., Any]) -> Rule:
+    """The rule of tril and triu; of a vector they make a matrix with it in every row."""
+
+    def batched(m: Any, k: int = 0) -> Any:
+        if visible_ndim(m) == 0:
+            raise NoRule
+        if visible_ndim(m) == 1:
+            m = broadcast_to(m, visible_shape(m) * 2)
+        data, axes = stacked(m)
+        return wrap(function(data, plain(k)), axes)
+
+    return batched
+
+
+rule(np.tril)(triangle(np.tril))
+rule(np.triu)(triangle(np.triu))
+
+
+# What is known of an array without its values.
+
+
+@rule(np.shape)
+def shape(a: Any) -> Any:
+    return visible_shape(a)
+
+
+@rule(np.ndim)
+def ndim(a: Any) -> Any:
+    return visible_ndim(a)
+
+
+@rule(np.size)
+def size(a: Any, axis: Any = None) -> Any:
+    extents = visible_shape(a)
+    return math.prod(extents[place] for place in shift_axes(axis, len(extents), 0))

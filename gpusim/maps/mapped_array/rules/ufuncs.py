@@ -1,0 +1,275 @@
+"""Batched rules of ufuncs, generalised ufuncs (matmul) and their methods."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ....libraries import on_device, to_library_of
+from ...frames import Axes, check_active
+from ..align import (
+    common_axes,
+    elementwise,
+    lead,
+    lead_full,
+    shift_axes,
+    shift_axis,
+    visible_ndim,
+)
+from ..array import Array, MappedArray, unpack, wrap
+from ..dispatch import NoRule, rule, ufunc_method
+from ..layout import replicas_interleave, spaced
+from .arguments import arranged, plain, stacked
+
+
+def wrap_all(results: Any, axes: Axes) -> Any:
+    """Wrap an array, or each of a tuple of arrays."""
+    if isinstance(results, tuple):
+        return tuple(wrap(result, axes) for result in results)
+    return wrap(results, axes)
+
+
+def _same_layout(inputs: tuple[Any, ...]) -> tuple[list[Any], Axes] | None:
+    """The operands of the common case: arrays over the same axes with as many dimensions, and
+    numbers."""
+    axes: Axes | None = None
+    ndim = -1
+    data = []
+    for value in inputs:
+        kind = type(value)
+        if kind is MappedArray:
+            if axes is None:
+                axes, ndim = value._axes, value._data.ndim
+            elif value._axes != axes or value._data.ndim != ndim:
+                return None
+            data.append(value._data)
+        elif kind is float or kind is int:
+            data.append(value)
+        else:
+            return None
+    if axes is None:
+        return None
+    check_active(axes)
+    return data, axes
+
+
+LOOPS_DIFFER = {
+    *(u for u in vars(np).values() if isinstance(u, np.ufunc) and u.nin == 1),
+    *(np.power, np.float_power, np.arctan2, np.hypot, np.logaddexp, np.logaddexp2),
+}
+"""Functions that NumPy may compute in another way for contiguous data than for the rest."""
+
+
+def _as_one_replica_loops(ufunc: np.ufunc, data: list[Any], mapped: int) -> list[Any]:
+    """The operands, spread out where those of one replica take another loop, with other bits.
+
+    That is so for float16 functions (vectorised ones differ in the last place now and then), and
+    for complex squares, where one element alone is not squared as a row of them is.
+    """
+    arrays = [part for part in data if isinstance(part, np.ndarray)]
+    ndim = max((part.ndim for part in arrays), default=0)
+    stacks = [part for part in arrays if part.ndim == ndim]
+    rows = [part for part in stacks if part.size != math.prod(part.shape[:mapped])]
+    alone = not rows and all(part.size == 1 or part.ndim == ndim for part in arrays)
+    if ufunc is np.square and alone and stacks and stacks[0].dtype.kind == "c":
+        raise NoRule
+    if all(part.dtype.char != "e" for part in arrays):
+        return data
+    if any(replicas_interleave(part, mapped) for part in (stacks if alone else rows)):
+        return [
+            spaced(part) if isinstance(part, np.ndarray) and part.ndim == ndim else part
+            for part in data
+        ]
+    return data
+
+
+@ufunc_method("__call__")
+def call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if ufunc.signature is not None:
+        return _generalised(ufunc, inputs, kwargs)
+    simple = None if kwargs else _same_layout(inputs)
+    if simple is not None:
+        data, axes = simple
+    elif "where" in kwargs:
+        (*data, where), axes = elementwise([*inputs, kwargs["where"]])
+        kwargs = {**kwargs, "where": where}
+    else:
+        data, axes = elementwise(inputs)
+    if axes and ufunc in LOOPS_DIFFER:
+        data = _as_one_replica_loops(ufunc, data, len(axes))
+    if ufunc in (np.fmax, np.fmin) and _zeros_of_both_signs_meet(*data):
+        raise NoRule  # which of them is returned depends on the place in the array
+    return wrap_all(ufunc(*data, **kwargs), axes)
+
+
+def _zeros_of_both_signs_meet(first: Any, second: Any) -> bool:
+    if on_device(first) or on_device(second) or np.result_type(first, second).kind != "f":
+        return False
+    return bool(np.any(np.equal(first, second) & (np.signbit(first) != np.signbit(second))))
+
+
+@rule(operator.pow)
+def power(base: Any, exponent: Any) -> Any:
+    """The operator **: for arrays and simple exponents it is np.square, np.sqrt and so on.
+
+    For NumPy's scalars, which is what one replica's 0-d values are, it is the C library's pow.
+    """
+    ndims = visible_ndim(base), visible_ndim(exponent)
+    if on_device(unpack(base)[0]) or on_device(unpack(exponent)[0]):
+        return np.power(base, exponent)
+    if not isinstance(exponent, (int, float)) or not isinstance(base, MappedArray):
+        if max(ndims) == 0:
+            raise NoRule
+        return np.power(base, exponent)
+    exact = base.dtype.kind in "iu" and type(exponent) is int
+    if (base.ndim == 0 and not exact) or (base.size == 1 and base.dtype.kind == "c"):
+        raise NoRule
+    if exponent in (-1, 0, 0.5, 1, 2):
+        data, axes = unpack(base)
+        return wrap(data**exponent, axes)
+    return np.power(base, exponent)
+
+
+@cache
+def _core_ndims(signature: str) -> tuple[int, ...]:
+    """How many core dimensions each input of a generalised ufunc has."""
+    inputs = signature.split("->")[0]
+    return tuple(
+        len([name for name in group.split(",") if name.strip()])
+        for group in re.findall(r"\(([^)]*)\)", inputs)
+    )
+
+
+def _generalised(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if "axes" in kwargs:
+        raise NoRule
+    axes = common_axes(inputs)
+    cores = _core_ndims(ufunc.signature or "")
+    ndims = [visible_ndim(value) for value in inputs]
+    if kwargs.get("axis", -1) >= 0:
+        if len(set(ndims)) != 1:
+            raise NoRule
+        kwargs = {**kwargs, "axis": kwargs["axis"] - ndims[0]}
+    if ufunc is np.matmul:
+        return matmul(*inputs, **kwargs)
+    if any(ndim < core for ndim, core in zip(ndims, cores, strict=True)):
+        raise NoRule  # NumPy's own error, from the per-replica route
+    loop = max(ndim - core for ndim, core in zip(ndims, cores, strict=True))
+    data = [lead(value, axes, loop + core) for value, core in zip(inputs, cores, strict=True)]
+    return wrap_all(ufunc(*data, **kwargs), axes)
+
+
+def matmul(first: Any, second: Any, **kwargs: Any) -> Any:
+    """np.matmul: vectors are given the axis that NumPy gives them, and lose it again."""
+    axes = common_axes((first, second))
+    ndims = visible_ndim(first), visible_ndim(second)
+    row, column = ndims[0] == 1, ndims[1] == 1
+    if 0 in ndims:
+        raise NoRule
+    loop = max(*ndims, 2) - 2
+    left = lead(first, axes, 1 if row else loop + 2)
+    right = lead(second, axes, 1 if column else loop + 2)
+    if row:
+        left = left.reshape(left.shape[:-1] + (1,) * (loop + 1) + left.shape[-1:])
+    if column:
+        right = right.reshape(right.shape[:-1] + (1,) * loop + right.shape[-1:] + (1,))
+    result = np.matmul(left, right, **kwargs)
+    if column:
+        result = result[..., 0]
+    if row:
+        result = result[..., 0] if column else result[..., 0, :]
+    return wrap(result, axes)
+
+
+VARYING = ("where", "mean")
+"""Options of reductions that are arrays shaped like the first argument."""
+
+
+def reduction_operands(
+    array: Any, options: dict[str, Any], default: Any = None
+) -> tuple[Array, Axes]:
+    """Stacked data of `array`, with `options` made fit for it: axis shifted, masks stacked, the
+    rest plain."""
+    masks = {key: options.pop(key) for key in VARYING if isinstance(options.get(key), MappedArray)}
+    for key, value in options.items():
+        options[key] = plain(value)
+    axes = common_axes([array, *masks.values()])
+    mapped, ndim, axis = len(axes), visible_ndim(array), options.get("axis", default)
+    places = options["axis"] = shift_axes(axis, ndim, mapped)
+    for key, value in masks.items():
+        if visible_ndim(value) > ndim:
+            raise NoRule
+        options[key] = arranged(lead_full(value, axes, ndim), mapped, len(places))
+    data = lead_full(array, axes) if masks else lead(array, axes)
+    return arranged(data, mapped, len(places)), axes
+
+
+def _options(names: str, given: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The options of a ufunc's method, by name."""
+    return {**dict(zip(names.split(), given, strict=False)), **kwargs}
+
+
+@ufunc_method("reduce")
+def reduce(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    array, *rest = inputs
+    options = _options("axis dtype out keepdims initial where", rest, kwargs)
+    if visible_ndim(array) == 0 and options.get("axis", 0) in (0, -1):
+        options["axis"] = ()
+    data, axes = reduction_operands(array, options, default=0)
+    if on_device(data) and ufunc in AS_FUNCTIONS:
+        return wrap(AS_FUNCTIONS[ufunc](data, **options), axes)
+    return wrap(ufunc.reduce(data, **options), axes)
+
+
+AS_FUNCTIONS: dict[np.ufunc, Any] = {
+    np.maximum: np.max,
+    np.minimum: np.min,
+    np.logical_and: np.all,
+    np.logical_or: np.any,
+}
+"""Of ufuncs that CuPy reduces by a function only, that function."""
+
+
+@ufunc_method("accumulate")
+def accumulate(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    array, *rest = inputs
+    options = _options("axis dtype", rest, kwargs)
+    data, axes = stacked(array)
+    if visible_ndim(array) == 0:
+        raise NoRule
+    options["axis"] = shift_axis(plain(options.get("axis", 0)), visible_ndim(array), len(axes))
+    return wrap(ufunc.accumulate(data, **options), axes)
+
+
+@ufunc_method("reduceat")
+def reduceat(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    array, indices, *rest = inputs
+    options = _options("axis dtype", rest, kwargs)
+    data, axes = stacked(array)
+    if visible_ndim(array) == 0:
+        raise NoRule
+    options["axis"] = shift_axis(plain(options.get("axis", 0)), visible_ndim(array), len(axes))
+    return wrap(ufunc.reduceat(data, plain(indices), **options), axes)
+
+
+@ufunc_method("outer")
+def outer(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    gpu = next(filter(on_device, (unpack(value)[0] for value in inputs)), None)
+    if gpu is not None:
+        inputs = tuple(
+            value if isinstance(value, MappedArray) else to_library_of(gpu, value)
+            for value in inputs
+        )
+    first, second = inputs
+    if "where" in kwargs or ufunc.signature is not None:
+        raise NoRule
+    axes = common_axes(inputs)
+    ndims = visible_ndim(first), visible_ndim(second)
+    left = lead(first, axes)
+    left = left.reshape(left.shape + (1,) * ndims[1])
+    return call(ufunc, (wrap(left, axes), wrap(lead(second, axes), axes)), kwargs)

@@ -1,0 +1,307 @@
+"""Changed copies of arrays, which stay as they are: x.at[index].set(value).
+
+For plain arrays gpusim.at(x)[index].set(value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ...libraries import on_device, to_library_of
+from .. import routes
+from ..frames import Axes
+from .align import common_axes, lead, lead_full, sizes, visible_ndim
+from .array import Array, MappedArray, wrap
+from .dispatch import NoRule
+from .indices import Place, as_tuple, is_basic, locate, stack_basic
+
+Write = Callable[..., None]
+"""Changes an array: write(array, index, value), or write(array, index) where no value is needed."""
+
+
+def at(x: Any) -> At:
+    """Changed copies of `x`: ``at(x)[index].set(value)``; of MappedArrays also ``x.at[index]``.
+
+    The index may be all that NumPy's may be, and both the index and the value may be MappedArrays
+    (the result then is one, over all axes together). The value is converted to the dtype of `x` and
+    broadcast as by NumPy's assignment. `x` itself stays as it is.
+
+    ``at(table)[i].get()`` is also how a plain array is read at a MappedArray `i`, which
+    ``table[i]`` and ``np.take(table, i)`` cannot do.
+
+    Args:
+        x: an array, plain (read-only ones, as in pmap, too) or a MappedArray.
+
+    Returns:
+        What takes the index: ``at(x)[index]`` has the methods `set`, `add`, `subtract`, `multiply`,
+        `divide`, `power`, `min`, `max`, `apply` and `get`.
+
+    Raises:
+        IndexError: by the methods, for an index out of range (where JAX drops the update), naming
+            axis and size.
+        ValueError: by the methods, for a value that cannot be broadcast to the indexed part.
+
+    Example:
+        >>> import numpy as np, gpusim
+        >>> x = np.zeros(4)
+        >>> gpusim.at(x)[1:3].set(5.0), x
+        (array([0., 5., 5., 0.]), array([0., 0., 0., 0.]))
+        >>> gpusim.at(x)[[0, 0, 3]].add(1.0)
+        array([2., 0., 0., 1.])
+        >>> gpusim.vmap(lambda row, i: row.at[i].set(9.0))(np.zeros((2, 3)), np.array([0, 2]))
+        array([[9., 0., 0.],
+               [0., 0., 9.]])
+    """
+    return At(x)
+
+
+class At:
+    """An array that waits for an index: see `at`."""
+
+    __slots__ = ("_x",)
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __getitem__(self, index: Any) -> Indexed:
+        return Indexed(self._x, index)
+
+    def __repr__(self) -> str:
+        return f"at({self._x!r})"
+
+
+class Indexed:
+    """A part of an array, of which the methods give changed copies of the whole array: see `at`.
+
+    Where an index names an element more than once, `set` keeps the last value, and the others take
+    all values into account, one after the other in C order.
+    """
+
+    __slots__ = ("_index", "_x")
+
+    def __init__(self, x: Any, index: Any) -> None:
+        self._x = x
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"at({self._x!r})[{self._index!r}]"
+
+    def get(self) -> Any:
+        """The part itself, ``x[index]``.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.arange(4))[::2].get()
+            array([0, 2])
+        """
+        x = self._x
+        if not isinstance(x, MappedArray):
+            x = x if on_device(x) else np.asanyarray(x)
+            if not [*_mapped(self._index)]:
+                return x[self._index]
+            x = wrap(x, ())
+        return x[self._index]
+
+    def set(self, value: Any) -> Any:
+        """The copy with ``x[index] = value``.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.arange(6).reshape(2, 3))[:, -1].set([7, 8])
+            array([[0, 1, 7],
+                   [3, 4, 8]])
+        """
+        return _changed(self._x, self._index, (value,), _assign)
+
+    def add(self, value: Any) -> Any:
+        """The copy with ``x[index] += value``, in which repeated elements add up, as in np.add.at.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.zeros(3, int))[[0, 2, 2, 2]].add(1)
+            array([1, 0, 3])
+        """
+        return self._accumulate(np.add, value)
+
+    def subtract(self, value: Any) -> Any:
+        """The copy with ``x[index] -= value``, repeated elements as often as they occur.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.array([5, 5]))[[0, 0]].subtract([1, 2])
+            array([2, 5])
+        """
+        return self._accumulate(np.subtract, value)
+
+    def multiply(self, value: Any) -> Any:
+        """The copy with ``x[index] *= value``, repeated elements as often as they occur.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.array([5, 5]))[[0, 0]].multiply([2, 3])
+            array([30,  5])
+        """
+        return self._accumulate(np.multiply, value)
+
+    def divide(self, value: Any) -> Any:
+        """The copy with ``x[index] /= value``; a TypeError for integers, as in NumPy.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.array([6.0, 5.0]))[0].divide(3)
+            array([2., 5.])
+        """
+        return self._accumulate(np.true_divide, value)
+
+    def power(self, value: Any) -> Any:
+        """The copy with ``x[index] **= value``, repeated elements as often as they occur.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.array([3, 5]))[0].power(2)
+            array([9, 5])
+        """
+        return self._accumulate(np.power, value)
+
+    def min(self, value: Any) -> Any:
+        """The copy with the smaller of ``x[index]`` and `value`, as by np.minimum.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.array([3, 5]))[[0, 0]].min([2, 1])
+            array([1, 5])
+        """
+        return self._accumulate(np.minimum, value)
+
+    def max(self, value: Any) -> Any:
+        """The copy with the larger of ``x[index]`` and `value`, as by np.maximum.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.array([3, 5]))[:].max(4)
+            array([4, 5])
+        """
+        return self._accumulate(np.maximum, value)
+
+    def apply(self, function: Callable[[Any], Any]) -> Any:
+        """The copy with ``x[index] = function(x[index])``.
+
+        A ufunc of one argument is applied to a repeated element as often as it occurs (ufunc.at);
+        any other function sees the whole part once.
+
+        Example:
+            >>> import numpy as np, gpusim
+            >>> gpusim.at(np.array([1.0, 4.0]))[1:].apply(np.sqrt)
+            array([1., 2.])
+        """
+        if isinstance(function, np.ufunc) and (function.nin, function.nout) == (1, 1):
+            return _changed(self._x, self._index, (), _accumulating(function))
+        return self.set(function(self.get()))
+
+    def _accumulate(self, ufunc: np.ufunc, value: Any) -> Any:
+        return _changed(self._x, self._index, (value,), _accumulating(ufunc))
+
+
+def _assign(x: Array, index: Any, value: Any) -> None:
+    x[index] = value
+
+
+ROUNDED_ONCE = frozenset(
+    {np.add, np.subtract, np.multiply, np.true_divide, np.minimum, np.maximum, np.negative}
+)
+"""Ufuncs whose results for real numbers do not depend on the layout, as np.power's do."""
+
+
+def _accumulating(ufunc: np.ufunc) -> Write:
+    """ufunc.at, in one call of the ufunc where no element is named twice and bits are the same."""
+
+    def write(x: Array, index: Any, *values: Any) -> None:
+        entries = as_tuple(index)
+        if is_basic(entries) and (
+            on_device(x) or (ufunc in ROUNDED_ONCE and x.dtype.kind in "biuf")
+        ):
+            part = x[stack_basic(entries, 0)]
+            ufunc(part, *values, out=part)
+        else:
+            ufunc.at(x, index, *values)
+
+    return write
+
+
+def _mapped(tree: Any) -> Iterator[MappedArray]:
+    """The MappedArrays in an index or a value."""
+    if isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from _mapped(item)
+    elif isinstance(tree, slice):
+        yield from _mapped((tree.start, tree.stop, tree.step))
+    elif isinstance(tree, MappedArray):
+        yield tree
+
+
+def _changed(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> Any:
+    """The copy of `x` after write(copy, index, *values), on every replica where one is mapped."""
+    values = tuple(_one_array(value) for value in values)
+    mapped = [*_mapped((x, index, values))]
+    if not mapped:
+        return _write_copy(x, index, values, write)
+    if not routes.switches().force:
+        try:
+            return _write_stacked(x, as_tuple(index), values, write, common_axes(mapped))
+        except (NoRule, IndexError):
+            pass
+    return routes.call_per_replica(_write_copy, (x, index, values), {"write": write}, "at[...]")
+
+
+def _one_array(value: Any) -> Any:
+    """`value`, as one MappedArray if it is a sequence with MappedArrays in it."""
+    if isinstance(value, (list, tuple)) and [*_mapped(value)]:
+        return np.stack([_one_array(item) for item in value])
+    return value
+
+
+def _converted(value: Any, x: Array) -> Any:
+    """`value` in the dtype and library of `x`, by the rules of assignment: 1.5 becomes the int 1,
+    and 300 is no uint8."""
+    if isinstance(value, MappedArray) or on_device(value):
+        return value.astype(x.dtype, copy=False)
+    return to_library_of(x, value, x.dtype)
+
+
+def _write_copy(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> Any:
+    copy = np.copy(x)
+    write(copy, index, *(_converted(value, copy) for value in values))
+    return copy
+
+
+def _write_stacked(
+    x: Any, index: tuple[Any, ...], values: tuple[Any, ...], write: Write, axes: Axes
+) -> MappedArray:
+    copy = lead_full(x, axes).copy()
+    if isinstance(copy, np.generic):  # a sum over all axes, say: NumPy's scalars do not change
+        copy = np.asarray(copy)
+    place = locate(index, copy, axes)
+    if write is not _assign and any(visible_ndim(value) > len(place.shape) for value in values):
+        raise NoRule  # of all writers, only assignment drops leading axes of length 1
+    fitted = [_fitted(_converted(value, copy), place) for value in values]
+    write(copy, place.stacked, *fitted)
+    return wrap(copy, axes)
+
+
+def _fitted(value: Any, place: Place) -> Array:
+    """`value` broadcast to each replica's part at `place`, in the order in which NumPy finds it."""
+    ndim = len(place.shape)
+    surplus = max(visible_ndim(value) - ndim, 0)
+    data = lead(value, place.axes, ndim + surplus)
+    kept = (slice(None),) * len(place.axes)
+    if data.shape[len(kept) : len(kept) + surplus] != (1,) * surplus:
+        raise NoRule
+    data = data[kept + (0,) * surplus]
+    try:
+        data = np.broadcast_to(data, sizes(place.axes) + place.shape)
+    except ValueError:
+        raise NoRule from None
+    return place.disarrange(data)

@@ -1,0 +1,303 @@
+"""pmap: every replica in a thread of its own, with plain arrays, so that any Python code runs."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from fallback.threads import cores
+
+from .. import reduction as reductions
+from .. import trees
+from ..errors import GpusimError, ReplicaError
+from ..libraries import first_unlike, on_device, to_host
+from .arguments import (
+    Arguments,
+    as_array,
+    check_axis_size,
+    check_in_axes,
+    check_out_axes,
+    part_company,
+    read_arguments,
+    read_only,
+)
+from .frames import (
+    Axes,
+    AxisName,
+    Share,
+    agree_on,
+    bound,
+    local_axis_size,
+    lockstep_environment,
+    new_frames,
+    outermost_share,
+)
+from .mapped_array.align import common_axes, lead_full, sizes
+from .mapped_array.array import Array, MappedArray, unpack, wrap
+from .routes import INNER_ROOMS, LIBRARIES
+from .scheduler import Run, Scheduler, enclosing_task
+from .streams import Lanes, check_devices, gpus_of_replicas, moved
+
+SCHEDULES = ("cores", "one")
+
+
+def pmap(
+    f: Callable[..., Any],
+    axis_name: AxisName = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    devices: Sequence[Any] | None = None,
+    axis_size: int | None = None,
+    schedule: str = "cores",
+) -> Callable[..., Any]:
+    """Run `f` for many replicas, each in a thread of its own with plain arrays.
+
+    Where vmap needs operations that it can batch, pmap runs any Python: branches on values, shapes
+    that differ inside `f`, other libraries. Collectives over `axis_name` are where replicas meet;
+    replicas that do not make the same call, or never arrive, are an error and never a hang.
+
+    Args:
+        f: a function of pytrees of arrays that returns a pytree of arrays. Its array arguments are
+            read-only (``x.copy()`` is the way out).
+        axis_name: a name for the axis, for collectives.
+        in_axes, out_axes, axis_size: as in `vmap`; out_axes=None demands equal bits of all
+            replicas.
+        devices: where replicas run, each on a stream of its own: numbers of GPUs, IPUs and
+            Placements of `gpusim.devices`, "cpu" or "host"; with fewer devices than replicas they
+            are taken over and over. Array arguments go there. None: where the arguments are.
+        schedule: "cores" lets as many replicas run at once as there are cores; "one" runs exactly
+            one at a time, each up to its next collective, in replica order, so that a program takes
+            the same path every time. A pmap inside a pmap follows the outer one's schedule.
+
+    Returns:
+        A function with the arguments of `f`.
+
+    Raises:
+        ReplicaError: when a replica's own code raises; the exception is its cause, and `index` says
+            which replica. The others are ended.
+        CollectiveMismatchError: when replicas meet in calls that differ; names both.
+        DeadlockError: when replicas wait for others that have returned.
+        ValueError: when results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
+            vmap.
+
+    Example:
+        >>> import numpy as np, gpusim
+        >>> from gpusim import lax
+        >>> def f(x):
+        ...     total = lax.psum(x, "i")
+        ...     return total if x > 2 else -x
+        >>> gpusim.pmap(f, "i")(np.array([1, 2, 3, 4]))
+        array([-1, -2, 10, 10])
+    """
+    if not callable(f):
+        raise TypeError(f"pmap needs a function, but got {f!r:.60}")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"pmap schedule must be one of {SCHEDULES}, but got {schedule!r}")
+    in_axes = check_in_axes("pmap", in_axes)
+    check_out_axes("pmap", out_axes)
+    axis_size = check_axis_size("pmap", axis_size)
+    check_devices(devices)
+
+    @functools.wraps(f)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        size = local_axis_size("pmap", axis_size)
+        arguments = read_arguments("pmap", in_axes, size, args, kwargs)
+        share = outermost_share("pmap", arguments.size)
+        parent = enclosing_task()
+        outer = None if parent is None else parent.lane
+        gpus = gpus_of_replicas(devices, arguments.leaves, arguments.size, outer)
+        if all(gpu is None for gpu in gpus):
+            if devices is not None:
+                arguments = arguments._replace(leaves=[moved(x, None) for x in arguments.leaves])
+            results = _run_replicas(f, arguments, axis_name, schedule, share, None)
+            return _gather(results, out_axes, lockstep_environment(), share)
+        with Lanes(gpus, arguments.leaves, outer) as lanes:
+            results = _run_replicas(f, arguments, axis_name, schedule, share, lanes)
+            with lanes.gathering():
+                found = _gather(
+                    results, out_axes, lockstep_environment(), share, lambda x: moved(x, lanes.home)
+                )
+            results.clear()  # while the lanes are held
+            return found
+
+    return mapped
+
+
+def _run_replicas(
+    f: Callable[..., Any],
+    arguments: Arguments,
+    axis_name: AxisName,
+    schedule: str,
+    share: Share | None,
+    lanes: Lanes | None,
+) -> list[Any]:
+    state = reductions.current()
+    states = [reductions.forked(state) for _ in range(arguments.size)]
+
+    def replica(index: int) -> Any:
+        frame = run.tasks[index].frame
+        on_its_lane = nullcontext() if lanes is None else lanes.entered(index, frame)
+        with bound((frame,)), reductions.entered(states[index]), on_its_lane:
+            leaves = [
+                _part(leaf, axis, index)
+                if lanes is None
+                else _placed_part(leaf, axis, index, lanes.place(index))
+                for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
+            ]
+            return arguments.call(f, leaves)
+
+    def report(index: int, error: BaseException) -> BaseException:
+        first = 0 if share is None else share.offset
+        return _describe_failure(first + index, axis_name, error)
+
+    parent = enclosing_task()
+    if parent is None:
+        one = schedule == "one"
+        run = Run(Scheduler(1 if one else cores(), one), None, replica, report)
+    else:
+        run = Run(parent.run.scheduler, parent, replica, report)
+    for index in range(arguments.size):
+        (frame,) = new_frames((axis_name,), (arguments.size,), index, share)
+        run.add(frame, contextvars.copy_context())
+    if lanes is not None:
+        run.streams = True
+        for task, lane in zip(run.tasks, lanes.of, strict=True):
+            task.lane = lane
+    run.execute()
+    if run.error is not None:
+        raise run.error
+    state.calls = max(own.calls for own in states)
+    return run.results
+
+
+def _placed_part(leaf: Any, axis: int | None, index: int, gpu: int | None) -> Any:
+    """One replica's part of an argument on its GPU, or on the host."""
+    if axis is None:
+        return read_only(moved(leaf, gpu))
+    data, axes = unpack(as_array(leaf, "argument"))
+    view = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
+    part = moved(view, gpu)
+    if axis and part is view:
+        part = part.copy(order="C")
+    part = read_only(part)
+    return wrap(part, axes) if isinstance(leaf, MappedArray) else part
+
+
+def _part(leaf: Any, axis: int | None, index: int) -> Any:
+    """One replica's read-only part of an argument, in C order where the mapped axis was moved."""
+    if axis is None:
+        return read_only(leaf)
+    data, axes = unpack(as_array(leaf, "argument"))
+    part = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
+    if axis:
+        part = part.copy(order="C")
+    part = read_only(part)
+    return wrap(part, axes) if isinstance(leaf, MappedArray) else part
+
+
+def _raised_by_gpusim(trace: TracebackType | None) -> bool:
+    """Whether the innermost Python code of a traceback, libraries apart, is gpusim's."""
+    module = ""
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__", "")
+        if not name.startswith(LIBRARIES):
+            module = name
+        trace = trace.tb_next
+    return module.startswith(INNER_ROOMS)
+
+
+def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> BaseException:
+    """What pmap raises for an exception in a replica."""
+    who = f"replica {index}" + ("" if axis_name is None else f" of axis {axis_name!r}")
+    if isinstance(error, GpusimError) or (
+        isinstance(error, (NameError, ValueError, TypeError, IndexError))
+        and _raised_by_gpusim(error.__traceback__)
+    ):
+        error.add_note(f"raised in {who} of a pmap")
+        return error
+    failure = ReplicaError(index, f"{who} raised {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _gather(
+    results: list[Any],
+    out_axes: Any,
+    outer: Axes,
+    share: Share | None,
+    to_one_gpu: Callable[[Any], Any] | None = None,
+) -> Any:
+    """One tree with the replicas' results stacked along out_axes."""
+    first, structure = trees.flatten(results[0])
+    columns = [[leaf] for leaf in first]
+    offset = 0 if share is None else share.offset
+    for index, result in enumerate(results[1:], start=offset + 1):
+        leaves, other = trees.flatten(result)
+        if other != structure:
+            raise ValueError(
+                f"pmap: replicas returned different trees: replica {offset} {structure}, replica "
+                f"{index} {other}"
+            )
+        for column, leaf in zip(columns, leaves, strict=True):
+            column.append(leaf)
+    places = trees.spread_prefix(out_axes, results[0], "pmap out_axes")
+    stacked = [
+        _gather_leaf(column, axis, outer, share, to_one_gpu)
+        for column, axis in zip(columns, places, strict=True)
+    ]
+    return trees.unflatten(structure, part_company(stacked) if not outer else stacked)
+
+
+def _gather_leaf(
+    column: list[Any],
+    axis: int | None,
+    outer: Axes,
+    share: Share | None,
+    to_one_gpu: Callable[[Any], Any] | None,
+) -> Any:
+    arrays = [as_array(leaf, "pmap: a result") for leaf in column]
+    offset = 0 if share is None else share.offset
+    for index, array in enumerate(arrays, start=offset):
+        if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
+            raise ValueError(
+                f"pmap: replicas returned different arrays: replica {offset} {arrays[0].dtype}"
+                f"{list(arrays[0].shape)}, replica {index} {array.dtype}{list(array.shape)}"
+            )
+    if to_one_gpu is not None and any(on_device(unpack(array)[0]) for array in arrays):
+        arrays = [to_one_gpu(array) for array in arrays]
+    axes = common_axes(arrays)
+    parts = [lead_full(array, axes) for array in arrays]
+    if axis is None:
+        data = parts[0]
+        unlike = _first_unlike(parts)
+        if unlike is not None:
+            raise ValueError(
+                f"pmap out_axes is None, but replicas {offset} and {offset + unlike} returned "
+                "different values; only what is the same on all replicas can be returned once"
+            )
+        if share is not None:
+            agree_on(to_host(data), share, "pmap's result for out_axes=None")
+        # A GPU's memory goes back to the replica's stream: the caller has a copy on its own.
+        data = data.copy() if on_device(data) else read_only(data)
+    else:
+        place = len(sizes(axes)) + normalize_axis_index(axis, arrays[0].ndim + 1)
+        data = np.stack(parts, axis=place)
+    return wrap(data, axes) if outer else data
+
+
+def _first_unlike(parts: list[Array]) -> int | None:
+    """The first replica with other bits than replica 0; None where there is none."""
+    for index, part in enumerate(parts):
+        if part is not parts[0] and first_unlike(
+            np.stack([parts[0], part]) if on_device(part) else [parts[0], part]
+        ):
+            return index
+    return None

@@ -1,0 +1,384 @@
+"""Replicas on GPUs: a stream for each, and events that order what they exchange.
+
+A pmap call's caller, its replicas and their meetings each work on a stream of their own, and the
+host waits for none of them. Who takes over values waits for the stream that made them:
+
+- a replica's stream for the caller's, before it begins, and the caller's for all replicas' when
+  they have ended;
+- a meeting's stream for the streams of all who have arrived, and theirs for the meeting's, before
+  they go on.
+
+That orders memory too. CuPy gives back an array's memory, when nobody refers to it any more, to the
+stream that it was allocated on, which may use it at once, whoever else may still be reading. So
+results of meetings come from the meeting's stream, which always waits for all who hold them, and
+streams are lent to one call at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..libraries import on_device, to_host
+from .frames import Frame
+from .mapped_array.array import Array, MappedArray, unpack, wrap
+
+HOST = ("cpu", "host")
+
+# --- where replicas run -------------------------------------------------------------------------
+
+
+def check_devices(devices: Any) -> None:
+    """Refuse what names no devices; which there are is asked when the replicas start.
+
+    Raises:
+        TypeError: for anything but None and a sequence of devices.
+        ValueError: for an empty one, and for an entry that names no device.
+    """
+    if devices is None:
+        return
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise TypeError(f"pmap devices must be None or a sequence of devices, but got {devices!r}")
+    if not devices:
+        raise ValueError("pmap devices is empty: it must be None or name at least one device")
+    for device in devices:
+        if not (
+            _is_host(device) or _is_number(device) or hasattr(device, "gpu") or _is_ipu(device)
+        ):
+            raise ValueError(
+                f"pmap devices has {device!r}; expected 'cpu', 'host', the number of a GPU, or a "
+                "Placement or Ipu of gpusim.devices"
+            )
+
+
+def _is_host(device: Any) -> bool:
+    return isinstance(device, str) and device in HOST
+
+
+def _is_number(device: Any) -> bool:
+    number = isinstance(device, (int, np.integer)) and not isinstance(device, bool)
+    return number and bool(device >= 0)
+
+
+def _is_ipu(device: Any) -> bool:
+    return type(device).__name__ == "Ipu" and hasattr(device, "machine")
+
+
+def gpus_of_replicas(
+    devices: Sequence[Any] | None, leaves: Sequence[Any], size: int, outer: Lane | None
+) -> list[int | None]:
+    """Which GPU each replica runs on, None for the host: `devices` over and over, in their order.
+
+    Without `devices` all run where the first array among the arguments is that is on a GPU, or
+    where the replica runs that calls.
+
+    Raises:
+        ImportError: for GPUs without CuPy.
+        ValueError: for a GPU that is not there.
+    """
+    if devices is None:
+        arrays = (unpack(leaf)[0] for leaf in leaves)
+        calling = None if outer is None else outer.gpu
+        found = next((int(array.device.id) for array in arrays if on_device(array)), calling)
+        return [found] * size
+    chosen = [_gpu_of(device) for device in devices]
+    return [chosen[index % len(chosen)] for index in range(size)]
+
+
+def _gpu_of(device: Any) -> int | None:
+    if _is_host(device):
+        return None
+    gpus = _gpus()
+    if _is_ipu(device):
+        from ..devices import place
+
+        return place(device, gpus).gpu
+    number = int(device) if _is_number(device) else device.gpu
+    if number is not None and number >= gpus:
+        raise ValueError(f"pmap devices has GPU {number}, but there are {gpus} GPUs")
+    return number
+
+
+def _cupy() -> Any:
+    from ..cuda.launch import require_cupy
+
+    return require_cupy()
+
+
+def _gpus() -> int:
+    count: int = _cupy().cuda.runtime.getDeviceCount()
+    return count
+
+
+# --- streams ------------------------------------------------------------------------------------
+
+
+class _Pool:
+    """Streams that no call holds, which wait already for all that they were used for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Any]] = {}
+
+    def take(self, gpu: int) -> Any:
+        """A stream of the GPU that does not wait for the null stream."""
+        with self._lock:
+            free = self._free.setdefault(gpu, [])
+            if free:
+                return free.pop()
+        cupy = _cupy()
+        with cupy.cuda.Device(gpu):
+            return cupy.cuda.Stream(non_blocking=True)
+
+    def give_back(self, gpu: int, stream: Any) -> None:
+        with self._lock:
+            self._free.setdefault(gpu, []).append(stream)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._free.clear()
+
+
+pool = _Pool()
+
+
+def _record(stream: Any) -> Any:
+    """An event behind all that the stream has been given; its GPU must be the current one."""
+    return stream.record(_cupy().cuda.Event(disable_timing=True))
+
+
+def _record_current(gpu: int) -> Any:
+    cupy = _cupy()
+    with cupy.cuda.Device(gpu):
+        return _record(cupy.cuda.get_current_stream())
+
+
+@dataclass
+class Lane:
+    """What a replica on a GPU works on.
+
+    Attributes:
+        gpu, stream: CUDA's number of the GPU, and one of its streams.
+        meetings: the streams of the meetings of the outermost call, by who meets and by GPU.
+        end: the event behind the replica's last work.
+    """
+
+    gpu: int
+    stream: Any
+    meetings: dict[tuple[int, ...], dict[int, Any]]
+    end: Any = None
+
+
+class Lanes:
+    """The lanes of one pmap call's replicas; `of` is None for a replica on the host.
+
+    A context: when it is left, the caller's streams go on behind all replicas, and the lanes are
+    lent to others.
+    """
+
+    def __init__(
+        self, gpus: Sequence[int | None], leaves: Sequence[Any], outer: Lane | None
+    ) -> None:
+        self._root = outer is None
+        self.meetings = {} if outer is None else outer.meetings
+        self._gpus = sorted({gpu for gpu in gpus if gpu is not None})
+        self._begin = [_record_current(gpu) for gpu in sorted({*self._gpus, *_gpus_of(leaves)})]
+        self.of = [
+            None if gpu is None else Lane(gpu, pool.take(gpu), self.meetings) for gpu in gpus
+        ]
+        self.home = self.of[0].gpu if self.of[0] is not None else None
+
+    def __enter__(self) -> Lanes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.follow()
+        held = [(lane.gpu, lane.stream) for lane in self.of if lane is not None]
+        if self._root:
+            held += [pair for streams in self.meetings.values() for pair in streams.items()]
+            self.meetings.clear()
+        # What was gathered on one GPU was read from all: later work waits for all of it.
+        behind = [_record_current(gpu) for gpu in self._gpus]
+        for gpu, stream in held:
+            for event in behind:
+                stream.wait_event(event)
+            pool.give_back(gpu, stream)
+
+    def follow(self) -> None:
+        """The caller's streams go on behind the work of all replicas."""
+        cupy = _cupy()
+        ends = [lane.end for lane in self.of if lane is not None and lane.end is not None]
+        for gpu in self._gpus:
+            with cupy.cuda.Device(gpu):
+                stream = cupy.cuda.get_current_stream()
+            for end in ends:
+                stream.wait_event(end)
+
+    @contextmanager
+    def entered(self, index: int, frame: Frame) -> Iterator[None]:
+        """A replica's work goes to its lane, behind the caller's."""
+        lane = self.of[index]
+        if lane is None:
+            yield
+            return
+        cupy = _cupy()
+        with cupy.cuda.Device(lane.gpu), lane.stream:
+            for event in self._begin:
+                lane.stream.wait_event(event)
+            frame.like = cupy.empty(0)
+            try:
+                yield
+            finally:
+                lane.end = _record(lane.stream)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """The caller's work, where the first replica is."""
+        self.follow()
+        with nullcontext() if self.home is None else _cupy().cuda.Device(self.home):
+            yield
+
+    def place(self, index: int) -> int | None:
+        """The replica's GPU."""
+        lane = self.of[index]
+        return None if lane is None else lane.gpu
+
+
+def _gpus_of(leaves: Sequence[Any]) -> set[int]:
+    arrays = (unpack(leaf)[0] for leaf in leaves)
+    return {int(array.device.id) for array in arrays if on_device(array)}
+
+
+# --- moving -------------------------------------------------------------------------------------
+
+
+def moved(value: Any, gpu: int | None) -> Any:
+    """An array where `gpu`, the current one, has it (None: on the host); what is none stays.
+
+    Copies run on the current stream.
+    """
+    if isinstance(value, MappedArray):
+        data, axes = unpack(value)
+        return wrap(moved(data, gpu), axes)
+    if gpu is None:
+        return to_host(value) if on_device(value) else value
+    if on_device(value):
+        return value if int(value.device.id) == gpu else _from_another_gpu(value)
+    return _cupy().asarray(value) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _from_another_gpu(array: Array) -> Array:
+    target = _cupy().empty(array.shape, array.dtype)
+    np.copyto(target, array)
+    return target
+
+
+# --- meetings -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Arrival:
+    """A replica that has arrived at a meeting: events behind its work, then one behind the
+    meeting's."""
+
+    lane: Lane
+    streams: list[Any]  # the lane's, and the one that is current, should it be another
+    ready: list[Any]
+    done: Any = None
+
+    def depart(self) -> None:
+        """The replica goes on behind the meeting."""
+        for stream in self.streams:
+            stream.wait_event(self.done)
+
+
+def arrive(lane: Lane) -> Arrival:
+    """The replica of this thread waits in a meeting from now on."""
+    cupy = _cupy()
+    with cupy.cuda.Device(lane.gpu):  # f may have made another GPU or stream the current one
+        current = cupy.cuda.get_current_stream()
+        streams = [lane.stream] if current.ptr == lane.stream.ptr else [lane.stream, current]
+        return Arrival(lane, streams, [_record(stream) for stream in streams])
+
+
+class Rendezvous:
+    """A meeting of replicas of which some are on GPUs: the values come to one GPU, and go back.
+
+    With all on one GPU nothing moves: kernels take the replicas' own pointers.
+    """
+
+    def __init__(self, arrivals: Sequence[Arrival | None]) -> None:
+        self.arrivals = arrivals
+        self._present = [arrival for arrival in arrivals if arrival is not None]
+        first = self._present[0].lane
+        self.home = first.gpu
+        key = tuple(id(arrival.lane) for arrival in self._present)
+        self._streams = first.meetings.setdefault(key, {})
+        for gpu in {arrival.lane.gpu for arrival in self._present} - self._streams.keys():
+            self._streams[gpu] = pool.take(gpu)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The meeting's work runs on its own stream of its GPU, behind everybody's."""
+        cupy = _cupy()
+        for arrival in self._present:
+            for event in arrival.ready:
+                self._streams[arrival.lane.gpu].wait_event(event)
+        home = self._streams[self.home]
+        with cupy.cuda.Device(self.home), home:
+            try:
+                yield
+            finally:
+                behind = {self.home: _record(home)}
+                for gpu, stream in self._streams.items():
+                    if gpu != self.home:  # its memory has been read by the meeting
+                        stream.wait_event(behind[self.home])
+                        with cupy.cuda.Device(gpu):
+                            behind[gpu] = _record(stream)
+                for arrival in self._present:
+                    arrival.done = behind[arrival.lane.gpu]
+
+    def gather(self, values: list[Any]) -> list[Any]:
+        """One operand of each replica, on the meeting's GPU; if all are NumPy's they stay so."""
+        if not any(on_device(unpack(value)[0]) for value in values):
+            return values
+        return self._exchange([(value, self.home) for value in values], collecting=True)
+
+    def hand_out(self, values: list[tuple[Any, int]]) -> list[Any]:
+        """Results, each for the replica of that place: one copy for each GPU. NumPy's stay so."""
+        places = [None if a is None else a.lane.gpu for a in self.arrivals]
+        return self._exchange([(value, places[replica]) for value, replica in values])
+
+    def _exchange(
+        self, wanted: list[tuple[Any, int | None]], collecting: bool = False
+    ) -> list[Any]:
+        moves: dict[tuple[int, int], tuple[Array, int]] = {}
+        for value, gpu in wanted:
+            data = unpack(value)[0]
+            if gpu is not None and on_device(data) and int(data.device.id) != gpu:
+                moves[id(data), gpu] = data, gpu
+        arrived = dict(zip(moves, self._between_gpus([*moves.values()]), strict=True))
+        results = []
+        for value, gpu in wanted:
+            data, axes = unpack(value)
+            if (id(data), gpu) in moves:
+                data = arrived[id(data), gpu]  # type: ignore[index]  # a GPU's, being in moves
+            elif gpu is None:
+                data = to_host(data) if on_device(data) else data
+            elif collecting:
+                data = moved(data, gpu)
+            results.append(wrap(data, axes) if isinstance(value, MappedArray) else data)
+        return results
+
+    def _between_gpus(self, moves: list[tuple[Array, int]]) -> list[Array]:
+        """Copies on other GPUs, on the streams that the meeting has on both."""
+        if not moves:
+            return []
+        from ..runtime.engines.nccl import send_between_gpus
+
+        return send_between_gpus(moves, self._streams)

@@ -1,0 +1,116 @@
+"""How a process ends that is one of many: others must not wait for it in vain.
+
+MPI's own end waits for all instances, which may be at work for hours, or wait for this one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Protocol
+
+from ...errors import InstanceError
+from .. import activity
+
+__all__ = ["Ending"]
+
+LAST_LOOK = 0.1  # seconds
+INTERRUPTED = 128 + signal.SIGINT  # the shell's exit code of a program that Ctrl-C has ended
+
+
+class Announcing(Protocol):
+    """What tells the others, and ends them."""
+
+    def announce(self, text: str, *, ended: bool = False) -> None: ...
+
+    def abort(self, message: str, code: int = 1) -> None: ...
+
+
+class Ending:
+    """Tells the others when the program ends; if an error ends it, once that is printed, ends them.
+
+    Attributes:
+        name: what messages call this instance.
+    """
+
+    def __init__(self, engine: Announcing, name: str) -> None:
+        self.name = name
+        self._engine = engine
+        self._uncaught: BaseException | None = None
+        self._print = sys.excepthook
+        sys.excepthook = self._on_uncaught
+        atexit.register(self._at_exit)
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, end_soon)
+
+    @property
+    def by_another(self) -> bool:
+        """Whether it is another instance's fault that the program ends."""
+        return isinstance(self._uncaught, InstanceError)
+
+    def fail(self, error: BaseException) -> None:
+        """Announce that this instance takes part no more because of an error."""
+        if isinstance(error, SystemExit):  # ends the program without a word to sys.excepthook
+            self._uncaught = error
+        self._engine.announce(f"{self.name} failed with {describe(error)}")
+
+    def note(self) -> None:
+        """Tell the launcher too."""
+        if self._uncaught is not None:
+            activity.note(f"its end, after {describe(self._uncaught)}")
+
+    def _on_uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self._uncaught = error
+        self.fail(error)
+        self._print(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        if (error := self._uncaught) is not None:
+            message = f"gpusim: {self.name} failed with {type(error).__name__}"
+            seen = "" if isinstance(error, SystemExit) else "; see above"
+            self._engine.abort(message + seen, exit_code_of(error))
+        self._engine.announce(f"{self.name} has ended its program", ended=True)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # MPI's end runs no Python
+
+
+def end_soon(number: int, frame: FrameType | None) -> None:
+    """End by a signal, but give the thread that watches the others time to say what it saw.
+
+    mpirun sends SIGTERM to all when it finds that one has ended, and SIGKILL soon after.
+    """
+    time.sleep(LAST_LOOK)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def describe(error: BaseException) -> str:
+    """An error in a line.
+
+    >>> describe(ValueError("no such thing"))
+    'ValueError: no such thing'
+    """
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a program that this error ends.
+
+    >>> exit_code_of(SystemExit(3)), exit_code_of(ValueError()), exit_code_of(KeyboardInterrupt())
+    (3, 1, 130)
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        code = error.code
+        return (code & 0xFF) if isinstance(code, int) else int(code is not None)
+    return 1

@@ -1,0 +1,322 @@
+"""The engine between GPUs: NCCL, through CuPy. Everything travels as bytes, in group calls.
+Between processes it is an `Engine`; in one process it moves arrays between that process's GPUs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ...errors import InstanceError
+from ...libraries import on_device
+from . import Buffer, interruption
+
+__all__ = ["NcclEngine", "Polled", "send_between_gpus", "unique_id"]
+
+Array = Any  # of CuPy
+
+PATIENCE = 600.0
+"""Seconds that an instance waits for the others: NCCL itself waits for ever."""
+
+EAGER_POLLS, SHORTEST_SLEEP, LONGEST_SLEEP = 200, 2e-5, 1e-3
+
+_OPERATORS = {"sum": "NCCL_SUM", "prod": "NCCL_PROD", "max": "NCCL_MAX", "min": "NCCL_MIN"}
+_DTYPES = {
+    "int8": "NCCL_INT8",
+    "uint8": "NCCL_UINT8",
+    "int32": "NCCL_INT32",
+    "uint32": "NCCL_UINT32",
+    "int64": "NCCL_INT64",
+    "uint64": "NCCL_UINT64",
+    "float16": "NCCL_FLOAT16",
+    "float32": "NCCL_FLOAT32",
+    "float64": "NCCL_FLOAT64",
+    "bfloat16": "NCCL_BFLOAT16",
+}
+
+_lock = threading.Lock()  # of the communicators between this process's GPUs
+_communicators: dict[tuple[int, ...], dict[int, Any]] = {}
+
+
+def _cupy() -> Any:
+    from ...cuda.launch import require_cupy
+
+    return require_cupy()
+
+
+def _bindings() -> Any:
+    """cupy.cuda.nccl, which is there without NCCL too."""
+    _cupy()
+    return importlib.import_module("cupy.cuda.nccl")
+
+
+def _nccl() -> Any:
+    """The same, or an ImportError that says what to install."""
+    nccl = _bindings()
+    if not nccl.available:
+        raise ImportError(
+            "exchange between GPUs needs NCCL, which CuPy has not found: pip install "
+            "nvidia-nccl-cu13 (nvidia-nccl-cu12 with CUDA 12)"
+        )
+    return nccl
+
+
+def unique_id() -> bytes:
+    """What one instance makes and hands to the others, by whatever way it has, to `NcclEngine`."""
+    made: Any = _nccl().get_unique_id()
+    return bytes(byte % 256 for byte in made)  # older CuPys give a tuple of signed numbers
+
+
+def _as_id(given: bytes) -> Any:
+    """The id as this CuPy's communicators take it."""
+    known = _nccl().get_unique_id()
+    if isinstance(known, bytes):
+        return given
+    return tuple(byte - 256 if byte > 127 else byte for byte in given)
+
+
+# --- in one process -----------------------------------------------------------------------------
+
+
+def send_between_gpus(
+    moves: Sequence[tuple[Array, int]], streams: Mapping[int, Any]
+) -> list[Array]:
+    """Copies of arrays on other GPUs of this process, by one group of sends and receives.
+
+    Each array is read on the stream of its GPU and written on that of its target, so work that is
+    given to either stream later comes after. Without NCCL the GPUs' memory is copied by the driver,
+    with events between the streams.
+
+    Args:
+        moves: arrays, and the number of the GPU that each goes to.
+        streams: of each GPU that takes part.
+    """
+    cupy = _cupy()
+    sources = [_contiguous(array, streams) for array, _ in moves]
+    targets = []
+    for array, gpu in moves:
+        with cupy.cuda.Device(gpu), streams[gpu]:
+            targets.append(cupy.empty(array.shape, array.dtype))
+    if _bindings().available:
+        _by_nccl(sources, targets, streams)
+    else:
+        _by_the_driver(sources, targets, streams)
+    return targets
+
+
+def _contiguous(array: Array, streams: Mapping[int, Any]) -> Array:
+    if array.flags.c_contiguous:
+        return array
+    gpu = int(array.device.id)
+    with _cupy().cuda.Device(gpu), streams[gpu]:
+        return array.copy(order="C")
+
+
+def _by_nccl(sources: list[Array], targets: list[Array], streams: Mapping[int, Any]) -> None:
+    nccl = _nccl()
+    gpus = tuple(sorted(streams))
+    ranks = {gpu: rank for rank, gpu in enumerate(gpus)}
+    with _lock:
+        if gpus not in _communicators:
+            made = nccl.NcclCommunicator.initAll(list(gpus))
+            _communicators[gpus] = dict(zip(gpus, made, strict=True))
+        known = _communicators[gpus]
+        nccl.groupStart()
+        try:
+            for source, target in zip(sources, targets, strict=True):
+                if not source.nbytes:
+                    continue
+                start, end = int(source.device.id), int(target.device.id)
+                size, kind = source.nbytes, nccl.NCCL_UINT8
+                known[start].send(source.data.ptr, size, kind, ranks[end], streams[start].ptr)
+                known[end].recv(target.data.ptr, size, kind, ranks[start], streams[end].ptr)
+        finally:
+            nccl.groupEnd()
+
+
+def _by_the_driver(sources: list[Array], targets: list[Array], streams: Mapping[int, Any]) -> None:
+    cupy = _cupy()
+    for source, target in zip(sources, targets, strict=True):
+        start, end = int(source.device.id), int(target.device.id)
+        with cupy.cuda.Device(start):
+            before = streams[start].record(cupy.cuda.Event(disable_timing=True))
+        with cupy.cuda.Device(end), streams[end]:
+            streams[end].wait_event(before)
+            np.copyto(target, source)
+            after = streams[end].record(cupy.cuda.Event(disable_timing=True))
+        streams[start].wait_event(after)  # what is read may be written again behind this
+
+
+# --- between processes --------------------------------------------------------------------------
+
+
+class NcclEngine:
+    """All instances of one NCCL communicator, a GPU for each; see `gpusim.runtime.engines.Engine`.
+
+    NCCL matches sends and receives by their order and knows no tags, so instances must begin the
+    exchanges with one another in the same order, whatever their tags.
+
+    Args:
+        instances, instance: how many there are, and which this is.
+        identity: what `unique_id` gave one of them.
+        gpu: this instance's GPU; the current one if not given.
+        patience: seconds after which an exchange that has not ended is an error.
+
+    Raises:
+        ImportError: without CuPy or NCCL.
+        InstanceError: by `exchange`'s `wait` and the collective methods, when NCCL reports an error
+            or nothing has come for `patience` seconds.
+    """
+
+    def __init__(
+        self,
+        instances: int,
+        instance: int,
+        identity: bytes,
+        gpu: int | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        cupy, nccl = _cupy(), _nccl()
+        self._nccl = nccl
+        self.instances, self.instance = instances, instance
+        self._patience = patience
+        self._lock = threading.Lock()  # a group belongs to a thread
+        self._gpu = int(cupy.cuda.Device(gpu).id)
+        with cupy.cuda.Device(self._gpu):
+            self._communicator = nccl.NcclCommunicator(instances, _as_id(identity), instance)
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+
+    def prepare(self, array: Array) -> None:
+        """Nothing: the communicator is there."""
+
+    def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Polled:
+        for buffer, _ in (*sends, *receives):
+            self._check(buffer)
+        kind = self._nccl.NCCL_UINT8
+
+        def begin() -> None:
+            for buffer, other in sends:
+                pointer = buffer.data.ptr  # type: ignore[attr-defined]  # CuPy's
+                self._communicator.send(pointer, buffer.nbytes, kind, other, self._stream.ptr)
+            for buffer, other in receives:
+                pointer = buffer.data.ptr  # type: ignore[attr-defined]  # CuPy's
+                self._communicator.recv(pointer, buffer.nbytes, kind, other, self._stream.ptr)
+
+        others = sorted({other for _, other in (*sends, *receives)})
+        return self._launch(begin, (list(sends), list(receives)), others)
+
+    def all_reduce(self, array: Array, op: str) -> Array:
+        cupy = _cupy()
+        name = _DTYPES.get(array.dtype.name)
+        if op not in _OPERATORS or name is None or not hasattr(self._nccl, name):
+            raise TypeError(f"NCCL has no all-reduce for op={op!r} of {array.dtype}")
+        given = cupy.ascontiguousarray(array)
+        self._check(given)
+        total = cupy.empty(given.shape, given.dtype)
+        kind, operator = getattr(self._nccl, name), getattr(self._nccl, _OPERATORS[op])
+
+        def begin() -> None:
+            self._communicator.allReduce(
+                given.data.ptr, total.data.ptr, given.size, kind, operator, self._stream.ptr
+            )
+
+        others = [other for other in range(self.instances) if other != self.instance]
+        self._launch(begin, (given, total), others).wait()
+        return total
+
+    def barrier(self) -> None:
+        with _cupy().cuda.Device(self._gpu):
+            self.all_reduce(_cupy().zeros(1, np.int32), "sum")
+
+    def abort(self, message: str) -> NoReturn:
+        print(message, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        self._communicator.abort()
+        os._exit(1)
+
+    def close(self) -> None:
+        self._communicator.destroy()
+
+    def _check(self, array: Array) -> None:
+        if not on_device(array):
+            raise TypeError(
+                f"NCCL moves arrays on GPUs between instances, got {type(array).__name__}; NumPy's "
+                "arrays need MPI"
+            )
+        if not array.flags.c_contiguous:
+            raise ValueError(f"NCCL moves contiguous arrays, got strides {array.strides}")
+        if int(array.device.id) != self._gpu:
+            raise ValueError(f"this instance is on GPU {self._gpu}, the array on {array.device.id}")
+
+    def _launch(self, begin: Any, buffers: Any, others: Sequence[int]) -> Polled:
+        """Begin behind the current stream's work; the current stream goes on behind it."""
+        cupy = _cupy()
+        with cupy.cuda.Device(self._gpu), self._lock:
+            current = cupy.cuda.get_current_stream()
+            self._stream.wait_event(current.record(cupy.cuda.Event(disable_timing=True)))
+            self._nccl.groupStart()
+            try:
+                begin()
+            finally:
+                self._nccl.groupEnd()
+            done = self._stream.record(cupy.cuda.Event(disable_timing=True))
+            current.wait_event(done)
+        return Polled(done, self._communicator, buffers, self._patience, others)
+
+
+class Polled:
+    """An exchange under way, and the buffers that must live as long as it does.
+
+    Later work on the stream that was current is ordered behind it already; `wait` is for the host.
+    """
+
+    def __init__(
+        self, done: Any, communicator: Any, buffers: Any, patience: float, others: Sequence[int]
+    ) -> None:
+        self._done, self._communicator = done, communicator
+        self._buffers, self._patience, self._others = buffers, patience, others
+
+    def awaited(self) -> Sequence[int]:
+        """The instances without which it does not end."""
+        return [] if self._done.done else self._others
+
+    def wait(self) -> None:
+        """Return when all is there; looks at `interruption` meanwhile.
+
+        Raises:
+            InstanceError: when NCCL reports an error, or after the engine's patience.
+        """
+        end = time.monotonic() + self._patience
+        polls, sleep = 0, SHORTEST_SLEEP
+        while not self._done.done:
+            polls += 1
+            if polls < EAGER_POLLS:
+                continue
+            if (look := interruption.get()) is not None:
+                look()
+            self._look()
+            if time.monotonic() > end:
+                self._fail(f"an exchange by NCCL has not ended within {self._patience:g} s")
+            time.sleep(sleep)
+            sleep = min(2 * sleep, LONGEST_SLEEP)
+        self._buffers = None
+
+    def _look(self) -> None:
+        try:
+            self._communicator.check_async_error()
+        except RuntimeError as error:  # NcclError
+            self._fail(f"NCCL: {error}", error)
+
+    def _fail(self, what: str, cause: Exception | None = None) -> NoReturn:
+        self._communicator.abort()
+        names = ", ".join(map(str, self._others)) or "none"
+        raise InstanceError(
+            self._others[0] if self._others else -1,
+            f"{what}, in an exchange with instances {names}",
+        ) from cause

@@ -1,0 +1,177 @@
+"""The command `gpusim`: reads the arguments and hands over to what they name.
+
+Exit codes: 0 done, 1 could not be done (the reason is on standard error), 2 arguments that
+make no sense, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import gpusim
+from gpusim.errors import GpusimError
+from gpusim.tools import program
+from gpusim.tools.schedule import command as schedule
+from gpusim.tools.study import command as study
+from gpusim.tools.twins import command as twin
+
+__all__ = ["main"]
+
+INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return its exit code."""
+    parser = command_line()
+    given = list(sys.argv[1:] if argv is None else argv)
+    rest: list[str] = []
+    if given[:1] == ["run"]:  # what follows the program's name is the program's
+        own, rest = program.split(given[1:])
+        given = ["run", *own]
+    arguments = parser.parse_args(given)
+    if arguments.run is None:
+        parser.print_help(sys.stderr)
+        return 2
+    if arguments.run is run_program:  # what it raises is its own as well
+        return run_program(arguments, rest)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (GpusimError, OSError, ValueError, ModuleNotFoundError) as error:
+        print(f"gpusim {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="gpusim",
+        description="Replicated programs for machines that you do not have.",
+        epilog="gpusim COMMAND --help says more about a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"gpusim {gpusim.__version__}")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        usage="gpusim run [-h] (-m MODULE | SCRIPT) ...",
+        help="run a program whose poptorch and popdist are gpusim's",
+        description="Run a program as python does, with gpusim's modules in place of poptorch and "
+        "popdist. What follows the script or the module is for the program.",
+    )
+    which = run.add_mutually_exclusive_group(required=True)
+    which.add_argument("script", nargs="?", metavar="SCRIPT", help="a file, or a folder or archive")
+    which.add_argument("-m", dest="module", metavar="MODULE", help="a module, by its name")
+    run.set_defaults(run=run_program)
+
+    info = commands.add_parser(
+        "info",
+        help="what this machine offers, and what to install for more",
+        description="What this machine offers gpusim, and what to install for more.",
+    )
+    info.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    info.set_defaults(run=run_info)
+
+    demo = commands.add_parser(
+        "demo",
+        help="train on many replicas with sums of different order and precision",
+        description="Train a small network data-parallel on scikit-learn's handwritten digits, "
+        "with gradients summed in different orders and precisions, and compare with float64. "
+        "Prints a table; writes it and a picture to DIR.",
+    )
+    demo.add_argument(
+        "--replicas",
+        type=whole_number(1),
+        default=64,
+        metavar="R",
+        help="how many replicas train (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--epochs",
+        type=whole_number(1),
+        default=30,
+        metavar="N",
+        help="passes over the training images (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--seed",
+        type=whole_number(0),
+        default=0,
+        metavar="S",
+        help="seeds the weights and the order of the images (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--out",
+        type=Path,
+        default=Path("demo"),
+        metavar="DIR",
+        help="folder for the results, made if missing (default: %(default)s)",
+    )
+    demo.set_defaults(run=run_demo)
+    study.add(commands)
+    twin.add(commands)
+    schedule.add(commands)
+    return parser
+
+
+def whole_number(smallest: int) -> Callable[[str], int]:
+    """An argparse type: an integer of at least `smallest`."""
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = smallest - 1
+        if number < smallest:
+            raise argparse.ArgumentTypeError(
+                f"a whole number of at least {smallest} is needed, got {text!r}"
+            )
+        return number
+
+    return convert
+
+
+def run_program(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Run a script or a module."""
+    return program.run(arguments.script, arguments.module, rest)
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    """Print what the machine offers."""
+    from gpusim.tools import info
+
+    machine = info.survey()
+    if arguments.json:
+        print(info.to_json(machine))
+    else:
+        info.show(machine)
+    return 0
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Train, compare, and write table and picture."""
+    from gpusim.tools import demo
+
+    demo.run(
+        replicas=arguments.replicas,
+        epochs=arguments.epochs,
+        seed=arguments.seed,
+        out=arguments.out,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""What this machine offers gpusim, and what to install for more: the command `gpusim info`.
+
+Everything is looked up when asked; a broken driver or library is a line of the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+import gpusim
+from gpusim.devices import probes
+
+__all__ = ["Machine", "Part", "show", "survey", "to_json", "to_text"]
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that gpusim can use: what for, whether it is here, and how to get it."""
+
+    name: str
+    use: str
+    version: str | None
+    problem: str | None = None
+    install: str | None = None
+
+    @property
+    def state(self) -> str:
+        """The version; without one, what is wrong."""
+        return self.version or self.problem or "not installed"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The answer of `survey`."""
+
+    gpusim: str
+    python: str
+    platform: str
+    cores: int
+    memory_bytes: int | None
+    devices: tuple[Mapping[str, Any], ...]
+    driver: str | None
+    driver_problem: str | None
+    parts: tuple[Part, ...]
+
+    @property
+    def heading(self) -> str:
+        return f"gpusim {self.gpusim}, Python {self.python}, {self.platform}"
+
+
+def survey() -> Machine:
+    """Look at the machine and at what is installed."""
+    driver = probes.ask("cuda")
+    cuda_extra = "cuda12" if (driver.get("cuda") or "").startswith("12.") else "cuda13"
+    return Machine(
+        gpusim=gpusim.__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        cores=usable_cores(),
+        memory_bytes=memory_bytes(),
+        devices=tuple(driver.get("devices", ())),
+        driver=driver.get("cuda"),
+        driver_problem=driver.get("problem"),
+        parts=(*needed(), *gpu_parts(cuda_extra), mpi_part(), *study_parts()),
+    )
+
+
+def needed() -> Iterator[Part]:
+    """What gpusim does not run without."""
+    yield Part("NumPy", "all arithmetic, on the CPU", version_of("numpy"))
+    yield Part("ml_dtypes", "bfloat16 and the 8-bit formats", version_of("ml_dtypes"))
+    yield Part("optree", "pytrees", version_of("optree"))
+
+
+def gpu_parts(extra: str) -> Iterator[Part]:
+    """CuPy, and NCCL, which it finds where it is installed."""
+    cupy_use, nccl_use = "arrays on GPUs", "exchange between GPUs"
+    package = next((name for name in CUPY_PACKAGES if version_of(name)), None)
+    if package is None:
+        yield Part("CuPy", cupy_use, None, install=install(extra))
+        yield Part("NCCL", nccl_use, None, problem="needs CuPy")
+        return
+    answer = probes.ask("cupy")
+    if problem := answer.get("problem"):
+        broken = f"{package} {version_of(package)} does not work: {problem}"
+        yield Part("CuPy", cupy_use, None, broken, install(extra))
+        yield Part("NCCL", nccl_use, None, problem="needs CuPy")
+        return
+    yield Part("CuPy", cupy_use, f"{answer['version']} (CUDA {answer['cuda']})")
+    wheel = None if answer["nccl"] else f"pip install nvidia-nccl-{extra.replace('cuda', 'cu')}"
+    yield Part("NCCL", nccl_use, answer["nccl"], "CuPy found none", wheel)
+
+
+CUPY_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # the last is built from source
+
+
+def mpi_part() -> Part:
+    """MPI, through mpi4py."""
+    use = "several processes: poprun, World"
+    version = version_of("mpi4py")
+    if version is None:
+        return Part("MPI", use, None, install=install("mpi"))
+    answer = probes.ask("mpi")
+    if problem := answer.get("problem"):
+        broken = f"mpi4py {version} does not work: {problem}"
+        return Part("MPI", use, None, broken, install("mpi"))
+    return Part("MPI", use, f"mpi4py {version}, {answer['library']}")
+
+
+def study_parts() -> Iterator[Part]:
+    """The packages behind the demo."""
+    for package, use in STUDY.items():
+        version = version_of(package)
+        yield Part(package, use, version, install=None if version else install("study"))
+
+
+STUDY = {
+    "scikit-learn": "the demo's handwritten digits",
+    "matplotlib": "pictures",
+    "rich": "tables and progress bars",
+}
+
+
+def install(extra: str) -> str:
+    """The command that installs the extra `extra`."""
+    return f"pip install 'gpusim[{extra}]'"
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a distribution package; None without it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+# ---------------------------------------------------------------- printing
+
+Row = tuple[str, str, str]  # name, what is there, what it is for
+
+
+def rows(machine: Machine) -> list[Row]:
+    """The table's rows: the machine, then what is installed."""
+    memory = f"{machine.memory_bytes / GIB:.1f} GiB" if machine.memory_bytes else "unknown"
+    table = [("cores", str(machine.cores), "usable by this process"), ("memory", memory, "")]
+    for device in machine.devices:
+        described = f"{device['name']}, {device['memory_bytes'] / GIB:.0f} GiB"
+        table.append((f"GPU {device['index']}", described, f"CUDA {machine.driver}"))
+    if not machine.devices:
+        table.append(("GPUs", "none", machine.driver_problem or "the driver has no devices"))
+    return table + [(part.name, part.state, part.use) for part in machine.parts]
+
+
+def installs(machine: Machine) -> list[str]:
+    """The commands that get what is missing, each once."""
+    return list(dict.fromkeys(part.install for part in machine.parts if part.install))
+
+
+def to_json(machine: Machine) -> str:
+    """The survey as JSON, for scripts and bug reports."""
+    return json.dumps(asdict(machine), indent=2)
+
+
+def to_text(machine: Machine) -> str:
+    """The survey as plain text, one line a row."""
+    table = rows(machine)
+    name_width, state_width = (max(len(row[k]) for row in table) for k in (0, 1))
+    lines = [f"  {n:{name_width}}  {s:{state_width}}  {note}".rstrip() for n, s, note in table]
+    more = [f"  {command}" for command in installs(machine)]
+    return "\n".join([machine.heading, *lines, *(["To install for more:", *more] if more else [])])
+
+
+def show(machine: Machine) -> None:
+    """Print the survey: as a table on a terminal that rich is there for, else as plain text."""
+    if not (sys.stdout.isatty() and find_spec("rich")):
+        print(to_text(machine))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=machine.heading, title_justify="left", show_header=False)
+    for row in rows(machine):
+        table.add_row(*map(Text, row))  # Text: brackets are no markup
+    console = Console()
+    console.print(table)
+    if more := installs(machine):
+        console.print(Text("\n".join(["To install for more:", *(f"  {line}" for line in more)])))

@@ -1,0 +1,106 @@
+"""`gpusim schedule`: a picture of which IPU does what and when, of a model that need not exist."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add"]
+
+DESCRIPTION = """\
+Draws which IPU computes which stage of a model for which micro-batch, and when, and says which
+share of the IPUs' time is spent waiting: the bubble. Of a model of your own it is
+model.schedulePlot("schedule.svg").
+"""
+STRATEGIES = ("pipelined", "sharded", "phased")
+
+
+def add(commands: Any) -> None:
+    """Add `schedule` to the subcommands of `gpusim`."""
+    schedule = commands.add_parser(
+        "schedule",
+        help="draw what the IPUs of a pipelined model do, and when",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = schedule.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--stages", type=positive, metavar="N", help="stages of the forward pass, each on its IPU"
+    )
+    which.add_argument(
+        "--ipus", type=ipus, metavar="I,J,...", help="the IPU of each stage, in order: 0,1,0"
+    )
+    schedule.add_argument(
+        "--strategy",
+        choices=STRATEGIES,
+        default="pipelined",
+        help="how the stages are run; phased: each is a phase (default: %(default)s)",
+    )
+    depth = schedule.add_mutually_exclusive_group()
+    depth.add_argument(
+        "--accumulation",
+        type=positive,
+        metavar="N",
+        help="train, with gradients of N micro-batches accumulated (default: the fewest that will "
+        "do)",
+    )
+    depth.add_argument(
+        "--iterations", type=positive, metavar="N", help="infer, with N device iterations in a call"
+    )
+    schedule.add_argument(
+        "--backward",
+        type=float,
+        default=2.0,
+        metavar="X",
+        help="how long a backward pass takes, in forward passes (default: %(default)g)",
+    )
+    schedule.add_argument(
+        "--out",
+        type=Path,
+        default=Path("schedule.svg"),
+        metavar="FILE",
+        help="the picture: .svg, .png or .pdf (default: %(default)s)",
+    )
+    schedule.set_defaults(run=run)
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+    return number
+
+
+def ipus(text: str) -> list[int]:
+    """An argparse type: numbers of IPUs, separated by commas."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if min(numbers) < 0:
+        raise argparse.ArgumentTypeError(f"numbers of IPUs are needed, as 0,1,0, got {text!r}")
+    return numbers
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw, and print the figures."""
+    from gpusim.tools.schedule import Stage, phased, picture, pipelined, sharded, tasks
+
+    kinds = {"pipelined": pipelined, "sharded": sharded, "phased": phased}
+    chosen = arguments.ipus or list(range(arguments.stages))
+    stages = [Stage(ipu, phase=place) for place, ipu in enumerate(chosen)]
+    training = arguments.iterations is None
+    fewest = len(tasks.steps(len(tasks.merge(stages)), training))
+    micro_batches = arguments.accumulation or arguments.iterations or fewest
+    table = kinds[arguments.strategy](
+        stages, micro_batches, training=training, backward=arguments.backward
+    )
+    picture.write(table, arguments.out)
+    print(picture.summary(table))
+    print(f"written to {arguments.out}")
+    return 0

@@ -1,0 +1,49 @@
+"""The default input: gradients of the digits network at a chosen epoch, one image each.
+Replica r has the gradient of training image r, in the order in which they were dealt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gpusim
+from gpusim.tools.study.needs import need
+from gpusim.tools.study.sources import GRADIENTS, Array
+
+__all__ = ["gradients"]
+
+# As in the demo: it lifts small gradients out of float16's subnormals.
+SCALE = 2.0**7
+RATE, MOMENTUM = 0.4, 0.9
+
+
+def gradients(epoch: int, seed: int) -> Array:
+    """One gradient for each of the 1,437 training images, shape (1437, 4810), in float64.
+
+    The network is trained in float64 for `epoch` epochs first; 0 takes its first weights. Raises
+    ValueError for a negative epoch, ModuleNotFoundError without scikit-learn.
+    """
+    if epoch < 0:
+        raise ValueError(f"epoch={epoch!r}: expected an integer from 0")
+    need("sklearn", "the digits")
+    from gpusim.tools.demo import data, model
+
+    digits = data.load(replicas=1, seed=seed)
+    weights = model.initial(seed)
+    velocity = {name: np.zeros_like(weight) for name, weight in weights.items()}
+    for images, labels in digits.deal(epoch):
+        _, gradient = model.loss_and_gradients(weights, images[0], labels[0])
+        for name in weights:
+            velocity[name] = MOMENTUM * velocity[name] + gradient[name]
+            weights[name] = weights[name] - RATE * velocity[name]
+
+    def of_one(image: Any, label: Any) -> NDArray[Any]:
+        _, gradient = model.loss_and_gradients(weights, image[np.newaxis], label[np.newaxis])
+        return np.concatenate([g.reshape(-1) for g in gradient.values()])
+
+    values = gpusim.vmap(of_one)(digits.images, digits.labels)
+    name = f"gradients of the digits network after epoch {epoch}"
+    about = {"kind": GRADIENTS, "epoch": epoch, "seed": seed}
+    return Array(np.asarray(values), name, SCALE, about)

@@ -1,0 +1,162 @@
+"""What a sweep found: a row for each setting and number of replicas, with the spread over seeds.
+It can be printed, drawn, and written as CSV, JSON or a page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from gpusim.tools.study.metrics import METRICS, Metrics
+from gpusim.tools.study.output import replacing
+from gpusim.tools.study.settings import Setting
+
+__all__ = ["Measurement", "Row", "Study"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One reduction: a setting, a number of replicas, a seed, and its figures."""
+
+    setting: Setting
+    replicas: int
+    seed: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting at a number of replicas: each figure's mean over the seeds, and its spread.
+
+    The spread is the standard deviation between seeds (of the sample); NaN with fewer than two.
+    """
+
+    setting: Setting
+    replicas: int
+    seeds: tuple[int, ...]
+    mean: Metrics
+    spread: Metrics
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement]) -> Row:
+        figures = [asdict(m.metrics) for m in measurements]
+        columns = {name: [row[name] for row in figures] for name in METRICS}
+        one = measurements[0]
+        return cls(
+            one.setting,
+            one.replicas,
+            tuple(m.seed for m in measurements),
+            Metrics(**{name: _mean(values) for name, values in columns.items()}),
+            Metrics(**{name: _deviation(values) for name, values in columns.items()}),
+        )
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The row as it is written to files."""
+        figures: dict[str, Any] = {}
+        for name in METRICS:
+            figures[name] = getattr(self.mean, name)
+            figures[f"{name}_spread"] = getattr(self.spread, name)
+        many = len(self.seeds) if self.setting.stochastic else None
+        return {"replicas": self.replicas, **self.setting.record, "seeds": many, **figures}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A finished sweep.
+
+    `input` is a line about its input, `about` what is needed to repeat it, `measurements` has one
+    entry for each reduction, and `rows` the same with the seeds taken together.
+    """
+
+    input: str
+    about: dict[str, Any]
+    measurements: list[Measurement]
+    rows: list[Row] = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups: dict[tuple[Setting, int], list[Measurement]] = {}
+        for m in self.measurements:
+            groups.setdefault((m.setting, m.replicas), []).append(m)
+        object.__setattr__(self, "rows", [Row.of(group) for group in groups.values()])
+
+    @property
+    def settings(self) -> list[Setting]:
+        return list(dict.fromkeys(row.setting for row in self.rows))
+
+    def of(self, setting: Setting) -> list[Row]:
+        """The rows of one setting, by number of replicas."""
+        rows = [row for row in self.rows if row.setting == setting]
+        return sorted(rows, key=lambda row: row.replicas)
+
+    def show(self) -> None:
+        """Print the table."""
+        from gpusim.tools.study.table import show
+
+        show(self)
+
+    def to_csv(self, path: str | PathLike[str]) -> Path:
+        """Write the rows; empty cells are what does not apply. Returns the path."""
+        with replacing(Path(path)) as file:
+            records = [row.record for row in self.rows]
+            rows = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+            rows.writeheader()
+            rows.writerows([_without_nan(record, "") for record in records])
+        return Path(path)
+
+    def to_json(self, path: str | PathLike[str]) -> Path:
+        """Write everything: the input, the rows, and each seed's measurement. Returns the path."""
+        each = [
+            {"replicas": m.replicas, **m.setting.record, "seed": m.seed, **asdict(m.metrics)}
+            for m in self.measurements
+        ]
+        answer = {
+            **self.about,
+            "figures": METRICS,
+            "rows": [_without_nan(row.record) for row in self.rows],
+            "measurements": [_without_nan(record) for record in each],
+        }
+        with replacing(Path(path)) as file:
+            json.dump(answer, file, indent=1, allow_nan=False)
+            file.write("\n")
+        return Path(path)
+
+    def plot(self, path: str | PathLike[str], metric: str = "relative_error") -> Path:
+        """Draw a figure against the number of replicas: .png, .svg or .pdf. Returns the path."""
+        from gpusim.tools.study.picture import write
+
+        return write(self, Path(path), metric)
+
+    def report(self, path: str | PathLike[str]) -> Path:
+        """Write a page with the table and all pictures inside it. Returns the path."""
+        from gpusim.tools.study.report import write
+
+        return write(self, Path(path))
+
+
+def _mean(values: Sequence[float]) -> float:
+    if not all(map(math.isfinite, values)):
+        return sum(values)  # an infinity, or NaN
+    return math.fsum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    mean = _mean(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def _without_nan(record: dict[str, Any], nothing: Any = None) -> dict[str, Any]:
+    """JSON has neither NaN nor infinity."""
+    return {
+        name: nothing
+        if value is None or (isinstance(value, float) and not math.isfinite(value))
+        else value
+        for name, value in record.items()
+    }

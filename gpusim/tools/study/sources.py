@@ -1,0 +1,186 @@
+"""The inputs of a study: distributions, files, arrays in memory, gradients of the digits network.
+A source gives any range of elements of any replicas, so that none has to be held whole."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fallback.formats import FLOAT64, kind_of
+from gpusim.tools.study.synthetic import SYNTHETIC, Synthetic
+
+__all__ = ["GRADIENTS", "Source", "open_source"]
+
+GRADIENTS = "gradients"
+ELEMENTS = 4096
+"""Elements of synthetic values, where nobody says how many."""
+
+
+class Source(Protocol):
+    """Values of shape (replicas, elements)."""
+
+    @property
+    def replicas(self) -> int | None:
+        """How many replicas there are; None: any number."""
+
+    @property
+    def elements(self) -> int: ...
+
+    @property
+    def scale(self) -> float:
+        """What values are multiplied by before they are rounded, where nobody says otherwise."""
+
+    @property
+    def title(self) -> str:
+        """What a picture's reader has to know of the input."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells these values from all others; fit for JSON."""
+
+    def block(self, replicas: int, rows: range, first: int, count: int) -> NDArray[Any]:
+        """Elements first..first+count-1 of the replicas `rows`, in a run of `replicas`."""
+
+
+def open_source(
+    given: str | PathLike[str] | NDArray[Any] | Source,
+    *,
+    elements: int | None = None,
+    seed: int = 0,
+    epoch: int = 5,
+    tensor: str | None = None,
+) -> Source:
+    """The source that `given` names: a distribution, "gradients", a file, or an array.
+
+    `elements` limits how many there are. `seed` draws synthetic values, and the digits network's
+    first weights; `epoch` is the one after which its gradients are taken. `tensor` names one of a
+    file's arrays. Raises ValueError or OSError for what cannot be read.
+    """
+    if elements is not None and elements < 1:
+        raise ValueError(f"elements={elements!r}: expected at least 1")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"input_seed={seed!r}: expected an integer from 0 to 2**64 - 1")
+    if isinstance(given, str) and given in SYNTHETIC:
+        return Synthetic(given, ELEMENTS if elements is None else elements, seed)
+    if isinstance(given, str) and given == GRADIENTS:
+        from gpusim.tools.study.gradients import gradients
+
+        source: Source = gradients(epoch, seed)
+    elif isinstance(given, (str, PathLike)):
+        from gpusim.tools.study.files import read_array
+
+        path = Path(given)
+        known = ", ".join((GRADIENTS, *SYNTHETIC))
+        if not path.suffix and not path.exists():
+            raise ValueError(f"input={str(given)!r}: expected one of {known}, or a file")
+        values, name = read_array(path, tensor)
+        source = Array(values, name)
+    elif isinstance(given, np.ndarray):
+        source = Array(given, "array")
+    elif hasattr(given, "block"):
+        source = given
+    else:
+        raise ValueError(f"input={given!r}: expected a name, a file or an array")
+    if elements is None or elements == source.elements:
+        return source
+    if elements > source.elements:
+        raise ValueError(f"elements={elements}: the input has {source.elements} for each replica")
+    return First(source, elements)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array in memory or mapped from a file; axis 0 numbers the replicas."""
+
+    values: NDArray[Any]
+    name: str
+    scale: float = 1.0
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kind = _kind(self.values.dtype)
+        if kind not in ("float", "int", "bool"):
+            raise ValueError(
+                f"{self.name}: its dtype is {self.values.dtype}; a study adds real numbers"
+            )
+        if self.values.ndim == 0 or self.values.size == 0:
+            raise ValueError(
+                f"{self.name}: its shape is {self.values.shape}; "
+                "expected axis 0 to number the replicas, and at least one element"
+            )
+
+    @property
+    def replicas(self) -> int | None:
+        return len(self.values)
+
+    @property
+    def elements(self) -> int:
+        return self.values.size // len(self.values)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.elements:,} elements"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        if self.about:
+            return self.about
+        digest = hashlib.blake2b(digest_size=16)
+        for row in self.values:
+            digest.update(np.ascontiguousarray(row).tobytes())
+        dtype, shape = self.values.dtype.name, list(self.values.shape)
+        return {"kind": "array", "dtype": dtype, "shape": shape, "digest": digest.hexdigest()}
+
+    def block(self, replicas: int, rows: range, first: int, count: int) -> NDArray[Any]:
+        part = self.values[rows.start : rows.stop].reshape(len(rows), -1)
+        values = part[:, first : first + count]
+        if _kind(values.dtype) != "float":
+            values = values.astype(FLOAT64)
+        finite = np.isfinite(values)
+        if not finite.all():
+            row, column = np.argwhere(~finite)[0].tolist()
+            raise ValueError(
+                f"{self.name}: element {first + column} of replica {rows.start + row} is "
+                f"{values[row, column]}; a study needs finite values"
+            )
+        return values
+
+
+@dataclass(frozen=True)
+class First:
+    """The first elements of another source."""
+
+    source: Source
+    elements: int
+
+    @property
+    def replicas(self) -> int | None:
+        return self.source.replicas
+
+    @property
+    def scale(self) -> float:
+        return self.source.scale
+
+    @property
+    def title(self) -> str:
+        return f"{self.source.title}, of them {self.elements:,}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {**self.source.identity, "first elements": self.elements}
+
+    def block(self, replicas: int, rows: range, first: int, count: int) -> NDArray[Any]:
+        return self.source.block(replicas, rows, first, count)
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    try:
+        return kind_of(dtype)
+    except TypeError:
+        return "other"

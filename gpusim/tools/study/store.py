@@ -1,0 +1,173 @@
+"""The store of a sweep: JSON lines, one for each measured window, appended as they come.
+What was written stays, whatever happens later; a sweep that is resumed measures the rest."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from gpusim.tools.study.metrics import Partial
+from gpusim.tools.study.settings import Setting
+
+__all__ = ["Point", "Store"]
+
+VERSION = 1
+HEADER = "gpusim study"
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one measurement is of: elements first..first+count-1 of one reduction's result."""
+
+    setting: Setting
+    replicas: int
+    seed: int
+    first: int
+    count: int
+
+    @property
+    def record(self) -> dict[str, Any]:
+        places = {"seed": self.seed, "first": self.first, "count": self.count}
+        return {"replicas": self.replicas, **self.setting.record, **places}
+
+    @property
+    def key(self) -> str:
+        return _key(self.record)
+
+
+class Store:
+    """The measurements of one input's sweeps: in memory, and in a file where a path is given.
+
+    The file's first line says which input it is about. Raises FileExistsError for a file that is
+    there, unless `resume`; ValueError for a file that is no store, or one of another input, and
+    BlockingIOError for one that another process writes. None of these changes the file.
+    """
+
+    def __init__(
+        self, identity: dict[str, Any], path: Path | None = None, *, resume: bool = False
+    ) -> None:
+        self.path = path
+        self._found: dict[str, Partial] = {}
+        self._file: IO[bytes] | None = None
+        if path is None:
+            return
+        header = _line({HEADER: VERSION, "input": identity})
+        if path.exists() and not resume:
+            raise FileExistsError(
+                f"{path} holds a sweep already: go on with it (--resume), or choose another "
+                "file (--store)"
+            )
+        file = open(path, "r+b" if path.exists() else "x+b")
+        try:
+            _lock(file, path)
+            end = self._read(file, json.loads(header)["input"])
+            # A line that was being written when the process was killed is written again.
+            file.truncate(end)
+            file.seek(end)
+            if not end:
+                file.write(header)
+                file.flush()
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, point: Point) -> Partial | None:
+        """What was measured there, or None."""
+        return self._found.get(point.key)
+
+    def put(self, point: Point, partial: Partial) -> None:
+        """Keep a measurement; on disk before this returns, unless the machine itself fails."""
+        if self._file is not None:
+            self._file.write(_line({**point.record, **partial.record}))
+            self._file.flush()
+        self._found[point.key] = partial
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+    def _read(self, file: IO[bytes], identity: dict[str, Any]) -> int:
+        """Take in the file's lines; returns where the last whole one ends."""
+        end = 0
+        for number, (line, record) in enumerate(_records(file, self.path), 1):
+            if number == 1:
+                if record.get(HEADER) != VERSION:
+                    raise ValueError(f"{self.path} is not the store of a sweep of this version")
+                _check_input(self.path, record.get("input"), identity)
+            else:
+                self._take(record, number)
+            end += len(line)
+        return end
+
+    def _take(self, record: dict[str, Any], number: int) -> None:
+        names = Partial.__dataclass_fields__
+        try:
+            partial = Partial(**{name: record.pop(name) for name in names})
+        except KeyError as error:
+            raise ValueError(f"{self.path}, line {number}: {error} is missing") from None
+        self._found[_key(record)] = partial
+
+
+def _records(file: IO[bytes], path: Path | None) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            if number == 1:  # not a store at all: nothing may be cut off
+                raise ValueError(f"{path} is not the store of a sweep")
+            return
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: not a line of a sweep's store")
+        yield line, record
+
+
+def _check_input(path: Path | None, there: Any, here: dict[str, Any]) -> None:
+    if there == here:
+        return
+    was = there if isinstance(there, dict) else {}
+    different = [
+        f"{name} {was.get(name)!r}, not {here.get(name)!r}"
+        for name in {**was, **here}
+        if was.get(name) != here.get(name)
+    ]
+    raise ValueError(f"{path} is of another input: its {'; its '.join(different)}")
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BlockingIOError(f"{path} is in use: another sweep writes it") from None
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=True).encode() + b"\n"
+
+
+def _key(record: dict[str, Any]) -> str:
+    return json.dumps(record, sort_keys=True)

@@ -1,0 +1,129 @@
+"""Tables on standard output: rich's on a terminal wide enough for them, plain columns elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Sequence
+from importlib.util import find_spec
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpusim.tools.study.results import Row, Study
+    from gpusim.tools.study.training import Training
+
+__all__ = [
+    "cells",
+    "columns",
+    "print_table",
+    "show",
+    "show_training",
+    "training_cells",
+    "training_columns",
+]
+
+Cells = list[list[str]]
+
+
+def columns(study: Study) -> list[str]:
+    """The headings; what is nowhere seen has no column."""
+    overflow = ["not finite"] if any(row.mean.overflowed for row in study.rows) else []
+    figures = ["relative error", "largest error, ulp", "bias", "correctly rounded"]
+    return ["replicas", "setting", *figures, *overflow]
+
+
+def cells(study: Study) -> Cells:
+    """The rows as text; +- is the standard deviation between seeds."""
+    overflow = any(row.mean.overflowed for row in study.rows)
+    return [_row(row)[: None if overflow else -1] for row in study.rows]
+
+
+def _row(row: Row) -> list[str]:
+    mean, spread = row.mean, row.spread
+    return [
+        f"{row.replicas:,}",
+        row.setting.name,
+        _number(mean.relative_error, ".2e") + _spread(spread.relative_error, ".0e"),
+        _number(mean.max_ulp, ".3g") + _spread(spread.max_ulp, ".1g"),
+        _number(mean.bias, "+.1e") + _spread(spread.bias, ".0e"),
+        _number(mean.correct, ".1%"),
+        _number(mean.overflowed, ".2%"),
+    ]
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "-"
+
+
+def _spread(value: float, form: str) -> str:
+    return f" ± {value:{form}}" if math.isfinite(value) else ""
+
+
+def show(study: Study) -> None:
+    """Print a study's table."""
+    rows = cells(study)
+    breaks = {k for k in range(1, len(rows)) if rows[k][0] != rows[k - 1][0]}
+    print_table(f"Error of the sum: {study.input}", columns(study), rows, breaks)
+
+
+def training_columns() -> list[str]:
+    return ["format", "test accuracy", "final loss", "progress", "updates that changed nothing"]
+
+
+def training_cells(training: Training) -> Cells:
+    return [
+        [
+            row["format"],
+            f"{row['test accuracy']:.1%}",
+            f"{row['final loss']:.4f}",
+            f"{row['progress']:.1%}",
+            f"{row['unchanged']:.1%}",
+        ]
+        for row in training.table
+    ]
+
+
+def show_training(training: Training) -> None:
+    """Print a training study's table."""
+    print_table(training.title, training_columns(), training_cells(training), set())
+
+
+def print_table(
+    title: str,
+    headings: Sequence[str],
+    rows: Cells,
+    breaks: set[int],
+    left: Collection[str] = ("setting", "format"),
+) -> None:
+    """Print columns, those `left` aligned to the left; `breaks` are the rows after a gap."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    wide = sum(widths) + 3 * len(widths) <= get_terminal_size().columns  # rich cuts what is wider
+    if wide and sys.stdout.isatty() and find_spec("rich") is not None:
+        _print_rich(title, headings, rows, breaks, left)
+        return
+    print(title)
+    print()
+    for k, row in enumerate([headings, *rows]):
+        if k - 1 in breaks:
+            print()
+        parts = [
+            cell.ljust(width) if heading in left else cell.rjust(width)
+            for cell, width, heading in zip(row, widths, headings, strict=True)
+        ]
+        print("  ".join(parts).rstrip())
+
+
+def _print_rich(
+    title: str, headings: Sequence[str], rows: Cells, breaks: set[int], left: Collection[str]
+) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
+    for k, row in enumerate(rows):
+        table.add_row(*row, end_section=k + 1 in breaks)
+    Console().print(table)

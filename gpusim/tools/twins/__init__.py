@@ -1,0 +1,1 @@
+"""Ask real engines which fold their all-reduce is, and compare the twins with them."""

@@ -1,0 +1,154 @@
+"""`gpusim twin`: compare the twins with the engines of this machine, and find a sum's fold.
+
+Exit codes: 0 all that was compared agrees (check), a fold was found (infer); 1 if not, or if it
+could not be done; 2 for arguments that make no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add"]
+
+CHECK = """\
+Starts the engines that are at hand (JAX, Open MPI, MPICH, gloo), each in real processes, has them
+sum random values of many sizes, and compares every element with the twin's, bit by bit. An engine
+in another environment is asked through its Python: --python PATH, as often as there are any.
+"""
+INFER = """\
+FILE is an .npz with two arrays: inputs, of shape (R, N), a row for each rank; and sum, of shape
+(N,), what an engine's all-reduce gave. All known folds are tried: twins, orders, rings with other
+starts, directions and cuts. Several that agree are told apart by more elements, or more ranks.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the command line's subparsers."""
+    twin = commands.add_parser(
+        "twin",
+        help="compare twins with the engines they reproduce; find the fold behind a sum",
+        description="The twins of real engines: gpusim.Reduction.like(name).",
+    )
+    twin.set_defaults(run=lambda _: _help(twin))
+    verbs = twin.add_subparsers(title="commands", dest="verb", metavar="COMMAND")
+
+    check = verbs.add_parser(
+        "check", help="compare the twins with the engines on this machine", description=CHECK
+    )
+    check.add_argument(
+        "twins", nargs="*", metavar="TWIN", help="only these twins (default: all; see --list)"
+    )
+    check.add_argument(
+        "--ranks", default="2-8", type=_ranks, metavar="A-B", help="ranks (default: %(default)s)"
+    )
+    check.add_argument(
+        "--dtype", action="append", metavar="TYPE", help="only this type; may be repeated"
+    )
+    check.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a Python whose engines are asked too; may be repeated",
+    )
+    check.add_argument(
+        "--brief", action="store_true", help="fewer sizes: not those where a fold changes"
+    )
+    form = check.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument(
+        "--markdown", action="store_true", help="print the table of the documentation"
+    )
+    form.add_argument("--list", action="store_true", help="list the twins, and ask nobody")
+    check.set_defaults(run=run_check)
+
+    infer = verbs.add_parser(
+        "infer", help="find the known fold that gives a sum", description=INFER
+    )
+    infer.add_argument("file", type=Path, metavar="FILE", help="an .npz with inputs and sum")
+    infer.add_argument(
+        "--dtype", metavar="TYPE", help="the type of values stored as raw bytes, such as bfloat16"
+    )
+    infer.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    infer.set_defaults(run=run_infer)
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _ranks(text: str) -> Sequence[int]:
+    first, _, last = text.partition("-")
+    try:
+        found = range(int(first), int(last or first) + 1)
+    except ValueError:
+        found = range(0)
+    if not found or found[0] < 2:
+        raise argparse.ArgumentTypeError(f"expected a number from 2, or a range 2-8; got {text!r}")
+    return found
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Ask all engines that are here; 1 if a twin disagrees, or if there was nobody to ask."""
+    from ...twins import TWINS
+    from . import report
+    from .asking import EngineFailed, engines
+    from .checking import Row, check
+
+    for name in arguments.twins:
+        if name not in TWINS:
+            raise ValueError(f"{name!r}: expected one of {', '.join(TWINS)}")
+    twins = arguments.twins or list(TWINS)
+    if arguments.list:
+        report.twins(twins)
+        return 0
+    rows: list[Row] = []
+    failed = False
+    for engine in engines(arguments.python):
+        if all(TWINS[name].worker != engine.name for name in twins):
+            continue
+        print(f"asking {engine.name} ...", file=sys.stderr)
+        try:
+            rows += check(
+                engine,
+                twins=twins,
+                ranks=arguments.ranks,
+                dtypes=arguments.dtype,
+                brief=arguments.brief,
+            )
+        except EngineFailed as error:  # the others may answer
+            print(f"gpusim twin: {error}", file=sys.stderr)
+            failed = True
+    missing = [name for name in twins if name not in {row.twin for row in rows}]
+    if arguments.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "not asked": missing}, indent=1))
+    elif arguments.markdown:
+        report.markdown(rows, twins)
+    else:
+        report.check(rows, missing)
+    return 0 if rows and not failed and all(row.equal for row in rows) else 1
+
+
+def run_infer(arguments: argparse.Namespace) -> int:
+    """Find the fold; 1 if none that is known gives this sum."""
+    from . import report
+    from .inferring import infer, read
+
+    inputs, total = read(arguments.file, arguments.dtype)
+    found = infer(inputs, total)
+    if arguments.json:
+        names = [
+            {"fold": f.candidate.name, "agreeing": f.agreeing, "elements": f.elements}
+            for f in found
+        ]
+        print(json.dumps(names, indent=1))
+    else:
+        report.infer(found, inputs)
+    return 0 if any(f.equal for f in found) else 1

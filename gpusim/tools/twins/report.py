@@ -1,0 +1,102 @@
+"""What `gpusim twin` prints: tables for the terminal, and the one of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...twins import TWINS
+from ..study.table import print_table
+from .checking import Row
+from .inferring import Found
+
+__all__ = ["check", "infer", "markdown", "twins"]
+
+
+def twins(names: Sequence[str]) -> None:
+    """All twins, and on what they rest."""
+    rows = [[name, TWINS[name].engine, TWINS[name].checked, TWINS[name].fold] for name in names]
+    headings = ["twin", "engine", "checked", "fold"]
+    print_table("Twins", headings, rows, set(), left=headings)
+
+
+def check(rows: Sequence[Row], missing: Sequence[str]) -> None:
+    """What was compared, row by row, what differs, and what nobody could be asked about."""
+    lines, breaks = [], set()
+    for index, row in enumerate(rows):
+        if index and row.twin != rows[index - 1].twin:
+            breaks.add(index)
+        lines.append(
+            [
+                row.twin,
+                row.version,
+                row.dtype,
+                str(row.ranks),
+                str(row.sizes),
+                f"{row.elements:,}",
+                _share(row.agreeing, row.elements),
+                _verdict(row),
+            ]
+        )
+    headings = ["twin", "engine", "type", "ranks", "sizes", "elements", "agree", ""]
+    left = {"twin", "engine", "type", ""}
+    if lines:
+        print_table("Twins and engines", headings, lines, breaks, left)
+        print()
+    if missing:
+        print(f"Not compared, as no engine for them is here: {', '.join(missing)}")
+    agreeing, elements = sum(r.agreeing for r in rows), sum(r.elements for r in rows)
+    differing = len({row.twin for row in rows if not row.equal})
+    print(f"{agreeing:,} of {elements:,} elements agree; {differing} twins differ.")
+
+
+def _verdict(row: Row) -> str:
+    if not row.alike:
+        return "the ranks' results differ"
+    return "" if row.equal else f"differs, at {row.worst:,} elements"
+
+
+def _share(part: int, whole: int) -> str:
+    """Never 100 % unless it is all."""
+    if part == whole:
+        return "all"
+    return f"{part:,}"
+
+
+def markdown(rows: Sequence[Row], names: Sequence[str]) -> None:
+    """A line for each twin: what it is, and what was compared in this run."""
+    print("| twin | engine | its fold | compared |")
+    print("|---|---|---|---|")
+    for name in names:
+        twin = TWINS[name]
+        found = [row for row in rows if row.twin == name]
+        print(f"| `{name}` | {twin.engine} | {twin.fold} | {_compared(found, twin.checked)} |")
+
+
+def _compared(rows: Sequence[Row], checked: str) -> str:
+    if not rows:
+        return checked
+    elements, agreeing = (sum(getattr(row, f) for row in rows) for f in ("elements", "agreeing"))
+    ranks = sorted({row.ranks for row in rows})
+    dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
+    equal = "all equal" if agreeing == elements else f"{agreeing:,} equal"
+    return f"{elements:,} elements, {equal}; {ranks[0]} to {ranks[-1]} ranks; {dtypes}"
+
+
+def infer(found: Sequence[Found], inputs: NDArray[Any]) -> None:
+    """The folds that give the sum; if none does, the nearest ones."""
+    members, elements = inputs.shape
+    equal = [f for f in found if f.equal]
+    values = f"{members} ranks, {elements:,} elements of {np.dtype(inputs.dtype).name}"
+    if equal:
+        print(f"{values}: reproduced, bit for bit, by")
+        for f in equal:
+            print(f"  {f.candidate.name}")
+        return
+    print(f"{values}: no known fold reproduces all of them; the nearest are")
+    for f in found[:5]:
+        share = f.agreeing / max(1, f.elements)
+        print(f"  {f.candidate.name}: {f.agreeing:,} of {f.elements:,} elements ({share:.1%})")

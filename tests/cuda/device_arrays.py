@@ -1,0 +1,557 @@
+"""A strict stand-in for CuPy where there is no GPU: arrays in memory that NumPy cannot see.
+
+They have CuPy's functions and keywords and no others, refuse what CuPy
+refuses, and count launches. What runs on their streams is checked for races (device_streams.py).
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from gpusim.cuda import compile as compiling
+from gpusim.cuda import launch, templates
+from tests.cuda import device_streams as streams
+from tests.cuda.cupy_surface import signature, surface
+from tests.cuda.host_cuda.device import HostDevice
+
+SCALARS = (bool, int, float, complex, np.generic)
+NUMBER_OF_GPUS = 2
+
+
+class Counted(SimpleNamespace):
+    """What has been asked of the device: kernels launched, arrays moved there and back."""
+
+    launches: int
+    uploads: int
+    downloads: int
+    lacking: list[str]  # the functions that CuPy has not
+
+
+counts = Counted(launches=0, uploads=0, downloads=0, lacking=[])
+
+
+class Flags:
+    """CuPy's flags, of which there are few."""
+
+    def __init__(self, flags: Any) -> None:
+        self.c_contiguous: bool = flags.c_contiguous
+        self.f_contiguous: bool = flags.f_contiguous
+        self.owndata: bool = flags.owndata
+
+
+class DeviceArray:
+    """An array as cupy.ndarray is one: `_host` holds what would be in the GPU's memory."""
+
+    __slots__ = ("__weakref__", "_host", "base", "device")
+    __array_priority__ = 100
+
+    def __init__(self, host: np.ndarray, base: DeviceArray | None = None) -> None:
+        assert type(host) is np.ndarray
+        self._host = host
+        self.base = base
+        self.device = base.device if base is not None else streams.current_device()
+
+    shape = property(lambda self: self._host.shape)
+    strides = property(lambda self: self._host.strides)
+    dtype = property(lambda self: self._host.dtype)
+    ndim = property(lambda self: self._host.ndim)
+    size = property(lambda self: self._host.size)
+    itemsize = property(lambda self: self._host.itemsize)
+    nbytes = property(lambda self: self._host.nbytes)
+    flags = property(lambda self: Flags(self._host.flags))
+    data = property(lambda self: SimpleNamespace(ptr=self._host.ctypes.data))
+    T = property(lambda self: _made(self._host.T, (self,)))
+    mT = property(lambda self: _made(self._host.mT, (self,)))
+    real = property(
+        lambda self: _made(self._host.real, (self,)), lambda self, v: _assign(self.real, v)
+    )
+    imag = property(
+        lambda self: _made(self._host.imag, (self,)), lambda self, v: _assign(self.imag, v)
+    )
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._host.__array_interface__
+
+    # The way to the host, which nobody goes without being asked.
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
+            "a NumPy array explicitly."
+        )
+
+    def get(self, stream: Any = None, order: str = "C", out: Any = None) -> np.ndarray:
+        counts.downloads += 1
+        with streams.Device(self.device.id):  # whichever is current
+            streams.finish_reading(self)
+        return np.array(self._host, order=order)
+
+    def item(self) -> Any:
+        return self.get().item()
+
+    def tolist(self) -> Any:
+        return self.get().tolist()
+
+    def tobytes(self, order: str = "C") -> bytes:
+        return self.get().tobytes(order)
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def __complex__(self) -> complex:
+        return complex(self.get())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.get()[()], spec)
+
+    def __repr__(self) -> str:
+        return repr(self.get())
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __iter__(self) -> Iterator[DeviceArray]:
+        if self.ndim == 0:
+            raise TypeError("iteration over a 0-d array")
+        return (self[place] for place in range(len(self)))
+
+    __hash__ = None
+
+    # Indexing takes NumPy's arrays and lists as indices, and only arrays of the device as values.
+
+    def __getitem__(self, index: Any) -> DeviceArray:
+        found = self._host[_index(index)]
+        if isinstance(found, np.generic):  # of which NumPy makes a scalar: here it is a view
+            entries = index if isinstance(index, tuple) else (index,)
+            found = self._host[(*_index(entries), ...)]
+        return _made(found, (self, *_in_index(index)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _check_dtypes((self, value))
+        streams.launched((self, value, *_in_index(index)), (self,))
+        counts.launches += 1
+        self._host[_index(index)] = _host(value, "an assigned value")
+
+    # NumPy's protocols, answered as CuPy answers them.
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        name = ".".join([*func.__module__.split(".")[1:], func.__name__])
+        if name not in surface():
+            counts.lacking.append(name)
+            return NotImplemented
+        if not all(issubclass(kind, (DeviceArray, np.ndarray)) for kind in types):
+            return NotImplemented
+        return call(name, args, kwargs)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        name = ufunc.__name__
+        if name not in surface():
+            counts.lacking.append(name)
+            return NotImplemented
+        if method not in UFUNC_METHODS or name not in UFUNC_METHODS[method]:
+            counts.lacking.append(f"{name}.{method}")
+            raise NotImplementedError(f"`{name}.{method}` is not supported yet")
+        for value in inputs:
+            if not isinstance(value, (DeviceArray, np.ndarray, *SCALARS)):
+                if method == "__call__":
+                    return NotImplemented
+        out = kwargs.pop("out", None)
+        if out is not None:
+            (out,) = out
+        allowed = {"reduce": {"axis", "dtype", "keepdims"}, "__call__": {"dtype", "casting"}}
+        if name == "matmul":
+            allowed["__call__"] |= {"axes", "axis", "keepdims", "order"}
+        if extra := set(kwargs) - allowed.get(method, {"axis", "dtype"}):
+            raise TypeError(f"Wrong arguments {extra}")
+        hosts = [
+            _index(value)
+            if method in ("at", "reduceat") and place == 1
+            else _host(value, f"numpy.{name}'s operand")
+            for place, value in enumerate(inputs)
+        ]
+        called = ufunc if method == "__call__" else getattr(ufunc, method)
+        if out is not None:
+            kwargs["out"] = _host(out, "out")
+        if method == "at":
+            streams.launched(inputs, inputs[:1])
+        result = called(*hosts, **kwargs)
+        counts.launches += 1
+        if method == "at":
+            return None
+        if out is not None:
+            streams.launched((*inputs, out), (out,))
+            return out
+        return _all_made(result, inputs)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not in these tests")
+
+    # ndarray's methods, with CuPy's parameters.
+
+    def astype(
+        self,
+        dtype: Any,
+        order: str = "K",
+        casting: Any = None,
+        subok: Any = None,
+        copy: bool = True,
+    ) -> DeviceArray:
+        if casting is not None or subok is not None:
+            raise TypeError("casting and subok are not supported yet")
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        with np.errstate(all="ignore"):
+            return _launched(self._host.astype(dtype, order=order), (self,))
+
+    def view(self, dtype: Any = None, type: Any = None) -> DeviceArray:
+        return _made(self._host.view() if dtype is None else self._host.view(dtype), (self,))
+
+    def copy(self, order: str = "C") -> DeviceArray:
+        return _launched(self._host.copy(order), (self,))
+
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> DeviceArray:
+        wanted = shape[0] if len(shape) == 1 else shape
+        return _made(np.reshape(self._host, wanted, order, copy=copy), (self,))
+
+    def transpose(self, *axes: Any) -> DeviceArray:
+        return _made(self._host.transpose(*axes), (self,))
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: DeviceArray, *args: Any, **kwargs: Any) -> Any:
+        return call(name, (self, *args), kwargs)
+
+    return method
+
+
+for _name in (
+    "all any argmax argmin argpartition argsort choose clip compress cumprod cumsum diagonal dot "
+    "max mean min nonzero prod ptp ravel repeat round searchsorted squeeze std sum swapaxes take "
+    "trace var"
+).split():
+    setattr(DeviceArray, _name, _method(_name))
+DeviceArray.flatten = lambda self, order="C": self.copy().reshape(-1, order=order)
+DeviceArray.conj = DeviceArray.conjugate = lambda self: np.conjugate(self)
+
+
+def _operator(ufunc: np.ufunc, reflected: bool) -> Callable[..., Any]:
+    def method(self: DeviceArray, other: Any) -> Any:
+        if not isinstance(other, (DeviceArray, np.ndarray, *SCALARS)):
+            return NotImplemented
+        return ufunc(other, self) if reflected else ufunc(self, other)
+
+    return method
+
+
+def _in_place(ufunc: np.ufunc) -> Callable[..., Any]:
+    return lambda self, other: ufunc(self, other, out=self)
+
+
+OPERATORS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.true_divide,
+    "floordiv": np.floor_divide,
+    "mod": np.remainder,
+    "pow": np.power,
+    "matmul": np.matmul,
+    "lshift": np.left_shift,
+    "rshift": np.right_shift,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+for _name, _ufunc in OPERATORS.items():
+    setattr(DeviceArray, f"__{_name}__", _operator(_ufunc, False))
+    setattr(DeviceArray, f"__r{_name}__", _operator(_ufunc, True))
+    setattr(DeviceArray, f"__i{_name}__", _in_place(_ufunc))
+for _name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+    _short = {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}.get(
+        _name, _name[:2] if _name == "equal" else "ne"
+    )
+    setattr(
+        DeviceArray,
+        f"__{'eq' if _name == 'equal' else _short}__",
+        _operator(getattr(np, _name), False),
+    )
+for _name, _ufunc in {
+    "neg": np.negative,
+    "pos": np.positive,
+    "abs": np.absolute,
+    "invert": np.invert,
+}.items():
+    setattr(DeviceArray, f"__{_name}__", lambda self, ufunc=_ufunc: ufunc(self))
+
+SCATTER = ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor")
+UFUNC_METHODS: dict[str, Any] = {
+    "__call__": surface(),
+    "reduce": ("add", "multiply"),
+    "accumulate": ("add", "multiply"),
+    "reduceat": ("add",),
+    "outer": surface(),
+    "at": SCATTER,
+}
+
+
+# Functions.
+
+CONVERTS = {"array", "asarray", "asanyarray", "ascontiguousarray"}
+INDICES_FROM_HOST = {"take": 1, "delete": 1, "repeat": 1, "linalg.tensorsolve": 9}
+NO_SUBOK = {"empty_like", "zeros_like", "ones_like", "full_like"}
+FROM_HOST_ALONE = {"arange", "eye", "zeros", "ones", "empty", "full", "identity", "tri", "linspace"}
+IN_PLACE = {"copyto", "fill_diagonal", "put", "place", "putmask", "put_along_axis"}
+
+
+def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """cupy.name(*args, **kwargs): refused where CuPy's parameters do not fit."""
+    taken = signature(name)
+    if taken is not None:
+        given = taken.bind(*args, **kwargs).arguments  # TypeError as from CuPy's own function
+        if name in NO_SUBOK and given.get("subok") is not None:
+            raise TypeError("subok is not supported yet")
+        if name in NO_SUBOK and given.get("shape") == ():
+            kwargs = {**kwargs, "shape": args[0].shape}  # sic: CuPy takes () for none given
+        if name == "lexsort" and args[0].ndim > 2:
+            raise NotImplementedError("Keys with the rank of three or more are not supported")
+        if name == "select" and not np.isscalar(given.get("default", 0)):
+            raise TypeError("default only accepts scalar values")
+    kwargs = {key: value for key, value in kwargs.items() if key != "blocking"}
+    if name == "ascontiguousarray" and isinstance(args[0], DeviceArray) and args[0].ndim == 0:
+        return args[0]
+    if name in CONVERTS and isinstance(args[0], np.ndarray):
+        _check_dtypes(args[:1])
+        counts.uploads += 1
+        fresh = DeviceArray(np.array(args[0], *args[1:2], order="C"))
+        streams.launched((), (fresh,))
+        return fresh
+    function = np
+    for part in name.split("."):
+        function = getattr(function, part)
+    place = INDICES_FROM_HOST.get(name)
+    hosts = [
+        value if number == place and isinstance(value, np.ndarray) else _hosts(value, name)
+        for number, value in enumerate(args)
+    ]
+    options = {key: _hosts(value, name) for key, value in kwargs.items()}
+    if name in ("argsort", "sort"):
+        hosts, options = hosts[:2], {**options, "kind": "stable"}  # as CuPy's always are
+    inputs = [*_arrays((args, tuple(kwargs.values())))]
+    if name in IN_PLACE:
+        streams.launched(inputs, inputs[:1], peer=name == "copyto")  # between two GPUs, too
+        counts.launches += 1
+        function(*hosts, **options)
+        return None
+    with np.errstate(all="ignore"):
+        result = function(*hosts, **options)
+    out = kwargs.get("out")
+    if out is not None:
+        streams.launched(inputs, (out,))
+        return out
+    if name in ("ndim", "size", "shape", "may_share_memory", "shares_memory", "iscomplexobj"):
+        return result
+    if name in ("count_nonzero", "allclose", "array_equal", "array_equiv"):
+        result = np.asarray(result)
+    return _all_made(result, inputs)
+
+
+def _assign(part: DeviceArray, value: Any) -> None:
+    part[...] = value
+
+
+def _check_dtypes(arrays: Any) -> None:
+    """CuPy holds arrays in formats of 8 bits, and has no kernels for them."""
+    for array in arrays:
+        if getattr(array, "dtype", np.dtype(bool)).name.startswith("float8"):
+            raise ValueError(f"Unsupported dtype {array.dtype}")
+
+
+def _arrays(tree: Any) -> Iterator[DeviceArray]:
+    if isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from _arrays(part)
+    elif isinstance(tree, DeviceArray):
+        yield tree
+
+
+def _hosts(value: Any, name: str) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_hosts(part, name) for part in value)
+    return _host(value, f"an argument of numpy.{name}")
+
+
+def _host(value: Any, what: str) -> Any:
+    if isinstance(value, DeviceArray):
+        return value._host
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"{what}: Unsupported type <class 'numpy.ndarray'>")
+    return value
+
+
+def _index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(_index(entry) for entry in index)
+    if isinstance(index, slice):
+        return slice(
+            *(
+                operator.index(_index(b)) if b is not None else None
+                for b in (index.start, index.stop, index.step)
+            )
+        )
+    return index._host if isinstance(index, DeviceArray) else index
+
+
+def _in_index(index: Any) -> tuple[DeviceArray, ...]:
+    return tuple(_arrays(index if isinstance(index, tuple) else (index,)))
+
+
+def _made(host: Any, inputs: Any) -> DeviceArray:
+    """The device's array of a result: a view of an input, or a new one that a kernel made."""
+    host = host if type(host) is np.ndarray else np.asarray(host)
+    for array in inputs:
+        if host.size and np.may_share_memory(host, array._host):
+            return DeviceArray(host, array if array.base is None else array.base)
+    return _launched(host, inputs)
+
+
+def _launched(host: np.ndarray, inputs: Any) -> DeviceArray:
+    if host.base is not None:
+        host = host.copy(order="K")  # NumPy returned a view of what it had just made
+    made = DeviceArray(host)
+    _check_dtypes((*inputs, made))
+    counts.launches += 1
+    streams.launched(inputs, (made,))
+    return made
+
+
+def _all_made(result: Any, inputs: Any) -> Any:
+    inputs = [value for value in inputs if isinstance(value, DeviceArray)]
+    if isinstance(result, (list, tuple)) and not isinstance(result, str):
+        parts = [_all_made(part, inputs) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    if isinstance(result, (np.ndarray, np.generic)):
+        return _made(result, inputs)
+    return result
+
+
+# The package.
+
+
+def to_device(values: Any) -> DeviceArray:
+    """A copy of NumPy's values; as cupy.asarray."""
+    if isinstance(values, DeviceArray):
+        return values
+    host = np.asarray(values)
+    if host.dtype.name.startswith("float8"):
+        bits = call("asarray", (np.ascontiguousarray(host).view(np.uint8),), {})
+        return bits.view(host.dtype).reshape(host.shape)
+    return call("asarray", (host,), {})
+
+
+class RawModule:
+    """Finds a kernel by its mangled name, and runs the host's build of the same source."""
+
+    def __init__(self, code: str, options: tuple[str, ...]) -> None:
+        assert "--fmad=false" in options and "--ftz=false" in options
+        self.code = code
+
+    def get_function(self, name: str) -> Any:
+        kernel = _kernels()[name]
+        assert kernel.source in self.code
+        assert kernel.name in self.code or "<" not in kernel.name
+
+        def run(grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
+            (given,) = arguments
+            assert type(given) is np.ndarray and given.size == 1
+            made = launch.Launch(kernel, given, grid[0] * block[0], block[0], shared_mem)
+            with ONE_AT_A_TIME:  # the host's build has one blockIdx for all
+                HOST.run(made)
+                HOST.launches.clear()
+            counts.launches += 1
+            streams.launched_kernel(given)
+
+        return run
+
+
+HOST = HostDevice()
+ONE_AT_A_TIME = threading.Lock()
+_MANGLED: dict[str, Any] = {}
+
+
+def _kernels() -> dict[str, Any]:
+    if not _MANGLED:
+        _MANGLED.update(
+            (compiling.mangled(kernel), kernel)
+            for unit in templates.units().values()
+            for kernel in unit
+        )
+    return _MANGLED
+
+
+def _empty(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
+    made = DeviceArray(np.empty(shape, dtype))
+    made._host.reshape(-1).view(np.uint8)[:] = 0xA5  # what no thread writes is seen
+    streams.allocated(made)
+    return made
+
+
+def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
+    return _launched(np.zeros(shape, dtype), ())
+
+
+def package() -> SimpleNamespace:
+    """What `import cupy` gives."""
+    return SimpleNamespace(
+        __version__="stand-in",
+        ndarray=DeviceArray,
+        RawModule=RawModule,
+        cuda=streams.cuda(NUMBER_OF_GPUS),
+        empty=_empty,
+        zeros=_zeros,
+        arange=lambda *args, **kwargs: _launched(np.arange(*args, **kwargs), ()),
+        asarray=to_device,
+        asnumpy=lambda array: array.get(),
+        ascontiguousarray=lambda array: call("ascontiguousarray", (array,), {}),
+    )
+
+
+@contextmanager
+def installed() -> Iterator[Counted]:
+    """`import cupy` gives the stand-in meanwhile; yields the counts, from 0."""
+    names = ("cupy", "cupy.cuda", "cupy.cuda.nccl")
+    before = {name: sys.modules.get(name) for name in names}
+    made = package()
+    sys.modules |= dict(zip(names, (made, made.cuda, made.cuda.nccl), strict=True))
+    caches = (launch._function, launch._device)
+    for cached in caches:
+        cached.cache_clear()
+    counts.launches = counts.uploads = counts.downloads = 0
+    counts.lacking.clear()
+    streams.reset()
+    try:
+        yield counts
+    finally:
+        for cached in caches:
+            cached.cache_clear()
+        for name, module in before.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module

@@ -1,0 +1,855 @@
+"""poptorch.Options: defaults, what each method sets, each message, freezing, and copies.
+
+`METHODS` has every method of every group: how it is called, and what may be read afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpusim import poptorch
+from gpusim.poptorch import (
+    AutoStage,
+    CommGroupType,
+    ConnectionType,
+    HalfFloatCastingBehavior,
+    Liveness,
+    MeanReductionStrategy,
+    Options,
+    OutputMode,
+    Phase,
+    ReductionType,
+    Stage,
+    SyncPattern,
+    TensorLocationSettings,
+)
+from gpusim.poptorch.options import BlockId, OptionsDict
+from gpusim.poptorch.options.attribute import Attribute
+from tests.oracles.machine_time import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variables that options read."""
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "POPTORCH_", "POPLAR_")):
+            monkeypatch.delenv(name)
+    yield
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    """The levels and texts logged so far."""
+    caplog.set_level(logging.DEBUG, "poptorch::python")
+    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+class HalfType:
+    """Stands for torch.float16, which has this text and comes from this module."""
+
+    def __str__(self) -> str:
+        return "torch.float16"
+
+
+HalfType.__module__ = "torch"
+
+DEFAULTS = {
+    "replication_factor": 1,
+    "input_group_size": 1,
+    "input_group_type": CommGroupType.Consecutive,
+    "broadcast_buffers": True,
+    "device_iterations": 1,
+    "auto_round_num_ipus": False,
+    "connection_type": ConnectionType.Always,
+    "sync_pattern": SyncPattern.Full,
+    "available_memory_proportion": {},
+    "anchored_tensors": {},
+    "output_mode": OutputMode.Default,
+    "output_return_period": 1,
+    "log_dir": ".",
+    "max_repeat_logs": 4,
+}
+GROUP_DEFAULTS = {
+    "Jit": {"trace_model": False},
+    "Precision": {"half_float_casting": HalfFloatCastingBehavior.HalfUpcastToFloat},
+    "Training": {
+        "gradient_accumulation": 1,
+        "accumulation_and_replication_reduction_type": ReductionType.Mean,
+        "meanAccumulationAndReplicationReductionStrategy": MeanReductionStrategy.Post,
+    },
+    "Distributed": {
+        "num_distributed_processes": 1,
+        "distributed_process_id": 0,
+        "ipuof_configs": {},
+    },
+    "TensorLocations": {},
+}
+POPART_DEFAULTS = {"instrumentWithHardwareCycleCounter": False, "rearrangeAnchorsOnHost": False}
+OFF_CHIP = TensorLocationSettings().useOnChipStorage(False)
+
+# group, method, arguments, what can be read afterwards: options of the group, or of PopART
+METHODS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
+    ("", "deviceIterations", (3,), {"device_iterations": 3}),
+    ("", "replicationFactor", (4,), {"replication_factor": 4}),
+    ("", "inputReplicaGrouping", (1, CommGroupType.Orthogonal), {"input_group_type": 2}),
+    ("", "broadcastBuffers", (False,), {"broadcast_buffers": False}),
+    ("", "autoRoundNumIPUs", (), {"auto_round_num_ipus": True}),
+    (
+        "",
+        "setAvailableMemoryProportion",
+        ({"IPU1": 0.5},),
+        {"available_memory_proportion": {1: 0.5}},
+    ),
+    ("", "useIpuModel", (True,), {"use_model": True}),
+    ("", "connectionType", (ConnectionType.OnDemand,), {"connection_type": 1}),
+    ("", "syncPattern", (SyncPattern.ReplicaAndLadder,), {"sync_pattern": 2}),
+    ("", "useIpuId", (5,), {"ipu_id": 5}),
+    ("", "useOfflineIpuTarget", (), {"ipu_version": 2, "connection_type": ConnectionType.Never}),
+    ("", "outputMode", (OutputMode.All,), {"output_mode": 2, "output_return_period": 1}),
+    ("", "outputMode", (OutputMode.EveryN, 7), {"output_mode": 1, "output_return_period": 7}),
+    (
+        "",
+        "anchorTensor",
+        ("g", "Gradient___w"),
+        {"anchored_tensors": {"g": ["Gradient___w", True, None, 1]}},
+    ),
+    (
+        "",
+        "anchorTensor",
+        ("g", "w", OutputMode.EveryN, 2),
+        {"anchored_tensors": {"g": ["w", False, 1, 2]}},
+    ),
+    (
+        "",
+        "anchorTensor",
+        ("g", "w", OutputMode.Sum, 2),
+        {"anchored_tensors": {"g": ["w", False, 3, 1]}},
+    ),
+    ("", "updatableNamedBuffers", (["mean"],), {"updatable_named_buffers": ["mean"]}),
+    ("", "logDir", ("logs",), {"log_dir": "logs"}),
+    ("", "maxRepeatLogs", (None,), {"max_repeat_logs": None}),
+    ("", "maxRepeatLogs", (9,), {"max_repeat_logs": 9}),
+    ("", "modelName", ("bert",), {"model_name": "bert"}),
+    ("", "randomSeed", (42,), {"random_seed": 42}),
+    ("", "sourceLocationExcludes", (["a"],), {"_source_location_excludes": ["a"]}),
+    ("", "showCompilationProgressBar", (False,), {"_show_compilation_progress_bar": False}),
+    ("", "relaxOptimizerAttributesChecks", (), {"_relax_optimizer_checks": True}),
+    ("", "disableModuleNamescope", (), {"_module_namescope_enabled": False}),
+    ("", "enableExecutableCaching", ("c",), {"cachePath": "c", "enableEngineCaching": True}),
+    ("", "enableExecutableCaching", (None,), {"enableEngineCaching": False}),
+    ("", "enableStableNorm", (True,), {"enableStableNorm": True}),
+    ("", "enableSyntheticData", (True,), {"syntheticDataMode": 2}),
+    ("", "enableSyntheticData", (False,), {"syntheticDataMode": 0}),
+    ("", "logCycleCount", (True,), {"instrumentWithHardwareCycleCounter": True}),
+    (
+        "",
+        "enableProfiling",
+        ("p",),
+        {
+            "engineOptions": {
+                "debug.allowOutOfMemory": "true",
+                "autoReport.directory": "p",
+                "autoReport.all": "true",
+            }
+        },
+    ),
+    ("Jit", "traceModel", (False,), {"trace_model": False}),
+    (
+        "Precision",
+        "halfFloatCasting",
+        (HalfFloatCastingBehavior.Default,),
+        {"half_float_casting": 2},
+    ),
+    (
+        "Precision",
+        "runningStatisticsAlwaysFloat",
+        (False,),
+        {"running_statistics_always_float": False},
+    ),
+    ("Precision", "enableFloatingPointExceptions", (True,), {"enableFloatingPointChecks": True}),
+    ("Precision", "enableStochasticRounding", (True,), {"enableStochasticRounding": True}),
+    (
+        "Precision",
+        "setPartialsType",
+        (HalfType(),),
+        {"partialsTypeMatMuls": "half", "convolutionOptions": {"partialsType": "half"}},
+    ),
+    ("Training", "gradientAccumulation", (8,), {"gradient_accumulation": 8}),
+    (
+        "Training",
+        "accumulationAndReplicationReductionType",
+        (ReductionType.Sum,),
+        {"accumulation_and_replication_reduction_type": ReductionType.Sum},
+    ),
+    (
+        "Training",
+        "setMeanAccumulationAndReplicationReductionStrategy",
+        (MeanReductionStrategy.Running,),
+        {"meanAccumulationAndReplicationReductionStrategy": MeanReductionStrategy.Running},
+    ),
+    (
+        "Training",
+        "setAutomaticLossScaling",
+        (True,),
+        {"automaticLossScalingSettings.enabled": True},
+    ),
+    (
+        "Training",
+        "setConvolutionDithering",
+        (True,),
+        {"convolutionOptions": {"enableConvDithering": True}},
+    ),
+    ("Distributed", "configureProcessId", (1, 3), {"processId": 1, "numProcesses": 3}),
+    ("Distributed", "setEnvVarNames", ("NO_SUCH", "NONE"), {"processId": 0, "numProcesses": 1}),
+    ("Distributed", "disable", (), {"processId": 0, "numProcesses": 1}),
+    ("TensorLocations", "numIOTiles", (32,), {"numIOTiles": 32}),
+    (
+        "TensorLocations",
+        "setActivationLocation",
+        (OFF_CHIP,),
+        {"location_activation": {"onChip": 0}},
+    ),
+    ("TensorLocations", "setWeightLocation", (OFF_CHIP,), {"location_weight": {"onChip": 0}}),
+    ("TensorLocations", "setOptimizerLocation", (OFF_CHIP,), {"location_optimizer": {"onChip": 0}}),
+    (
+        "TensorLocations",
+        "setAccumulatorLocation",
+        (OFF_CHIP,),
+        {"location_accumulator": {"onChip": 0}},
+    ),
+    ("_Popart", "set", ("autoRecomputation", 3), {"autoRecomputation": 3}),
+    ("_Popart", "setEngineOptions", ({"a": "b"},), {"engineOptions": {"a": "b"}}),
+    (
+        "_Popart",
+        "setPatterns",
+        ({"PadSum": True}, 0),
+        {"patterns": {"PadSum": True}, "patterns_level": 0},
+    ),
+]
+
+
+def group_of(options: Options, group: str) -> Any:
+    return getattr(options, group) if group else options
+
+
+def call(options: Options, group: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    return getattr(group_of(options, group), method)(*arguments)
+
+
+def plain(options: Options) -> dict[str, Any]:
+    """toDict without the bar, of options whose output mode is chosen."""
+    found = options.clone()
+    if found.defaultOutputMode():
+        found.outputMode(OutputMode.All)
+    return {k: v for k, v in found.toDict().items() if k != "compilation_progress_bar_fn"}
+
+
+# ---------------------------------------------------------------- defaults and methods
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_default(name: str) -> None:
+    assert Options()(name) == getattr(Options(), name) == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("group", GROUP_DEFAULTS)
+def test_defaults_of_groups(group: str) -> None:
+    assert group_of(Options(), group).toDict() == GROUP_DEFAULTS[group]
+
+
+def test_there_are_no_other_defaults() -> None:
+    options = Options().outputMode(OutputMode.Final)
+    found = plain(options)
+    expected = {**DEFAULTS, "output_mode": 0, "execution_mode": 0, **POPART_DEFAULTS}
+    for group in ("Training", "Distributed", "TensorLocations"):
+        expected |= GROUP_DEFAULTS[group]
+    assert found == expected
+    assert options.toDict()["compilation_progress_bar_fn"].compilation_time is None
+
+
+def test_instances_share_no_defaults() -> None:
+    Options().anchorTensor("a", "b")
+    Options()._Popart.set("x", 1)
+    assert Options().anchored_tensors == {} and Options()._Popart.options == POPART_DEFAULTS
+
+
+@pytest.mark.parametrize(("group", "method", "arguments", "expected"), METHODS)
+def test_method_sets_and_chains(
+    group: str, method: str, arguments: tuple[Any, ...], expected: dict[str, Any]
+) -> None:
+    options = Options()
+    assert call(options, group, method, arguments) is group_of(options, group)
+    for name, value in expected.items():
+        popart = options._Popart.options
+        found = popart[name] if name in popart else group_of(options, group)(name)
+        assert found == value, name
+
+
+@pytest.mark.parametrize(("group", "method", "arguments", "expected"), METHODS)
+def test_what_is_set_is_in_the_dictionary_or_shown(
+    group: str, method: str, arguments: tuple[Any, ...], expected: dict[str, Any]
+) -> None:
+    options = Options()
+    call(options, group, method, arguments)
+    found = plain(options)
+    for name, value in expected.items():
+        if name in found:
+            assert found[name] == value
+        elif not name.startswith(("processId", "numProcesses")):
+            assert f"{name.lstrip('_')}=" in repr(options)
+
+
+def test_every_public_method_is_tested() -> None:
+    tested = {(group, method) for group, method, *_ in METHODS}
+    tested |= {("", "appendToLocationExcludes"), ("", "setExecutionStrategy")}
+    general = {name for name, _ in inspect.getmembers(OptionsDict, callable)}
+    general |= {"loadFromFile", "from_json", "clone", "defaultOutputMode", "merge"}
+    for group in ("", "_Popart", *GROUP_DEFAULTS):
+        for name, _ in inspect.getmembers(type(group_of(Options(), group)), callable):
+            if not name.startswith("_") and name not in general - {"set"}:
+                inherited = name == "set" and group != "_Popart"
+                assert inherited or (group, name) in tested, (group, name)
+
+
+def test_groups_merge_what_they_share() -> None:
+    options = Options()
+    options.Precision.setPartialsType(HalfType())
+    options.Training.setConvolutionDithering(True)
+    options._Popart.setEngineOptions({"a": "b"})
+    options.enableProfiling()
+    both = {"partialsType": "half", "enableConvDithering": True}
+    assert options._Popart.options["convolutionOptions"] == both
+    assert options._Popart.options["engineOptions"].items() >= {
+        ("a", "b"),
+        ("autoReport.all", "true"),
+    }
+
+
+def test_location_settings() -> None:
+    settings = (
+        TensorLocationSettings()
+        .minElementsForOffChip(4)
+        .minElementsForReplicatedTensorSharding(8)
+        .useOnChipStorage()
+        .useReplicatedTensorSharding(False)
+        .useIOTilesToLoad()
+        .useIOTilesToStore(False)
+    )
+    assert settings.toDict() == {
+        "minElementsForOffChip": 4,
+        "minElementsForReplicatedTensorSharding": 8,
+        "onChip": 1,
+        "useReplicatedTensorSharding": 0,
+        "useIOTilesToLoad": 1,
+        "useIOTilesToStore": 0,
+    }
+    assert not settings.useOnChipStorage(None).exists("onChip")
+
+
+def test_excludes_are_added_to() -> None:
+    before = Options()._source_location_excludes
+    options = Options().appendToLocationExcludes("a", "b")
+    assert options._source_location_excludes == [*before, "a", "b"]
+    assert Options()._source_location_excludes == before
+
+
+# ---------------------------------------------------------------- messages
+
+
+REFUSED: list[tuple[Callable[[Options], Any], type[Exception], str]] = [
+    (
+        lambda o: o.set(nothing=1),
+        AssertionError,
+        "Invalid option nothing, valid options are dict_keys([",
+    ),
+    (
+        lambda o: o.deviceIterations("2"),
+        AssertionError,
+        "Unexpected type <class 'str'> for option device_iterations. Expected <class 'int'>",
+    ),
+    (
+        lambda o: o.deviceIterations(0),
+        ValueError,
+        "device_iterations=0: expected a number of at least 1",
+    ),
+    (
+        lambda o: o.replicationFactor(-2),
+        ValueError,
+        "replication_factor=-2: expected a number of at least 1",
+    ),
+    (
+        lambda o: o.Training.gradientAccumulation(0),
+        ValueError,
+        "gradient_accumulation=0: expected a number",
+    ),
+    (lambda o: o.nothing, AttributeError, "Invalid attribute nothing."),
+    (lambda o: o("nothing"), AttributeError, "Invalid attribute nothing."),
+    (
+        lambda o: setattr(o, "_nothing", 1),
+        AttributeError,
+        "Invalid private attribute _nothing. Valid attributes: ['_jit', ",
+    ),
+    (
+        lambda o: o.update({"log_dir": 1}),
+        AssertionError,
+        "Can't merge dictionaries, they have some keys in common",
+    ),
+    (lambda o: o.toDict(), AssertionError, "An output mode must be picked before serialisation"),
+    (
+        lambda o: o.Jit.traceModel(True),
+        ValueError,
+        "options.Jit.traceModel(True) is no longer supported",
+    ),
+    (
+        lambda o: o.Precision.runningStatisticsAlwaysFloat(1),
+        ValueError,
+        "runningStatisticsAlwaysFloat needs to be set to a bool",
+    ),
+    (lambda o: o.Precision.halfFloatCasting(1), ValueError, "halfFloatCasting must be set to "),
+    (
+        lambda o: o.Precision.enableFloatingPointExceptions(1),
+        AssertionError,
+        "enableFloatingPointExceptions needs to be set to a bool",
+    ),
+    (
+        lambda o: o.Precision.setPartialsType("torch.float16"),
+        ValueError,
+        "parameter to setPartialsType should be eithertorch.float or torch.half",
+    ),
+    (
+        lambda o: o.Training.accumulationAndReplicationReductionType(ReductionType.NoReduction),
+        ValueError,
+        "accumulationAndReplicationReductionType must be set to poptorch.ReductionType.Mean or "
+        "poptorch.ReductionType.Sum",
+    ),
+    (
+        lambda o: o.Training.accumulationAndReplicationReductionType(1),
+        ValueError,
+        "accumulationAndReplicationReductionType must be set to poptorch.ReductionType.Mean or ",
+    ),
+    (
+        lambda o: o.Training.setMeanAccumulationAndReplicationReductionStrategy(1),
+        AssertionError,
+        "Unexpected type <class 'int'> for option meanAccumulationAndReplicationReductionStrategy",
+    ),
+    (
+        lambda o: o.setAvailableMemoryProportion({"0": 0.5}),
+        AssertionError,
+        'Available memory proportions are expected to be in a dictionary of {"IPU0": 0.5} where '
+        "the 0 in IPU is the index of the IPU. Invalid key: 0",
+    ),
+    (
+        lambda o: o.inputReplicaGrouping(2, CommGroupType.All),
+        ValueError,
+        "input_group_type cannot be All",
+    ),
+    (
+        lambda o: o.inputReplicaGrouping(2, CommGroupType.Consecutive),
+        ValueError,
+        "input_group_size cannot be larger than replication_factor",
+    ),
+    (
+        lambda o: o.replicationFactor(3).inputReplicaGrouping(2, CommGroupType.Consecutive),
+        ValueError,
+        "input_group_size must be a factor of replication_factor",
+    ),
+    (
+        lambda o: o.outputMode(OutputMode.EveryN),
+        AssertionError,
+        "EveryN anchor must have output_return_period set to valid positive integer",
+    ),
+    (lambda o: o.outputMode(OutputMode.EveryN, -1), AssertionError, "EveryN anchor must have "),
+    (
+        lambda o: o.anchorTensor("a", "b", OutputMode.EveryN, 0),
+        AssertionError,
+        "EveryN anchor must have ",
+    ),
+    (
+        lambda o: o.maxRepeatLogs("4"),
+        AssertionError,
+        "Unexpected type <class 'str'> for option max_repeat",
+    ),
+    (
+        lambda o: o.TensorLocations.numIOTiles(33),
+        AssertionError,
+        "numIOTiles must be an even number between 32 and 192.",
+    ),
+    (
+        lambda o: o.TensorLocations.numIOTiles(30),
+        AssertionError,
+        "numIOTiles must be an even number",
+    ),
+    (
+        lambda o: o.TensorLocations.numIOTiles(194),
+        AssertionError,
+        "numIOTiles must be an even number",
+    ),
+    (
+        lambda o: o.Distributed.configureProcessId(2, 2),
+        ValueError,
+        "process_id=2: expected one of 0 to 1, as num_processes=2",
+    ),
+    (lambda o: Stage(3), AssertionError, "Block IDs are supposed to be strings but got (3,)"),
+    (
+        lambda o: Phase("a", Stage("b")),
+        AssertionError,
+        "All arguments must either be block IDs (strings) or Stages: [<class 'str'>, ",
+    ),
+    (
+        lambda o: Phase("a").ipus(0, 1),
+        AssertionError,
+        "Phase contains 1 stages but you provided 2 ipus",
+    ),
+    (
+        lambda o: poptorch.PipelinedExecution("a", "a"),
+        AssertionError,
+        "a associated with more than one stage",
+    ),
+    (lambda o: poptorch.PipelinedExecution("a").stage("b"), AssertionError, "Unknown block b"),
+    (
+        lambda o: poptorch.SerialPhasedExecution(),
+        AssertionError,
+        "There is currently no AutoStage for PhasedExecution, please explicitly specify",
+    ),
+    (
+        lambda o: poptorch.SerialPhasedExecution("a").phase(-1),
+        AssertionError,
+        "Phases are identified by positive integers",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "message"), REFUSED, ids=[case[2][:40] for case in REFUSED]
+)
+def test_message(act: Callable[[Options], Any], kind: type[Exception], message: str) -> None:
+    options = Options()
+    with pytest.raises(kind) as raised:
+        act(options)
+    assert type(raised.value) is kind
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda o: o.outputMode(2),
+        lambda o: o.connectionType(1),
+        lambda o: o.syncPattern(0),
+        lambda o: o.useIpuId("0"),
+        lambda o: o.randomSeed(1.0),
+        lambda o: o.setExecutionStrategy("serial"),
+        lambda o: o.inputReplicaGrouping(1, 1),
+        lambda o: o.TensorLocations.setWeightLocation({}),
+        lambda o: TensorLocationSettings().useOnChipStorage(1),
+        lambda o: TensorLocationSettings().minElementsForOffChip(1.0),
+    ],
+)
+def test_plain_values_are_no_members_of_enumerations(act: Callable[[Options], Any]) -> None:
+    options = Options()
+    with pytest.raises(AssertionError):
+        act(options)
+    assert options == Options()
+
+
+def test_deprecated_methods_warn(lines: Callable[[], list[tuple[str, str]]]) -> None:
+    options = Options()
+    options.Jit.traceModel(False)
+    options.Precision.halfFloatCasting(HalfFloatCastingBehavior.HalfUpcastToFloat)
+    options.Precision.runningStatisticsAlwaysFloat(True)
+    assert [level for level, _ in lines()] == ["WARNING"] * 3
+    starts = (
+        "Jit.traceModel",
+        "Precision.halfFloatCasting",
+        "Precision.runningStatisticsAlwaysFloat",
+    )
+    for (_, text), start in zip(lines(), starts, strict=True):
+        assert text.startswith(f"[Deprecated] Do not call options.{start}(): ")
+
+
+def test_an_output_period_without_every_n_is_logged(lines: Callable[[], list[Any]]) -> None:
+    Options().outputMode(OutputMode.All, 3)
+    assert lines()[-1][0] == "INFO"
+    assert lines()[-1][1].startswith(
+        "Anchor return period argument ignored with output_mode set to "
+    )
+
+
+def test_profiling_of_the_environment_counts_more(
+    monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[Any]]
+) -> None:
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all":"true"}')
+    Options().enableProfiling()
+    assert lines() == [
+        (
+            "WARNING",
+            "Profiling setting overridden by environment variable. Check content of "
+            "POPLAR_ENGINE_OPTIONS.",
+        )
+    ]
+
+
+# ---------------------------------------------------------------- freezing
+
+
+@pytest.mark.parametrize(("group", "method", "arguments", "expected"), METHODS)
+def test_frozen_options_cannot_be_set(
+    group: str, method: str, arguments: tuple[Any, ...], expected: dict[str, Any]
+) -> None:
+    options = Options()
+    options._freeze()
+    before = repr(options)
+    with pytest.raises(AttributeError, match=r"^Can't modify frozen Options$"):
+        call(options, group, method, arguments)
+    assert repr(options) == before
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda o: o.set(random_seed=42),
+        lambda o: setattr(o, "device_iterations", 2),
+        lambda o: setattr(o.Training, "gradient_accumulation", 2),
+        lambda o: o.createOrSet(new=1),
+        lambda o: o.deleteIfExists("log_dir"),
+        lambda o: o.setExecutionStrategy(poptorch.ShardedExecution()),
+        lambda o: o.appendToLocationExcludes("x"),
+        lambda o: o.from_json('{"deviceIterations": 2}'),
+        lambda o: o.checkIsFrozen(),
+    ],
+)
+def test_frozen_options_cannot_be_changed_in_other_ways(act: Callable[[Options], Any]) -> None:
+    options = Options()
+    options._freeze()
+    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+        act(options)
+    options._unfreeze()
+    assert options == Options()
+
+
+def test_copies_are_not_frozen() -> None:
+    options = Options()
+    options._freeze()
+    for copied in (options.clone(), copy.deepcopy(options)):
+        copied.deviceIterations(5).Training.gradientAccumulation(4)
+        copied._Popart.set("x", 1)
+        copied.Precision.setPartialsType(HalfType())
+        copied.Distributed.configureProcessId(5, 15)
+        assert copied._Popart.options["partialsTypeMatMuls"] == "half"
+    assert options.device_iterations == 1 and "x" not in options._Popart.options
+
+
+def test_frozen_options_can_be_read_and_stay_frozen_when_pickled() -> None:
+    options = Options().outputMode(OutputMode.All)
+    options._freeze()
+    assert options.toDict()["output_mode"] == 2
+    loaded = pickle.loads(pickle.dumps(options))
+    assert loaded == options
+    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+        loaded.Training.gradientAccumulation(2)
+
+
+# ---------------------------------------------------------------- as values
+
+
+methods = st.lists(st.sampled_from(METHODS), max_size=12)
+
+
+def called(calls: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]]) -> Options:
+    options = Options()
+    for group, method, arguments, _ in calls:
+        call(options, group, method, copy.deepcopy(arguments))
+    return options
+
+
+@given(methods)
+def test_a_clone_is_equal_and_shares_nothing(calls: Any) -> None:
+    options = called(calls)
+    clone = options.clone()
+    assert clone == options and repr(clone) == repr(options) and hash(clone) == hash(options)
+    assert plain(clone) == plain(options)
+    clone.anchorTensor("only", "here")
+    clone._Popart.set("only", "here")
+    clone.deviceIterations(options.device_iterations + 1)
+    clone.setAvailableMemoryProportion({"IPU7": 0.1})
+    assert options == called(calls) != clone
+
+
+@given(methods, methods)
+def test_options_are_equal_exactly_if_they_show_the_same(one: Any, other: Any) -> None:
+    first, second = called(one), called(other)
+    same = {n: v for n, v in vars(first).items() if n != "_is_frozen"} == {
+        n: v for n, v in vars(second).items() if n != "_is_frozen"
+    }
+    assert (first == second) == same
+    if first == second:
+        assert plain(first) == plain(second)
+
+
+def test_options_equal_only_their_kind() -> None:
+    assert Options() != 1 and Options() != Options().Training and Options() == Options()
+    assert Options().Jit != Options().TensorLocations
+
+
+def test_options_can_be_keys() -> None:
+    options = Options()
+    found = {options: "here"}
+    options.deviceIterations(7)
+    assert found[options] == "here"
+
+
+def test_repr_names_every_option_and_no_address() -> None:
+    options = Options().replicationFactor(4)
+    assert repr(options).startswith("Options(replication_factor=4, ")
+    assert "gradient_accumulation=1" in repr(options) and "0x" not in repr(options)
+
+
+def test_completion_offers_methods_groups_and_values() -> None:
+    offered = dir(Options())
+    assert {"deviceIterations", "device_iterations", "Training", "outputMode"} <= set(offered)
+    assert "random_seed" in dir(Options().randomSeed(1))
+
+
+def test_a_group_may_change_its_class() -> None:
+    class Derived(poptorch.options._DistributedOptions):
+        pass
+
+    options = Options()
+    options.Distributed.__class__ = Derived
+    assert type(options.Distributed) is Derived and options.Distributed.processId == 0
+
+
+def test_the_progress_bar_can_be_hidden() -> None:
+    options = Options().outputMode(OutputMode.All).showCompilationProgressBar(False)
+    assert "compilation_progress_bar_fn" not in options.toDict()
+
+
+# ---------------------------------------------------------------- strategies
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (poptorch.PipelinedExecution(), {"execution_mode": 0}),
+        (poptorch.ShardedExecution("a"), {"execution_mode": 1}),
+        (
+            poptorch.SerialPhasedExecution("a").setTensorsLiveness(Liveness.OffChipAfterEachPhase),
+            {
+                "execution_mode": 2,
+                "separate_backward_phase": False,
+                "tensors_liveness": 3,
+                "serial_phases_execution": True,
+            },
+        ),
+        (
+            poptorch.ParallelPhasedExecution("a")
+            .sendTensorsOffChipAfterFwd()
+            .useSeparateBackwardPhase(),
+            {
+                "execution_mode": 2,
+                "separate_backward_phase": True,
+                "tensors_liveness": 1,
+                "serial_phases_execution": False,
+            },
+        ),
+    ],
+)
+def test_a_strategy_is_in_the_dictionary(strategy: Any, expected: dict[str, Any]) -> None:
+    options = Options().outputMode(OutputMode.All).setExecutionStrategy(strategy)
+    assert options.toDict().items() >= expected.items()
+    assert options.clone() == options
+
+
+def test_stages_of_a_pipeline_are_numbered_in_order() -> None:
+    pipeline = poptorch.PipelinedExecution("a", ["b", "c"], Stage("d").ipu(0))
+    assert [pipeline.stage(block)._stage_id for block in "abcd"] == [0, 1, 1, 2]
+    assert pipeline.stage("c").blocks == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        (Phase(Stage("a"), Stage("b")), Phase("c", "d")),
+        ([Phase(Stage("a"), Stage("b")), Phase("c", "d")],),
+        ([Stage("a"), Stage("b")], ["c", "d"]),
+    ],
+)
+def test_phases_can_be_written_in_three_ways(phases: tuple[Any, ...]) -> None:
+    strategy = poptorch.SerialPhasedExecution(*phases)
+    strategy.phase(0).ipus(0, 1)
+    assert [len(strategy.phase(i).stages) for i in (0, 1)] == [2, 1]
+    assert [strategy.stage(block)._phase_id for block in "abcd"] == [0, 0, 1, 1]
+    assert strategy.phase(0).stage(1)._ipu == 1
+
+
+def entered(strategy: Any, *blocks: tuple[BlockId | None, int | None]) -> list[tuple[int, int]]:
+    """The stage and the IPU of each block, entered in order."""
+    manager = strategy._stages_manager
+    begun = [manager.beginStage(block, ipu) for block, ipu in blocks]
+    return [(stage._stage_id, ipu) for stage, ipu in begun]
+
+
+def test_stages_found_by_themselves() -> None:
+    blocks = ((None, 0), (None, 1), (None, 0))
+    assert entered(poptorch.PipelinedExecution(), *blocks) == [(0, 0), (1, 1), (0, 0)]
+    increment = poptorch.PipelinedExecution(AutoStage.AutoIncrement)
+    assert entered(increment, *blocks) == [(1, 0), (2, 1), (3, 0)]
+    increment._stages_manager.resetAutoId()
+    assert entered(increment, (None, 0)) == [(1, 0)]
+
+
+def test_an_ipu_is_the_stages_then_the_blocks_then_the_number_of_the_stage() -> None:
+    strategy = poptorch.PipelinedExecution("a", "b", Stage("c").ipu(5))
+    assert entered(strategy, ("a", 3), ("b", None), ("c", 3)) == [(0, 3), (1, 1), (2, 5)]
+    with pytest.raises(AssertionError, match=r"Unknown Block 'd' list of expected Blocks: \['a', "):
+        entered(strategy, ("d", 0))
+    with pytest.raises(AssertionError, match="SameAsIpu was selected but no IPU was specified"):
+        entered(poptorch.PipelinedExecution(), ("a", None))
+
+
+def test_attributes_nest_and_end() -> None:
+    outer = Attribute(op={"a": 1}, other={"x": 1})
+    with outer:
+        with Attribute(op={"a": 2}), outer:
+            assert Attribute.current() == {"op": {"a": 1}, "other": {"x": 1}}
+        assert Attribute.current() == {"op": {"a": 1}, "other": {"x": 1}}
+    assert Attribute.current() == {}
+
+
+# ---------------------------------------------------------------- PyTorch
+
+
+def test_options_need_no_torch() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None  # `import torch` fails
+from gpusim import poptorch
+options = poptorch.Options().deviceIterations(2).randomSeed(3).outputMode(poptorch.OutputMode.All)
+assert options.clone().toDict()["random_seed"] == 3
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=PATIENCE)
+
+
+def test_a_seed_seeds_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    torch = types.ModuleType("torch")
+    torch.manual_seed = seeds.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    Options().randomSeed(42)
+    assert seeds == [42]

@@ -1,0 +1,122 @@
+"""The popart stand-in, the names popxl and popart themselves, and popxl's bench."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpusim.popart as popart
+import gpusim.popxl as popxl
+from bench.popxl import overheads, scaling
+from gpusim.popart._internal import ir as _ir
+from gpusim.popxl import ops
+from tests.oracles.machine_time import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import sys
+import popart, popxl
+import popart._internal.ir as _ir
+import popxl.ops as ops
+from popxl.ops.call import CallSiteInfo
+from popxl.tensor import Variable
+assert popxl.__name__ == "gpusim.popxl" and isinstance(_ir.op.AddOp, type)
+heavy = [name for name in ("cupy", "torch", "mpi4py", "sklearn") if name in sys.modules]
+assert not heavy, heavy
+ir = popxl.Ir()
+with ir.main_graph:
+    y = popxl.d2h_stream((), popxl.float32)
+    ops.host_store(y, popxl.variable(1.0) + 2.0)
+with popxl.Session(ir, "ipu_model") as session:
+    print(session.run()[y])
+"""
+
+
+@pytest.mark.parametrize("way", [["-m", "gpusim", "run"], ["-c", "import gpusim.aliases"]])
+def test_programs_import_popxl_and_popart_by_their_names(way: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    if way[0] == "-c":
+        way, script = ["-c", f"{way[1]}\n{PROGRAM}"], Path()
+    done = subprocess.run(
+        [sys.executable, *way, str(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
+
+
+def test_every_public_name_is_there() -> None:
+    for module in (popxl, popxl.ops, popxl.ops.collectives, popxl.ops.var_updates, popart):
+        assert len(set(module.__all__)) == len(module.__all__)
+        for name in module.__all__:
+            assert hasattr(module, name), (module, name)
+
+
+def test_what_popart_has_beyond_is_said_to_be_missing() -> None:
+    with pytest.raises(AttributeError, match=r"gpusim has no popart\.Builder: of PopART it has"):
+        popart.Builder  # noqa: B018 asking is what raises
+    with pytest.raises(AttributeError, match="has no attribute 'Add'"):
+        _ir.op.Add  # noqa: B018
+
+
+def test_session_options_are_the_irs() -> None:
+    ir = popxl.Ir()
+    options = ir._pb_ir.getSessionOptions()
+    assert isinstance(options, popart.SessionOptions) and not options.oneByOne
+    options.enableStochasticRounding = True  # what nothing here acts on can be set all the same
+    assert ir.getSessionOptions().enableStochasticRounding
+    options.engineOptions["opt.useAutoloader"] = "true"
+    assert ir.getSessionOptions().engineOptions and not popxl.Ir().getSessionOptions().engineOptions
+    options.arrays = "paper"
+    with ir.main_graph:
+        ops.host_store(popxl.d2h_stream((), popxl.float32), popxl.constant(1.0))
+    with pytest.raises(ValueError, match="arrays='paper': expected 'numpy' or 'cupy'"):
+        popxl.Session(ir)
+
+
+def test_devices_are_the_simulated_ipus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSIM_IPUS", "2")
+    manager = popart.DeviceManager()
+    pair = manager.acquireAvailableDevice(2)
+    assert pair is not None and pair.isAttached and (pair.id, pair.numIpus) == (2, 2)
+    assert manager.acquireAvailableDevice(1) is None and manager.acquireDeviceById(0) is None
+    pair.detach()
+    on_demand = manager.acquireAvailableDevice(
+        1, connectionType=popart.DeviceConnectionType.OnDemand
+    )
+    assert on_demand is not None and not on_demand.isAttached
+    assert [device.id for device in manager.enumerateDevices(numIpus=1)] == [0, 1]
+    assert manager.acquireAvailableDevice(4) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "groups"),
+    [
+        (popart.CommGroupType.All, 0, [[0, 1, 2, 3]]),
+        (popart.CommGroupType.Consecutive, 2, [[0, 1], [2, 3]]),
+        (popart.CommGroupType.Orthogonal, 2, [[0, 2], [1, 3]]),
+    ],
+)
+def test_variable_settings_group_replicas(
+    kind: popart.CommGroupType, size: int, groups: list[list[int]]
+) -> None:
+    group = popart.CommGroup(kind, size)
+    settings = popart.VariableSettings(group)
+    assert settings.groups(4) == groups and settings.getSharedVariableDomain() == group
+    assert settings.numReplicasReturningVariable(4) == len(groups) == settings.getGroupCount(4)
+    assert settings.getGroupSize(4) == 4 // len(groups)
+    every = popart.VariableSettings(group, popart.VariableRetrievalMode.AllReplicas)
+    assert every.shapeOnHost((5,), 4) == (4, 5)
+
+
+def test_the_bench_measures() -> None:
+    found = overheads(seconds=0.01)
+    assert len(found) == 6 and all(each.session > 0 and each.library > 0 for each in found)
+    assert scaling(seconds=0.01, elements=64, replicas=4).ratio > 0

@@ -1,0 +1,55 @@
+"""Every Python block of README.md and docs/ runs, and every session shows what Python prints.
+
+```python blocks are executed and ```pycon blocks are compared; those of one page share names.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from gpusim.popdist import backend
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+BLOCK = re.compile(r"^```(python|pycon)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def compare(page: Path, line: int, source: str, names: dict[str, object]) -> None:
+    """Run a session; an AssertionError shows what differed."""
+    name = f"{page.name}, line {line + 1}"  # one to a session, by which doctest finds the sources
+    test = doctest.DocTestParser().get_doctest(source, names, name, str(page), line)
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append, clear_globs=False)
+    names.update(test.globs)
+    assert not report, "".join(report)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(backend, "_initialized", False)  # and so again afterwards
+    text = page.read_text()
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start(2))
+        if block[1] == "pycon":
+            compare(page, line, block[2], names)
+        else:
+            exec(compile("\n" * line + block[2], page, "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_readme_gives_its_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert "make demo" in text and "make test" in text

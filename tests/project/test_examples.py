@@ -1,0 +1,71 @@
+"""Each example runs as a script, and agrees with its single-device reference when sizes change."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.oracles.machine_time import PATIENCE
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+OWN_IMPORTS = EXAMPLES / "poptorch_bert.py"  # runs below
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(EXAMPLES.glob("*.py")) - {OWN_IMPORTS}), ids=lambda path: path.stem
+)
+def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, path]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("agreed")
+
+
+def test_a_poptorch_program_runs_under_its_own_imports(tmp_path: Path) -> None:
+    text = OWN_IMPORTS.read_text()
+    program = tmp_path / "bert.py"
+    program.write_text(text.replace("from gpusim import poptorch", "import poptorch"))
+    assert "gpusim" not in program.read_text().split('"""', 2)[2]
+    command = [sys.executable, "-m", "gpusim", "run", program, "--epochs", "2", "--texts", "256"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "agreed: pipelined and plain training, to the bit"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data_parallel --replicas 1",
+        "data_parallel --replicas 7 --steps 3",
+        "moe_dispatch --replicas 1 --experts 3",
+        "moe_dispatch --replicas 3 --experts 1",
+        "moe_dispatch --replicas 3 --experts 2 --skew 100",  # all tokens to one expert
+        "moe_dispatch --replicas 6 --experts 3 --tokens 1",  # most slices are empty
+        "poptorch_digits --replicas 1 --calls 2",
+        "poptorch_digits --replicas 16 --calls 2",  # all IPUs that there are
+        "ring_attention --replicas 1",
+        "ring_attention --replicas 1 --causal",
+        "ring_attention --replicas 3",
+        "ring_attention --replicas 6 --block 1 --causal",
+    ],
+)
+def test_agrees_whatever_the_sizes(command: str) -> None:
+    name, *arguments = command.split()
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](arguments)

@@ -1,0 +1,116 @@
+"""`import gpusim` is light, and what is installed is all that it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import gpusim
+from tests.oracles.machine_time import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("cupy", "jax", "matplotlib", "mpi4py", "pynvml", "rich", "scipy", "sklearn", "torch")
+KINDS = ("*.py", "py.typed", "*.cu", "*.cuh")
+LOADED = f"""
+import gpusim, sys
+heavy = [name for name in {HEAVY} if name in sys.modules]
+assert not heavy, f'import gpusim loads {{heavy}}'
+"""
+
+
+def python(*arguments: str, run: str | Path = sys.executable, cwd: Path = ROOT) -> str:
+    command = [run, *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_loads_nothing_heavy() -> None:
+    python("-c", LOADED)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    python("-c", f"import gpusim.tools.cli; gpusim.tools.cli.command_line()\n{LOADED}")
+
+
+def test_fallback_knows_nothing_of_gpusim() -> None:
+    python("-c", "import fallback, sys; assert 'gpusim' not in sys.modules")
+
+
+def test_version_is_the_distributions() -> None:
+    assert gpusim.__version__ == metadata.version("gpusim")
+
+
+def test_every_public_name_is_there() -> None:
+    for name in gpusim.__all__:
+        assert hasattr(gpusim, name), name
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    offline = ("--no-build-isolation", "--no-deps", "--no-index")
+    python("-m", "pip", "wheel", "--quiet", *offline, "--wheel-dir", str(folder), ".")
+    (built,) = folder.glob("gpusim-*.whl")
+    return built
+
+
+def dependencies(package: str) -> set[str]:
+    """The distribution packages that `package` needs without extras, and theirs."""
+    needed = set()
+    for requirement in map(Requirement, metadata.requires(package) or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            needed |= {requirement.name} | dependencies(requirement.name)
+    return needed
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds the wheel and what it depends on, nothing else.
+
+    The dependencies are linked to those here: a machine without a network makes it too.
+    """
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder, with_pip=False)
+    executable = folder / "bin" / "python"
+    offline = ("--no-deps", "--no-index")
+    python("-m", "pip", "--python", str(executable), "install", "--quiet", *offline, str(wheel))
+    asked = python("-c", "import sysconfig; print(sysconfig.get_path('platlib'))", run=executable)
+    site = Path(asked.strip())
+    for name in dependencies("gpusim"):
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            (site / top).symlink_to(Path(str(distribution.locate_file(top))))
+    return executable
+
+
+def test_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    folders = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert folders == {"gpusim", "fallback"}
+    sources = (ROOT.glob(f"{folder}/**/{kind}") for folder in folders for kind in KINDS)
+    assert {str(path.relative_to(ROOT)) for paths in sources for path in paths} <= set(names)
+
+
+def test_wheel_works_in_a_fresh_environment(fresh: Path, tmp_path: Path) -> None:
+    program = """
+import numpy as np, gpusim, sys
+from gpusim import lax
+assert gpusim.__file__.startswith(sys.prefix), gpusim.__file__
+print(gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i")(np.arange(4.0))[0])
+"""
+    assert python("-c", program, run=fresh, cwd=tmp_path) == "6.0\n"
+
+
+def test_fresh_environment_says_what_to_install(fresh: Path, tmp_path: Path) -> None:
+    assert "pip install 'gpusim[study]'" in python("-m", "gpusim", "info", run=fresh, cwd=tmp_path)
+    demo = subprocess.run([fresh, "-m", "gpusim", "demo"], cwd=tmp_path, capture_output=True)
+    assert demo.returncode == 1
+    assert b"needs scikit-learn, matplotlib, rich: pip install 'gpusim[study]'" in demo.stderr

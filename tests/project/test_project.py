@@ -1,0 +1,57 @@
+"""What a new user meets first: make, its messages, and a changelog for the version at hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+from tests.oracles.machine_time import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+# Tests may themselves run under make, whose flags would reach the one started here.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+
+def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def test_make_alone_lists_the_targets() -> None:
+    answer = make()
+    assert answer.returncode == 0
+    listed = re.findall(r"^  make (\w+)  +\S", answer.stdout, re.MULTILINE)
+    assert listed == ["help", "demo", "test", "lint", "docs", "bench", "gpu", "clean"]
+
+
+def test_without_a_python_make_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    answer = make("-f", str(ROOT / "Makefile"), "PYTHON=no-such-python", "test", cwd=tmp_path)
+    assert answer.returncode != 0
+    assert "gpusim needs Python 3.11 or later" in answer.stderr
+    assert "tried: no-such-python" in answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
+
+
+def test_changelog_has_the_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"## {project['version']} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_extra_that_is_offered_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("gpusim/**/*.py")]
+    text = "\n".join(page.read_text() for page in pages)
+    offered = set(re.findall(r"'(?:gpusim|\.)\[(\w+)\]'", text))
+    offered |= set(re.findall(r'install\("(\w+)"\)', text))
+    assert "study" in offered
+    assert offered <= set(project["optional-dependencies"])

