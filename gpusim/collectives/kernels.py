@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -54,6 +55,53 @@ class Kernels(Protocol):
     ) -> Array: ...
 
     def ragged_copy(self, sources: Any, output: Any, segments: NDArray[np.int64]) -> None: ...
+
+
+@dataclass(frozen=True)
+class FoldSpec:
+    """Interim: replaced by fallback.FoldSpec."""
+
+    op: str = "sum"
+    order: Any = "linear"
+    accumulate: Any = None
+    out_dtype: Any = None
+    divisor: int | None = None
+    cut_axis: int | None = None
+    rounding: str = "nearest"
+    seed: int = 0
+
+    def replace(self, **changes: Any) -> FoldSpec:
+        return replace(self, **changes)
+
+
+class FoldPart(NamedTuple):
+    window: Any = None
+    partial: Any = None
+    before: int = 0
+    final: bool = True
+    nodes: Any = None
+
+
+def run_fold(
+    spec: FoldSpec,
+    members: Any,
+    *,
+    batch_ndim: int = 0,
+    call: int = 0,
+    batch_offset: Any = 0,
+    part: Any = None,
+    out: Any = None,
+) -> Array:
+    array = members[0] if isinstance(members, list) else members
+    return kernels(array).fold(
+        members,
+        **vars(spec),
+        batch_ndim=batch_ndim,
+        call=call,
+        places=batch_offset,
+        out=out,
+        **(part._asdict() if part is not None else {}),
+    )
 
 
 def kernels(array: Any) -> Kernels:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch.frames import is_traced
+from ...torch.axes import is_traced
 from ..axis import AXIS
 from ..poptorch_core import compiler_error, createPoptorchError
 from ..replicas.phase import phase

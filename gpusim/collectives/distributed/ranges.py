@@ -10,30 +10,30 @@ from typing import Any
 import numpy as np
 
 from ...runtime.engines import Buffer, Pending
-from ..kernels import copy, empty
+from ..kernels import FoldPart, copy, empty
 from ..operand import Array
-from .spread import LONG_MESSAGE, contiguous
-from .task import AHEAD, Task, blocks_of, flat, new_result, places_of
+from .job import AHEAD, FoldJob, blocks_of, flat, new_result, row_offsets
+from .layout import LONG_MESSAGE, contiguous
 
 Share = tuple[int, int]  # first element, end
 
 
-def by_windows(task: Task) -> Array:
+def by_ranges(job: FoldJob) -> Array:
     """The fold of a group whose members may lie on any instances, in any order."""
-    return _Windows(task).fold()
+    return _Ranges(job).fold()
 
 
-class _Windows:
+class _Ranges:
     """One fold, cut into blocks of elements, and each block into a share for every instance."""
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.spread, self.instances = task, task.spread, task.instances
-        self.own = [flat(task, value) for value in task.values]
+    def __init__(self, job: FoldJob) -> None:
+        self.job, self.layout, self.instances = job, job.layout, job.instances
+        self.own = [flat(job, value) for value in job.values]
         self.rows, self.length = self.own[0].shape
-        self.out = new_result(task)
-        self.result = flat(task, self.out)
-        self.positions = [np.flatnonzero(task.owners == i).tolist() for i in self.instances]
-        members = -(-self.rows * len(task.members) // len(self.instances))
+        self.out = new_result(job)
+        self.result = flat(job, self.out)
+        self.positions = [np.flatnonzero(job.instance_of == i).tolist() for i in self.instances]
+        members = -(-self.rows * len(job.members) // len(self.instances))
         self.blocks = [
             _shares(first, end, len(self.instances))
             for first, end in blocks_of(0, self.length, members)
@@ -56,24 +56,24 @@ class _Windows:
 
     def gather(self, shares: list[Share]) -> tuple[list[Array], Pending]:
         """This instance's share of all members, in the group's order, when it has come."""
-        first, end = shares[self.task.turn]
-        members: list[Any] = [None] * len(self.task.members)
+        first, end = shares[self.job.rank]
+        members: list[Any] = [None] * len(self.job.members)
         sends: list[Buffer] = []
         receives: list[Buffer] = []
         for instance, positions, (start, stop) in zip(
             self.instances, self.positions, shares, strict=True
         ):
-            if instance == self.spread.own:
+            if instance == self.layout.instance:
                 parts: Any = [value[:, first:end] for value in self.own]
             else:
                 sends += self.messages([v[:, start:stop] for v in self.own], instance)
                 shape = (len(positions), self.rows, end - first)
-                parts = buffer = empty(self.task.like, shape, self.own[0].dtype)
+                parts = buffer = empty(self.job.like, shape, self.own[0].dtype)
                 apart = self.apart(end - first)
                 receives += [(p, instance) for p in (buffer if apart else [buffer])]
             for position, part in zip(positions, parts, strict=True):
                 members[position] = part
-        return members, self.spread.exchange(sends, receives)
+        return members, self.layout.exchange(sends, receives)
 
     def take_results(self) -> None:
         """Put the others' shares of the first block that is out in place."""
@@ -94,16 +94,19 @@ class _Windows:
 
     def fold_share(self, members: list[Array], shares: list[Share]) -> None:
         """Fold this instance's share, give it to the others, and ask for theirs."""
-        first, end = shares[self.task.turn]
+        first, end = shares[self.job.rank]
         target = self.result[:, first:end]
-        how = {**self.task.whole, "places": places_of(self.task)}
-        part = self.task.kernel_into(
-            target, members, batch_ndim=1, window=(first, self.length), **how
+        part = self.job.fold(
+            members,
+            batch_ndim=1,
+            offsets=row_offsets(self.job),
+            part=FoldPart(window=(first, self.length), nodes=self.job.nodes),
+            out=target,
         )
-        sends = [(part, other) for other in self.instances if other != self.spread.own]
+        sends = [(part, other) for other in self.instances if other != self.layout.instance]
         receives, arrived = [], []
         for other, (start, stop) in zip(self.instances, shares, strict=True):
-            if other == self.spread.own:
+            if other == self.layout.instance:
                 continue
             target = self.result[:, start:stop]
             buffer = target
@@ -111,7 +114,7 @@ class _Windows:
                 buffer = np.empty_like(target, order="C")
                 arrived.append((target, buffer))
             receives.append((buffer, other))
-        self.finals.append((self.spread.exchange(sends, receives, results=True), arrived))
+        self.finals.append((self.layout.exchange(sends, receives, results=True), arrived))
 
 
 def _shares(first: int, end: int, count: int) -> list[Share]:

@@ -1,5 +1,5 @@
 """Axes bound over tensors: by `vmap` in lockstep, or for a graph that is traced.
-A collective writes down the axes around it; where it is computed, they are bound again."""
+A collective records its enclosing axes; where it is computed, they are bound again."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ..maps.frames import (
 from ..runtime.world import current_world
 
 __all__ = [
-    "Around",
-    "TensorFrame",
-    "axes_around",
+    "EnclosingAxis",
+    "TensorAxis",
+    "enclosing_axes",
     "is_traced",
     "rebound",
     "trace_axes",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class TensorFrame(Frame):
+class TensorAxis(Frame):
     """A lockstep frame over tensors.
 
     Attributes:
@@ -51,8 +51,8 @@ class TensorFrame(Frame):
         self.marker = marker
 
 
-class Around(NamedTuple):
-    """One axis around a collective, as it is written down.
+class EnclosingAxis(NamedTuple):
+    """One axis around a collective, as a plan records it.
 
     Attributes:
         name: its name.
@@ -68,15 +68,15 @@ class Around(NamedTuple):
     kind: str
 
 
-def axes_around() -> tuple[Around, ...]:
+def enclosing_axes() -> tuple[EnclosingAxis, ...]:
     """The axes bound here, outermost first."""
-    return tuple(Around(f.name, f.size, f.total, _kind(f)) for f in environment())
+    return tuple(EnclosingAxis(f.name, f.size, f.total, _kind(f)) for f in environment())
 
 
 def _kind(frame: Frame) -> str:
     if frame.index is not None:
         return "thread"
-    if isinstance(frame, TensorFrame) and frame.marker is None:
+    if isinstance(frame, TensorAxis) and frame.marker is None:
         return "traced"
     return "lockstep" if frame.share is None else "shared"
 
@@ -96,7 +96,7 @@ def is_traced(name: AxisName) -> bool:
 
 
 @contextmanager
-def rebound(around: Sequence[Around], unnamed: Sequence[int]) -> Iterator[Axes]:
+def rebound(enclosing: Sequence[EnclosingAxis], unnamed: Sequence[int]) -> Iterator[Axes]:
     """Bind the written-down axes, and inside them unnamed ones of these sizes; all are yielded.
 
     Axes of pmap are those of the running replica.
@@ -106,7 +106,7 @@ def rebound(around: Sequence[Around], unnamed: Sequence[int]) -> Iterator[Axes]:
     """
     here = environment()
     frames: list[Frame] = []
-    for depth, axis in enumerate(around):
+    for depth, axis in enumerate(enclosing):
         if axis.kind == "thread":
             frames.append(_own_frame(here, depth, axis))
         else:
@@ -120,7 +120,7 @@ def rebound(around: Sequence[Around], unnamed: Sequence[int]) -> Iterator[Axes]:
         _environment.reset(token)
 
 
-def _own_frame(here: Axes, depth: int, axis: Around) -> Frame:
+def _own_frame(here: Axes, depth: int, axis: EnclosingAxis) -> Frame:
     frame = here[depth] if depth < len(here) else None
     if frame is None or frame.index is None or frame.name != axis.name:
         raise GpusimError(
@@ -130,7 +130,7 @@ def _own_frame(here: Axes, depth: int, axis: Around) -> Frame:
     return frame
 
 
-def _share(axis: Around) -> Share | None:
+def _share(axis: EnclosingAxis) -> Share | None:
     if axis.kind != "shared":
         return None
     world = current_world()
@@ -166,12 +166,12 @@ def trace_axes(sizes: Mapping[str, int]) -> Iterator[None]:
         >>> gt.vmap(graph, axis_name="i")(torch.arange(4.0))
         tensor([0.0000, 0.1667, 0.3333, 0.5000])
     """
-    frames: list[TensorFrame] = []
+    frames: list[TensorAxis] = []
     for name, size in sizes.items():
         checked = check_axis_size(f"trace_axes ({name!r})", size)
         if checked is None:
             raise TypeError(f"trace_axes sizes must be integers, but axis {name!r} has {size!r}")
-        frame = TensorFrame(name, checked, None, None)
+        frame = TensorAxis(name, checked, None, None)
         frame.depth += len(frames)
         frames.append(frame)
     with bound(tuple(frames)):

@@ -1,5 +1,5 @@
-"""How the members of one collective's group lie over the instances of a world, and what moves
-between them."""
+"""Where the members of one collective's group are, over the instances of a world; and the exchange
+of their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.engines import Buffer, Engine, Pending
-from ...runtime.world import World
+from ...runtime.world import MAIN_TAG, World
 from ..kernels import copy, empty
 from ..operand import Array, as_slice
 
@@ -24,30 +24,30 @@ Numbers = NDArray[np.intp]
 LONG_MESSAGE = 16 * 1024
 
 
-class _Places(NamedTuple):
-    """Which instance holds each member; see `Spread`."""
+class _Tables(NamedTuple):
+    """Which instance holds each member; see `Layout`."""
 
-    held: tuple[Numbers, ...]
-    owner: Numbers
+    members_of: tuple[Numbers, ...]
+    instance_of: Numbers
     position: Numbers
 
 
 @lru_cache(64)  # programs make the same calls again and again
-def _places_of(shape: tuple[int, ...], axis: int, counts: tuple[int, ...]) -> _Places:
+def _tables(shape: tuple[int, ...], axis: int, counts: tuple[int, ...]) -> _Tables:
     numbers = np.arange(math.prod(shape)).reshape(shape)
     edges = np.cumsum(counts)[:-1]
-    held = tuple(part.ravel() for part in np.split(numbers, edges, axis=axis))
-    owner, position = np.empty(numbers.size, np.intp), np.empty(numbers.size, np.intp)
-    for instance, members in enumerate(held):
-        owner[members] = instance
+    members_of = tuple(part.ravel() for part in np.split(numbers, edges, axis=axis))
+    instance_of, position = np.empty(numbers.size, np.intp), np.empty(numbers.size, np.intp)
+    for instance, members in enumerate(members_of):
+        instance_of[members] = instance
         position[members] = np.arange(len(members))
-    for array in (*held, owner, position):
+    for array in (*members_of, instance_of, position):
         array.flags.writeable = False
-    return _Places(held, owner, position)
+    return _Tables(members_of, instance_of, position)
 
 
 @dataclass(frozen=True)
-class Spread:
+class Layout:
     """The members of a group over several axes, of which the world shares one out.
 
     Members are numbered row-major in the axes' order; an instance holds those with its indices of
@@ -65,22 +65,27 @@ class Spread:
     shape: tuple[int, ...]
     axis: int
     counts: tuple[int, ...]
-    tag: int
+    tag: int = MAIN_TAG
+
+    @classmethod
+    def of_world(cls, world: World) -> Layout:
+        """The layout of a world's replicas, outside of any map."""
+        return cls(world, (world.replicas,), 0, world.counts)
 
     @property
     def engine(self) -> Engine:
         engine = self.world.engine
-        assert engine is not None  # a single instance shares nothing out
+        assert engine is not None  # a single instance holds all members
         return engine
 
     @property
-    def own(self) -> int:
-        """This instance."""
+    def instance(self) -> int:
+        """The number of this instance."""
         return self.world.instance
 
     @property
     def others(self) -> list[int]:
-        return [instance for instance in range(self.world.instances) if instance != self.own]
+        return [instance for instance in range(self.world.instances) if instance != self.instance]
 
     @property
     def size(self) -> int:
@@ -88,27 +93,28 @@ class Spread:
         return math.prod(self.shape)
 
     @property
-    def held(self) -> tuple[Numbers, ...]:
+    def members_of(self) -> tuple[Numbers, ...]:
         """The members of each instance."""
-        return self._places.held
+        return self._tables.members_of
 
     @property
-    def owner(self) -> Numbers:
+    def instance_of(self) -> Numbers:
         """The instance of each member."""
-        return self._places.owner
+        return self._tables.instance_of
 
     @property
     def position(self) -> Numbers:
-        """Where each member stands among those of its instance."""
-        return self._places.position
+        """The position of each member among those of its instance."""
+        return self._tables.position
 
     @cached_property
-    def _places(self) -> _Places:
-        return _places_of(self.shape, self.axis, self.counts)
+    def _tables(self) -> _Tables:
+        return _tables(self.shape, self.axis, self.counts)
 
     @property
-    def mine(self) -> Numbers:
-        return self.held[self.own]
+    def local(self) -> Numbers:
+        """The members of this instance."""
+        return self.members_of[self.instance]
 
     @contextmanager
     def channel(self) -> Iterator[None]:
@@ -131,24 +137,24 @@ class Spread:
         )
 
 
-def all_gather_bytes(spread: Spread, own: bytes) -> list[bytes]:
+def all_gather_bytes(layout: Layout, own: bytes) -> list[bytes]:
     """What each instance has to say, of any length."""
-    lengths = np.zeros((spread.world.instances, 1), np.int64)
-    lengths[spread.own] = len(own)
-    spread.exchange(
-        [(lengths[spread.own].copy(), i) for i in spread.others],
-        [(lengths[i], i) for i in spread.others],
+    lengths = np.zeros((layout.world.instances, 1), np.int64)
+    lengths[layout.instance] = len(own)
+    layout.exchange(
+        [(lengths[layout.instance].copy(), i) for i in layout.others],
+        [(lengths[i], i) for i in layout.others],
     ).wait()
     said = [np.zeros(length, np.uint8) for length in lengths[:, 0].tolist()]
-    said[spread.own][:] = np.frombuffer(own, np.uint8)
-    spread.exchange(
-        [(said[spread.own], i) for i in spread.others], [(said[i], i) for i in spread.others]
+    said[layout.instance][:] = np.frombuffer(own, np.uint8)
+    layout.exchange(
+        [(said[layout.instance], i) for i in layout.others], [(said[i], i) for i in layout.others]
     ).wait()
     return [text.tobytes() for text in said]
 
 
 def fetch(
-    spread: Spread, rows: Mapping[int, Array], needs: Sequence[Numbers], like: Array
+    layout: Layout, rows: Mapping[int, Array], needs: Sequence[Numbers], like: Array
 ) -> Array:
     """The values of members that may be anywhere.
 
@@ -160,16 +166,16 @@ def fetch(
     Returns:
         A new array (needed, *shape) in the order of ``needs``.
     """
-    needed = needs[spread.own]
+    needed = needs[layout.instance]
     out = empty(like, (len(needed), *like.shape))
     sends: list[Buffer] = []
-    for other in spread.others:
-        wanted = needs[other][spread.owner[needs[other]] == spread.own]
+    for other in layout.others:
+        wanted = needs[other][layout.instance_of[needs[other]] == layout.instance]
         sends.append((packed([rows[number] for number in wanted.tolist()], like), other))
     receives: list[Buffer] = []
     scattered: list[tuple[Array, Array]] = []
-    for other in spread.others:
-        places = np.flatnonzero(spread.owner[needed] == other)
+    for other in layout.others:
+        places = np.flatnonzero(layout.instance_of[needed] == other)
         run = as_slice(places.tolist()) if len(places) else slice(0, 0)
         if run is not None and (run.step or 1) == 1:
             receives.append((out[run], other))
@@ -177,8 +183,8 @@ def fetch(
         buffer = empty(like, (len(places), *like.shape))
         receives.append((buffer, other))
         scattered += [(out[p, ...], buffer[row, ...]) for row, p in enumerate(places.tolist())]
-    pending = spread.exchange(sends, receives)
-    here = np.flatnonzero(spread.owner[needed] == spread.own).tolist()
+    pending = layout.exchange(sends, receives)
+    here = np.flatnonzero(layout.instance_of[needed] == layout.instance).tolist()
     copy([(out[place, ...], rows[int(needed[place])]) for place in here])
     pending.wait()
     copy(scattered)
@@ -199,6 +205,6 @@ def packed(arrays: Sequence[Array], like: Array) -> Array:
     return out
 
 
-def rows_of(spread: Spread, operand: Any) -> dict[int, Array]:
+def rows_of(layout: Layout, operand: Any) -> dict[int, Array]:
     """This instance's values by the number of their member."""
-    return {int(number): operand[place] for place, number in enumerate(spread.mine.tolist())}
+    return {int(number): operand[place] for place, number in enumerate(layout.local.tolist())}
