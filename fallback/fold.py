@@ -4,7 +4,7 @@ The bits of its result are specified; see the numerics contract in the documenta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -95,7 +95,8 @@ def run_fold(
         strides += (partial.strides,)
     counter = call and check_counter("call", call)
     blocks = plan_blocks(spec, part, dtype, count, shape, batch_ndim, strides, group.stacked)
-    arithmetic, offset, offsets = blocks.arithmetic, cast(Any, batch_offset), None
+    arithmetic, offsets = blocks.arithmetic, None
+    offset: Any = batch_offset
     if arithmetic.stochastic or type(offset) is not int or not 0 <= offset < 2**64:
         offsets = check_places(offset, blocks.plan.batch)
     if out is None:
