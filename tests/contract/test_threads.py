@@ -122,7 +122,7 @@ def test_another_gpusim_threads_is_named(given: str, monkeypatch: pytest.MonkeyP
 
 
 def helpers() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name.startswith("kernels ")}
+    return {t for t in threading.enumerate() if t.name.startswith("kernels")}
 
 
 def test_one_thread_means_no_pool():
