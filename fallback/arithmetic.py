@@ -59,7 +59,7 @@ class Arithmetic:
         self.partial = _partial(kind, source, accumulator, self.computing)
         self.result = out if final else self.partial
         self.divisor = self.computing.type(divisor) if divisor is not None and final else None
-        self._from_zero = from_zero
+        self.from_zero = from_zero
         self._out = real_of(self.result)
         self._source, self.accumulator = real_of(source), accumulator
         # Complex values are rounded to nearest, whatever was asked for.
@@ -76,11 +76,8 @@ class Arithmetic:
         self._final = last if final else rounder(self.computing, self.computing, False)
         #: Whether the fold, once it is finished, has drawn random numbers.
         self.draws = self._step.stochastic or last.stochastic
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether a rounding that is done here draws random numbers."""
-        return self._step.stochastic or self._final.stochastic
+        #: Whether a rounding that is done here draws random numbers.
+        self.stochastic = self._step.stochastic or self._final.stochastic
 
     @property
     def direct(self) -> bool:
@@ -118,9 +115,9 @@ class Arithmetic:
         """All steps of these rows, if it can be done in a few calls; see `rounding.add_rows`."""
         return add_rows(self._step, partial, rows, bound, reach, workspace)
 
-    def holds_result(self, dtype: np.dtype[Any]) -> bool:
+    def keeps(self, dtype: np.dtype[Any]) -> bool:
         """Whether the output is of this dtype, and takes the last partial result as it is."""
-        return dtype == self._out and self.divisor is None and not self._from_zero
+        return dtype == self._out and self.divisor is None and not self.from_zero
 
     def operand(
         self, view: NDArray[Any], workspace: Workspace
@@ -158,7 +155,7 @@ class Arithmetic:
     ) -> None:
         """Divide, and convert to the output in one rounding, step `members`; spoils `block`."""
         held = self.accumulator if members > 1 else self._source  # one member is never rounded
-        if self._from_zero:  # added at the end: no sum but -0 tells the difference
+        if self.from_zero:  # added at the end: no sum but -0 tells the difference
             np.add(block, 0, out=block)
         if self.divisor is not None:
             np.divide(block, self.divisor, out=block)
@@ -207,20 +204,14 @@ def partial_dtype(
     source = np.dtype(member_dtype)
     if accumulate is not None and not isinstance(accumulate, Grid):
         accumulate = np.dtype(accumulate)
-    return plan(op, source, accumulate, source, None, False).partial
+    return _partial_dtype(source, accumulate, op)
 
 
 @lru_cache(maxsize=256)
-def _planned(*arguments: Any) -> Arithmetic:
-    return Arithmetic(*arguments)
-
-
-def plan(*arguments: Any) -> Arithmetic:
-    """The Arithmetic of these arguments, which has no state and is kept."""
-    try:
-        return _planned(*arguments)
-    except TypeError:  # not hashable: not what it takes either
-        return Arithmetic(*arguments)
+def _partial_dtype(
+    source: np.dtype[Any], accumulate: np.dtype[Any] | Grid | None, op: str
+) -> np.dtype[Any]:
+    return Arithmetic(op, source, accumulate, source, None, False).partial
 
 
 def _spacing(dtype: np.dtype[Any]) -> int | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 import fallback
+from fallback import FoldPart, FoldSpec
 
 from .. import libraries
 from .operand import Array
@@ -18,26 +19,17 @@ from .operand import Array
 class Kernels(Protocol):
     """What a set of kernels offers; `fallback` says what each of them does."""
 
-    def fold(
+    def fold(self, members: Any, **keywords: Any) -> Array: ...
+
+    def run_fold(
         self,
+        spec: FoldSpec,
         members: Any,
         *,
-        op: str = ...,
-        order: str = ...,
-        accumulate: Any = ...,
-        out_dtype: Any = ...,
-        divisor: int | None = ...,
         batch_ndim: int = ...,
-        cut_axis: int | None = ...,
-        rounding: str = ...,
-        seed: int = ...,
         call: int = ...,
-        places: Any = ...,
-        window: tuple[int, int] | None = ...,
-        partial: Any = ...,
-        before: int = ...,
-        final: bool = ...,
-        nodes: tuple[int, int, int] | None = ...,
+        batch_offset: Any = ...,
+        part: FoldPart | None = ...,
         out: Any = ...,
     ) -> Array: ...
 

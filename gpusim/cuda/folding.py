@@ -8,19 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fallback.arguments import (
-    Share,
-    check_batch,
-    check_cut,
-    check_out,
-    check_partial,
-    check_places,
-    check_share,
-    check_window,
-)
-from fallback.arithmetic import Arithmetic, plan
+from fallback.arguments import check_out, check_partial, check_places
+from fallback.arithmetic import Arithmetic
 from fallback.formats import (
     BFLOAT16,
     FLOAT16,
@@ -31,8 +22,10 @@ from fallback.formats import (
     real_of,
 )
 from fallback.general import Grid
-from fallback.rounding import check_counter, check_rounding
-from fallback.schedules import Order, Program, Schedule, Walks, check_order, compiled
+from fallback.plan import FoldPlan, plan_fold
+from fallback.rounding import check_counter
+from fallback.schedules import Program, Walks
+from fallback.spec import FoldPart, FoldSpec
 
 from .device import Array, Device, Kernel, Launch
 from .layout import Members, laid_out, layout_of
@@ -99,102 +92,39 @@ def _narrow(given: Format) -> bool:
     return given.narrow if isinstance(given, Grid) else given in NARROW
 
 
-def fold(
+def run_fold(
     device: Device,
+    spec: FoldSpec,
     members: Any,
     *,
-    op: str = "sum",
-    order: Order = "linear",
-    accumulate: DTypeLike | Grid | None = None,
-    out_dtype: DTypeLike | None = None,
-    divisor: int | None = None,
     batch_ndim: int = 0,
-    cut_axis: int | None = None,
-    rounding: str = "nearest",
-    seed: int = 0,
     call: int = 0,
-    places: ArrayLike = 0,
-    window: tuple[int, int] | None = None,
-    partial: Any = None,
-    before: int = 0,
-    final: bool = True,
-    nodes: tuple[int, int, int] | None = None,
+    batch_offset: ArrayLike = 0,
+    part: FoldPart | None = None,
     out: Any = None,
 ) -> Array:
-    """`fallback.fold` for arrays of `device`: the same arguments, errors and bits."""
-    check_order(order)
-    stochastic = check_rounding(rounding)
+    """`fallback.run_fold` for arrays of `device`: the same arguments, errors and bits."""
     group = Members.of(members, device)
-    out_type = group.dtype if out_dtype is None else np.dtype(out_dtype)
-    given = accumulate
-    if given is not None and not isinstance(given, Grid):
-        given = np.dtype(given)
-    from_zero = False
-    if isinstance(order, Schedule):
-        given = given or order.accumulator(op, group.dtype)
-        from_zero = order.adds_zero(op, group.dtype, group.count)
-    arithmetic = plan(op, group.dtype, given, out_type, divisor, stochastic, bool(final), from_zero)
-    counters = check_counter("seed", seed), check_counter("call", call)
-    check_batch(batch_ndim, group.shape)
-    value = group.shape[batch_ndim:]
-    held = check_window(window, math.prod(value), cut_axis)
-    share = check_share(
-        order, partial, before, final, nodes, members=group.count, draws=arithmetic.draws
-    )
-    followed = compiled(
-        order,
-        members=group.count,
-        elements=held[1] if held else math.prod(value),
-        itemsize=group.dtype.itemsize,
-    )
-    earlier = None if partial is None else _earlier(partial, group, arithmetic, device)
-    if cut_axis is not None and isinstance(order, Schedule):
-        raise ValueError(f"cut_axis={cut_axis}: expected None for an order that is a Schedule")
-    slices = None
-    if order == "ring" and cut_axis is not None:
-        slices = check_cut(cut_axis, value, group.count) * math.prod(value[cut_axis + 1 :])
-    numbered = check_places(places, group.shape[:batch_ndim]).reshape(-1)
-    if followed == "tree" and group.count > TREE_MEMBERS:
+    plan = plan_fold(spec, part, group.dtype, group.count, group.shape, batch_ndim)
+    counter = check_counter("call", call)
+    earlier = None
+    if part is not None and part.partial is not None:
+        earlier = _earlier(part.partial, group, plan.arithmetic, device)
+    offsets = check_places(batch_offset, plan.batch).reshape(-1)
+    if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
-            f"order='tree': {group.count} members given, at most {TREE_MEMBERS} expected"
+            f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
         )
     if out is None:
-        out = device.empty(group.shape, arithmetic.result)
+        out = device.empty(plan.shape, plan.arithmetic.result)
     else:
-        check_out(out, group.shape, arithmetic.result)
-    if not math.prod(group.shape):
+        check_out(out, plan.shape, plan.arithmetic.result)
+    if not math.prod(plan.shape):
         return out
-    if arithmetic.computing == np.bool_:
-        _fold_logical(device, group, op, arithmetic.result, earlier, out)
-        return out
-    numbers = Numbers(
-        op,
-        real_of(group.dtype),
-        arithmetic.computing,
-        arithmetic.accumulator,
-        real_of(arithmetic.result),
-        divisor if final else None,
-        share.total,
-        stochastic and kind_of(group.dtype) == "float",
-        group.dtype.kind == "c",
-        bool(final),
-        from_zero,
-    )
-    ring = (held[1] if held else math.prod(value), slices) if followed == "ring" else None
-    _fold_numbers(
-        device,
-        group,
-        numbers,
-        followed,
-        batch_ndim,
-        ring,
-        held,
-        counters,
-        numbered,
-        share,
-        earlier,
-        out,
-    )
+    if plan.arithmetic.computing == np.bool_:
+        _fold_logical(device, group, spec.op, plan.arithmetic.result, earlier, out)
+    else:
+        _fold_numbers(device, group, plan, counter, offsets, earlier, out)
     return out
 
 
@@ -246,25 +176,39 @@ C_NAMES = {
 }
 
 
+def numbers_of(plan: FoldPlan) -> Numbers:
+    """The numbers' side of a plan."""
+    arithmetic = plan.arithmetic
+    return Numbers(
+        plan.spec.op,
+        real_of(plan.dtype),
+        arithmetic.computing,
+        arithmetic.accumulator,
+        real_of(arithmetic.result),
+        plan.spec.divisor if plan.final else None,
+        plan.folded,
+        plan.spec.stochastic and kind_of(plan.dtype) == "float",
+        plan.dtype.kind == "c",
+        plan.final,
+        arithmetic.from_zero,
+    )
+
+
 def _fold_numbers(
     device: Device,
     group: Members,
-    numbers: Numbers,
-    order: str | Walks | Program,
-    batch_ndim: int,
-    ring: tuple[int, int | None] | None,
-    window: tuple[int, int] | None,
-    counters: tuple[int, int],
-    places: NDArray[np.uint64],
-    share: Share,
+    plan: FoldPlan,
+    call: int,
+    offsets: NDArray[np.uint64],
     earlier: Array | None,
     out: Array,
 ) -> None:
+    numbers, order, window = numbers_of(plan), plan.order, plan.window
     parts = 2 if group.dtype.kind == "c" else 1
     integer = numbers.source not in _FLOATS
     drawn = numbers.step_drawn or numbers.last_drawn
     # Where neither blocks nor random numbers depend on them, batch axes are axes like others.
-    counted = batch_ndim if drawn or ring or isinstance(order, Walks) else 0
+    counted = plan.batch_ndim if drawn or plan.in_blocks else 0
     itemsize = numbers.source.itemsize
     group, rows = laid_out(device, group, counted, itemsize, parts)
     if order == "reverse" or (isinstance(order, Walks) and order.step < 0):
@@ -274,7 +218,7 @@ def _fold_numbers(
     small = few or not group.alike or rows.stride != itemsize
     kernel, chunk, computing = template(numbers, order, small=small)
     table = None if group.pointers is None else device.upload(np.array(group.pointers, np.uint64))
-    uploaded = device.upload(places) if drawn and places.size > 1 else None
+    uploaded = device.upload(offsets) if drawn and offsets.size > 1 else None
     complex_product = parts == 2 and numbers.op == "prod"
     arguments = struct(FOLD, op=OPS.index("complex prod" if complex_product else numbers.op))
     arguments["layout"] = layout_of(
@@ -290,11 +234,12 @@ def _fold_numbers(
     arguments["parts"] = parts
     if not integer and numbers.step == "TARGET":
         arguments["accumulator"] = target(numbers.accumulator)
-    if ring is not None and not integer:
-        total, slices = ring
-        arguments["ring"] = RINGS.index("flat" if slices is None else "sliced")
-        arguments["total"], arguments["slice"] = total, slices or 0
-        arguments["count"] = group.count
+    if order == "ring" and not integer:
+        arguments["ring"] = RINGS.index("flat" if plan.slice is None else "sliced")
+        arguments["total"], arguments["count"] = plan.total, group.count
+        if plan.slice is not None and plan.spec.cut_axis is not None:
+            inner = plan.value[plan.spec.cut_axis + 1 :]
+            arguments["slice"] = plan.slice * math.prod(inner)
     listed = [] if integer else _listed(device, order, group.count)
     for name, array in listed:
         arguments[name] = device.pointer(array)
@@ -304,15 +249,14 @@ def _fold_numbers(
         arguments["instructions"] = len(order.postfix)
     if earlier is not None:
         stored = real_of(earlier.dtype)
-        arguments["before"], arguments["partial"] = share.before, device.pointer(earlier)
+        arguments["before"], arguments["partial"] = plan.before, device.pointer(earlier)
         arguments["stored_bytes"] = stored.itemsize
         arguments["stored"] = ENCODINGS.index("integer" if integer else encoding_of(stored))
-    arguments["leaves"] = share.tree.total
-    arguments["level"], arguments["node"] = share.tree.level, share.tree.first
+    arguments["level"], arguments["node"], arguments["leaves"] = plan.tree
     finish = arguments["finish"]
-    finish["seed"], finish["call"] = counters
+    finish["seed"], finish["call"] = plan.spec.seed, call
     finish["step"] = numbers.members
-    finish["place"] = places[0] if places.size else 0
+    finish["place"] = offsets[0] if offsets.size else 0
     finish["places"] = 0 if uploaded is None else device.pointer(uploaded)
     if integer:
         _finish_integer(finish, numbers)

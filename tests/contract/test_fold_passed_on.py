@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from itertools import pairwise, product
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -13,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import fold, limits, partial_dtype
+from fallback import fold, partial_dtype
 from fallback.general import Grid
+from tests.contract.fold_limits import fold_limits
 from tests.contract.test_fold_contract import (
     COMPLEXES,
     CUTS,
@@ -121,7 +121,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, list[int], dict[str, Any], 
 @given(cases(), st.sampled_from(["linear", "reverse"]))
 def test_a_fold_passed_on_has_the_bits_of_the_whole(case: Any, order: str) -> None:
     values, layout, cuts, options, cut = case
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         members = arranged(values, layout)
         same(passed_on(members, cuts, order, **options), fold(values, order=order, **options))
 
@@ -132,7 +132,7 @@ def test_a_tree_over_subtrees_has_the_bits_of_the_whole(case: Any, level: int, n
     values, layout, _, options, cut = case
     if not named:
         options["rounding"] = "nearest"
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         found = subtrees(arranged(values, layout), 1 << level, named=named, **options)
     same(found, fold(values, order="tree", **options))
 
@@ -164,7 +164,7 @@ def test_a_fold_passed_on_has_the_bits_of_the_contract(case: Any, order: str) ->
     if values.dtype in INTS or values.dtype == BOOL or logical or grid:
         return  # the reference knows floating-point dtypes only
     options.pop("window", None)
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         found = passed_on(arranged(values, layout), cuts, order, **options)
     assert codes_of(found) == reference_fold(list(values), order=order, **options)
 

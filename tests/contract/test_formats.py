@@ -6,7 +6,6 @@ import copy
 import pickle
 from fractions import Fraction
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from fallback import fold, limits
+from fallback import fold
 from fallback import round_to as round_kernel
 from gpusim import Format, Reduction, lax, quantise_fpx, round_to
+from tests.contract.fold_limits import fold_limits
 from tests.oracles.reference_fold import Float, Number, lane, round_number
 
 NARROW = {
@@ -136,7 +136,7 @@ def test_bits_do_not_depend_on_the_blocks(order: str) -> None:
         whole = fold(x, order=order, accumulate=target, **options)
         cast = round_kernel(x, target, **options)
         for block, rows in ((1, 0), (5, 0), (24, 1 << 40), (100, 1 << 40)):
-            with mock.patch.multiple(limits, BLOCK=block, ROW_WIDTH=rows, ROW_MEMBERS=1):
+            with fold_limits(BLOCK=block, ROW_WIDTH=rows, ROW_MEMBERS=1):
                 assert_same(whole, fold(x, order=order, accumulate=target, **options))
                 assert_same(cast, round_kernel(x, target, **options))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fallback
-from fallback import fold, limits
+from fallback import fold
 from fallback.schedules import (
     Balanced,
     Binary,
@@ -28,6 +27,7 @@ from fallback.schedules import (
     Walks,
     compiled,
 )
+from tests.contract.fold_limits import fold_limits
 from tests.contract.test_fold_contract import CUTS, numbers
 from tests.cuda.host_cuda.device import HostDevice, has_compiler
 from tests.cuda.host_cuda.values import same
@@ -167,7 +167,7 @@ def test_folds_have_the_bits_of_their_definition(case: Any, cut: str) -> None:
     name, values, options = case
     elements = math.prod(values.shape[1 + options["batch_ndim"] :])
     expected = by_definition(name, len(values), elements, values.dtype.itemsize)
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         for members in (values, list(values), np.asfortranarray(values)):
             found = fold(members, order=schedule(FOLDS[name]), **options)
     assert codes_of(found) == reference_fold(list(values), order=expected, **options)
