@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -49,53 +50,6 @@ class Kernels(Protocol):
     def ragged_copy(self, sources: Any, output: Any, segments: NDArray[np.int64]) -> None: ...
 
 
-@dataclass(frozen=True)
-class FoldSpec:
-    """Interim: replaced by fallback.FoldSpec."""
-
-    op: str = "sum"
-    order: Any = "linear"
-    accumulate: Any = None
-    out_dtype: Any = None
-    divisor: int | None = None
-    cut_axis: int | None = None
-    rounding: str = "nearest"
-    seed: int = 0
-
-    def replace(self, **changes: Any) -> FoldSpec:
-        return replace(self, **changes)
-
-
-class FoldPart(NamedTuple):
-    window: Any = None
-    partial: Any = None
-    before: int = 0
-    final: bool = True
-    nodes: Any = None
-
-
-def run_fold(
-    spec: FoldSpec,
-    members: Any,
-    *,
-    batch_ndim: int = 0,
-    call: int = 0,
-    batch_offset: Any = 0,
-    part: Any = None,
-    out: Any = None,
-) -> Array:
-    array = members[0] if isinstance(members, list) else members
-    return kernels(array).fold(
-        members,
-        **vars(spec),
-        batch_ndim=batch_ndim,
-        call=call,
-        places=batch_offset,
-        out=out,
-        **(part._asdict() if part is not None else {}),
-    )
-
-
 def kernels(array: Any) -> Kernels:
     """The kernels for arrays of this one's library."""
     if isinstance(array, np.ndarray):
@@ -105,6 +59,40 @@ def kernels(array: Any) -> Kernels:
 
         return cuda
     raise TypeError(f"there are no kernels for arrays of type {type(array).__name__}")
+
+
+def run_fold(
+    spec: FoldSpec,
+    members: Any,
+    *,
+    batch_ndim: int = 0,
+    call: int = 0,
+    batch_offset: Any = 0,
+    part: FoldPart | None = None,
+    out: Any = None,
+) -> Array:
+    """`fallback.run_fold` by the kernels of the members' library."""
+    array = members[0] if isinstance(members, list) else members
+    fold = fallback.run_fold if isinstance(array, np.ndarray) else kernels(array).run_fold
+    return fold(
+        spec,
+        members,
+        batch_ndim=batch_ndim,
+        call=call,
+        batch_offset=batch_offset,
+        part=part,
+        out=out,
+    )
+
+
+def replaced(spec: FoldSpec, **changes: Any) -> FoldSpec:
+    """The spec with other fields."""
+    return _replaced(spec, tuple(changes.items()))
+
+
+@lru_cache(1024)  # checking a spec takes longer than a small fold
+def _replaced(spec: FoldSpec, changes: tuple[tuple[str, Any], ...]) -> FoldSpec:
+    return replace(spec, **dict(changes))
 
 
 def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: DTypeLike | None = None) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 
 import gpusim
 from gpusim import lax
-from gpusim.collectives.distributed import spread, task, ways
+from gpusim.collectives.distributed import algorithms, job, layout
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int8, np.int32, np.complex64)
 ORDERS = ("linear", "reverse", "tree", "ring")
@@ -326,7 +326,7 @@ def threads_inside(v: Any) -> Any:
 def main() -> None:
     replicas, folder = int(sys.argv[1]), Path(sys.argv[2])
     # Folds of these sizes then go all ways, in several blocks.
-    task.BLOCK, ways.SMALL, spread.LONG_MESSAGE = 1024, 1024, 512
+    job.BLOCK, algorithms.SMALL, layout.LONG_MESSAGE = 1024, 1024, 512
     world = gpusim.World.from_environment(replicas)
     found = run(world)
     np.savez(folder / f"{world.instance}.npz", **{n.replace("/", "|"): v for n, v in found.items()})

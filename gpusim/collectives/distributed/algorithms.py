@@ -17,7 +17,7 @@ from ...groups import Groups
 from ...libraries import on_device
 from ...runtime.world import MAIN_TAG
 from ..fold import Fold
-from ..kernels import FoldPart, FoldSpec, copy, empty
+from ..kernels import FoldPart, FoldSpec, copy, empty, replaced
 from ..operand import Array, Operand, Result
 from .chain import pipelined_chain
 from .job import FoldJob
@@ -59,7 +59,7 @@ def _fold(
 ) -> Array:
     r"""The fold of one group, (\*batch, \*value), on each instance that holds members of it."""
     here = [x[int(layout.position[m])] for m in members if layout.instance_of[m] == layout.instance]
-    spec = fold.spec.replace(divisor=len(members)) if mean else fold.spec
+    spec = replaced(fold.spec, divisor=len(members)) if mean else fold.spec
     job = FoldJob(layout, members, here, spec, fold.by_engine, fold.call, offsets, x.batch_ndim)
     return _algorithm(job)(job)
 
@@ -128,7 +128,7 @@ def _by_engine(job: FoldJob) -> Array:
         return _algorithm(linear)(linear)
     total = job.like
     if len(job.values) > 1:
-        total = job.fold(job.values, job.spec.replace(divisor=None))
+        total = job.fold(job.values, replaced(job.spec, divisor=None))
     if job.like.dtype.itemsize <= 2 and not _associative(job):
         total = total.astype(np.float32)
     total = job.layout.engine.all_reduce(total, job.op)
@@ -141,7 +141,7 @@ def _partials_of_any_order(job: FoldJob) -> Array:
     """One partial result from each instance, which any order gives the same bits: a ring spreads
     the work."""
     part = None if job.op.startswith("logical") else FoldPart(final=False)
-    return _combine_partials(job, job.spec.replace(order="linear"), part, order="ring")
+    return _combine_partials(job, replaced(job.spec, order="linear"), part, order="ring")
 
 
 def _partials_of_trees(job: FoldJob) -> Array:
@@ -168,10 +168,10 @@ def _combine_partials(
     partial = job.values[0]
     if len(job.values) > 1 or partial.dtype != job.partial:  # a single one is not rounded
         final = part is None or part.final
-        partial = job.fold(job.values, spec if final else spec.replace(divisor=None), part=part)
+        partial = job.fold(job.values, spec if final else replaced(spec, divisor=None), part=part)
     firsts = tuple(job.members[job.instance_of.tolist().index(i)] for i in job.instances)
-    spec = job.spec.replace(out_dtype=job.like.dtype)
+    spec = replaced(job.spec, out_dtype=job.like.dtype)
     if order is not None:
-        spec = spec.replace(order=order)
+        spec = replaced(spec, order=order)
     combine = by_ranges if _in_step(job) else _PIPELINED.get(spec.order, by_ranges)
     return combine(replace(job, members=firsts, values=[partial], spec=spec, nodes=nodes))

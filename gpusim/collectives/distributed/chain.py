@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...runtime.engines import Pending
-from ..kernels import FoldPart, empty
+from ..kernels import FoldPart, empty, replaced
 from ..operand import Array
 from .job import AHEAD, FoldJob, blocks_of, flat, new_result, row_offsets
 from .layout import contiguous
@@ -29,7 +29,7 @@ def pipelined_chain(job: FoldJob) -> Array:
     result = flat(job, out)
     blocks = blocks_of(0, length, rows)
     offsets = row_offsets(job)
-    partial_spec = job.spec.replace(divisor=None)
+    partial_spec = replaced(job.spec, divisor=None)
 
     def receive(block: tuple[int, int]) -> tuple[Array, Pending]:
         buffer = empty(job.like, (rows, block[1] - block[0]), job.partial)

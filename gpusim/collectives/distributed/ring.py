@@ -11,7 +11,7 @@ import numpy as np
 from fallback.orders import ring_bounds
 
 from ...runtime.engines import Pending
-from ..kernels import FoldPart, empty
+from ..kernels import FoldPart, empty, replaced
 from ..operand import Array
 from .job import AHEAD, FoldJob, blocks_of, flat, new_result, row_offsets
 from .layout import contiguous
@@ -80,10 +80,10 @@ class _Ring:
         The fold ends, into `out`, if that is given; else the result is a partial one.
         """
         final = out is not None
-        spec = self.job.spec.replace(order="linear")
+        spec = replaced(self.job.spec, order="linear")
         return self.job.fold(
             members,
-            spec if final else spec.replace(divisor=None),
+            spec if final else replaced(spec, divisor=None),
             batch_ndim=1,
             offsets=self.offsets,
             part=FoldPart(
