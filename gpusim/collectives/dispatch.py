@@ -7,12 +7,12 @@ the collective's definition here, or its distributed plan where instances share 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..groups import Groups
 from ..reduction import Reduction, current
-from ..runtime.world import MAIN_TAG, World, current_world
+from ..runtime.world import MAIN_TAG, World
 from .distributed.layout import Layout
 from .fold import Fold
 from .operand import Operand, Result, as_groups
@@ -27,7 +27,7 @@ class Leaf(NamedTuple):
     **Arguments**
 
     - `operands`: each stacked (R, *batch, *s), or a list of R arrays (*batch, *s), of the
-      replicas that are here.
+      replicas that are here; or an `Operand`.
     - `batch_ndim`: how many axes belong to other mapped axes.
     - `batch_offset`: the linear index of the batch entries over the other mapped axes, for
       stochastic rounding; None counts them from 0.
@@ -94,8 +94,13 @@ def run(
 
     **Raises** the errors of the collective.
     """
-    with agreement or nullcontext():
-        return [_run_leaf(call, leaf, number) for number, leaf in enumerate(leaves, call.number)]
+    if agreement is not None:
+        with agreement:
+            return run(call, leaves)
+    results = []
+    for number, leaf in enumerate(leaves, call.number):
+        results.append(_run_leaf(call, leaf, number))
+    return results
 
 
 def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
@@ -103,10 +108,10 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
     if leaf.scalar_size is not None:
         assert collective.scalar is not None
         return [Result(collective.scalar(leaf.operands[0], leaf.scalar_size), False)]
-    operands = [
-        Operand(values, leaf.batch_ndim, name)
-        for name, values in zip(collective.operand_names, leaf.operands, strict=True)
-    ]
+    operands = []
+    for name, values in zip(collective.operand_names, leaf.operands, strict=True):
+        is_operand = type(values) is Operand
+        operands.append(values if is_operand else Operand(values, leaf.batch_ndim, name))
     options: dict[str, Any] = dict(call.parameters)
     if collective.groups is not None:
         options["groups"] = call.groups
@@ -179,40 +184,47 @@ def agreed(
 # Calls on stacked arrays
 
 
-def run_stacked(
-    call: Call, batch_ndim: int = 0, number: int | None = None, places: Any = None
-) -> Any:
-    """Run a call on stacked arrays: here, or on all instances of the World around.
-
-    **Returns** a `Result`, or one for each result.
-    """
-    (results,) = run_leaves(call, [call.operands], batch_ndim, number, places)
-    return results[0] if len(results) == 1 else tuple(results)
-
-
 def run_leaves(
     call: Call,
     leaves: Sequence[tuple[Any, ...]],
+    world: World | None,
     batch_ndim: int = 0,
     number: int | None = None,
-    places: Any = None,
-    world: World | None = None,
+    batch_offset: Any = None,
 ) -> list[list[Result]]:
-    """The same for many leaves, of which each counts as a call. `world` None is the one around."""
-    name = call.collective.name
-    world = current_world() if world is None else world
+    """Run a call on leaves of stacked arrays, each of which counts as a call.
+
+    **Arguments**: `world` says which instances hold the replicas; None: all are here. The call's
+    own operands are not looked at.
+
+    **Returns** for each leaf its results.
+    """
+    collective = call.collective
     layout = None if world is None or world.instances == 1 else Layout.of_world(world)
-    local = [Operand(values, batch_ndim, name) for leaf in leaves for values in leaf]
-    size = local[0].size if layout is None else layout.size
-    if layout is not None and any(operand.size != world.local_replicas for operand in local):
-        raise ValueError(
-            f"{name} inside `with world` takes the values of this instance's "
-            f"{world.local_replicas} replicas, got {[operand.size for operand in local]}"
+    ready = [
+        Leaf(
+            tuple(
+                Operand(values, batch_ndim, name)
+                for name, values in zip(collective.operand_names, leaf, strict=True)
+            ),
+            batch_ndim,
+            batch_offset,
+            layout,
         )
-    groups = as_groups(call.groups, size, name, uneven=call.collective.groups == "any")
+        for leaf in leaves
+    ]
+    size = ready[0].operands[0].size if layout is None else layout.size
+    groups = as_groups(call.groups, size, collective.name, uneven=collective.groups == "any")
     resolved = resolve(call, groups, len(leaves), number)
-    ready = [Leaf(leaf, batch_ndim, places, layout) for leaf in leaves]
     if layout is None:
         return run(resolved, ready)
-    kinds = [Kind(str(operand.dtype), operand.shape) for operand in local]
-    return run(resolved, ready, agreed(world, describe(resolved, kinds)))
+    kinds = []
+    for leaf in ready:
+        for operand in leaf.operands:
+            if operand.size != len(layout.local):
+                raise ValueError(
+                    f"{operand.collective} inside `with world` takes the values of this "
+                    f"instance's {len(layout.local)} replicas, got {operand.size}"
+                )
+            kinds.append(Kind(str(operand.dtype), operand.batch_shape + operand.shape))
+    return run(resolved, ready, agreed(layout.world, describe(resolved, kinds)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index as as_index
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -69,7 +69,8 @@ class Operand:
             self.dtype = self.values[0].dtype
         else:
             self.listed = False
-            self.values = array = as_array(cast(ArrayLike, values))
+            array: Any = values if type(values) is np.ndarray else as_array(values)  # type: ignore[arg-type]  # not a list, as checked
+            self.values = array
             if array.ndim == 0 or array.shape[0] == 0:
                 raise ValueError(
                     f"{collective} needs a stacked array (replicas, ...) with at least one "

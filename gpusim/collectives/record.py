@@ -11,6 +11,7 @@ import numpy as np
 
 from ..groups import Groups
 from ..reduction import Reduction
+from ..runtime.world import World, current_world
 from . import dispatch
 
 AxisName = Hashable
@@ -140,18 +141,25 @@ class Collective(Generic[P]):
         return self.call(**given)._replace(groups=groups)  # type: ignore[call-arg]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        batch_ndim = options.pop("batch_ndim", 0)
+        return self.on(current_world(), *args, **options)
+
+    def on(self, world: World | None, *args: Any, **options: Any) -> Any:
+        """The same call for the replicas of a world, of which the values are this instance's.
+
+        None: all replicas are here, also inside a World.
+        """
         for name in options:
             if name not in self.__signature__.parameters:
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {name!r}")
-        number, places = options.pop("call", None), options.pop("places", None)
-        groups = options.pop("groups", None)
+        counters = [options.pop(name, None) for name in ("call", "places")]
+        batch_ndim, groups = options.pop("batch_ndim", 0), options.pop("groups", None)
         if len(args) > self._axis_position:
             args = (*args[: self._axis_position], None, *args[self._axis_position :])
         else:
             options[self._axis] = None
-        call = self.call(*args, **options)  # type: ignore[call-arg]
-        return dispatch.run_stacked(call._replace(groups=groups), batch_ndim, number, places)
+        call = self.call(*args, **options)._replace(groups=groups)  # type: ignore[call-arg]
+        (results,) = dispatch.run_leaves(call, [call.operands], world, batch_ndim, *counters)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _operand_names(self) -> tuple[str, ...]:
         """The names of operands in messages."""

@@ -14,12 +14,12 @@ from ..collectives.dispatch import Resolved, resolve
 from ..groups import Groups
 from .agreement import agreement
 from .arguments import as_array, read_only
-from .frames import Frame, environment, lockstep_environment
+from .frames import environment, lockstep_environment
 from .frames import resolve as resolve_name
-from .lockstep import Stacked, is_scalar, run_lockstep, sharded_axis
+from .lockstep import is_scalar, run_lockstep, sharded_axis
 from .mapped_array.array import MappedArray, unpack, wrap
 from .names import AxisName, axis_size, is_positional, refuse_positional, split_names
-from .rendezvous import Contribution, deliver, meet
+from .rendezvous import Contribution, meet
 from .routes import caller
 
 P = ParamSpec("P")
@@ -65,16 +65,19 @@ def bind(call: Call) -> Any:
 
     **Raises**: NameError for an axis name that is not bound, and the errors of the collective.
     """
-    if call.collective.operands == 1:
-        leaves, structure = trees.flatten(call.operands[0])
+    if call.collective.operands > 1:
+        (results,) = bind_leaves(call, [call.operands])
+        return results[0] if len(results) == 1 else tuple(results)
+    leaves, structure = trees.flatten(call.operands[0])
+    if len(leaves) == 1:
+        found = bind_leaves(call, (leaves,), structure)
+    else:
         found = bind_leaves(call, [(leaf,) for leaf in leaves], structure)
-        return trees.unflatten(structure, [result for (result,) in found])
-    (results,) = bind_leaves(call, [call.operands])
-    return results[0] if len(results) == 1 else tuple(results)
+    return trees.unflatten(structure, [result for (result,) in found])
 
 
 def bind_leaves(
-    call: Call, leaves: Sequence[tuple[Any, ...]], structure: Any = None
+    call: Call, leaves: Sequence[Sequence[Any]], structure: Any = None
 ) -> list[list[Any]]:
     """Run a call on leaves, for each the operands; its own operands are not looked at.
 
@@ -84,27 +87,32 @@ def bind_leaves(
     **Returns** for each leaf its results (most collectives have one).
     """
     names = split_names(call.axis_name)
-    named = [name for name in names if not is_positional(name)]
-    if len(named) < len(names) and call.collective.identity is None:
+    frames, positional = [], False
+    for name in names:
+        if type(name) is not str and is_positional(name):
+            positional = True
+        else:
+            frames.append(resolve_name(name))
+    if positional and call.collective.identity is None:
         refuse_positional(call.collective.name, call.axis_name)
-    frames = [resolve_name(name) for name in named]
-    groups = None if call.groups is None else read_groups(call, len(named) < len(names))
+    groups = None if call.groups is None else read_groups(call, positional)
     if not names:
         return [[_lift(operand) for operand in operands] for operands in leaves]
     resolved = resolve(call, groups, len(leaves))
-    ready = [_ready(operands, resolved) for operands in leaves]
+    ready = []
+    for operands in leaves:
+        ready.append(_ready(operands, resolved))
     enclosing = environment()
     for frame in frames:
         if frame.index is not None or frame.share is not None:
             break
     else:
-        return _deliver_all(run_lockstep(resolved, names, frames, ready, enclosing), enclosing)
+        return run_lockstep(resolved, names, frames, ready, enclosing)
     line = caller() if sharded_axis(frames) is not None else ""
     contribution = Contribution(resolved, names, frames, ready, enclosing, structure, line)
     if any(frame.index is not None for frame in frames):
         return meet(contribution)
-    found = run_lockstep(resolved, names, frames, ready, enclosing, agreement(contribution))
-    return _deliver_all(found, enclosing)
+    return run_lockstep(resolved, names, frames, ready, enclosing, agreement(contribution))
 
 
 def read_groups(call: Call, positional: bool = False) -> Groups:
@@ -124,27 +132,20 @@ def read_groups(call: Call, positional: bool = False) -> Groups:
     return Groups.from_axis_index_groups(call.groups, axis_size(call.axis_name), uneven=uneven)
 
 
-def _deliver_all(found: list[list[Any]], enclosing: tuple[Frame, ...]) -> list[list[Any]]:
-    return [
-        [deliver(*value, enclosing) if type(value) is tuple else value for value in results]
-        for results in found
-    ]
-
-
-def _ready(operands: tuple[Any, ...], call: Resolved) -> list[Any]:
+def _ready(operands: Sequence[Any], call: Resolved) -> list[Any]:
     """Operands as stacked data; a Python number stays one where the collective has a rule for
     it."""
     first = operands[0]
     if call.collective.scalar is not None and is_scalar(first):
         if call.groups is None or call.groups.even:
             return [first]
-    return [_stacked(operand, call.collective.name) for operand in operands]
-
-
-def _stacked(value: Any, what: str) -> Stacked:
-    if isinstance(value, MappedArray):
-        return unpack(value)
-    return as_array(value, f"{what}'s operand"), ()
+    ready = []
+    for operand in operands:
+        if isinstance(operand, MappedArray):
+            ready.append(unpack(operand))
+        else:
+            ready.append((as_array(operand, f"{call.collective.name}'s operand"), ()))
+    return ready
 
 
 def _lift(value: Any) -> Any:

@@ -15,6 +15,7 @@ from ..collectives.dispatch import Leaf, Resolved
 from ..collectives.distributed.layout import Layout
 from ..libraries import reshaped_view
 from ..runtime.world import CHANNELS
+from .arguments import read_only
 from .frames import Axes, AxisName, Frame, union
 from .mapped_array.align import lead_full, sizes
 from .mapped_array.array import Array, wrap
@@ -44,24 +45,38 @@ def run_lockstep(
 ) -> list[list[Any]]:
     """Run a collective on leaves whose operands are stacked, or a Python number.
 
-    **Returns** for each leaf its results: stacked data and its axes in order of depth, or a Python
-    number.
+    **Returns** for each leaf its results, as the code around sees them.
     """
     finishes: list[Finish | None] = []
 
     def prepared(operands: Sequence[Any]) -> Leaf:
-        if is_scalar(operands[0]):
-            finishes.append(None)
-            return Leaf(tuple(operands), scalar_size=group_size(call, frames))
-        leaf, finish = prepare(call, names, frames, operands, enclosing)
+        if type(operands[0]) is tuple:
+            leaf, finish = prepare(call, names, frames, operands, enclosing)
+        else:
+            leaf = Leaf(tuple(operands), scalar_size=group_size(call, frames))
+            finish = None
         finishes.append(finish)
         return leaf
 
-    found = dispatch.run(call, map(prepared, leaves), agreement)
-    return [
-        [results[0].value] if finish is None else finish(results)
-        for results, finish in zip(found, finishes, strict=True)
-    ]
+    delivered = []
+    for results in dispatch.run(call, map(prepared, leaves), agreement):
+        finish = finishes[len(delivered)]
+        if finish is None:
+            delivered.append([results[0].value])
+        else:
+            values = []
+            for data, axes in finish(results):
+                values.append(deliver(data, axes, enclosing))
+            delivered.append(values)
+    return delivered
+
+
+def deliver(data: Array, axes: Axes, enclosing: Axes) -> Any:
+    """A result as the code around sees it: wrapped under vmap, else a plain read-only array."""
+    for frame in enclosing:
+        if frame.index is None:
+            return wrap(data, axes)
+    return read_only(np.asarray(data) if isinstance(data, np.generic) else data)
 
 
 def group_size(call: Resolved, frames: Sequence[Frame]) -> int:
@@ -89,11 +104,8 @@ def prepare(
     shared = sharded_axis(group)
     if shared is not None and shared not in axes:
         return _prepare_equal(call, names, group, operands, enclosing, shared)
-    if axes == group and len(group) == 1 and shared is None and not is_stochastic(call):
-        members = tuple(data if own else _members((data, own), group, ()) for data, own in operands)
-        return Leaf(members), lambda results: [
-            (result.value, group if result.mapped else ()) for result in map(_as_stacked, results)
-        ]
+    if axes == group and len(operands) == 1 and len(group) == 1 and not is_stochastic(call):
+        return _prepare_simple(operands[0][0], group, shared, enclosing)
     batch = batch_axes(call, axes, group, enclosing)
     leaf = Leaf(
         tuple(_members(operand, group, batch) for operand in operands),
@@ -103,6 +115,22 @@ def prepare(
         None if shared is None else tuple(shared in own for _, own in operands),
     )
     return leaf, lambda results: [_unstack(result, group, batch) for result in results]
+
+
+def _prepare_simple(
+    data: Array, group: Axes, shared: Frame | None, enclosing: Axes
+) -> tuple[Leaf, Finish]:
+    """One operand, mapped over the collective's only axis and over no other."""
+
+    def finish(results: list[Result]) -> list[Stacked]:
+        value, mapped = results[0]
+        if not mapped:
+            return [(value, ())]
+        return [(np.stack(value) if isinstance(value, list) else value, group)]
+
+    if shared is None:
+        return Leaf((data,)), finish
+    return Leaf((data,), layout=layout_of(group, enclosing)), finish
 
 
 def _prepare_equal(
@@ -161,17 +189,13 @@ def _merge_axes(full: Array, group: Axes) -> Array | list[Array]:
         return [full[place] for place in np.ndindex(*sizes(group))]
 
 
-def _as_stacked(result: Result) -> Result:
-    if result.mapped and isinstance(result.value, list):
-        return Result(np.stack(result.value), True)
-    return result
-
-
 def _unstack(result: Result, group: Axes, batch: Axes) -> Stacked:
     """A result as stacked data, its mapped axes in their order of depth."""
-    value, mapped = _as_stacked(result)
+    value, mapped = result
     if not mapped:
         return value, batch
+    if isinstance(value, list):
+        value = np.stack(value)
     axes = (*group, *batch)
     if len(axes) == 1:
         return value, axes

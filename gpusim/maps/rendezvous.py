@@ -14,12 +14,13 @@ from ..collectives import Result, dispatch
 from ..collectives.dispatch import Leaf, Resolved, describe
 from ..collectives.distributed.layout import all_gather_bytes
 from .agreement import agreement, kind_of
-from .arguments import read_only, root_of
+from .arguments import root_of
 from .frames import Axes, AxisName, Frame, union
 from .lockstep import (
     Stacked,
     batch_axes,
     batch_offset,
+    deliver,
     group_size,
     is_scalar,
     layout_of,
@@ -182,14 +183,6 @@ def _hand_over(data: Array, axes: Axes, contribution: Contribution, scalar: bool
         return data.item()
     own = tuple(contribution.enclosing[frame.depth] for frame in axes)
     return deliver(data, own, contribution.enclosing)
-
-
-def deliver(data: Array, axes: Axes, enclosing: Axes) -> Any:
-    """A result as the code around sees it: wrapped under vmap, else a plain read-only array."""
-    for frame in enclosing:
-        if frame.index is None:
-            return wrap(data, axes)
-    return read_only(np.asarray(data) if isinstance(data, np.generic) else data)
 
 
 # Python numbers
