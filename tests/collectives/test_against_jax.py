@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from tests.oracles.budget import budget
 from tests.oracles.programs import (
     AXES,
     CUBE,
@@ -34,7 +35,7 @@ from tests.oracles.programs import (
 
 # Enough programs for every collective, dtype and number of replicas; each compiles in JAX.
 DIFFERENTIAL = settings(
-    max_examples=24,
+    max_examples=budget(24, full=40),
     derandomize=True,
     deadline=None,
     database=None,

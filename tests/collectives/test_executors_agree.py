@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import gpusim
+from tests.oracles.budget import budget
 from tests.oracles.programs import (
     AXES,
     CUBE,
@@ -35,7 +36,7 @@ from tests.oracles.programs import (
 )
 
 AGREEMENT = settings(
-    max_examples=24,
+    max_examples=budget(24, full=40),
     derandomize=True,
     deadline=None,
     database=None,

@@ -1,0 +1,13 @@
+"""How much of the suite one run takes: the default run of `make test`, or all of it."""
+
+from __future__ import annotations
+
+import os
+
+#: Whether this run is `make test-all`: with the tests marked slow and the full random budgets.
+FULL = os.environ.get("GPUSIM_TESTS") == "full"
+
+
+def budget(default: int, *, full: int) -> int:
+    """Return the number of random examples that a test draws in this run."""
+    return full if FULL else default
