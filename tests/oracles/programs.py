@@ -1,6 +1,6 @@
 """Random replicated programs, and every way to run one.
 
-A `Program` is data. It prints as the calls that it makes; it runs with gpusim and NumPy or with JAX.
+A `Program` is data. It prints as the calls that it makes, and runs with gpusim or with JAX.
 """
 
 from __future__ import annotations

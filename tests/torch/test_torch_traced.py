@@ -1,5 +1,4 @@
-"""Graphs with collectives: traced once for one replica, they run in every map; and torch's own
-checks of the operators."""
+"""Graphs with collectives run in every map; the operators pass torch's own checks."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def ragged_operands(what: What) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("what", RAGGED, ids=lambda what: what.collective)
-def test_nor_with_the_ragged_one(what: What) -> None:
+def test_torch_finds_no_fault_with_the_ragged_operator(what: What) -> None:
     plan = Plan(what, ("i",), AROUND).encode()
     torch.library.opcheck(torch.ops.gpusim.stacked.default, (ragged_operands(what), [0], plan))
 
