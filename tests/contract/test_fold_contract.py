@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fallback import fold, limits, round_to
 from tests.contract.fold_limits import fold_limits
+from tests.oracles.budget import budget
 from tests.oracles.reference_fold import FLOATS, codes_of, philox, reference_fold
 
 REALS = [np.dtype(getattr(ml_dtypes, name, name)) for name in FLOATS]
@@ -119,7 +120,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], str]:
     return values, draw(st.sampled_from(LAYOUTS)), options, draw(st.sampled_from(list(CUTS)))
 
 
-@settings(max_examples=450, deadline=None)
+@settings(max_examples=budget(450, full=700), deadline=None)
 @given(cases())
 def test_fold_has_the_bits_of_the_contract(case: Any) -> None:
     values, layout, options, cut = case

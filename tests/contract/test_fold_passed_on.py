@@ -26,6 +26,7 @@ from tests.contract.test_fold_contract import (
     place_somewhere,
 )
 from tests.cuda.host_cuda.values import moderate, same
+from tests.oracles.budget import budget
 from tests.oracles.reference_fold import codes_of, reference_fold
 
 BOOL = np.dtype(bool)
@@ -117,7 +118,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, list[int], dict[str, Any], 
     return values, draw(st.sampled_from(LAYOUTS)), cuts, options, draw(st.sampled_from(list(CUTS)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=budget(300, full=500), deadline=None)
 @given(cases(), st.sampled_from(["linear", "reverse"]))
 def test_a_fold_passed_on_has_the_bits_of_the_whole(case: Any, order: str) -> None:
     values, layout, cuts, options, cut = case

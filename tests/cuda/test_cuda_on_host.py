@@ -33,6 +33,7 @@ from tests.contract.test_fold_passed_on import passed_on, subtrees
 from tests.contract.test_ragged_copy import random_segments, row_by_row
 from tests.cuda.host_cuda.device import HostDevice, has_compiler, library
 from tests.cuda.host_cuda.values import moderate, same
+from tests.oracles.budget import budget
 
 assert has_compiler(), "these tests compile the CUDA sources for the host: install g++, or set CXX"
 
@@ -87,7 +88,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     return values, draw(st.sampled_from(LAYOUTS)), options, draw(st.sampled_from([0, 1 << 30]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150, full=250), deadline=None)
 @given(cases())
 def test_fold_has_the_bits_of_fallback(case: Any) -> None:
     values, layout, options, busy_threads = case
@@ -121,7 +122,7 @@ def test_every_instance_of_the_fold_runs_and_has_the_bits(unit: str) -> None:
     assert launched == set(templates.units()[unit])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150, full=250), deadline=None)
 @given(shares(), st.sampled_from(["linear", "reverse"]), st.sampled_from([0, 1 << 30]))
 def test_a_fold_passed_on_has_the_bits_of_fallbacks_whole(
     case: Any, order: str, busy_threads: int

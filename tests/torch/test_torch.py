@@ -116,7 +116,7 @@ def test_a_collective_has_the_bits_of_lax(name: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_in_threads_it_has_them_too(name: str) -> None:
+def test_a_collective_in_threads_has_the_bits_of_lax(name: str) -> None:
     call = CALLS[name]
     x = values((INNER, 6, INNER), np.dtype(ml_dtypes.bfloat16))
     same_outcome(
@@ -128,7 +128,7 @@ def test_in_threads_it_has_them_too(name: str) -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 5, 7])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,)], ids=str)
 @pytest.mark.parametrize("map_", MAPS)
-def test_odd_counts_scalars_and_empty_tensors(
+def test_odd_counts_scalars_and_empty_tensors_have_the_bits_of_lax(
     map_: str, shape: tuple[int, ...], replicas: int
 ) -> None:
     of_tensors, of_arrays = MAPS[map_]
@@ -152,7 +152,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("map_", MAPS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_of_a_tensor_serves(layout: str, map_: str) -> None:
+def test_every_layout_of_a_tensor_gives_the_bits_of_lax(layout: str, map_: str) -> None:
     of_tensors, of_arrays = MAPS[map_]
     x = LAYOUTS[layout](tensor_of(values((INNER, 6, INNER), np.dtype(np.float32))))
     array = np.array(x.detach().resolve_conj().resolve_neg().numpy())
@@ -165,7 +165,9 @@ def test_every_layout_of_a_tensor_serves(layout: str, map_: str) -> None:
 
 @pytest.mark.parametrize("names", ["i", "j", ("i", "j"), ("j", "i")], ids=str)
 @pytest.mark.parametrize("outer, inner", [("vmap", "vmap"), ("pmap", "vmap"), ("pmap", "pmap")])
-def test_nested_maps_and_tuples_of_names(outer: str, inner: str, names: Any) -> None:
+def test_nested_maps_and_tuples_of_names_have_the_bits_of_lax(
+    outer: str, inner: str, names: Any
+) -> None:
     x = values((OUTER, INNER, 6, INNER), np.dtype(np.float16))
 
     def nested(which: int, module: Any, call: Call) -> Callable[[Any], Any]:

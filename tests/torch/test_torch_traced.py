@@ -1,5 +1,4 @@
-"""Graphs with collectives: traced once for one replica, they run in every map; and torch's own
-checks of the operators."""
+"""Graphs with collectives run in every map; the operators pass torch's own checks."""
 
 from __future__ import annotations
 
@@ -85,12 +84,12 @@ def ragged_operands(spec: CollectiveSpec) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("spec", RAGGED, ids=lambda spec: spec.collective)
-def test_nor_with_the_ragged_one(spec: CollectiveSpec) -> None:
+def test_torch_finds_no_fault_with_the_ragged_operator(spec: CollectiveSpec) -> None:
     plan = Plan(spec, ("i",), ENCLOSING).encode()
     torch.library.opcheck(torch.ops.gpusim.stacked.default, (ragged_operands(spec), [0], plan))
 
 
-def test_nor_with_pgather() -> None:
+def test_torch_finds_no_fault_with_pgather() -> None:
     plan = Plan(GATHER, ("i",), ENCLOSING).encode()
     operands = [torch.randn(R, 4), torch.tensor([[2, 0], [1, 1], [0, 2]])]
     torch.library.opcheck(torch.ops.gpusim.stacked.default, (operands, [0], plan))
