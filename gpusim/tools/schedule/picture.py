@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusim.optional import require
 from gpusim.tools.schedule.tasks import KINDS, Task, Timetable
-from gpusim.tools.study.needs import need
 from gpusim.tools.study.output import replacing
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def write(table: Timetable, path: str | PathLike[str], *, note: str = "") -> Fig
 @contextmanager
 def styled() -> Iterator[None]:
     """A block in which matplotlib has the pictures' style; ModuleNotFoundError without it."""
-    need("matplotlib", "pictures")
+    require("pictures need", "matplotlib")
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
