@@ -54,7 +54,7 @@ RECURRENT = [
     for overload in ("input", "data")
 ]
 """Operators that are taken apart as their kernels change in place what is the same on all replicas
-(see `changes`)."""
+(see `passes`)."""
 
 
 def _without_dropout_only(target: Any) -> Callable[..., Any]:

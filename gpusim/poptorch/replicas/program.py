@@ -162,7 +162,7 @@ def compile_model(
             reassigns, and for anchored tensors that there are not; and whatever forward raises.
         AssertionError: for a cache folder that cannot be written.
     """
-    cache = Cache.of(options)
+    cache = Cache.from_options(options)
     state = State(model)
     inputs, rebuild = flatten((tuple(args), dict(kwargs or {})))
 

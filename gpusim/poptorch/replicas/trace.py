@@ -18,9 +18,9 @@ from ...torch import trace_axes
 from ...torch.operators import Level
 from ..axis import AXIS
 from .attributes import Attributes, attributes_kept
-from .changes import add_taps, own_what_changes, statistics
 from .decompositions import Untraceable, check_traced, table
 from .draws import Draws
+from .passes import add_taps, batch_mutated, running_statistics
 from .results import Summary
 from .state import State, parameter_changed
 from .structures import Rebuild, flatten_outputs
@@ -90,14 +90,14 @@ def trace(
     parameters, buffers = [*state.parameters], [*state.buffers]
     before, after = len(parameters), len(parameters) + len(buffers)
     *places, stream = (node for node in graph.graph.nodes if node.op == "placeholder")
-    by_operators = statistics(graph.graph)
+    by_operators = running_statistics(graph.graph)
     changed = [on or place in by_operators for on, place in zip(run.changed, places, strict=True)]
     for name, is_changed in zip(parameters, changed, strict=False):
         if is_changed:
             raise parameter_changed(name)
     buffers_changed = [place for place, on in zip(places, changed, strict=True) if on]
     taps = add_taps(graph.graph, len(run.watch.differentiated), stream)
-    own_what_changes(graph.graph, [*buffers_changed, *places[after:], stream], stream)
+    batch_mutated(graph.graph, [*buffers_changed, *places[after:], stream], stream)
     graph.recompile()
     return Trace(
         graph=graph,
