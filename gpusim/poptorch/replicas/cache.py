@@ -241,7 +241,6 @@ def graph_of(text: str) -> GraphModule:
     readers: dict[str, Callable[[Any], Any]] = {
         "node": lambda number: nodes[number],
         "tuple": tuple,
-
         "slice": lambda bounds: slice(*bounds),
         "torch": _torch_constant,
         "device": torch.device,
