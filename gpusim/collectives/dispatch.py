@@ -50,6 +50,7 @@ class Resolved(NamedTuple):
     `number` is the call number of the first leaf; see `gpusim.reduction`.
     """
 
+    name: str
     collective: Collective[Any]
     parameters: Mapping[str, Any]
     groups: Groups | None
@@ -64,22 +65,23 @@ def resolve(call: Call, groups: Groups | None, leaves: int, number: int | None =
     where the collective does.
     """
     collective, given = call.collective, call.reduction
+    name = call.name or collective.name
     if not collective.folds:
-        return Resolved(collective, call.parameters, groups, None, 0)
+        return Resolved(name, collective, call.parameters, groups, None, 0)
     if given is None:
         state = current()
         given = state.reduction
         number = state.next_calls(leaves) if number is None else number
     elif not isinstance(given, Reduction):
         raise TypeError(
-            f"{collective.name}: reduction must be a gpusim.Reduction or None, got {given!r}"
+            f"{name}: reduction must be a gpusim.Reduction or None, got {given!r}"
         )
     if collective.op is not None and given.op != collective.op:
         raise ValueError(
-            f"{collective.name} needs a Reduction with op={collective.op!r}, got op={given.op!r}; "
+            f"{name} needs a Reduction with op={collective.op!r}, got op={given.op!r}; "
             "gpusim.collectives.all_reduce takes any"
         )
-    return Resolved(collective, call.parameters, groups, given, number or 0)
+    return Resolved(name, collective, call.parameters, groups, given, number or 0)
 
 
 def run(
@@ -146,7 +148,7 @@ class Kind(NamedTuple):
 def describe(call: Resolved, kinds: Sequence[Kind], **terms: Any) -> dict[str, Any]:
     """All that must be the same on all replicas and instances, by the name in error messages."""
     return {
-        "collective": f"lax.{call.collective.name}",
+        "collective": f"lax.{call.name}",
         "arguments": dict(call.parameters),
         "groups": call.groups,
         "reduction": call.reduction,

@@ -31,7 +31,8 @@ class Call(NamedTuple):
 
     **Arguments**: `collective` is the record, `operands` are what the caller passed for them,
     `axis_name` and `groups` say who takes part (`groups` as axis_index_groups, or a `Groups`),
-    `reduction` is the one given, or None, and `parameters` are the other arguments by name.
+    `reduction` is the one given, or None, and `parameters` are the other arguments by name. `name`
+    is the caller's name for it, which callers compare; None is the collective's.
     """
 
     collective: Collective[Any]
@@ -40,6 +41,7 @@ class Call(NamedTuple):
     groups: AxisIndexGroups | Groups = None
     reduction: Reduction | None = None
     parameters: Mapping[str, Any] = {}
+    name: str | None = None
 
 
 class Collective(Generic[P]):

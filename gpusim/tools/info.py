@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from typing import Any
 
 import gpusim
 from gpusim.devices import probes
+from gpusim.optional import available
 
 __all__ = ["Machine", "Part", "show", "survey", "to_json", "to_text"]
 
@@ -197,7 +197,7 @@ def to_text(machine: Machine) -> str:
 
 def show(machine: Machine) -> None:
     """Print the survey: as a table on a terminal that rich is there for, else as plain text."""
-    if not (sys.stdout.isatty() and find_spec("rich")):
+    if not (sys.stdout.isatty() and available("rich")):
         print(to_text(machine))
         return
     from rich.console import Console

@@ -196,7 +196,8 @@ class Plan:
         groups = None if self.spec.groups is None else Groups(self.spec.groups)
         collective = self.operation.collective
         assert collective is not None
-        return Call(collective, (), self.names, groups, None, dict(self.spec.parameters))
+        parameters = dict(self.spec.parameters)
+        return Call(collective, (), self.names, groups, None, parameters, self.spec.collective)
 
     def results(self, operands: list[ShapeDtype]) -> list[ShapeDtype]:
         """The shapes and dtypes of all leaves' results from those of the operands, batch axes
@@ -296,12 +297,12 @@ def _gather_back(spec: CollectiveSpec) -> CollectiveSpec:
 assert collectives.psum.result is not None and collectives.all_gather.result is not None
 
 DECLARED: dict[str, Operation] = {
-    # Megatron-LM's names: reduce forward and pass gradients on, or the other way round.
-    "reduce_from_replicas": Operation(
-        collectives.psum, collectives.psum.result, _to("copy_to_replicas"), replicated=True
+    # The sum is in the forward pass, and gradients go on as they are; or the other way round.
+    "all_reduce_cross_replica_sum": Operation(
+        collectives.psum, collectives.psum.result, _to("all_reduce_cross_replica_sum.backward"), replicated=True
     ),
-    "copy_to_replicas": Operation(None, _same, _to("reduce_from_replicas"), identity),
-    "gather_from_replicas": Operation(
+    "all_reduce_cross_replica_sum.backward": Operation(None, _same, _to("all_reduce_cross_replica_sum"), identity),
+    "all_gather_cross_replica": Operation(
         collectives.all_gather, collectives.all_gather.result, _gather_back, replicated=True
     ),
     "own_slice": Operation(None, _one_part, _to("own_slice.transpose"), own_slice),

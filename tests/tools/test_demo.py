@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpusim import optional
 from gpusim.tools import cli, demo
 from gpusim.tools.demo import data, model, picture, report, train
 from gpusim.tools.study import brief
@@ -158,9 +159,9 @@ def test_a_file_in_the_way_is_named_before_training(
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "NEEDS", {"no_such_module": "no-such-package"})
+    monkeypatch.setattr(optional, "find_spec", lambda name: None if name == "sklearn" else name)
     with pytest.raises(
-        ModuleNotFoundError, match=r"needs no-such-package: pip install 'gpusim\[study\]'"
+        ModuleNotFoundError, match=r"needs scikit-learn: pip install 'gpusim\[study\]'"
     ):
         demo.run()
 

@@ -17,8 +17,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gpusim import optional
 from gpusim.tools import cli
-from gpusim.tools.study import brief, needs, sweep
+from gpusim.tools.study import brief, sweep
 from gpusim.tools.study.files import read_array
 from tests.oracles.machine_time import PATIENCE
 
@@ -339,7 +340,7 @@ def test_missing_packages_are_named_at_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr(optional, "find_spec", lambda name: None if name == module else name)
     assert cli.main(["study", *arguments]) == 1
     assert f"need {package}: pip install 'gpusim[study]'" in capsys.readouterr().err
     assert list(folder.iterdir()) == []

@@ -46,9 +46,9 @@ SPECS = [
     CollectiveSpec("pshuffle.transpose", (("perm", (2, 0, 1)),)),
     CollectiveSpec("pbroadcast", (("source", 1),)),
     CollectiveSpec("pbroadcast.transpose", (("source", 1),)),
-    CollectiveSpec("reduce_from_replicas"),
-    CollectiveSpec("copy_to_replicas"),
-    CollectiveSpec("gather_from_replicas", (("axis", 0), ("tiled", False))),
+    CollectiveSpec("all_reduce_cross_replica_sum"),
+    CollectiveSpec("all_reduce_cross_replica_sum.backward"),
+    CollectiveSpec("all_gather_cross_replica", (("axis", 0), ("tiled", False))),
     CollectiveSpec("own_slice"),
     CollectiveSpec("own_slice.transpose"),
 ]

@@ -181,13 +181,13 @@ class Weights:
             if self.buffers[name].dtype != buffer.dtype:
                 own[name] = self.buffers[name][0]
         with self.model_kept():
-            self._state.put(own)
+            self._state.assign(own)
             yield
 
     @contextmanager
     def model_kept(self) -> Iterator[None]:
         """A block after which the model holds its own parameters and buffers, whatever it does."""
-        with self._state.kept():
+        with self._state.preserved():
             yield
 
     # ---------------------------------------------------------------- for the replicas

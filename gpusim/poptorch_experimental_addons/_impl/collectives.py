@@ -52,7 +52,7 @@ def all_gather_cross_replica_identical_grads_in(x: Tensor, replication_factor: i
     """
     if _alone("all_gather_cross_replica_identical_grads_in", x, replication_factor):
         return x.unsqueeze(0).clone()
-    spec = CollectiveSpec("gather_from_replicas", (("axis", 0), ("tiled", False)))
+    spec = CollectiveSpec("all_gather_cross_replica", (("axis", 0), ("tiled", False)))
     return operators.collective([x], spec, (AXIS,))[0]
 
 
@@ -121,7 +121,7 @@ def all_reduce_cross_replica_sum(
     """
     if _alone("all_reduce_cross_replica_sum", x, replication_factor):
         return x.clone()
-    spec = CollectiveSpec("copy_to_replicas" if insert_in_grad_graph else "reduce_from_replicas")
+    spec = CollectiveSpec("all_reduce_cross_replica_sum.backward" if insert_in_grad_graph else "all_reduce_cross_replica_sum")
     return operators.collective([x], spec, (AXIS,))[0]
 
 

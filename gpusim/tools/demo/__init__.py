@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["run"]
+from gpusim.optional import require
 
-NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "rich": "rich"}
+__all__ = ["run"]
 
 
 def run(*, replicas: int = 64, epochs: int = 30, seed: int = 0, out: Path = Path("demo")) -> None:
@@ -30,11 +29,7 @@ def run(*, replicas: int = 64, epochs: int = 30, seed: int = 0, out: Path = Path
         ValueError: more replicas than training images.
         NotADirectoryError: `out` is a file.
     """
-    missing = [package for module, package in NEEDS.items() if find_spec(module) is None]
-    if missing:
-        raise ModuleNotFoundError(
-            f"the demo needs {', '.join(missing)}: pip install 'gpusim[study]'"
-        )
+    require("the demo needs", "sklearn", "matplotlib", "rich")
     from gpusim.tools.demo import data, picture, report, train
     from gpusim.tools.study import short
 

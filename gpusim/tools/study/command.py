@@ -282,7 +282,7 @@ def _counting(low: int, high: int) -> Iterable[int]:
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Errors now that would otherwise come after all the work."""
-    from gpusim.tools.study.needs import need
+    from gpusim.optional import require
     from gpusim.tools.study.output import check_target
     from gpusim.tools.study.picture import SUFFIXES
 
@@ -292,7 +292,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     if arguments.plot is not None:
         check_target(arguments.plot, SUFFIXES)
     if arguments.plot is not None or arguments.report is not None:
-        need("matplotlib", "pictures")
+        require("pictures need", "matplotlib")
 
 
 def _write(study: Any, arguments: argparse.Namespace, **plotted: str) -> None:

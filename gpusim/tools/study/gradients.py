@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpusim
-from gpusim.tools.study.needs import need
+from gpusim.optional import require
 from gpusim.tools.study.sources import GRADIENTS, Array
 
 __all__ = ["gradients"]
@@ -27,7 +27,7 @@ def gradients(epoch: int, seed: int) -> Array:
     """
     if epoch < 0:
         raise ValueError(f"epoch={epoch!r}: expected an integer from 0")
-    need("sklearn", "the digits")
+    require("the digits need", "sklearn")
     from gpusim.tools.demo import data, model
 
     digits = data.load(replicas=1, seed=seed)

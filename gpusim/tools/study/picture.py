@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpusim.optional import require
 from gpusim.tools.study.metrics import METRICS
-from gpusim.tools.study.needs import need
 from gpusim.tools.study.output import replacing
 from gpusim.tools.study.settings import Setting
 
@@ -55,7 +55,7 @@ UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Figure]:
-    need("matplotlib", "pictures")
+    require("pictures need", "matplotlib")
     import matplotlib
     from matplotlib.figure import Figure
 

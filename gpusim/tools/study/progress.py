@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+
+from gpusim.optional import available
 
 __all__ = ["Advance", "progress", "silent"]
 
@@ -24,7 +25,7 @@ def silent(what: str, work: float) -> None:
 @contextmanager
 def progress(total: float, done: float = 0.0) -> Iterator[Advance]:
     """Show progress towards `total`, of which `done` was there before."""
-    if sys.stderr.isatty() and find_spec("rich") is not None:
+    if sys.stderr.isatty() and available("rich"):
         with _bar(total, done) as advance:
             yield advance
     else:

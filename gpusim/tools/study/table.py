@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Sequence
-from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
+
+from gpusim.optional import available
 
 if TYPE_CHECKING:
     from gpusim.tools.study.results import Row, Study
@@ -99,7 +100,7 @@ def print_table(
     """Print columns, those `left` aligned to the left; `breaks` are the rows after a gap."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     wide = sum(widths) + 3 * len(widths) <= get_terminal_size().columns  # rich cuts what is wider
-    if wide and sys.stdout.isatty() and find_spec("rich") is not None:
+    if wide and sys.stdout.isatty() and available("rich"):
         _print_rich(title, headings, rows, breaks, left)
         return
     print(title)

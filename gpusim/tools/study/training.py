@@ -21,8 +21,8 @@ import gpusim
 from fallback import round_to
 from fallback.formats import FLOAT32, NARROW
 from gpusim import lax
+from gpusim.optional import require
 from gpusim.tools.demo import data, model
-from gpusim.tools.study.needs import need
 from gpusim.tools.study.output import replacing
 from gpusim.tools.study.progress import Advance, progress, silent
 from gpusim.tools.study.settings import floating
@@ -203,7 +203,7 @@ def train(
         raise ValueError(f"epochs={epochs!r}, rate={rate!r}: expected positive numbers")
     if replicas < 1 or not 0 <= seed < 2**64:
         raise ValueError(f"replicas={replicas!r}, seed={seed!r}: expected at least 1, and a word")
-    need("sklearn", "the digits")
+    require("the digits need", "sklearn")
     digits = data.load(replicas, seed)
     total = len(chosen) * epochs
     bar: AbstractContextManager[Advance] = progress(total) if show else nullcontext(silent)

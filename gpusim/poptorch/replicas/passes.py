@@ -1,4 +1,4 @@
-"""Changes of a graph, so that it can run for all replicas at once, and changes in place in it."""
+"""Passes over the graph of one replica, so that it can run for all replicas under vmap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-__all__ = ["add_taps", "own_what_changes", "statistics"]
+__all__ = ["add_taps", "batch_mutated", "running_statistics"]
 
 aten = torch.ops.aten
 
@@ -20,68 +20,66 @@ RUNNING = {
     aten.native_batch_norm.default: ((3, 4), 5),
     aten.instance_norm.default: ((3, 4), 5),
 }
-"""Operators that change running statistics, which their schemas do not say: which operands these
-are, and which one says so."""
+"""Operators that update running statistics, which their schemas do not say: the positions of the
+statistics, and that of the operand that turns the update on."""
 
 
-def statistics(graph: Graph) -> set[Node]:
-    """The running statistics that operators of the graph change in place."""
-    changed = set()
+def running_statistics(graph: Graph) -> set[Node]:
+    """The running statistics that operators of the graph update in place."""
+    updated = set()
     for node in graph.nodes:
         operands, switch = RUNNING.get(node.target, ((), 0))
-        changed |= {node.args[place] for place in operands if node.args[switch]}
-    return changed
+        updated |= {node.args[place] for place in operands if node.args[switch]}
+    return updated
 
 
-def own_what_changes(graph: Graph, varied: Iterable[Node], stream: Node) -> None:
-    """Let each replica have its own of what changes in place.
+def batch_mutated(graph: Graph, stacked: Iterable[Node], stream: Node) -> None:
+    """Give each replica its own copy of every tensor that the graph changes in place.
 
-    A tensor that is the same on all replicas, as torch.zeros(n), may be filled with what differs,
-    which a vmap cannot write into it.
+    A tensor that the graph creates, torch.zeros(n) for example, is the same on all replicas, and
+    vmap cannot write values that differ into it.
 
     Args:
-        graph: of one replica; it is changed.
-        varied: those of its inputs that are stacked.
+        graph: the graph of one replica; it is changed.
+        stacked: its inputs that are stacked.
         stream: one of them.
     """
-    different = {*varied}
+    differs = {*stacked}
     bases: dict[Node, None] = {}
     for node in graph.nodes:
-        if any(operand in different for operand in node.all_input_nodes):
-            different.add(node)
-        for operand in _written(node):
+        if any(operand in differs for operand in node.all_input_nodes):
+            differs.add(node)
+        for operand in _mutated(node):
             base = _base(operand)
-            if base not in different and base.op != "placeholder":
+            if base not in differs and base.op != "placeholder":
                 bases[base] = None
-                different.add(base)
+                differs.add(base)
     for base in bases:
-        with graph.inserting_after(base):
-            own = graph.call_function(_own, (base, stream))
+        with graph.inserting_before(base.next):  # a vmapped condition makes the result vmapped
+            seed = graph.call_function(aten.select.int, (stream, -1, 0))
+            always = graph.call_function(aten.eq.Tensor, (seed, seed))
+            own = graph.call_function(aten.where.self, (always, base, base))
         base.replace_all_uses_with(own, partial(operator.is_not, own))
 
 
-def _own(x: Tensor, stream: Tensor) -> Tensor:
-    """The tensor, batched as the stream is."""
-    one = stream.select(-1, 0)
-    return torch.where(one == one, x, x)
-
-
 def add_taps(graph: Graph, count: int, last: Node) -> list[Tensor]:
-    """Let the last results of a graph, which so many are, be no results but what further arguments
-    are added to: with zeros for these, the gradients of both are the same.
+    """Make a graph differentiable with respect to its last `count` results.
+
+    Each becomes the sum of itself and a new argument, and is no longer returned. With zeros as
+    arguments, the gradients of the arguments are those of the results.
 
     Args:
         graph: it is changed.
-        count: how many results.
+        count: the number of results.
         last: the graph's last argument so far.
 
     Returns:
-        What is like the further arguments.
+        Tensors of the shapes and dtypes of the new arguments.
     """
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     results: Any = output.args[0]
-    kept, tapped = results[: len(results) - count], results[len(results) - count :]
-    output.args = (kept,)
+    returned, tapped = results[: len(results) - count], results[len(results) - count :]
+    output.args = (returned,)
     for number, node in enumerate(tapped):
         with graph.inserting_after(last):
             last = graph.placeholder(f"tap{number}")
@@ -91,11 +89,11 @@ def add_taps(graph: Graph, count: int, last: Node) -> list[Tensor]:
     return [node.meta["val"] for node in tapped]
 
 
-def _written(node: Node) -> list[Node]:
-    """The operands that a node changes."""
+def _mutated(node: Node) -> list[Node]:
+    """The operands that a node changes in place."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable or node.target is aten.detach_.default:
-        return []  # detach_, which torch.tensor(...) is made with, changes no value
+        return []  # torch.tensor(...) is traced as detach_, which changes no value
     return [
         operand
         for place, argument in enumerate(schema.arguments)
@@ -110,7 +108,8 @@ def _argument(node: Node, place: int, name: str) -> Any:
 
 
 def _base(node: Node) -> Node:
-    """What a view is a view of, or may be."""
+    """The tensor that a node is, or may be, a view of."""
+
     while True:
         schema = getattr(node.target, "_schema", None)
         aliases = node.target is operator.getitem or (

@@ -1,6 +1,6 @@
 """What PopTorch's optimizers have beside torch's: settings of their own, and their state.
 
-The state lives with the executor's Updater; an optimizer reads it when it is asked for.
+The accumulators belong to the executor's Updater; an optimizer copies them when they are asked for.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Any
 import torch
 
 from .._logging import logger
-from .variables import VariableAttributes
 
-__all__ = ["ACCUMULATION_TYPES", "Optimizer"]
+__all__ = ["ACCUMULATION_TYPES", "Optimizer", "VariableAttributes"]
 
 ACCUMULATION_TYPES = (torch.float16, torch.float32)
 
-TORCHS: Any = torch.optim.Optimizer  # its methods are called on what, here, is no subclass of it
+TORCHS: Any = torch.optim.Optimizer  # its methods are called on an Optimizer, not a subclass of it
 
-#: What attributes beyond torch's are if nobody sets them.
+#: The defaults of the attributes beyond torch's.
 DEFAULTS: dict[str, Any] = {
     "loss_scaling": 1.0,
     "use_combined_accum": False,
@@ -34,8 +33,50 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+class VariableAttributes:
+    """The attributes of an optimizer that may change after compilation: `optimizer.variable_attrs`.
+
+    All others are constant.
+
+    **Arguments**
+
+    - `variable_attributes`: the names of those that may change.
+    - `allowed_attributes`: the names of all that can be marked.
+
+    >>> attributes = VariableAttributes(["lr"], ["lr", "momentum"])
+    >>> attributes.isConstant("momentum")
+    True
+    >>> attributes.markAsVariable("momentum")
+    >>> attributes.isConstant("momentum")
+    False
+    """
+
+    def __init__(self, variable_attributes: list[str], allowed_attributes: list[str]) -> None:
+        self._variable_attributes = variable_attributes
+        self._allowed_attributes = allowed_attributes
+
+    def isConstant(self, attr: str) -> bool:
+        """Whether the attribute keeps the value that it is compiled with."""
+        return attr not in self._variable_attributes
+
+    def markAsConstant(self, attr: str) -> None:
+        """Make it constant. AssertionError for a name that is not allowed."""
+        self._check(attr)
+        self._variable_attributes = [name for name in self._variable_attributes if name != attr]
+
+    def markAsVariable(self, attr: str) -> None:
+        """Make it variable. AssertionError for a name that is not allowed."""
+        self._check(attr)
+        self._variable_attributes.append(attr)
+
+    def _check(self, attr: str) -> None:
+        assert attr in self._allowed_attributes, (
+            f"Unknown attribute {attr}, allowed values: {self._allowed_attributes}"
+        )
+
+
 class Optimizer:
-    """What the five optimizers share; the other base class of each is torch's.
+    """The base class of PopTorch's five optimizers, beside the class of torch that each has.
 
     An optimizer's `state_dict()` is torch's, with `ipu_state`, the accumulators, and `ipu_param`,
     the variable attributes, as tensors by name. Both are None until a model is compiled with it.
@@ -54,28 +95,32 @@ class Optimizer:
         self.host_state_is_dirty = False
 
     def _set_up(
-        self,
-        initialise: Callable[..., None],
-        params: Any,
-        torchs: dict[str, Any],
-        own: dict[str, Any],
+        self, initialise: Callable[..., None], arguments: dict[str, Any], *other: str
     ) -> None:
-        """Initialise torch's part and this one; None stands for an argument that was not given.
+        """Initialise torch's part and PopTorch's.
 
-        AssertionError for accumulation types other than float16 and float32.
+        **Arguments**
+
+        - `initialise`: the `__init__` of torch's class.
+        - `arguments`: the `locals()` of the caller's `__init__`. None stands for an argument that
+          the user has not given.
+        - `other`: the names of those that the caller handles.
+
+        **Raises**: AssertionError for accumulation types other than float16 and float32.
         """
         Optimizer.__init__(self)
-        given = {name: value for name, value in torchs.items() if value is not None}
-        initialise(self, params, **given)
-        for name, value in own.items():
-            chosen = DEFAULTS[name] if value is None else value
+        params = arguments["params"]
+        skipped = {"self", "params", *other}
+        settings = {name: value for name, value in arguments.items() if name not in skipped}
+        given = [name for name, value in settings.items() if value is not None]
+        initialise(self, params, **{name: settings[name] for name in given if name not in DEFAULTS})
+        for name in settings.keys() & DEFAULTS.keys():
+            chosen = DEFAULTS[name] if settings[name] is None else settings[name]
             assert not name.endswith("accum_type") or chosen in ACCUMULATION_TYPES, (
                 "Accumulation types must be either torch.float32 or torch.float16"
             )
             setattr(self, name, chosen)
-        # what is given explicitly may change, defaults stay
-        variable = [*given, *(name for name, value in own.items() if value is not None)]
-        self._allow(variable)
+        self._allow(given)  # attributes that the user gives may change, defaults stay constant
 
     def _allow(self, variable: list[str]) -> None:
         allowed = [*self.defaults, "loss_scaling"]
@@ -90,14 +135,15 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a state; the model uses it from its next run on.
 
-        RuntimeError for an empty dictionary, and for one that no PopTorch optimizer made.
+        RuntimeError for an empty dictionary, and for the state of an optimizer that is not
+        PopTorch's.
         """
         check_state(state)
         TORCHS.load_state_dict(self, state)
         self.set_state_dict(state)
 
     def get_state_dict(self) -> dict[str, Any]:
-        """What `state_dict` returns; the model's state is copied here if it is newer."""
+        """The same as `state_dict`. The model's state is copied here if it is newer."""
         if self.host_state_is_dirty and self._read_state is not None:
             logger.info("Writing optimiser state tensors from IPU to host.")
             self._state_dict = self._read_state()
@@ -133,7 +179,7 @@ class Optimizer:
 
 
 def check_state(state: dict[str, Any]) -> None:
-    """RuntimeError unless it is the state of a PopTorch optimizer."""
+    """Raise RuntimeError unless it is the state of a PopTorch optimizer."""
     if not state:
         raise RuntimeError("Cannot load optimizer state dictionary because it is empty.")
     if not {"ipu_state", "ipu_param"} <= state.keys():

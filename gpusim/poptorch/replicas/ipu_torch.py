@@ -1,5 +1,7 @@
-"""Functions of torch that PopTorch does not have, or not with all arguments: models for IPUs get
-the errors that they got there."""
+"""How torch's functions behave on an IPU: the device "ipu", int32 indices, and refused arguments.
+
+Models get the results and the errors that they get from PopTorch.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,91 @@ from torch.nn import functional
 
 from ..poptorch_core import compiler_error
 
-__all__ = ["refuse_unsupported"]
+__all__ = ["OVERRIDES", "on_this_device", "refuse_unsupported", "with_int64_indices"]
+
+# ---------------------------------------------------------------- the device "ipu"
+
+OF_TENSORS = vars(torch._C.TensorBase)
+
+#: Methods of tensors whose results differ on an IPU from those on the device that stands for it.
+OVERRIDES: dict[Any, Callable[..., Any]] = {
+    OF_TENSORS["is_ipu"].__get__: lambda tensor: True,
+    OF_TENSORS["ipu"]: lambda tensor, *args, **kwargs: tensor,
+}
+
+
+def on_this_device(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a function of torch, with `device` in place of "ipu".
+
+    >>> here = torch.device("cpu")
+    >>> on_this_device(torch.zeros, (2,), {"device": "ipu"}, here)
+    ((2,), {'device': device(type='cpu')})
+    """
+    if is_ipu(kwargs.get("device")):
+        kwargs = kwargs | {"device": device}
+    if function is Tensor.to and len(args) > 1 and is_ipu(args[1]):
+        args = (args[0], device, *args[2:])
+    return args, kwargs
+
+
+def is_ipu(device: Any) -> bool:
+    """Whether a device, or its name, is that of IPUs."""
+    if isinstance(device, torch.device):
+        return device.type == "ipu"
+    return isinstance(device, str) and device.partition(":")[0] == "ipu"
+
+
+# ---------------------------------------------------------------- int32 indices
+
+INT64_OPERAND: dict[Callable[..., Any], int] = {
+    getattr(module, name): position
+    for position, module, names in (
+        (0, functional, "one_hot"),
+        (1, functional, "cross_entropy nll_loss multi_margin_loss multilabel_margin_loss"),
+        (2, functional, "linear_cross_entropy"),
+        (1, torch, "take take_along_dim"),
+        (1, Tensor, "take take_along_dim"),
+        (2, torch, "gather scatter scatter_add scatter_reduce index_fill index_copy"),
+        (2, Tensor, "gather scatter scatter_add scatter_reduce index_fill index_copy"),
+        (2, Tensor, "scatter_ scatter_add_ scatter_reduce_ index_fill_ index_copy_"),
+    )
+    for name in names.split()
+    if hasattr(module, name)
+}
+"""The operand that PyTorch takes in int64 only. PopTorch takes int32: an IPU has no int64."""
+
+
+def with_int64_indices(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a function of torch, with int32 indices converted to int64.
+
+    >>> with_int64_indices(torch.take, (torch.ones(2), torch.tensor([1], dtype=torch.int32)), {})
+    ((tensor([1., 1.]), tensor([1])), {})
+    """
+    position = INT64_OPERAND.get(function)
+    if position is None:
+        return args, kwargs
+    after = position + 1
+    args = (*args[:position], *map(_as_int64, args[position:after]), *args[after:])
+    named = {name: _as_int64(kwargs[name]) for name in ("target", "index") if name in kwargs}
+    return args, kwargs | named
+
+
+def _as_int64(x: Any) -> Any:
+    return x.long() if isinstance(x, Tensor) and x.dtype == torch.int32 else x
+
+
+# ---------------------------------------------------------------- refused arguments
 
 Given = dict[str, Any]
 Rule = Callable[[Given], str | None]
 
 
 def refuse_unsupported(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise for a call of a function of torch that a compiler for IPUs refuses.
+    """Raise PopTorch's error for a call that its compiler refuses.
 
     Raises:
         Error: with PopTorch's message.
@@ -46,12 +125,12 @@ supported.
 
 @cache
 def _names(function: Any) -> tuple[str, ...]:
-    """Of the arguments of a function that is written in Python."""
+    """The names of the arguments of a Python function."""
     return tuple(inspect.signature(function).parameters)
 
 
 def _where(name: str, refused: Callable[[Any], bool], message: str) -> Rule:
-    """Refuses values of one argument."""
+    """A rule that refuses values of one argument."""
     return lambda given: message if refused(given.get(name)) else None
 
 
@@ -80,7 +159,7 @@ def _recurrent(messages: dict[str, str]) -> Rule:
         "bidirectional": bool,
     }
     rule = _any_of(*(_where(name, refused[name], text) for name, text in messages.items()))
-    # Packed sequences come with other arguments in these places.
+    # Calls with packed sequences have other arguments at these positions.
     return lambda given: rule(given) if type(given["num_layers"]) is int else None
 
 
@@ -184,4 +263,4 @@ RULES: dict[Any, tuple[tuple[str, ...], Rule]] = {
     Tensor.norm: (("input", "p", "dim"), _norm),
     Tensor.__setitem__: (("self", "index", "value"), _steps),
 }
-"""The names of a function's arguments, unless Python knows them, and what is refused of them."""
+"""For each function the names of its arguments, () for a Python function, and its rule."""
