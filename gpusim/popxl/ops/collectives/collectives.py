@@ -1,14 +1,16 @@
-"""What collectives reduce by, and among whom."""
+"""The operators of collectives by name, and their default group of replicas."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from ..._ops.collective import OPERATORS
 from ...context import get_ir
 from ...replica_grouping import ReplicaGrouping
 
-__all__ = ["CollectiveOps", "group_of", "to_collective_op"]
+__all__ = [
+    "to_collective_op",
+    "group_of",
+]
 
 CollectiveOps: TypeAlias = Literal[
     "add", "mean", "mul", "min", "max", "and", "or", "square_add", "local"
@@ -21,8 +23,9 @@ def to_collective_op(op: CollectiveOps) -> str:
     >>> to_collective_op("mean")
     'mean'
     """
-    if op not in OPERATORS:
-        raise ValueError(f"Not a valid op: {op}. Must choose from: {', '.join(OPERATORS)}")
+    names = get_args(CollectiveOps)
+    if op not in names:
+        raise ValueError(f"Not a valid op: {op}. Must choose from: {', '.join(names)}")
     return op
 
 

@@ -1,0 +1,146 @@
+"""Conversions between data types; those of 8-bit floats multiply by a power of two on the way.
+Each is one rounding to a floating-point type. A value too large for an 8-bit float becomes NaN, as on an IPU.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from gpusim.libraries import to_host, to_library_of
+from gpusim.rounding import round_to
+
+from .. import dtypes
+from .._definition import Attributes, Definition, GradientSite, Specs, add_op
+from ..dtypes import dtype, float16, float32, int32
+from ..tensor import Tensor, TensorSpec
+from ._stacked import Array
+
+__all__ = [
+    "cast",
+    "pow2scale_cast_to_fp8",
+    "pow2scale_cast_from_fp8",
+]
+
+FLOAT8 = (dtypes.float8_143, dtypes.float8_152)
+
+
+def _spec(inputs: Specs, attributes: Attributes) -> Specs:
+    return [TensorSpec(inputs[0].shape, attributes["dtype"])]
+
+
+def _cast(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    return [inputs[0].astype(attributes["dtype"].as_numpy(), copy=False)]
+
+
+def _build_gradient(site: GradientSite) -> list[Any]:
+    given = site.op.inputs[0].dtype
+    if not given.is_floating_point:
+        return [None]
+    return [add_op(CAST_GRAD, [site.gradient(0)], {"dtype": given})[0]]
+
+
+CAST_GRAD = Definition("CastGrad", infer=_spec, run=_cast)
+CAST = Definition("Cast", infer=_spec, run=_cast, gradient=_build_gradient, names=("t",))
+
+
+def cast(t: Tensor, data_type: dtype) -> Tensor:
+    """`t` in another dtype; from floating-point numbers to integers it rounds to zero.
+
+    TypeError for 8-bit floats: their casts are `pow2scale_cast_to_fp8` and its counterpart.
+
+    >>> import gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     popxl.ops.cast(popxl.constant([1.7, -1.7]), popxl.int32)
+    Tensor[constant_int32 popxl.dtypes.int32 (2,)]
+    """
+    for found in (t.dtype, data_type):
+        if found in FLOAT8:
+            raise TypeError(
+                f"Data type {found} not supported for {__name__}, please consider "
+                "pow2scale_cast_to_fp8 or pow2scale_cast_from_fp8"
+            )
+    return _cast(CAST, [t], data_type)
+
+
+# 8-bit floats
+
+
+def _scale_of(scales: Array, rank: int) -> np.ndarray[Any, Any]:
+    """2 ** log2_scale of each replica, in a form that broadcasts to its tensor."""
+    return np.ldexp(np.float64(1), to_host(scales)).reshape(-1, *(1,) * rank)
+
+
+def _scaled_cast(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    t, scales = inputs
+    scaled = to_host(t).astype(np.float64) * _scale_of(scales, t.ndim - 1)  # exact
+    return [to_library_of(t, round_to(scaled, attributes["dtype"].as_numpy()))]
+
+
+POW2SCALE_THEN_CAST = Definition(
+    "Pow2ScaleThenCast", infer=_spec, run=_scaled_cast, names=("t", "log2_scale")
+)
+CAST_THEN_POW2SCALE = Definition(
+    "CastThenPow2Scale", infer=_spec, run=_scaled_cast, names=("t", "log2_scale")
+)
+
+
+def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
+    """``t * 2 ** log2_scale`` as an 8-bit float, rounded once; too large is NaN.
+
+    **Arguments**
+
+    - `t`: of float16 or float32.
+    - `log2_scale`: a scalar of int32, -32 to 31.
+    - `data_type`: `popxl.float8_143` or `popxl.float8_152`.
+
+    Raises:
+        ValueError: for a scale that is no scalar.
+        TypeError: for a scale that is not int32, and for other dtypes.
+
+    >>> import gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     t = popxl.constant([0.5, 3.0], popxl.float16)
+    ...     popxl.ops.pow2scale_cast_to_fp8(t, popxl.constant(1, popxl.int32), popxl.float8_143)
+    Tensor[constant_float8_143 popxl.dtypes.float8_143 (2,)]
+    """
+    check_log2_scale(log2_scale)
+    if data_type not in FLOAT8:
+        raise TypeError(f"Data type {data_type} not supported for {__name__}")
+    if t.dtype not in (float16, float32):
+        raise TypeError(f"Data type {t.dtype} not supported for {__name__}")
+    return _cast(POW2SCALE_THEN_CAST, [t, log2_scale], data_type)
+
+
+def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
+    """An 8-bit float times ``2 ** log2_scale``, as float16 or float32, rounded once.
+
+    Arguments and errors as `pow2scale_cast_to_fp8`, with the dtypes the other way round.
+
+    >>> import gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     t = popxl.constant([0.5, 3.0], popxl.float8_152)
+    ...     popxl.ops.pow2scale_cast_from_fp8(t, popxl.constant(1, popxl.int32), popxl.float16)
+    Tensor[constant_float16 popxl.dtypes.float16 (2,)]
+    """
+    check_log2_scale(log2_scale)
+    if data_type not in (float16, float32):
+        raise TypeError(f"Data type {data_type} not supported for {__name__}")
+    if t.dtype not in FLOAT8:
+        raise TypeError(f"Data type {t.dtype} not supported for {__name__}")
+    return _cast(CAST_THEN_POW2SCALE, [t, log2_scale], data_type)
+
+
+def _cast(definition: Definition, inputs: list[Tensor], data_type: dtype) -> Tensor:
+    name = f"{inputs[0].name}_{data_type.name}"
+    return add_op(definition, inputs, {"dtype": data_type}, output_names=[name])[0]
+
+
+def check_log2_scale(log2_scale: Tensor) -> None:
+    """Refuse scales that are not int32 scalars; ValueError or TypeError."""
+    if log2_scale.rank > 0:
+        raise ValueError("Log2 scale argument must be a scalar tensor")
+    if log2_scale.dtype is not int32:
+        raise TypeError("Log2 scale tensor must be of type popxl.int32")

@@ -1,0 +1,202 @@
+"""Matrix products, by NumPy's rules for ranks: one product for all replicas.
+Products and sums are computed in float32 or wider, and rounded once to the type of the result.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, shape_spec
+from ..context import get_ir
+from ..tensor import Tensor, TensorSpec
+from ._stacked import Shape, narrow, raise_rank, unbroadcast
+from .casts import FLOAT8, check_log2_scale
+
+__all__ = [
+    "matmul",
+    "matmul_pow2scaled",
+]
+
+
+def product_shape(lhs: Shape, rhs: Shape) -> Shape:
+    """The shape of a matrix product; ValueError where there is none.
+
+    >>> product_shape((5, 2, 3), (3, 4)), product_shape((3,), (3,))
+    ((5, 2, 4), ())
+    """
+    if not lhs or not rhs:
+        raise ValueError(f"matmul needs tensors of rank 1 at least, but got {lhs} and {rhs}")
+    rows = () if len(lhs) == 1 else (lhs[-2],)
+    columns = () if len(rhs) == 1 else (rhs[-1],)
+    inner = rhs[0] if len(rhs) == 1 else rhs[-2]
+    try:
+        batch = np.broadcast_shapes(lhs[:-2], rhs[:-2])
+    except ValueError:
+        batch = None
+    if lhs[-1] != inner or batch is None:
+        raise ValueError(f"The shapes {lhs} and {rhs} cannot be multiplied as matrices")
+    return (*batch, *rows, *columns)
+
+
+def _spec(inputs: Specs, attributes: Attributes) -> Specs:
+    lhs, rhs = inputs[:2]
+    if lhs.dtype != rhs.dtype and len(inputs) == 2:  # 8-bit floats may mix
+        raise TypeError(
+            f"lhs and rhs must have one data type, but they have {lhs.dtype.name} and "
+            f"{rhs.dtype.name}: use ops.cast"
+        )
+    return [TensorSpec(product_shape(lhs.shape, rhs.shape), attributes["output_type"] or lhs.dtype)]
+
+
+def _operand(x: Array) -> Array:
+    """An array in the type that its products are added up in."""
+    return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "iub" else x
+
+
+def _matrices(lhs: Array, rhs: Array) -> tuple[Array, Array]:
+    """[R, *batch, n, k] and [R, *batch, k, m], with the batches of one rank."""
+    lhs = lhs[:, None, :] if lhs.ndim == 2 else lhs
+    rhs = rhs[:, :, None] if rhs.ndim == 2 else rhs
+    rank = max(lhs.ndim, rhs.ndim) - 1
+    return raise_rank(lhs, rank), raise_rank(rhs, rank)
+
+
+def multiply(xp: ModuleType, lhs: Array, rhs: Array) -> Array:
+    """The matrix products of the replicas' values, [R, *product_shape]."""
+    left, right = _matrices(_operand(lhs), _operand(rhs))
+    out = xp.matmul(left, right)
+    if lhs.ndim > 2 and rhs.ndim > 2:
+        return out
+    return out.reshape(out.shape[0], *product_shape(lhs.shape[1:], rhs.shape[1:]))
+
+
+def _matmul(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    out = multiply(xp, inputs[0], inputs[1])
+    if len(inputs) == 3:
+        scale = inputs[2].reshape(-1, *(1,) * (out.ndim - 1))
+        out = xp.ldexp(out, scale)
+    dtype = attributes["output_type"]
+    return [narrow(out, inputs[0].dtype if dtype is None else dtype.as_numpy())]
+
+
+def _gradient(side: int) -> Definition:
+    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+        dy, other = inputs
+        shape, whole = tuple(attributes["shape"]), tuple(attributes["product"])
+        lhs_rank = len(shape) if side == 0 else other.ndim - 1
+        rhs_rank = other.ndim - 1 if side == 0 else len(shape)
+        # The product's matrices again, also where a vector has made them rows or columns.
+        dy = dy.reshape(dy.shape[0], *whole)
+        if rhs_rank == 1:
+            dy = dy[..., None]
+        if lhs_rank == 1:
+            dy = dy[..., None, :]
+        if other.ndim == 2:
+            other = other[:, :, None] if side == 0 else other[:, None, :]
+        rank = max(dy.ndim, other.ndim) - 1
+        dy, other = raise_rank(_operand(dy), rank), raise_rank(_operand(other), rank)
+        turned = other.swapaxes(-1, -2)
+        out = xp.matmul(dy, turned) if side == 0 else xp.matmul(turned, dy)
+        matrix = shape
+        if len(shape) == 1:
+            matrix = (1, *shape) if side == 0 else (*shape, 1)
+        out = unbroadcast(xp, out, matrix).reshape(dy.shape[0], *shape)
+        return [narrow(out, attributes["dtype"].as_numpy())]
+
+    name = ("MatMulLhsGrad", "MatMulRhsGrad")[side]
+    return Definition(name, infer=shape_spec, run=run)
+
+
+def _build_gradient(site: GradientSite) -> list[Any]:
+    out: list[Any] = []
+    for side, grad in enumerate((LHS_GRAD, RHS_GRAD)):
+        if not site.needs(side):
+            out.append(None)
+            continue
+        spec = site.op.inputs[side].spec
+        product = site.op.outputs[0].shape
+        attributes = {"shape": spec.shape, "dtype": spec.dtype, "product": product}
+        out += add_op(grad, [site.gradient(0), site.input(1 - side)], attributes)
+    return out
+
+
+LHS_GRAD = _gradient(0)
+RHS_GRAD = _gradient(1)
+MATMUL = Definition(
+    "MatMul", infer=_spec, run=_matmul, gradient=_build_gradient, names=("lhs", "rhs")
+)
+#: Of 8-bit floats, times a power of two; it has no gradient, as in PopART.
+MATMUL_POW2SCALED = Definition(
+    "MatMul", infer=_spec, run=_matmul, names=("lhs", "rhs", "log2_scale")
+)
+
+
+def matmul(
+    lhs: Tensor,
+    rhs: Tensor,
+    available_memory_proportion: float | None = None,
+    output_type: dtypes.dtype | None = None,
+    partials_type: dtypes.dtype | None = None,
+) -> Tensor:
+    """The matrix product, by NumPy's rules for ranks other than two.
+
+    **Arguments**
+
+    - `available_memory_proportion`: an IPU's; it changes nothing here.
+    - `output_type`: the result's dtype, by default the inputs'.
+    - `partials_type`: `popxl.float16` or `popxl.float32`; here sums are made in float32 or wider
+      with both, and rounded once.
+
+    Raises:
+        TypeError: for different dtypes.
+        ValueError: for shapes that cannot be multiplied, or another `partials_type`.
+
+    >>> import numpy as np, gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     lhs, rhs = popxl.constant(np.ones((5, 2, 3))), popxl.constant(np.ones((3, 4)))
+    ...     popxl.ops.matmul(lhs, rhs)
+    Tensor[matmul_out popxl.dtypes.float32 (5, 2, 4)]
+    """
+    if partials_type is None:
+        _check_option(getattr(get_ir().getSessionOptions(), "partialsTypeMatMuls", ""))
+    elif partials_type not in (dtypes.float16, dtypes.float32):
+        raise ValueError(f"dtype {partials_type} is not valid, must be float16 or float32")
+    return add_op(MATMUL, [lhs, rhs], {"output_type": output_type})[0]
+
+
+def matmul_pow2scaled(
+    lhs: Tensor,
+    rhs: Tensor,
+    log2_scale: Tensor,
+    available_memory_proportion: float | None = None,
+) -> Tensor:
+    """The matrix product of 8-bit floats, times ``2 ** log2_scale``, as float16.
+
+    **Arguments**: `log2_scale`: a scalar of int32, -32 to 31.
+
+    Raises:
+        TypeError: for other dtypes.
+        ValueError: for a scale that is no scalar, or shapes that cannot be multiplied.
+
+    >>> import numpy as np, gpusim.popxl as popxl
+    >>> with popxl.Ir().main_graph:
+    ...     t = popxl.constant(np.ones((2, 2)), popxl.float8_143)
+    ...     popxl.ops.matmul_pow2scaled(t, t, popxl.constant(1, popxl.int32))
+    Tensor[matmul_out popxl.dtypes.float16 (2, 2)]
+    """
+    if lhs.dtype not in FLOAT8 or rhs.dtype not in FLOAT8:
+        raise TypeError(
+            "Scaled matmul operands must be of dtype popxl.float8_143 or popxl.float8_152"
+        )
+    check_log2_scale(log2_scale)
+    attributes = {"output_type": dtypes.float16}
+    return add_op(MATMUL_POW2SCALED, [lhs, rhs, log2_scale], attributes)[0]
+
+
+def _check_option(partials_type: Any) -> None:
+    if str(partials_type or "").lower() not in ("", "float", "half"):
+        raise ValueError(f"str {partials_type} is not valid, must be 'float' or 'half'")
