@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Array",
+    "Arrays",
     "Attributes",
     "Definition",
     "GradientSite",
     "Specs",
     "add_op",
     "check_inputs",
+    "gradient_ops",
     "no_gradient",
     "only_compiled",
     "same_spec",
@@ -33,8 +35,11 @@ __all__ = [
 
 #: A stacked array (replicas, *shape) of NumPy or CuPy.
 Array = Any
+Arrays = list[Array]
 Attributes = Mapping[str, Any]
 Specs = list[TensorSpec]
+#: The gradient of each input: a tensor, or None where it is zero or undefined.
+GradientRule = Callable[["GradientSite"], Sequence[Tensor | None]]
 
 
 class GradientSite(Protocol):
@@ -80,8 +85,8 @@ class Definition:
     infer: Callable[[list[TensorSpec], Attributes], Sequence[TensorSpec]]
     #: run(xp, inputs, attributes): xp is numpy or cupy.
     run: Callable[[Any, list[Array], Attributes], Sequence[Array]]
-    #: The gradient of each input: a tensor, or None where it is zero or undefined.
-    gradient: Callable[[GradientSite], Sequence[Tensor | None]] | None = None
+    #: Adds the ops of the inputs' gradients.
+    gradient: GradientRule | None = None
     #: Outputs that are an input or a view of it: {output: input}. `run` must return that array or a
     #: true view of it, unless there is a `write_back`.
     aliases: Mapping[int, int] = field(default_factory=dict)
@@ -94,8 +99,9 @@ class Definition:
     collective: bool = False
     #: Whether it does more than compute outputs (host_store, print), so that it always runs.
     effect: bool = False
-    #: The inputs' names in the public function, for error messages.
-    names: tuple[str, ...] = ()
+    #: The inputs' names in the public function, for error messages; several are checked for their
+    #: IPUs and tile sets.
+    names: tuple[str, ...] = ("t",)
     #: How the session compiles it, if not as a call of `run` (call, host_load, ...); see
     #: `execution.compiler`.
     compile: Callable[[Any, Op], Callable[..., None]] | None = None
@@ -126,7 +132,7 @@ def add_op(
     graph = get_current_graph()
     inputs = list(inputs)
     check_inputs(graph, definition, inputs)
-    if len(inputs) > 1 and definition.names and definition.compile is None:
+    if len(inputs) > 1 and len(definition.names) > 1 and definition.compile is None:
         check_places(definition, inputs)
     values = dict(attributes or {})
     specs = infer(definition, [tensor.spec for tensor in inputs], values)
@@ -231,9 +237,41 @@ def shape_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(attributes["shape"], attributes.get("dtype") or inputs[0].dtype)]
 
 
-def no_gradient(site: GradientSite) -> list[Tensor | None]:
-    """The gradients of an op whose derivative is zero wherever it exists."""
-    return [None] * len(site.op.inputs)
+def gradient_ops(*rules: tuple[Definition, str] | None) -> GradientRule:
+    """A gradient rule that adds one op for each input whose gradient is needed.
+
+    **Arguments**: `rules`: a rule for each input; the last one is for all further inputs. It is None
+    for no gradient, or the op's definition and the forward tensors that it takes after the output's
+    gradient: "x" is the input itself, a digit another input, "y" output 0 and "z" output 1.
+
+    The op has the attributes of the forward op, and the `shape` and `dtype` of the input.
+    """
+
+    def gradient(site: GradientSite) -> list[Tensor | None]:
+        dy = site.gradient(0)
+        made: list[Tensor | None] = []
+        for index, tensor in enumerate(site.op.inputs):
+            rule = rules[min(index, len(rules) - 1)]
+            if rule is None or dy is None or not site.needs(index):
+                made.append(None)
+                continue
+            taken = [forward_tensor(site, index, letter) for letter in rule[1]]
+            attributes = {**site.attributes, "shape": tensor.shape, "dtype": tensor.dtype}
+            made += add_op(rule[0], [dy, *taken], attributes)
+        return made
+
+    return gradient
+
+
+def forward_tensor(site: GradientSite, index: int, letter: str) -> Tensor:
+    """A tensor that a rule of `gradient_ops` names."""
+    if letter in "yz":
+        return site.output("yz".index(letter))
+    return site.input(index if letter == "x" else int(letter))
+
+
+#: The rule of ops whose derivative is zero wherever it exists.
+no_gradient = gradient_ops(None)
 
 
 def only_compiled(*arguments: Any) -> Any:

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from .. import dtypes
 from .._definition import (
+    Array,
+    Arrays,
     Attributes,
     Definition,
-    GradientSite,
     Specs,
-    add_op,
+    gradient_ops,
     no_gradient,
     same_spec,
     shape_spec,
 )
 from ..tensor import TensorSpec
-from ._stacked import Array, aligned, even, narrow, unbroadcast, wide
+from ._stacked import aligned, even, narrow, unbroadcast, wide
 
 __all__ = [
     "binary",
     "broadcast_spec",
-    "each_gradient",
     "flat",
-    "gradient_of",
     "in_place",
     "one_spec",
     "plain",
@@ -41,48 +39,44 @@ Compute = Callable[[ModuleType, Array, Attributes], Array]
 
 
 def unary(
-    op_type: str, compute: Compute, slope: Compute | None = None, of: str = "input"
+    op_type: str, compute: Compute, slope: Compute | None = None, of: str = "x"
 ) -> Definition:
     """An op of one input, with the derivative as a function of that input or of the output."""
 
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         (x,) = inputs
         return [narrow(compute(xp, even(xp, wide(x)), attributes), x.dtype)]
 
     if slope is None:
-        return Definition(op_type, infer=same_spec, run=run)
+        return Definition(op_type, same_spec, run)
 
-    def run_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         dy, value = inputs
         return [narrow(wide(dy) * slope(xp, even(xp, wide(value)), attributes), dy.dtype)]
 
-    grad = Definition(f"{op_type}Grad", infer=same_spec, run=run_gradient)
+    grad = Definition(f"{op_type}Grad", same_spec, run_gradient)
 
-    def gradient(site: GradientSite) -> list[Any]:
-        value = site.input(0) if of == "input" else site.output(0)
-        return [add_op(grad, [site.gradient(0), value], site.attributes)[0]]
-
-    return Definition(op_type, infer=same_spec, run=run, gradient=gradient)
+    return Definition(op_type, same_spec, run, gradient_ops((grad, of)))
 
 
 def flat(op_type: str, compute: Compute) -> Definition:
     """An op of one input whose derivative is zero wherever it has one."""
     made = unary(op_type, compute)
-    return Definition(op_type, infer=made.infer, run=made.run, gradient=no_gradient)
+    return Definition(op_type, made.infer, made.run, gradient=no_gradient)
 
 
 def in_place(definition: Definition, op_type: str) -> Definition:
     """The form of an op that writes its result into its first input."""
     compute = definition.run
 
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         inputs[0][...] = compute(xp, inputs, attributes)[0]
         return [inputs[0]]
 
     return Definition(
         op_type,
-        infer=definition.infer,
-        run=run,
+        definition.infer,
+        run,
         aliases={0: 0},
         modifies=(0,),
         names=definition.names,
@@ -114,50 +108,24 @@ def one_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [broadcast_spec(inputs)]
 
 
-Function = Callable[[ModuleType, list[Array]], Array]
+Function = Callable[[ModuleType, Arrays], Array]
 
 
 def reduced(op_type: str, compute: Function) -> Definition:
     """A gradient that is computed in the broadcast shape and summed to that of the input."""
 
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         values = [wide(x) for x in aligned(*inputs)]
         gradient = unbroadcast(xp, compute(xp, values), attributes["shape"])
         return [narrow(gradient, attributes["dtype"].as_numpy())]
 
-    return Definition(op_type, infer=shape_spec, run=run)
+    return Definition(op_type, shape_spec, run)
 
 
-def gradient_of(*arguments: tuple[Definition, str] | None) -> Callable[[GradientSite], list[Any]]:
-    """The rule that builds one op for each input: out of the gradient, then what the letters name.
-
-    l and r are the first and the second input, o is the output.
-    """
-
-    def rule(site: GradientSite) -> list[Any]:
-        found = {
-            "l": lambda: site.input(0),
-            "r": lambda: site.input(1),
-            "o": lambda: site.output(0),
-        }
-        out: list[Any] = []
-        for index, argument in enumerate(arguments):
-            if argument is None or not site.needs(index):
-                out.append(None)
-                continue
-            definition, letters = argument
-            spec = site.op.inputs[index].spec
-            given = [site.gradient(0), *(found[letter]() for letter in letters)]
-            out += add_op(definition, given, {"shape": spec.shape, "dtype": spec.dtype})
-        return out
-
-    return rule
-
-
-def plain(compute: Function) -> Callable[..., list[Array]]:
+def plain(compute: Function) -> Callable[..., Arrays]:
     """A run of what NumPy rounds once, whatever the type."""
 
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         lhs, rhs = inputs
         if lhs.ndim != rhs.ndim:
             inputs = aligned(lhs, rhs)
@@ -179,27 +147,8 @@ def binary(
     ]
     return Definition(
         op_type,
-        infer=one_spec,
-        run=plain(compute),
-        gradient=None if left is None else gradient_of(*rules),
+        one_spec,
+        plain(compute),
+        gradient_ops(*rules),
         names=("lhs", "rhs"),
     )
-
-
-def each_gradient(definition: Definition, *names: str) -> Callable[[GradientSite], list[Any]]:
-    """The rule of an op that takes any number of inputs and treats them alike."""
-
-    def rule(site: GradientSite) -> list[Any]:
-        out: list[Any] = []
-        for index, tensor in enumerate(site.op.inputs):
-            if not site.needs(index):
-                out.append(None)
-                continue
-            given = [site.gradient(0)]
-            if "values" in names:
-                given += [site.input(index), site.output(0)]
-            spec = tensor.spec
-            out += add_op(definition, given, {"shape": spec.shape, "dtype": spec.dtype})
-        return out
-
-    return rule

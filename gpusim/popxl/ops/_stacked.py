@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .._definition import Array
+from .._definition import Array, Arrays
 
 Shape = tuple[int, ...]
 
@@ -46,7 +46,7 @@ def raise_rank(x: Array, rank: int) -> Array:
     return x if missing <= 0 else x.reshape(x.shape[0], *(1,) * missing, *x.shape[1:])
 
 
-def aligned(*arrays: Array) -> list[Array]:
+def aligned(*arrays: Array) -> Arrays:
     """The arrays reshaped so that they broadcast against each other, replica by replica."""
     rank = max(x.ndim for x in arrays) - 1
     return [raise_rank(x, rank) for x in arrays]

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .._definition import Attributes, add_op
+from .._definition import Array, Attributes, add_op
 from ..tensor import Tensor
 from ._elementwise import in_place, unary
-from ._stacked import Array
 
 __all__ = [
     "relu",
@@ -26,7 +25,7 @@ __all__ = [
 ]
 
 RELU = unary(
-    "Relu", lambda xp, x, a: xp.maximum(x, 0), lambda xp, y, a: (y > 0).astype(y.dtype), "output"
+    "Relu", lambda xp, x, a: xp.maximum(x, 0), lambda xp, y, a: (y > 0).astype(y.dtype), "y"
 )
 RELU_INPLACE = in_place(RELU, "ReluInplace")
 

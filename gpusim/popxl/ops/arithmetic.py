@@ -5,11 +5,21 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from .._definition import Attributes, Definition, GradientSite, Specs, add_op, same_spec
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    GradientSite,
+    Specs,
+    add_op,
+    gradient_ops,
+    same_spec,
+)
 from ..tensor import Tensor, TensorSpec, constant
 from ..typing_ import TensorLike
-from ._elementwise import binary, each_gradient, flat, in_place, one_spec, reduced, unary
-from ._stacked import Array, aligned, even, narrow, wide
+from ._elementwise import binary, flat, in_place, one_spec, reduced, unary
+from ._stacked import aligned, even, narrow, wide
 
 __all__ = [
     "add",
@@ -89,8 +99,8 @@ def sub(lhs: Tensor, rhs: Tensor) -> Tensor:
 MUL = binary(
     "Mul",
     lambda xp, v: v[0] * v[1],
-    (lambda xp, v: v[0] * v[1], "r"),
-    (lambda xp, v: v[0] * v[1], "l"),
+    (lambda xp, v: v[0] * v[1], "1"),
+    (lambda xp, v: v[0] * v[1], "0"),
 )
 
 
@@ -111,7 +121,7 @@ def mul(lhs: Tensor, rhs: Tensor) -> Tensor:
     return add_op(MUL, [lhs, rhs])[0]
 
 
-def _divide(xp: ModuleType, inputs: list[Array]) -> Array:
+def _divide(xp: ModuleType, inputs: Arrays) -> Array:
     lhs, rhs = inputs
     if lhs.dtype.kind == "f":
         return lhs / rhs
@@ -122,8 +132,8 @@ def _divide(xp: ModuleType, inputs: list[Array]) -> Array:
 DIV = binary(
     "Div",
     _divide,
-    (lambda xp, v: v[0] / v[1], "r"),
-    (lambda xp, v: -v[0] * v[1] / (v[2] * v[2]), "lr"),
+    (lambda xp, v: v[0] / v[1], "1"),
+    (lambda xp, v: -v[0] * v[1] / (v[2] * v[2]), "01"),
 )
 
 
@@ -148,7 +158,7 @@ FMOD = binary(
     "Fmod",
     lambda xp, v: xp.fmod(v[0], v[1]),
     (lambda xp, v: v[0], ""),
-    (lambda xp, v: -v[0] * xp.trunc(v[1] / v[2]), "lr"),
+    (lambda xp, v: -v[0] * xp.trunc(v[1] / v[2]), "01"),
 )
 
 
@@ -169,24 +179,24 @@ def fmod(lhs: Tensor, rhs: Tensor) -> Tensor:
     return add_op(FMOD, [lhs, rhs])[0]
 
 
-def _power(xp: ModuleType, inputs: list[Array]) -> Array:
+def _power(xp: ModuleType, inputs: Arrays) -> Array:
     """Powers of arrays in one layout: NumPy's bits depend on it."""
     base, exponent = (even(xp, x) for x in xp.broadcast_arrays(*inputs))
     return xp.power(base, exponent)
 
 
-def _power_of_base(xp: ModuleType, inputs: list[Array]) -> Array:
+def _power_of_base(xp: ModuleType, inputs: Arrays) -> Array:
     dy, base, exponent = inputs
     return dy * exponent * _power(xp, [base, exponent - 1])
 
 
-def _power_of_exponent(xp: ModuleType, inputs: list[Array]) -> Array:
+def _power_of_exponent(xp: ModuleType, inputs: Arrays) -> Array:
     dy, base, power = inputs
     logarithm = xp.log(xp.where(base > 0, base, 1))  # 0 where no real derivative exists
     return dy * power * logarithm
 
 
-POW = binary("Pow", _power, (_power_of_base, "lr"), (_power_of_exponent, "lo"))
+POW = binary("Pow", _power, (_power_of_base, "01"), (_power_of_exponent, "0y"))
 
 
 def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
@@ -241,12 +251,8 @@ def sign(t: Tensor) -> Tensor:
     return add_op(SIGN, [t])[0]
 
 
-def _negate_gradient(site: GradientSite) -> list[Any]:
-    return [add_op(NEGATE_GRAD, [site.gradient(0)])[0]]
-
-
 NEGATE_GRAD = unary("NegGrad", lambda xp, x, a: -x)
-NEGATE = Definition("Neg", infer=same_spec, run=NEGATE_GRAD.run, gradient=_negate_gradient)
+NEGATE = Definition("Neg", same_spec, NEGATE_GRAD.run, gradient_ops((NEGATE_GRAD, "")))
 
 
 def negate(t: Tensor) -> Tensor:
@@ -262,13 +268,13 @@ def negate(t: Tensor) -> Tensor:
     return add_op(NEGATE, [t])[0]
 
 
-def _increment_mod(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _increment_mod(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     raised = wide(x) + attributes["increment"]
     return [narrow(xp.mod(raised, attributes["modulus"]), x.dtype)]
 
 
-INCREMENT_MOD = Definition("IncrementMod", infer=same_spec, run=_increment_mod)
+INCREMENT_MOD = Definition("IncrementMod", same_spec, _increment_mod)
 INCREMENT_MOD_INPLACE = in_place(INCREMENT_MOD, "IncrementModInplace")
 
 
@@ -299,7 +305,7 @@ def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
 # Any number of inputs
 
 
-def _add_all(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _add_all(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     if len(inputs) == 1:
         return [inputs[0]]
     values = [wide(x) for x in aligned(*inputs)]
@@ -310,7 +316,7 @@ def _add_all(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> lis
 
 
 SUM_GRAD = reduced("SumArgGrad", lambda xp, v: v[0])
-SUM = Definition("Sum", infer=one_spec, run=_add_all, gradient=each_gradient(SUM_GRAD))
+SUM = Definition("Sum", one_spec, _add_all, gradient_ops((SUM_GRAD, "")))
 
 
 # aX + bY: the two may have different types; the factors are attributes, or a third and fourth input
@@ -325,7 +331,7 @@ def _scaled_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(inputs[0].shape, inputs[0].dtype)]
 
 
-def _scaled_add(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _scaled_add(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     """[a * X + b * Y], in the wider type of the two and at least float32, in X's type."""
     x, y = wide(inputs[0]), wide(inputs[1])
     factors = iter(inputs[2:])
@@ -358,7 +364,7 @@ def _scale_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(inputs[0].shape, attributes["dtype"])]
 
 
-def _scale(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _scale(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     x = wide(inputs[0])
     factor = attributes["factor"]
     if factor is None:
@@ -366,11 +372,11 @@ def _scale(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[
     return [narrow(x * factor, attributes["dtype"].as_numpy())]
 
 
-SCALE = Definition("Scale", infer=_scale_spec, run=_scale)
+SCALE = Definition("Scale", _scale_spec, _scale)
 SCALED_ADD = Definition(
     "ScaledAdd",
-    infer=_scaled_spec,
-    run=_scaled_add,
+    _scaled_spec,
+    _scaled_add,
     gradient=_scaled_gradient,
     names=("X", "Y"),
 )
@@ -392,7 +398,7 @@ def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor 
     ...     popxl.ops.scaled_add(popxl.constant([1.0]), popxl.constant([2.0]), b=0.5)
     Tensor[scaledadd_out popxl.dtypes.float32 (1,)]
     """
-    return _scaled(SCALED_ADD, X, Y, a, b)
+    return _add_scaled(SCALED_ADD, X, Y, a, b)
 
 
 def scaled_add_(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
@@ -403,10 +409,10 @@ def scaled_add_(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor
     ...     popxl.ops.scaled_add_(popxl.variable([1.0]), popxl.constant([2.0]), b=0.5)
     Tensor[scaledaddlhsinplace_out popxl.dtypes.float32 (1,)]
     """
-    return _scaled(SCALED_ADD_INPLACE, X, Y, a, b)
+    return _add_scaled(SCALED_ADD_INPLACE, X, Y, a, b)
 
 
-def _scaled(
+def _add_scaled(
     definition: Definition, X: Tensor, Y: Tensor, a: float | Tensor, b: float | Tensor
 ) -> Tensor:
     inputs, attributes = [X, Y], dict[str, Any]()

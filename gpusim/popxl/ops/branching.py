@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._definition import Array, Attributes, Definition, Specs, add_op, only_compiled
+from .._definition import Arrays, Attributes, Definition, Specs, add_op, only_compiled
 from .._op import Op
 from .._sites import site_inputs
 from ..context import get_current_graph
@@ -52,9 +52,9 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
         for slot, result in zip(outputs, results, strict=False):
             values[slot] = result
 
-    def diverged(chosen: Any, values: list[Any]) -> list[Array]:
+    def diverged(chosen: Any, values: list[Any]) -> Arrays:
         """Each branch for the replicas that take it, and their results put together."""
-        results: list[Array] = []
+        results: Arrays = []
         for take, (program, slots) in zip((chosen, ~chosen), branches, strict=True):
             rows = np.flatnonzero(take)
             at = machine.upload(rows)
@@ -69,7 +69,7 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
     return step
 
 
-def own(program: Program, arguments: list[Array]) -> list[Array]:
+def own(program: Program, arguments: Arrays) -> Arrays:
     """Copies of the arguments that a graph changes in place."""
     for index in program.modified:
         arguments[index] = arguments[index].copy()

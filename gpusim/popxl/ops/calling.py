@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any
 
-from .._definition import Array, Attributes, Definition, Specs, add_op, only_compiled
+from .._definition import Array, Arrays, Attributes, Definition, Specs, add_op, only_compiled
 from .._op import Op
 from .._sites import site_inputs
 from ..context import get_current_graph
@@ -266,7 +266,7 @@ def compile_repeat(compiler: GraphCompiler, op: Op) -> Step:
     return step
 
 
-def apart(results: list[Array], arguments: list[Array]) -> list[Array]:
+def apart(results: Arrays, arguments: Arrays) -> Arrays:
     """Results as the next arguments of a graph that changes some in place: none shares memory.
 
     What comes back in its own place, changed or not, may stay there.
@@ -352,7 +352,7 @@ class Reversal:
         #: which of the graph's inputs each output of the gradient graph is the gradient of
         self.targets = [_index(graph.inputs, tensor) for tensor in attributes["outputs"]]
 
-    def run(self, arguments: list[Array], going: list[Array]) -> list[Array]:
+    def run(self, arguments: Arrays, going: Arrays) -> Arrays:
         """The gradients, from the first step's inputs and the last step's gradients."""
         steps = []
         for _ in range(self.count):
@@ -376,7 +376,7 @@ class Reversal:
             added[at] if at in added else self.xp.zeros_like(arguments[at]) for at in self.targets
         ]
 
-    def _inputs(self, before: list[Array], results: list[Array], going: list[Array]) -> list[Array]:
+    def _inputs(self, before: Arrays, results: Arrays, going: Arrays) -> Arrays:
         """What the gradient graph is given of one step."""
         places = {"gradient": going, "input": before, "output": results}
         return [
@@ -412,6 +412,4 @@ def _source(graph: Graph, is_gradient: bool, tensor: Tensor) -> tuple[str, int]:
     return ("output", _index(graph.outputs, tensor)) if own < 0 else ("input", own)
 
 
-LOOP_GRAD = Definition(
-    "LoopGrad", infer=_gradient_specs, run=only_compiled, compile=compile_loop_gradient
-)
+LOOP_GRAD = Definition("LoopGrad", _gradient_specs, only_compiled, compile=compile_loop_gradient)

@@ -13,10 +13,9 @@ from gpusim.libraries import to_host, to_library_of
 from gpusim.rounding import round_to
 
 from .. import dtypes
-from .._definition import Attributes, Definition, GradientSite, Specs, add_op
+from .._definition import Array, Arrays, Attributes, Definition, Specs, add_op, gradient_ops
 from ..dtypes import dtype, float16, float32, int32
 from ..tensor import Tensor, TensorSpec
-from ._stacked import Array
 
 __all__ = [
     "cast",
@@ -31,19 +30,12 @@ def _spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(inputs[0].shape, attributes["dtype"])]
 
 
-def _cast(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _cast(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     return [inputs[0].astype(attributes["dtype"].as_numpy(), copy=False)]
 
 
-def _build_gradient(site: GradientSite) -> list[Any]:
-    given = site.op.inputs[0].dtype
-    if not given.is_floating_point:
-        return [None]
-    return [add_op(CAST_GRAD, [site.gradient(0)], {"dtype": given})[0]]
-
-
-CAST_GRAD = Definition("CastGrad", infer=_spec, run=_cast)
-CAST = Definition("Cast", infer=_spec, run=_cast, gradient=_build_gradient, names=("t",))
+CAST_GRAD = Definition("CastGrad", _spec, _cast)
+CAST = Definition("Cast", _spec, _cast, gradient_ops((CAST_GRAD, "")))
 
 
 def cast(t: Tensor, data_type: dtype) -> Tensor:
@@ -62,7 +54,7 @@ def cast(t: Tensor, data_type: dtype) -> Tensor:
                 f"Data type {found} not supported for {__name__}, please consider "
                 "pow2scale_cast_to_fp8 or pow2scale_cast_from_fp8"
             )
-    return _cast(CAST, [t], data_type)
+    return _add_cast(CAST, [t], data_type)
 
 
 # 8-bit floats
@@ -73,17 +65,17 @@ def _scale_of(scales: Array, rank: int) -> np.ndarray[Any, Any]:
     return np.ldexp(np.float64(1), to_host(scales)).reshape(-1, *(1,) * rank)
 
 
-def _scaled_cast(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _scaled_cast(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, scales = inputs
     scaled = to_host(t).astype(np.float64) * _scale_of(scales, t.ndim - 1)  # exact
     return [to_library_of(t, round_to(scaled, attributes["dtype"].as_numpy()))]
 
 
 POW2SCALE_THEN_CAST = Definition(
-    "Pow2ScaleThenCast", infer=_spec, run=_scaled_cast, names=("t", "log2_scale")
+    "Pow2ScaleThenCast", _spec, _scaled_cast, names=("t", "log2_scale")
 )
 CAST_THEN_POW2SCALE = Definition(
-    "CastThenPow2Scale", infer=_spec, run=_scaled_cast, names=("t", "log2_scale")
+    "CastThenPow2Scale", _spec, _scaled_cast, names=("t", "log2_scale")
 )
 
 
@@ -111,7 +103,7 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Te
         raise TypeError(f"Data type {data_type} not supported for {__name__}")
     if t.dtype not in (float16, float32):
         raise TypeError(f"Data type {t.dtype} not supported for {__name__}")
-    return _cast(POW2SCALE_THEN_CAST, [t, log2_scale], data_type)
+    return _add_cast(POW2SCALE_THEN_CAST, [t, log2_scale], data_type)
 
 
 def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
@@ -130,10 +122,10 @@ def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> 
         raise TypeError(f"Data type {data_type} not supported for {__name__}")
     if t.dtype not in FLOAT8:
         raise TypeError(f"Data type {t.dtype} not supported for {__name__}")
-    return _cast(CAST_THEN_POW2SCALE, [t, log2_scale], data_type)
+    return _add_cast(CAST_THEN_POW2SCALE, [t, log2_scale], data_type)
 
 
-def _cast(definition: Definition, inputs: list[Tensor], data_type: dtype) -> Tensor:
+def _add_cast(definition: Definition, inputs: list[Tensor], data_type: dtype) -> Tensor:
     name = f"{inputs[0].name}_{data_type.name}"
     return add_op(definition, inputs, {"dtype": data_type}, output_names=[name])[0]
 

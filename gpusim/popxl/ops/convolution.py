@@ -11,7 +11,16 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import dtypes
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, shape_spec
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    Specs,
+    add_op,
+    gradient_ops,
+    shape_spec,
+)
 from ..tensor import Tensor, TensorSpec
 from ._stacked import narrow
 from ._windows import PAD_TYPES, Windows, pad, unpad, windows
@@ -127,7 +136,7 @@ def _conv_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((data.shape[0], weight.shape[0], *w.out), dtype)]
 
 
-def _scaled(xp: ModuleType, out: Array, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _scaled(xp: ModuleType, out: Array, inputs: Arrays, attributes: Attributes) -> Arrays:
     """The result of a convolution times 2 ** log2_scale, where that is a third input."""
     if len(inputs) == 3:
         out = xp.ldexp(out, inputs[2].reshape(-1, *(1,) * (out.ndim - 1)))
@@ -135,54 +144,36 @@ def _scaled(xp: ModuleType, out: Array, inputs: list[Array], attributes: Attribu
     return [narrow(out, inputs[0].dtype if dtype is None else dtype.as_numpy())]
 
 
-def _conv(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _conv(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     x, weight = (_in_float32(value) for value in inputs[:2])
     w = _geometry(x.shape[3:], weight.shape[3:], attributes)
     return _scaled(xp, _forward(xp, x, weight, w, attributes["groups"]), inputs, attributes)
 
 
-def _conv_data_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _conv_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, weight = (_in_float32(value) for value in inputs)
     w = _geometry(attributes["shape"][2:], weight.shape[3:], attributes)
     out = _data_gradient(xp, dy, weight, w, attributes["groups"])
     return [narrow(out, inputs[0].dtype)]
 
 
-def _conv_weight_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _conv_weight_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, x = (_in_float32(value) for value in inputs)
     w = _geometry(x.shape[3:], attributes["shape"][2:], attributes)
     out = _weight_gradient(xp, dy, x, w, attributes["groups"])
     return [narrow(out, inputs[0].dtype)]
 
 
-def _build(data: Definition, weight: Definition) -> Any:
-    def rule(site: GradientSite) -> list[Any]:
-        out: list[Any] = []
-        for index, grad in enumerate((data, weight)):
-            if not site.needs(index):
-                out.append(None)
-                continue
-            attributes = {**site.attributes, "shape": site.op.inputs[index].shape}
-            out += add_op(grad, [site.gradient(0), site.input(1 - index)], attributes)
-        return out
-
-    return rule
-
-
-CONV_DATA_GRAD = Definition("ConvDataGrad", infer=shape_spec, run=_conv_data_gradient)
-CONV_WEIGHTS_GRAD = Definition("ConvWeightsGrad", infer=shape_spec, run=_conv_weight_gradient)
+CONV_DATA_GRAD = Definition("ConvDataGrad", shape_spec, _conv_data_gradient)
+CONV_WEIGHTS_GRAD = Definition("ConvWeightsGrad", shape_spec, _conv_weight_gradient)
 CONV = Definition(
     "Conv",
-    infer=_conv_spec,
-    run=_conv,
-    gradient=_build(CONV_DATA_GRAD, CONV_WEIGHTS_GRAD),
+    _conv_spec,
+    _conv,
+    gradient_ops((CONV_DATA_GRAD, "1"), (CONV_WEIGHTS_GRAD, "0")),
     names=("t", "weight"),
 )
-CONV_POW2SCALED = Definition(
-    "Conv", infer=_conv_spec, run=_conv, names=("t", "weight", "log2_scale")
-)
+CONV_POW2SCALED = Definition("Conv", _conv_spec, _conv, names=("t", "weight", "log2_scale"))
 
 
 def conv(
@@ -315,45 +306,39 @@ def _transpose_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((data.shape[0], weight.shape[1] * groups, *image), dtype)]
 
 
-def _conv_transpose(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _conv_transpose(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     x, weight = (_in_float32(value) for value in inputs[:2])
     w = _transposed(x.shape[3:], weight.shape[3:], attributes)
     return _scaled(xp, _data_gradient(xp, x, weight, w, attributes["groups"]), inputs, attributes)
 
 
-def _transpose_data_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _transpose_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, weight = (_in_float32(value) for value in inputs)
     w = _transposed(attributes["shape"][2:], weight.shape[3:], attributes)
     return [narrow(_forward(xp, dy, weight, w, attributes["groups"]), inputs[0].dtype)]
 
 
-def _transpose_weight_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _transpose_weight_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, x = (_in_float32(value) for value in inputs)
     w = _transposed(x.shape[3:], attributes["shape"][2:], attributes)
     return [narrow(_weight_gradient(xp, x, dy, w, attributes["groups"]), inputs[0].dtype)]
 
 
-CONV_TRANSPOSE_DATA_GRAD = Definition(
-    "ConvTransposeDataGrad", infer=shape_spec, run=_transpose_data_gradient
-)
+CONV_TRANSPOSE_DATA_GRAD = Definition("ConvTransposeDataGrad", shape_spec, _transpose_data_gradient)
 CONV_TRANSPOSE_WEIGHTS_GRAD = Definition(
-    "ConvTransposeWeightsGrad", infer=shape_spec, run=_transpose_weight_gradient
+    "ConvTransposeWeightsGrad", shape_spec, _transpose_weight_gradient
 )
 CONV_TRANSPOSE = Definition(
     "ConvTranspose",
-    infer=_transpose_spec,
-    run=_conv_transpose,
-    gradient=_build(CONV_TRANSPOSE_DATA_GRAD, CONV_TRANSPOSE_WEIGHTS_GRAD),
+    _transpose_spec,
+    _conv_transpose,
+    gradient_ops((CONV_TRANSPOSE_DATA_GRAD, "1"), (CONV_TRANSPOSE_WEIGHTS_GRAD, "0")),
     names=("t", "weight"),
 )
 CONV_TRANSPOSE_POW2SCALED = Definition(
     "ConvTranspose",
-    infer=_transpose_spec,
-    run=_conv_transpose,
+    _transpose_spec,
+    _conv_transpose,
     names=("t", "weight", "log2_scale"),
 )
 

@@ -11,12 +11,13 @@ import numpy as np
 from gpusim.libraries import to_host
 
 from .._definition import (
-    Array,
+    Arrays,
     Attributes,
     Definition,
     GradientSite,
     Specs,
     add_op,
+    gradient_ops,
     no_gradient,
     same_spec,
 )
@@ -33,16 +34,12 @@ __all__ = [
 ]
 
 
-def _pass(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _pass(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     return [inputs[0]]
 
 
-def _pass_gradient(site: GradientSite) -> list[Any]:
-    return [add_op(IDENTITY_GRAD, [site.gradient(0)])[0]]
-
-
-IDENTITY_GRAD = Definition("IdentityGrad", infer=same_spec, run=_pass)
-IDENTITY = Definition("Identity", infer=same_spec, run=_pass, gradient=_pass_gradient, names=("t",))
+IDENTITY_GRAD = Definition("IdentityGrad", same_spec, _pass)
+IDENTITY = Definition("Identity", same_spec, _pass, gradient_ops((IDENTITY_GRAD, "")))
 
 
 def identity(t: Tensor, output_name: str | None = None) -> Tensor:
@@ -57,14 +54,13 @@ def identity(t: Tensor, output_name: str | None = None) -> Tensor:
     return add_op(IDENTITY, [t], output_names=names)[0]
 
 
-DETACH = Definition("Detach", infer=same_spec, run=_pass, gradient=no_gradient, names=("t",))
+DETACH = Definition("Detach", same_spec, _pass, gradient=no_gradient)
 DETACH_INPLACE = Definition(
     "DetachInplace",
-    infer=same_spec,
-    run=_pass,
+    same_spec,
+    _pass,
     gradient=no_gradient,
     aliases={0: 0},
-    names=("t",),
 )
 
 
@@ -102,7 +98,7 @@ def _ipu_copy_back(site: GradientSite) -> list[Any]:
     return [add_op(IPU_COPY, [site.gradient(0)], attributes, ipu=source)[0]]
 
 
-IPU_COPY = Definition("IpuCopy", infer=same_spec, run=_pass, gradient=_ipu_copy_back, names=("t",))
+IPU_COPY = Definition("IpuCopy", same_spec, _pass, gradient=_ipu_copy_back)
 
 
 def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
@@ -134,9 +130,7 @@ def _tile_copy_back(site: GradientSite) -> list[Any]:
     return [add_op(IO_TILE_COPY, [site.gradient(0)], tile_set=to)[0]]
 
 
-IO_TILE_COPY = Definition(
-    "IoTileCopy", infer=same_spec, run=_pass, gradient=_tile_copy_back, names=("t",)
-)
+IO_TILE_COPY = Definition("IoTileCopy", same_spec, _pass, gradient=_tile_copy_back)
 
 
 def io_tile_copy(t: Tensor) -> Tensor:
@@ -194,7 +188,7 @@ def text_of(value: np.ndarray[Any, Any], attributes: Attributes) -> str:
     return text.translate(brackets)
 
 
-def _print(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _print(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (t,) = inputs
     if attributes["print_self"]:
         for value in to_host(t):
@@ -209,9 +203,7 @@ def _build_gradient(site: GradientSite) -> list[Any]:
     return [add_op(PRINT_TENSOR, [site.gradient(0)], attributes)[0]]
 
 
-PRINT_TENSOR = Definition(
-    "PrintTensor", infer=_spec, run=_print, gradient=_build_gradient, effect=True, names=("t",)
-)
+PRINT_TENSOR = Definition("PrintTensor", _spec, _print, gradient=_build_gradient, effect=True)
 
 
 def print_tensor(

@@ -6,10 +6,9 @@ from types import ModuleType
 
 import numpy as np
 
-from .._definition import Attributes, add_op
+from .._definition import Array, Attributes, add_op
 from ..tensor import Tensor
 from ._elementwise import flat, in_place, unary
-from ._stacked import Array
 
 __all__ = [
     "exp",
@@ -25,7 +24,7 @@ __all__ = [
     "clip",
 ]
 
-EXP = unary("Exp", lambda xp, x, a: xp.exp(x), lambda xp, y, a: y, of="output")
+EXP = unary("Exp", lambda xp, x, a: xp.exp(x), lambda xp, y, a: y, of="y")
 EXP_INPLACE = in_place(EXP, "ExpInplace")
 
 
@@ -86,7 +85,7 @@ def log2(t: Tensor) -> Tensor:
     return add_op(LOG2, [t])[0]
 
 
-SQRT = unary("Sqrt", lambda xp, x, a: xp.sqrt(x), lambda xp, y, a: 0.5 / y, of="output")
+SQRT = unary("Sqrt", lambda xp, x, a: xp.sqrt(x), lambda xp, y, a: 0.5 / y, of="y")
 
 
 def sqrt(t: Tensor) -> Tensor:
@@ -134,7 +133,7 @@ def cos(t: Tensor) -> Tensor:
     return add_op(COS, [t])[0]
 
 
-TANH = unary("Tanh", lambda xp, x, a: xp.tanh(x), lambda xp, y, a: 1 - y * y, of="output")
+TANH = unary("Tanh", lambda xp, x, a: xp.tanh(x), lambda xp, y, a: 1 - y * y, of="y")
 
 
 def tanh(t: Tensor) -> Tensor:

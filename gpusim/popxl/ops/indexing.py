@@ -13,11 +13,13 @@ import numpy as np
 
 from .._definition import (
     Array,
+    Arrays,
     Attributes,
     Definition,
     GradientSite,
     Specs,
     add_op,
+    gradient_ops,
     no_gradient,
     shape_spec,
 )
@@ -66,7 +68,7 @@ def _lead(attributes: Attributes) -> int:
     return 1 if attributes["group_size"] == 1 else 2
 
 
-def _gather(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _gather(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, indices = inputs
     lead = _lead(attributes)
     axis = normal_axes(attributes["axis"], t.ndim - 1)[0] + 1
@@ -102,7 +104,7 @@ def _behind(x: Array, start: int, count: int, before: int) -> Array:
     return x.transpose(order)
 
 
-def _gather_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _gather_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, indices = inputs
     shape = (dy.shape[0], *attributes["shape"])
     lead = _lead(attributes)
@@ -147,14 +149,9 @@ def sum_rows(xp: ModuleType, rows: Array, places: Array, count: int) -> Array:
 
 
 def _gather_family(op_type: str) -> Definition:
-    grad = Definition(f"{op_type}Grad", infer=shape_spec, run=_gather_gradient)
-
-    def gradient(site: GradientSite) -> list[Any]:
-        attributes = {**site.attributes, "shape": site.op.inputs[0].shape}
-        return [add_op(grad, [site.gradient(0), site.input(1)], attributes)[0], None]
-
+    grad = Definition(f"{op_type}Grad", shape_spec, _gather_gradient)
     return Definition(
-        op_type, infer=_gather_spec, run=_gather, gradient=gradient, names=("t", "indices")
+        op_type, _gather_spec, _gather, gradient_ops((grad, "1"), None), names=("t", "indices")
     )
 
 
@@ -188,7 +185,7 @@ def gather(
     ...     popxl.ops.gather(t, popxl.constant([[0, 1], [3, 2]], popxl.int32))
     Tensor[gather_out popxl.dtypes.float32 (2, 2, 3)]
     """
-    return _gather(GATHER, t, indices, axis, 1, zero_OOR)
+    return _add_gather(GATHER, t, indices, axis, 1, zero_OOR)
 
 
 def groupedgather(
@@ -213,7 +210,7 @@ def groupedgather(
     ...     popxl.ops.groupedgather(t, indices, axis=1, group_size=2)
     Tensor[gather_out popxl.dtypes.float32 (2, 3, 3)]
     """
-    return _gather(GATHER, t, indices, axis, group_size or 1, zero_OOR)
+    return _add_gather(GATHER, t, indices, axis, group_size or 1, zero_OOR)
 
 
 def tied_gather(
@@ -231,10 +228,10 @@ def tied_gather(
     ...     popxl.ops.tied_gather(t, popxl.constant([0, 1], popxl.int32), axis=1)
     Tensor[poparttiedgather_out popxl.dtypes.float32 (4, 2)]
     """
-    return _gather(TIED_GATHER, t, indices, axis, 1, zero_OOR)
+    return _add_gather(TIED_GATHER, t, indices, axis, 1, zero_OOR)
 
 
-def _gather(
+def _add_gather(
     definition: Definition, t: Tensor, indices: Tensor, axis: int, groups: int, zero_OOR: bool
 ) -> Tensor:
     attributes = {"axis": axis, "group_size": groups, "zero_OOR": bool(zero_OOR)}
@@ -272,7 +269,7 @@ def _element_places(
     return tuple(out)
 
 
-def _scatter(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _scatter(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, indices, values = inputs
     (axis,) = normal_axes(attributes["axis"], t.ndim - 1)
     out = t.copy()
@@ -280,9 +277,7 @@ def _scatter(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> lis
     return [out]
 
 
-def _scatter_data_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _scatter_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, indices = inputs
     (axis,) = normal_axes(attributes["axis"], dy.ndim - 1)
     out = dy.copy()
@@ -290,33 +285,19 @@ def _scatter_data_gradient(
     return [out]
 
 
-def _scatter_update_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _scatter_update_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, indices = inputs
     (axis,) = normal_axes(attributes["axis"], dy.ndim - 1)
     return [dy[_element_places(xp, indices, dy.shape[1:], axis)]]
 
 
-def _build_scatter_gradient(site: GradientSite) -> list[Any]:
-    given = [site.gradient(0), site.input(1)]
-    out: list[Any] = [None, None, None]
-    for index, grad in ((0, SCATTER_DATA_GRAD), (2, SCATTER_UPDATE_GRAD)):
-        if site.needs(index):
-            attributes = {**site.attributes, "shape": site.op.inputs[index].shape}
-            out[index] = add_op(grad, given, attributes)[0]
-    return out
-
-
-SCATTER_DATA_GRAD = Definition("ScatterDataGrad", infer=shape_spec, run=_scatter_data_gradient)
-SCATTER_UPDATE_GRAD = Definition(
-    "ScatterUpdateGrad", infer=shape_spec, run=_scatter_update_gradient
-)
+SCATTER_DATA_GRAD = Definition("ScatterDataGrad", shape_spec, _scatter_data_gradient)
+SCATTER_UPDATE_GRAD = Definition("ScatterUpdateGrad", shape_spec, _scatter_update_gradient)
 SCATTER = Definition(
     "Scatter",
-    infer=_scatter_spec,
-    run=_scatter,
-    gradient=_build_scatter_gradient,
+    _scatter_spec,
+    _scatter,
+    gradient_ops((SCATTER_DATA_GRAD, "1"), None, (SCATTER_UPDATE_GRAD, "1")),
     names=("t", "indices", "values"),
 )
 
@@ -403,7 +384,7 @@ def _least(xp: ModuleType, dtype: Any, reduction: str) -> Any:
     return limits.min if reduction == "max" else limits.max
 
 
-def _scatter_reduce(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _scatter_reduce(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     data, indices = inputs[:2]
     (axis,) = normal_axes(attributes["axis"], data.ndim - 1)
     reduction = attributes["reduction"]
@@ -432,9 +413,7 @@ def _scatter_reduce(xp: ModuleType, inputs: list[Array], attributes: Attributes)
     return [narrow(xp.where(reached, out, values.dtype.type(0)), data.dtype)]
 
 
-def _scatter_reduce_data_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _scatter_reduce_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, indices = inputs[:2]
     data = tuple(attributes["shape"])
     (axis,) = normal_axes(attributes["axis"], len(data))
@@ -448,8 +427,8 @@ def _scatter_reduce_data_gradient(
 
 
 def _scatter_reduce_initial_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+    xp: ModuleType, inputs: Arrays, attributes: Attributes
+) -> Arrays:
     dy = inputs[0]
     reduction = attributes["reduction"]
     if reduction == "sum":
@@ -483,16 +462,14 @@ def _build_scatter_reduce_gradient(site: GradientSite) -> list[Any]:
     return out
 
 
-SCATTER_REDUCE_GRAD = Definition(
-    "ScatterReduceGrad", infer=shape_spec, run=_scatter_reduce_data_gradient
-)
+SCATTER_REDUCE_GRAD = Definition("ScatterReduceGrad", shape_spec, _scatter_reduce_data_gradient)
 SCATTER_REDUCE_INITIAL_GRAD = Definition(
-    "ScatterReduceInitialGrad", infer=shape_spec, run=_scatter_reduce_initial_gradient
+    "ScatterReduceInitialGrad", shape_spec, _scatter_reduce_initial_gradient
 )
 SCATTER_REDUCE = Definition(
     "ScatterReduce",
-    infer=_scatter_reduce_spec,
-    run=_scatter_reduce,
+    _scatter_reduce_spec,
+    _scatter_reduce,
     gradient=_build_scatter_reduce_gradient,
     names=("data", "indices", "initial_values"),
 )
@@ -531,7 +508,7 @@ def scatter_reduce(
     ...     popxl.ops.scatter_reduce(data, indices, "sum", axis_size=3)
     Tensor[scatterreduce_out popxl.dtypes.float32 (3, 2)]
     """
-    return _reduce(data, indices, reduction, initial_values, axis, axis_size, False)
+    return _add_scatter_reduce(data, indices, reduction, initial_values, axis, axis_size, False)
 
 
 def grouped_scatter_reduce(
@@ -563,10 +540,12 @@ def grouped_scatter_reduce(
             f"Axis 0 of data and of indices must be that of the {group_size} groups, but the "
             f"shapes are {data.shape} and {indices.shape}"
         )
-    return _reduce(data, indices, reduction, initial_values, axis, axis_size, group_size > 1)
+    return _add_scatter_reduce(
+        data, indices, reduction, initial_values, axis, axis_size, group_size > 1
+    )
 
 
-def _reduce(
+def _add_scatter_reduce(
     data: Tensor,
     indices: Tensor,
     reduction: str,
@@ -607,7 +586,7 @@ def _one_hot_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(tuple(shape), values.dtype)]
 
 
-def _one_hot(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _one_hot(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     indices, _, values = inputs
     rank = indices.ndim
     axis = attributes["axis"] % rank + 1
@@ -620,8 +599,8 @@ def _one_hot(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> lis
 
 ONE_HOT = Definition(
     "OneHot",
-    infer=_one_hot_spec,
-    run=_one_hot,
+    _one_hot_spec,
+    _one_hot,
     gradient=no_gradient,
     names=("t", "num_classes", "values"),
 )

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, shape_spec
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    Specs,
+    add_op,
+    gradient_ops,
+    shape_spec,
+)
 from ..context import get_ir
 from ..tensor import Tensor, TensorSpec
 from ._stacked import Shape, narrow, raise_rank, unbroadcast
@@ -74,7 +83,7 @@ def multiply(xp: ModuleType, lhs: Array, rhs: Array) -> Array:
     return out.reshape(out.shape[0], *product_shape(lhs.shape[1:], rhs.shape[1:]))
 
 
-def _matmul(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _matmul(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     out = multiply(xp, inputs[0], inputs[1])
     if len(inputs) == 3:
         scale = inputs[2].reshape(-1, *(1,) * (out.ndim - 1))
@@ -84,13 +93,12 @@ def _matmul(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list
 
 
 def _gradient(side: int) -> Definition:
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         dy, other = inputs
-        shape, whole = tuple(attributes["shape"]), tuple(attributes["product"])
+        shape = attributes["shape"]
         lhs_rank = len(shape) if side == 0 else other.ndim - 1
         rhs_rank = other.ndim - 1 if side == 0 else len(shape)
         # The product's matrices again, also where a vector has made them rows or columns.
-        dy = dy.reshape(dy.shape[0], *whole)
         if rhs_rank == 1:
             dy = dy[..., None]
         if lhs_rank == 1:
@@ -108,31 +116,16 @@ def _gradient(side: int) -> Definition:
         return [narrow(out, attributes["dtype"].as_numpy())]
 
     name = ("MatMulLhsGrad", "MatMulRhsGrad")[side]
-    return Definition(name, infer=shape_spec, run=run)
-
-
-def _build_gradient(site: GradientSite) -> list[Any]:
-    out: list[Any] = []
-    for side, grad in enumerate((LHS_GRAD, RHS_GRAD)):
-        if not site.needs(side):
-            out.append(None)
-            continue
-        spec = site.op.inputs[side].spec
-        product = site.op.outputs[0].shape
-        attributes = {"shape": spec.shape, "dtype": spec.dtype, "product": product}
-        out += add_op(grad, [site.gradient(0), site.input(1 - side)], attributes)
-    return out
+    return Definition(name, shape_spec, run)
 
 
 LHS_GRAD = _gradient(0)
 RHS_GRAD = _gradient(1)
 MATMUL = Definition(
-    "MatMul", infer=_spec, run=_matmul, gradient=_build_gradient, names=("lhs", "rhs")
+    "MatMul", _spec, _matmul, gradient_ops((LHS_GRAD, "1"), (RHS_GRAD, "0")), names=("lhs", "rhs")
 )
 #: Of 8-bit floats, times a power of two; it has no gradient, as in PopART.
-MATMUL_POW2SCALED = Definition(
-    "MatMul", infer=_spec, run=_matmul, names=("lhs", "rhs", "log2_scale")
-)
+MATMUL_POW2SCALED = Definition("MatMul", _spec, _matmul, names=("lhs", "rhs", "log2_scale"))
 
 
 def matmul(

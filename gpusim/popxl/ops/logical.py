@@ -6,10 +6,20 @@ from collections.abc import Callable
 from types import ModuleType
 
 from .. import dtypes
-from .._definition import Attributes, Definition, Specs, add_op, no_gradient, shape_spec
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    Specs,
+    add_op,
+    gradient_ops,
+    no_gradient,
+    shape_spec,
+)
 from ..tensor import Tensor, TensorSpec
-from ._elementwise import Function, broadcast_spec, gradient_of, plain
-from ._stacked import Array, aligned, narrow, unbroadcast
+from ._elementwise import Function, broadcast_spec, plain
+from ._stacked import aligned, narrow, unbroadcast
 from .utils import cast_if_needed
 
 __all__ = [
@@ -34,8 +44,8 @@ def _one_bool(inputs: Specs, attributes: Attributes) -> Specs:
 def _compare(op_type: str, compute: Function) -> Definition:
     return Definition(
         op_type,
-        infer=_one_bool,
-        run=plain(compute),
+        _one_bool,
+        plain(compute),
         gradient=no_gradient,
         names=("lhs", "rhs"),
     )
@@ -123,10 +133,10 @@ def _bool_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _test(op_type: str, compute: Callable[[ModuleType, Array], Array]) -> Definition:
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         return [compute(xp, inputs[0])]
 
-    return Definition(op_type, infer=_bool_spec, run=run, gradient=no_gradient)
+    return Definition(op_type, _bool_spec, run, gradient=no_gradient)
 
 
 NOT = _test("Not", lambda xp, x: xp.logical_not(x))
@@ -198,26 +208,26 @@ def _where_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [broadcast_spec([as_condition, chosen])]
 
 
-def _where(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _where(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     return [xp.where(*aligned(*inputs))]
 
 
 def _chosen(op_type: str, when: bool) -> Definition:
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         dy, condition = aligned(*inputs)
         chosen = xp.where(condition, dy, 0) if when else xp.where(condition, 0, dy)
         return [unbroadcast(xp, narrow(chosen, dy.dtype), attributes["shape"])]
 
-    return Definition(op_type, infer=shape_spec, run=run)
+    return Definition(op_type, shape_spec, run)
 
 
 WHERE_X_GRAD = _chosen("WhereXGrad", True)
 WHERE_Y_GRAD = _chosen("WhereYGrad", False)
 WHERE = Definition(
     "Where",
-    infer=_where_spec,
-    run=_where,
-    gradient=gradient_of(None, (WHERE_X_GRAD, "l"), (WHERE_Y_GRAD, "l")),
+    _where_spec,
+    _where,
+    gradient_ops(None, (WHERE_X_GRAD, "0"), (WHERE_Y_GRAD, "0")),
     names=("condition", "lhs", "rhs"),
 )
 

@@ -10,7 +10,16 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import dtypes
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    Specs,
+    add_op,
+    gradient_ops,
+    shape_spec,
+)
 from ..tensor import Tensor, TensorSpec, constant
 from ._stacked import flattened, narrow, wide
 
@@ -88,7 +97,7 @@ def _loss(xp: ModuleType, probs: Array, labels: Array, attributes: Attributes) -
     return narrow(losses, probs.dtype)
 
 
-def _nll(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _nll(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     probs, labels = inputs
     return [_loss(xp, probs, labels, attributes)]
 
@@ -101,11 +110,7 @@ def _weight(xp: ModuleType, dy: Array, labels: Array, attributes: Attributes) ->
     return (dy * _share(xp, _counted(xp, labels, attributes), attributes))[..., None]
 
 
-def _gradient_spec(inputs: Specs, attributes: Attributes) -> Specs:
-    return [TensorSpec(inputs[1].shape, inputs[1].dtype)]
-
-
-def _nll_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _nll_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, probs, labels = inputs
     places = _label(labels, attributes, probs.shape[-1])
     slope = -_weight(xp, dy, labels, attributes)
@@ -116,13 +121,10 @@ def _nll_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -
     return [narrow(xp.where(chosen, slope, slope.dtype.type(0)), probs.dtype)]
 
 
-def _build_gradient(site: GradientSite) -> list[Any]:
-    given = [site.gradient(0), site.input(0), site.input(1)]
-    return [add_op(NLL_GRAD, given, site.attributes)[0], None]
-
-
-NLL_GRAD = Definition("NllGrad", infer=_gradient_spec, run=_nll_gradient)
-NLL = Definition("Nll", infer=_specs, run=_nll, gradient=_build_gradient, names=("probs", "labels"))
+NLL_GRAD = Definition("NllGrad", shape_spec, _nll_gradient)
+NLL = Definition(
+    "Nll", _specs, _nll, gradient_ops((NLL_GRAD, "01"), None), names=("probs", "labels")
+)
 
 
 def nll_loss(
@@ -170,7 +172,7 @@ def _direct_specs(inputs: Specs, attributes: Attributes) -> Specs:
     return [loss, TensorSpec(probs.shape, probs.dtype)]
 
 
-def _direct(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _direct(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     probs, labels, dy = inputs
     loss = _loss(xp, probs, labels, attributes)
     if dy.ndim == 1:
@@ -183,8 +185,8 @@ def _direct(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list
 
 NLL_WITH_SOFTMAX_GRAD = Definition(
     "NlllWithSoftmaxGradDirect",
-    infer=_direct_specs,
-    run=_direct,
+    _direct_specs,
+    _direct,
     names=("probs", "labels", "loss_grad"),
 )
 LOSS_GRAD_DTYPE = dtypes.float32  # of a loss_grad that is given as a number

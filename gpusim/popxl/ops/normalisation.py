@@ -6,7 +6,16 @@ from types import ModuleType
 from typing import Any
 
 from .. import dtypes
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    GradientSite,
+    Specs,
+    add_op,
+    gradient_ops,
+)
 from ..tensor import Tensor, TensorSpec
 from ._stacked import flattened, narrow, normal_axes, total, wide
 
@@ -29,7 +38,7 @@ def _summed(xp: ModuleType, x: Array, axis: int) -> Array:
     return total(xp, x, (axis,), keepdims=True)
 
 
-def _softmax(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _softmax(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     (axis,) = normal_axes(attributes["axis"], x.ndim - 1)
     value = wide(x)
@@ -37,21 +46,15 @@ def _softmax(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> lis
     return [narrow(powers / _summed(xp, powers, axis), x.dtype)]
 
 
-def _softmax_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _softmax_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, y = inputs
     (axis,) = normal_axes(attributes["axis"], y.ndim - 1)
     weighted = wide(dy) * wide(y)
     return [narrow(weighted - wide(y) * _summed(xp, weighted, axis), y.dtype)]
 
 
-def _build_softmax_gradient(site: GradientSite) -> list[Any]:
-    return [add_op(SOFTMAX_GRAD, [site.gradient(0), site.output(0)], site.attributes)[0]]
-
-
-SOFTMAX_GRAD = Definition("SoftmaxGrad", infer=_same_spec, run=_softmax_gradient)
-SOFTMAX = Definition(
-    "Softmax", infer=_same_spec, run=_softmax, gradient=_build_softmax_gradient, names=("t",)
-)
+SOFTMAX_GRAD = Definition("SoftmaxGrad", _same_spec, _softmax_gradient)
+SOFTMAX = Definition("Softmax", _same_spec, _softmax, gradient_ops((SOFTMAX_GRAD, "y")))
 
 
 def softmax(t: Tensor, axis: int) -> Tensor:
@@ -95,7 +98,7 @@ def _per_channel(value: Array, rank: int) -> Array:
     return wide(value).reshape(value.shape[0], 1, value.shape[1], *(1,) * (rank - 2))
 
 
-def _group_norm(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _group_norm(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, weight, bias = inputs
     rows = _by_group(wide(t), attributes["num_groups"])
     count = rows.shape[-1]
@@ -122,9 +125,7 @@ def _over_channel(xp: ModuleType, x: Array) -> Array:
     return flattened(xp, x, axes).sum(axis=-1)
 
 
-def _group_norm_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _group_norm_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, t, weight, mean, inverse = inputs
     groups = attributes["num_groups"]
     gradient, rank = wide(dy), t.ndim - 1
@@ -152,13 +153,11 @@ def _build_group_gradient(site: GradientSite) -> list[Any]:
     return list(add_op(GROUP_NORM_GRAD, given, site.attributes))
 
 
-GROUP_NORM_GRAD = Definition(
-    "GroupNormalizationGrad", infer=_group_gradient_specs, run=_group_norm_gradient
-)
+GROUP_NORM_GRAD = Definition("GroupNormalizationGrad", _group_gradient_specs, _group_norm_gradient)
 GROUP_NORM = Definition(
     "GroupNormalization",
-    infer=_group_specs,
-    run=_group_norm,
+    _group_specs,
+    _group_norm,
     gradient=_build_group_gradient,
     names=("t", "weight", "bias"),
 )
@@ -223,7 +222,7 @@ def _normal(xp: ModuleType, t: Array, mean: Array, var: Array, epsilon: float) -
     return (wide(t) - _per_channel(mean, rank)) * inverse, inverse
 
 
-def _batch_norm(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _batch_norm(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, scale, bias, mean, var = inputs
     normal, _ = _normal(xp, t, mean, var, attributes["epsilon"])
     rank = t.ndim - 1
@@ -237,9 +236,7 @@ def _batch_gradient_specs(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(t.shape, t.dtype), channels, channels]
 
 
-def _batch_norm_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _batch_norm_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, t, scale, mean, var = inputs
     normal, inverse = _normal(xp, t, mean, var, attributes["epsilon"])
     gradient = wide(dy)
@@ -255,13 +252,11 @@ def _build_batch_gradient(site: GradientSite) -> list[Any]:
     return [*add_op(BATCH_NORM_GRAD, given, site.attributes), None, None]
 
 
-BATCH_NORM_GRAD = Definition(
-    "BatchNormalizationGrad", infer=_batch_gradient_specs, run=_batch_norm_gradient
-)
+BATCH_NORM_GRAD = Definition("BatchNormalizationGrad", _batch_gradient_specs, _batch_norm_gradient)
 BATCH_NORM = Definition(
     "BatchNormalization",
-    infer=_batch_spec,
-    run=_batch_norm,
+    _batch_spec,
+    _batch_norm,
     gradient=_build_batch_gradient,
     names=("t", "scale", "bias", "mean", "var"),
 )

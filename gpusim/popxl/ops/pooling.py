@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, shape_spec
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    Specs,
+    add_op,
+    gradient_ops,
+    shape_spec,
+)
 from ..tensor import Tensor, TensorSpec
 from ._stacked import narrow, wide
 from ._windows import Windows, pad, unpad, windows
@@ -92,14 +101,14 @@ def _counts(xp: ModuleType, w: Windows) -> Array:
     return _folded(xp, ones, w, xp.add)
 
 
-def _average(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _average(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     w = _geometry(x.shape[3:], attributes)
     summed = _folded(xp, pad(xp, wide(x), w), w, xp.add)
     return [narrow(summed / _counts(xp, w).astype(summed.dtype), x.dtype)]
 
 
-def _average_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _average_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (dy,) = inputs
     shape = tuple(attributes["shape"])
     w = _geometry(shape[2:], attributes)
@@ -110,15 +119,8 @@ def _average_gradient(xp: ModuleType, inputs: list[Array], attributes: Attribute
     return [narrow(unpad(xp, image, w), dy.dtype)]
 
 
-def _build_average_gradient(site: GradientSite) -> list[Any]:
-    attributes = {**site.attributes, "shape": site.op.inputs[0].shape}
-    return [add_op(AVERAGE_POOL_GRAD, [site.gradient(0)], attributes)[0]]
-
-
-AVERAGE_POOL_GRAD = Definition("AveragePoolGrad", infer=shape_spec, run=_average_gradient)
-AVERAGE_POOL = Definition(
-    "AveragePool", infer=_spec, run=_average, gradient=_build_average_gradient, names=("t",)
-)
+AVERAGE_POOL_GRAD = Definition("AveragePoolGrad", shape_spec, _average_gradient)
+AVERAGE_POOL = Definition("AveragePool", _spec, _average, gradient_ops((AVERAGE_POOL_GRAD, "")))
 
 
 def average_pool(
@@ -168,13 +170,13 @@ def _lowest(dtype: np.dtype[Any]) -> Any:
     return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
 
 
-def _maximum(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _maximum(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     w = _geometry(x.shape[3:], attributes)
     return [_folded(xp, pad(xp, x, w, _lowest(x.dtype)), w, xp.maximum)]
 
 
-def _max_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _max_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     """Each element that is its window's maximum gets the window's gradient, also of several."""
     dy, x, y = inputs
     w = _geometry(x.shape[3:], attributes)
@@ -186,16 +188,8 @@ def _max_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -
     return [narrow(unpad(xp, image, w), dy.dtype)]
 
 
-def _build_max_gradient(site: GradientSite) -> list[Any]:
-    attributes = {**site.attributes, "shape": site.op.inputs[0].shape}
-    given = [site.gradient(0), site.input(0), site.output(0)]
-    return [add_op(MAX_POOL_GRAD, given, attributes)[0]]
-
-
-MAX_POOL_GRAD = Definition("MaxPoolGrad", infer=shape_spec, run=_max_gradient)
-MAX_POOL = Definition(
-    "MaxPool", infer=_spec, run=_maximum, gradient=_build_max_gradient, names=("t",)
-)
+MAX_POOL_GRAD = Definition("MaxPoolGrad", shape_spec, _max_gradient)
+MAX_POOL = Definition("MaxPool", _spec, _maximum, gradient_ops((MAX_POOL_GRAD, "xy")))
 
 
 def max_pool(

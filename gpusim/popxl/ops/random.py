@@ -16,7 +16,16 @@ from fallback import random as kernels
 from gpusim.libraries import to_host, to_library_of
 
 from .. import dtypes
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, no_gradient
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    Specs,
+    add_op,
+    gradient_ops,
+    no_gradient,
+)
 from ..tensor import Tensor, TensorSpec, constant
 from ._stacked import broadcast_to, narrow, wide
 
@@ -68,7 +77,7 @@ def _drawn_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(tuple(attributes["shape"]), dtype)]
 
 
-def _uniform(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _uniform(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (seeds,) = inputs
     shape, dtype = attributes["shape"], attributes["dtype"].as_numpy()
     low, high = dtype.type(attributes["low"]), dtype.type(attributes["high"])
@@ -78,8 +87,8 @@ def _uniform(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> lis
 
 RANDOM_UNIFORM = Definition(
     "RandomUniform",
-    infer=_drawn_spec,
-    run=_uniform,
+    _drawn_spec,
+    _uniform,
     gradient=no_gradient,
     names=("seed_tensor",),
 )
@@ -113,7 +122,7 @@ def random_uniform(
     return add_op(RANDOM_UNIFORM, [seed_tensor], attributes)[0]
 
 
-def _normal(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _normal(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (seeds,) = inputs
     shape, dtype = attributes["shape"], attributes["dtype"].as_numpy()
     mean, std = np.float64(attributes["mean"]), np.float64(attributes["std"])
@@ -123,8 +132,8 @@ def _normal(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list
 
 RANDOM_NORMAL = Definition(
     "RandomNormal",
-    infer=_drawn_spec,
-    run=_normal,
+    _drawn_spec,
+    _normal,
     gradient=no_gradient,
     names=("seed_tensor",),
 )
@@ -158,7 +167,7 @@ def random_normal(
 def _dropout_spec(inputs: Specs, attributes: Attributes) -> Specs:
     t, seed = inputs
     check_seed(seed)
-    ratio, shape = attributes["ratio"], tuple(attributes["shape"])
+    ratio, shape = attributes["ratio"], attributes["mask"]
     if not 0 <= ratio < 1:
         raise ValueError(f"The ratio of dropped elements must be in [0, 1), but it is {ratio}")
     try:
@@ -170,9 +179,9 @@ def _dropout_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(t.shape, t.dtype)]
 
 
-def _dropout(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _dropout(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, seeds = inputs
-    ratio, shape = attributes["ratio"], attributes["shape"]
+    ratio, shape = attributes["ratio"], attributes["mask"]
     dropped = np.float64(ratio)
     mask = _drawn(seeds, math.prod(shape), lambda w: kernels.bernoulli(w, dropped))
     mask = broadcast_to(xp, mask.reshape(-1, *shape), t.shape[1:])
@@ -182,13 +191,13 @@ def _dropout(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> lis
 
 
 def _dropout_family(op_type: str) -> Definition:
-    grad = Definition(f"{op_type}Grad", infer=_dropout_spec, run=_dropout)
-
-    def gradient(site: GradientSite) -> list[Any]:
-        return [add_op(grad, [site.gradient(0), site.input(1)], site.attributes)[0], None]
-
+    grad = Definition(f"{op_type}Grad", _dropout_spec, _dropout)
     return Definition(
-        op_type, infer=_dropout_spec, run=_dropout, gradient=gradient, names=("t", "seed_tensor")
+        op_type,
+        _dropout_spec,
+        _dropout,
+        gradient_ops((grad, "1"), None),
+        names=("t", "seed_tensor"),
     )
 
 
@@ -211,7 +220,7 @@ def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
     ...     popxl.ops.dropout(popxl.constant([1.0, 2.0]), seed, p=0.1)
     Tensor[dropout_out popxl.dtypes.float32 (2,)]
     """
-    attributes = {"ratio": float(p), "shape": t.shape}
+    attributes = {"ratio": float(p), "mask": t.shape}
     return add_op(DROPOUT, [t, seed_tensor], attributes)[0]
 
 
@@ -236,7 +245,7 @@ def shaped_dropout(t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: 
     ...     popxl.ops.shaped_dropout(t, seed, (4, 1), 0.5)
     Tensor[shapeddropout_out popxl.dtypes.float32 (4, 8)]
     """
-    attributes = {"ratio": float(ratio), "shape": tuple(shape)}
+    attributes = {"ratio": float(ratio), "mask": tuple(shape)}
     return add_op(SHAPED_DROPOUT, [t, seed_tensor], attributes)[0]
 
 
@@ -251,7 +260,7 @@ def _seed_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((2,), dtypes.uint32)]
 
 
-def _modify_seed(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _modify_seed(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     seeds, modifiers = inputs
     numbers = _words_by_seed(seeds)
     calls = (int(modifier) % 2**64 for modifier in to_host(modifiers).reshape(-1))
@@ -266,8 +275,8 @@ def _modify_seed(xp: ModuleType, inputs: list[Array], attributes: Attributes) ->
 
 MODIFY_RANDOM_SEED = Definition(
     "ModifyRandomSeed",
-    infer=_seed_spec,
-    run=_modify_seed,
+    _seed_spec,
+    _modify_seed,
     gradient=no_gradient,
     names=("seed", "modifier"),
 )

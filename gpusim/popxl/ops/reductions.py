@@ -14,16 +14,17 @@ import numpy as np
 from .. import dtypes
 from .._definition import (
     Array,
+    Arrays,
     Attributes,
     Definition,
-    GradientSite,
     Specs,
     add_op,
+    gradient_ops,
     same_spec,
     shape_spec,
 )
 from ..tensor import Tensor, TensorSpec, constant
-from ._elementwise import each_gradient, one_spec, reduced
+from ._elementwise import one_spec, reduced
 from ._stacked import add_up, aligned, flattened, narrow, normal_axes, reduced_shape, wide
 from .utils import one_axis
 
@@ -65,13 +66,8 @@ Fold = Callable[[ModuleType, Array], Array]
 Share = Callable[[ModuleType, Array, Array, Array], Array]
 
 
-def _first_spec(inputs: Specs, attributes: Attributes) -> Specs:
-    """The spec of a reduction's gradient: that of the forward input, which is the second."""
-    return [TensorSpec(inputs[1].shape, inputs[1].dtype)]
-
-
-def _folding(fold: Fold) -> Callable[..., list[Array]]:
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _folding(fold: Fold) -> Callable[..., Arrays]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         (x,) = inputs
         axes, _ = _along(x, attributes)
         folded = narrow(fold(xp, flattened(xp, wide(x), axes)), x.dtype)
@@ -84,21 +80,17 @@ def _folding(fold: Fold) -> Callable[..., list[Array]]:
 def _reduction(op_type: str, fold: Fold, share: Share | None = None) -> Definition:
     """A reduction, with the gradient as a function of dy, x and y, all in shapes that broadcast."""
     if share is None:
-        return Definition(op_type, infer=_reduced_spec, run=_folding(fold))
+        return Definition(op_type, _reduced_spec, _folding(fold))
 
-    def run_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         dy, x, y = inputs
         _, kept = _along(x, attributes)
         gradient = share(xp, wide(dy).reshape(kept), wide(x), wide(y).reshape(kept))
         return [narrow(gradient, x.dtype)]
 
-    grad = Definition(f"{op_type}Grad", infer=_first_spec, run=run_gradient)
+    grad = Definition(f"{op_type}Grad", shape_spec, run_gradient)
 
-    def gradient(site: GradientSite) -> list[Any]:
-        given = [site.gradient(0), site.input(0), site.output(0)]
-        return [add_op(grad, given, site.attributes)[0]]
-
-    return Definition(op_type, infer=_reduced_spec, run=_folding(fold), gradient=gradient)
+    return Definition(op_type, _reduced_spec, _folding(fold), gradient_ops((grad, "xy")))
 
 
 def reduced_axes(axis: int | Iterable[int] | None, keepdims: bool) -> dict[str, Any]:
@@ -113,7 +105,7 @@ def reduced_axes(axis: int | Iterable[int] | None, keepdims: bool) -> dict[str, 
 def _spread(op_type: str, fold: Fold, mean: bool) -> Definition:
     """A sum or mean: its gradient is the output's, repeated, and needs no other value."""
 
-    def run_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         (dy,) = inputs
         shape = tuple(attributes["shape"])
         axes = normal_axes(attributes["axes"], len(shape))
@@ -122,13 +114,9 @@ def _spread(op_type: str, fold: Fold, mean: bool) -> Definition:
         kept = dy.reshape(dy.shape[0], *reduced_shape(shape, axes, True))
         return [xp.broadcast_to(kept, (dy.shape[0], *shape))]
 
-    grad = Definition(f"{op_type}Grad", infer=shape_spec, run=run_gradient)
+    grad = Definition(f"{op_type}Grad", shape_spec, run_gradient)
 
-    def gradient(site: GradientSite) -> list[Any]:
-        attributes = {"axes": site.attributes["axes"], "shape": site.op.inputs[0].shape}
-        return [add_op(grad, [site.gradient(0)], attributes)[0]]
-
-    return Definition(op_type, infer=_reduced_spec, run=_folding(fold), gradient=gradient)
+    return Definition(op_type, _reduced_spec, _folding(fold), gradient_ops((grad, "")))
 
 
 REDUCE_SUM = _spread("ReduceSum", add_up, mean=False)
@@ -309,13 +297,13 @@ def _scalar_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((), dtypes.float32)]
 
 
-def _lamb_square(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _lamb_square(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     row = flattened(xp, x, range(x.ndim - 1)).astype(np.float32)
     return [add_up(xp, row * row)]
 
 
-LAMB_SQUARE = Definition("LambSquare", infer=_scalar_spec, run=_lamb_square, names=("t",))
+LAMB_SQUARE = Definition("LambSquare", _scalar_spec, _lamb_square)
 
 
 def lamb_square(t: Tensor) -> Tensor:
@@ -342,7 +330,7 @@ def _product_of_others(xp: ModuleType, x: Array) -> Array:
     return out
 
 
-def _product_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _product_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, x = inputs
     axes, kept = _along(x, attributes)
     rank = x.ndim - 1
@@ -352,16 +340,12 @@ def _product_gradient(xp: ModuleType, inputs: list[Array], attributes: Attribute
     return [narrow(wide(dy).reshape(kept) * others, x.dtype)]
 
 
-def _build_product_gradient(site: GradientSite) -> list[Any]:
-    return [add_op(PROD_GRAD, [site.gradient(0), site.input(0)], site.attributes)[0]]
-
-
-PROD_GRAD = Definition("ReduceProdGrad", infer=_first_spec, run=_product_gradient)
+PROD_GRAD = Definition("ReduceProdGrad", shape_spec, _product_gradient)
 REDUCE_PROD = Definition(
     "ReduceProd",
-    infer=_reduced_spec,
-    run=_folding(lambda xp, x: x.prod(axis=-1, dtype=x.dtype)),
-    gradient=_build_product_gradient,
+    _reduced_spec,
+    _folding(lambda xp, x: x.prod(axis=-1, dtype=x.dtype)),
+    gradient_ops((PROD_GRAD, "x")),
 )
 
 
@@ -414,7 +398,7 @@ def max(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = Fal
     return add_op(REDUCE_MAX, [t], reduced_axes(axis, keepdims))[0]
 
 
-def _largest(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _largest(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     found, *others = aligned(*inputs)
     for other in others:
         found = xp.maximum(found, other)
@@ -425,9 +409,9 @@ def _largest(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> lis
 MAX_GRAD = reduced("MaxArgGrad", lambda xp, v: xp.where(v[1] == v[2], v[0], 0))
 MAX = Definition(
     "Max",
-    infer=one_spec,
-    run=_largest,
-    gradient=each_gradient(MAX_GRAD, "values"),
+    one_spec,
+    _largest,
+    gradient_ops((MAX_GRAD, "xy")),
     names=("ts_0", "ts_1"),
 )
 
@@ -479,7 +463,7 @@ def _median_specs(inputs: Specs, attributes: Attributes) -> Specs:
     return [values, TensorSpec(values.shape, dtypes.int32)]
 
 
-def _median(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _median(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     axes, _ = _along(x, attributes)
     row = flattened(xp, x, axes)
@@ -490,7 +474,7 @@ def _median(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list
     return [values.reshape(shape), middle.astype(np.int32).reshape(shape)]
 
 
-def _median_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _median_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, indices = inputs
     shape = tuple(attributes["shape"])
     axes = normal_axes(attributes["axes"], len(shape))
@@ -505,18 +489,8 @@ def _median_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes
     return [moved.transpose(0, *(i + 1 for i in back))]
 
 
-def _build_median_gradient(site: GradientSite) -> list[Any]:
-    dy = site.gradient(0)
-    if dy is None:
-        return [None]
-    attributes = {"axes": site.attributes["axes"], "shape": site.op.inputs[0].shape}
-    return [add_op(MEDIAN_GRAD, [dy, site.output(1)], attributes)[0]]
-
-
-MEDIAN_GRAD = Definition("ReduceMedianGrad", infer=shape_spec, run=_median_gradient)
-REDUCE_MEDIAN = Definition(
-    "ReduceMedian", infer=_median_specs, run=_median, gradient=_build_median_gradient
-)
+MEDIAN_GRAD = Definition("ReduceMedianGrad", shape_spec, _median_gradient)
+REDUCE_MEDIAN = Definition("ReduceMedian", _median_specs, _median, gradient_ops((MEDIAN_GRAD, "z")))
 
 
 def median(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -544,24 +518,24 @@ def _running(xp: ModuleType, x: Array, axis: int) -> Array:
     return narrow(xp.cumsum(wide(x), axis=axis, dtype=wide(x[:0]).dtype), x.dtype)
 
 
-def _cumsum(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _cumsum(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     x = inputs[0]  # the axis, which PopART has as a second input, is an attribute too
     (axis,) = normal_axes(attributes["axis"], x.ndim - 1)
     return [_running(xp, x, axis + 1)]
 
 
-def _cumsum_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _cumsum_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (dy,) = inputs
     (axis,) = normal_axes(attributes["axis"], dy.ndim - 1)
     return [xp.flip(_running(xp, xp.flip(dy, axis + 1), axis + 1), axis + 1)]
 
 
-CUMSUM_GRAD = Definition("CumSumGrad", infer=same_spec, run=_cumsum_gradient)
+CUMSUM_GRAD = Definition("CumSumGrad", same_spec, _cumsum_gradient)
 CUMSUM = Definition(
     "CumSum",
-    infer=same_spec,
-    run=_cumsum,
-    gradient=lambda site: [add_op(CUMSUM_GRAD, [site.gradient(0)], site.attributes)[0], None],
+    same_spec,
+    _cumsum,
+    gradient_ops((CUMSUM_GRAD, ""), None),
     names=("t", "dim"),
 )
 

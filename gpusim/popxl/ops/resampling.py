@@ -6,12 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, shape_spec
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    Specs,
+    add_op,
+    gradient_ops,
+    shape_spec,
+)
 from ..tensor import Tensor, TensorSpec
 from ._stacked import narrow, wide
 from .indexing import sum_rows
@@ -135,7 +144,7 @@ def _along(xp: ModuleType, x: Array, matrix: Floats, axis: int) -> Array:
     return xp.moveaxis(product, -1, axis + 1)
 
 
-def _resize(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _resize(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (t,) = inputs
     out = wide(t)
     for axis, matrix in _matrices(t.shape[1:], attributes).items():
@@ -146,7 +155,7 @@ def _resize(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list
     return [narrow(out, t.dtype)]
 
 
-def _resize_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _resize_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (dy,) = inputs
     out = wide(dy)
     for axis, matrix in _matrices(attributes["shape"], attributes).items():
@@ -154,15 +163,8 @@ def _resize_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes
     return [narrow(out, dy.dtype)]
 
 
-def _build_resize_gradient(site: GradientSite) -> list[Any]:
-    attributes = {**site.attributes, "shape": site.op.inputs[0].shape}
-    return [add_op(RESIZE_GRAD, [site.gradient(0)], attributes)[0]]
-
-
-RESIZE_GRAD = Definition("ResizeGrad", infer=shape_spec, run=_resize_gradient)
-RESIZE = Definition(
-    "Resize", infer=_resize_spec, run=_resize, gradient=_build_resize_gradient, names=("t",)
-)
+RESIZE_GRAD = Definition("ResizeGrad", shape_spec, _resize_gradient)
+RESIZE = Definition("Resize", _resize_spec, _resize, gradient_ops((RESIZE_GRAD, "")))
 
 
 def interpolate(
@@ -270,7 +272,7 @@ def _roi_weights(
     shape = (replicas, number, height, samples, width, samples)
     order = (0, 1, 2, 4, 3, 5)
 
-    def by_bin(parts: list[Array]) -> Array:
+    def by_bin(parts: Arrays) -> Array:
         stacked = [part.reshape(shape).transpose(order) for part in parts]
         return xp.stack(stacked, axis=-1).reshape(replicas, number, height * width, -1)
 
@@ -278,7 +280,7 @@ def _roi_weights(
     return by_bin(places), xp.where(xp.isnan(weight), 0, weight) / samples**2
 
 
-def _roi_align(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _roi_align(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, rois, batch = inputs
     replicas, _, channels, height, width = t.shape
     places, weight = _roi_weights(xp, rois, (height, width), attributes)
@@ -292,7 +294,7 @@ def _roi_align(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> l
     return [narrow(out, t.dtype).reshape(shape)]
 
 
-def _roi_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _roi_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, rois, batch = inputs
     images, channels, height, width = attributes["shape"]
     replicas, number = rois.shape[:2]
@@ -306,18 +308,12 @@ def _roi_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -
     return [narrow(image, dy.dtype)]
 
 
-def _build_roi_gradient(site: GradientSite) -> list[Any]:
-    attributes = {**site.attributes, "shape": site.op.inputs[0].shape}
-    given = [site.gradient(0), site.input(1), site.input(2)]
-    return [add_op(ROI_ALIGN_GRAD, given, attributes)[0], None, None]
-
-
-ROI_ALIGN_GRAD = Definition("RoiAlignGrad", infer=shape_spec, run=_roi_gradient)
+ROI_ALIGN_GRAD = Definition("RoiAlignGrad", shape_spec, _roi_gradient)
 ROI_ALIGN = Definition(
     "RoiAlign",
-    infer=_roi_spec,
-    run=_roi_align,
-    gradient=_build_roi_gradient,
+    _roi_spec,
+    _roi_align,
+    gradient_ops((ROI_ALIGN_GRAD, "12"), None),
     names=("t", "rois", "batch_index"),
 )
 

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, shape_spec
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    GradientSite,
+    Specs,
+    add_op,
+    gradient_ops,
+    shape_spec,
+)
 from ..tensor import Tensor, TensorSpec
 from .slicing import run_slice, slice_spec
 from .utils import one_axis
@@ -41,32 +51,24 @@ def _reshape_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(shape, spec.dtype)]
 
 
-def _reshape(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _reshape(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     return [x.reshape(x.shape[0], *attributes["shape"])]
 
 
-def _write_reshaped(xp: Any, output: Array, inputs: list[Array], attributes: Attributes) -> None:
+def _write_reshaped(xp: Any, output: Array, inputs: Arrays, attributes: Attributes) -> None:
     inputs[0][...] = output.reshape(inputs[0].shape)
 
 
-def _reshape_back(site: GradientSite) -> list[Any]:
-    attributes = {"shape": site.op.inputs[0].shape}
-    return [add_op(RESHAPE_GRAD, [site.gradient(0)], attributes)[0]]
-
-
-RESHAPE_GRAD = Definition("ReshapeGrad", infer=_reshape_spec, run=_reshape)
-RESHAPE = Definition(
-    "Reshape", infer=_reshape_spec, run=_reshape, gradient=_reshape_back, names=("t",)
-)
+RESHAPE_GRAD = Definition("ReshapeGrad", _reshape_spec, _reshape)
+RESHAPE = Definition("Reshape", _reshape_spec, _reshape, gradient_ops((RESHAPE_GRAD, "")))
 RESHAPE_INPLACE = Definition(
     "ReshapeInplace",
-    infer=_reshape_spec,
-    run=_reshape,
-    gradient=_reshape_back,
+    _reshape_spec,
+    _reshape,
+    gradient_ops((RESHAPE_GRAD, "")),
     aliases={0: 0},
     write_back=_write_reshaped,
-    names=("t",),
 )
 
 
@@ -173,7 +175,7 @@ def _transpose_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(tuple(spec.shape[i] for i in order), spec.dtype)]
 
 
-def _transpose(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _transpose(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     return [inputs[0].transpose(0, *(i + 1 for i in attributes["permutation"]))]
 
 
@@ -182,17 +184,14 @@ def _transpose_back(site: GradientSite) -> list[Any]:
     return [add_op(TRANSPOSE_GRAD, [site.gradient(0)], {"permutation": inverse})[0]]
 
 
-TRANSPOSE_GRAD = Definition("TransposeGrad", infer=_transpose_spec, run=_transpose)
-TRANSPOSE = Definition(
-    "Transpose", infer=_transpose_spec, run=_transpose, gradient=_transpose_back, names=("t",)
-)
+TRANSPOSE_GRAD = Definition("TransposeGrad", _transpose_spec, _transpose)
+TRANSPOSE = Definition("Transpose", _transpose_spec, _transpose, gradient=_transpose_back)
 TRANSPOSE_INPLACE = Definition(
     "TransposeInplace",
-    infer=_transpose_spec,
-    run=_transpose,
+    _transpose_spec,
+    _transpose,
     gradient=_transpose_back,
     aliases={0: 0},
-    names=("t",),
 )
 
 
@@ -254,13 +253,11 @@ def _concat_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((*first[:axis], count, *first[axis + 1 :]), inputs[0].dtype)]
 
 
-def _concat(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _concat(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     return [xp.concatenate(inputs, axis=attributes["axis"] + 1)]
 
 
-def _write_concatenated(
-    xp: Any, output: Array, inputs: list[Array], attributes: Attributes
-) -> None:
+def _write_concatenated(xp: Any, output: Array, inputs: Arrays, attributes: Attributes) -> None:
     axis = attributes["axis"]
     counts = [x.shape[axis + 1] for x in inputs]
     for x, places in zip(inputs, _cuts(counts, axis), strict=True):
@@ -281,14 +278,12 @@ def _concat_back(site: GradientSite) -> list[Any]:
     return out
 
 
-CONCAT_GRAD = Definition("ConcatGrad", infer=slice_spec, run=run_slice)
-CONCAT = Definition(
-    "Concat", infer=_concat_spec, run=_concat, gradient=_concat_back, names=("ts_0", "ts_1")
-)
+CONCAT_GRAD = Definition("ConcatGrad", slice_spec, run_slice)
+CONCAT = Definition("Concat", _concat_spec, _concat, gradient=_concat_back, names=("ts_0", "ts_1"))
 CONCAT_INPLACE = Definition(
     "ConcatInplace",
-    infer=_concat_spec,
-    run=_concat,
+    _concat_spec,
+    _concat,
     gradient=_concat_back,
     aliases={0: 0},
     write_back=_write_concatenated,
@@ -310,7 +305,7 @@ def concat(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
     ...     popxl.ops.concat([popxl.constant([1.0, 2.0]), popxl.constant([3.0])])
     Tensor[concat_out popxl.dtypes.float32 (3,)]
     """
-    return _concat(CONCAT, ts, axis)
+    return _add_concat(CONCAT, ts, axis)
 
 
 def concat_(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
@@ -323,10 +318,10 @@ def concat_(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
     ...     popxl.ops.concat_([popxl.constant([[1.0]]), popxl.constant([[3.0]])], axis=1)
     Tensor[concatinplace_out popxl.dtypes.float32 (1, 2)]
     """
-    return _concat(CONCAT_INPLACE, ts, axis)
+    return _add_concat(CONCAT_INPLACE, ts, axis)
 
 
-def _concat(definition: Definition, ts: Iterable[Tensor], axis: int) -> Tensor:
+def _add_concat(definition: Definition, ts: Iterable[Tensor], axis: int) -> Tensor:
     tensors = list(ts)
     if not tensors:
         raise ValueError("concat needs one tensor at least")
@@ -348,12 +343,12 @@ def _split_specs(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((*before, count, *after), spec.dtype) for count in counts]
 
 
-def _split(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _split(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     cuts = _cuts(attributes["counts"], attributes["axis"])
     return [inputs[0][places] for places in cuts]
 
 
-def _split_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _split_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     given = iter(inputs)
     shape, axis = attributes["shape"], attributes["axis"]
     out = xp.zeros((inputs[0].shape[0], *shape), inputs[0].dtype)
@@ -375,8 +370,8 @@ def _split_back(site: GradientSite) -> list[Any]:
     return [add_op(SPLIT_GRAD, present, attributes)[0]] if present else [None]
 
 
-SPLIT_GRAD = Definition("SplitGrad", infer=shape_spec, run=_split_gradient)
-SPLIT = Definition("Split", infer=_split_specs, run=_split, gradient=_split_back, names=("t",))
+SPLIT_GRAD = Definition("SplitGrad", shape_spec, _split_gradient)
+SPLIT = Definition("Split", _split_specs, _split, gradient=_split_back)
 
 
 def split(t: Tensor, splits: int | Sequence[int], axis: int = 0) -> list[Tensor]:

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from .._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, shape_spec
+from .._definition import (
+    Array,
+    Arrays,
+    Attributes,
+    Definition,
+    Specs,
+    add_op,
+    gradient_ops,
+    shape_spec,
+)
 from ..tensor import Tensor, TensorSpec
 from ._stacked import Shape, normal_axes, raise_rank, unbroadcast
 from .utils import check_integers
@@ -61,36 +70,28 @@ def slice_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(shape, spec.dtype)]
 
 
-def run_slice(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def run_slice(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     return [x[_places(x.shape[1:], attributes)]]
 
 
-def _slice_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _slice_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (dy,) = inputs
     out = xp.zeros((dy.shape[0], *attributes["shape"]), dy.dtype)
     out[_places(attributes["shape"], attributes)] = dy
     return [out]
 
 
-def _slice_back(site: GradientSite) -> list[Any]:
-    attributes = {**site.attributes, "shape": site.op.inputs[0].shape}
-    return [add_op(SLICE_GRAD, [site.gradient(0)], attributes)[0]]
-
-
-SLICE_GRAD = Definition("SliceGrad", infer=shape_spec, run=_slice_gradient)
-SLICE = Definition("Slice", infer=slice_spec, run=run_slice, gradient=_slice_back, names=("t",))
+SLICE_GRAD = Definition("SliceGrad", shape_spec, _slice_gradient)
+SLICE = Definition("Slice", slice_spec, run_slice, gradient_ops((SLICE_GRAD, "")))
 SLICE_INPLACE = Definition(
     "SliceInplace",
-    infer=slice_spec,
-    run=run_slice,
-    gradient=_slice_back,
+    slice_spec,
+    run_slice,
+    gradient_ops((SLICE_GRAD, "")),
     aliases={0: 0},
-    names=("t",),
 )
-SUBSAMPLE = Definition(
-    "Subsample", infer=slice_spec, run=run_slice, gradient=_slice_back, names=("t",)
-)
+SUBSAMPLE = Definition("Subsample", slice_spec, run_slice, gradient_ops((SLICE_GRAD, "")))
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 Bounds = int | Sequence[int | None] | None
 
@@ -119,7 +120,7 @@ def slice(
     ...     popxl.ops.slice(t, start=[None, 2], stop=[None, 0], step=[1, -1])
     Tensor[slice_out popxl.dtypes.float32 (2, 2)]
     """
-    return _slice(SLICE, t, start, stop, step, axis)
+    return _add_slice(SLICE, t, start, stop, step, axis)
 
 
 def slice_(
@@ -136,7 +137,7 @@ def slice_(
     ...     popxl.ops.slice_(popxl.constant([1.0, 2.0, 3.0]), start=1)
     Tensor[sliceinplace_out popxl.dtypes.float32 (2,)]
     """
-    return _slice(SLICE_INPLACE, t, start, stop, step, axis)
+    return _add_slice(SLICE_INPLACE, t, start, stop, step, axis)
 
 
 def process_args(
@@ -184,7 +185,7 @@ def _filled(
     ]
 
 
-def _slice(
+def _add_slice(
     definition: Definition,
     t: Tensor,
     start: Bounds,
@@ -276,14 +277,12 @@ def _line(xp: ModuleType, count: int, axis: int, rank: int) -> Array:
     return xp.arange(count).reshape(1, *(1,) * axis, count, *(1,) * (rank - axis - 1))
 
 
-def _dynamic_slice(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _dynamic_slice(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, index = inputs
     return [t[_dynamic_places(xp, t.shape[1:], index, attributes)]]
 
 
-def _dynamic_slice_gradient(
-    xp: ModuleType, inputs: list[Array], attributes: Attributes
-) -> list[Array]:
+def _dynamic_slice_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, index = inputs
     shape = tuple(attributes["shape"])
     out = xp.zeros((dy.shape[0], *shape), dy.dtype)
@@ -291,17 +290,12 @@ def _dynamic_slice_gradient(
     return [out]
 
 
-def _build_dynamic_slice_gradient(site: GradientSite) -> list[Any]:
-    attributes = {**site.attributes, "shape": site.op.inputs[0].shape}
-    return [add_op(DYNAMIC_SLICE_PAD, [site.gradient(0), site.input(1)], attributes)[0], None]
-
-
-DYNAMIC_SLICE_PAD = Definition("DynamicSlicePadGrad", infer=shape_spec, run=_dynamic_slice_gradient)
+DYNAMIC_SLICE_PAD = Definition("DynamicSlicePadGrad", shape_spec, _dynamic_slice_gradient)
 DYNAMIC_SLICE = Definition(
     "DynamicSlice",
-    infer=_dynamic_spec,
-    run=_dynamic_slice,
-    gradient=_build_dynamic_slice_gradient,
+    _dynamic_spec,
+    _dynamic_slice,
+    gradient_ops((DYNAMIC_SLICE_PAD, "1"), None),
     names=("t", "index"),
 )
 
@@ -347,8 +341,8 @@ def _update_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(t.shape, t.dtype)]
 
 
-def _updating(copy: bool) -> Callable[..., list[Array]]:
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _updating(copy: bool) -> Callable[..., Arrays]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         t, index, update = inputs
         out = t.copy() if copy else t
         places = _dynamic_places(xp, t.shape[1:], index, attributes)
@@ -358,42 +352,30 @@ def _updating(copy: bool) -> Callable[..., list[Array]]:
     return run
 
 
-def _update_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _update_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     return [unbroadcast(xp, _dynamic_slice(xp, inputs, attributes)[0], attributes["shape"])]
 
 
-def _dynamic_zero(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _dynamic_zero(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, index = inputs
     out = dy.copy()
     out[_dynamic_places(xp, dy.shape[1:], index, attributes)] = 0
     return [out]
 
 
-def _build_update_gradient(site: GradientSite) -> list[Any]:
-    given = [site.gradient(0), site.input(1)]
-    out: list[Any] = [None, None, None]
-    if site.needs(0):
-        attributes = {**site.attributes, "shape": site.op.inputs[0].shape}
-        out[0] = add_op(DYNAMIC_ZERO, given, attributes)[0]
-    if site.needs(2):
-        attributes = {**site.attributes, "shape": site.op.inputs[2].shape}
-        out[2] = add_op(DYNAMIC_UPDATE_GRAD, given, attributes)[0]
-    return out
-
-
-DYNAMIC_ZERO = Definition("DynamicZeroGrad", infer=shape_spec, run=_dynamic_zero)
-DYNAMIC_UPDATE_GRAD = Definition("DynamicUpdateUpdaterGrad", infer=shape_spec, run=_update_gradient)
+DYNAMIC_ZERO = Definition("DynamicZeroGrad", shape_spec, _dynamic_zero)
+DYNAMIC_UPDATE_GRAD = Definition("DynamicUpdateUpdaterGrad", shape_spec, _update_gradient)
 DYNAMIC_UPDATE = Definition(
     "DynamicUpdate",
-    infer=_update_spec,
-    run=_updating(copy=True),
-    gradient=_build_update_gradient,
+    _update_spec,
+    _updating(copy=True),
+    gradient_ops((DYNAMIC_ZERO, "1"), None, (DYNAMIC_UPDATE_GRAD, "1")),
     names=("t", "index", "t_update"),
 )
 DYNAMIC_UPDATE_INPLACE = Definition(
     "DynamicUpdateInplace",
-    infer=_update_spec,
-    run=_updating(copy=False),
+    _update_spec,
+    _updating(copy=False),
     aliases={0: 0},
     modifies=(0,),
     names=("t", "index", "t_update"),
@@ -420,7 +402,7 @@ def dynamic_update(
     ...     popxl.ops.dynamic_update(t, popxl.constant([1], popxl.uint32), rows, [0], [2], True)
     Tensor[dynamicupdate_out popxl.dtypes.float32 (4, 3)]
     """
-    return _update(DYNAMIC_UPDATE, t, index, t_update, axes, sizes, no_overlap)
+    return _add_update(DYNAMIC_UPDATE, t, index, t_update, axes, sizes, no_overlap)
 
 
 def dynamic_update_(
@@ -440,10 +422,10 @@ def dynamic_update_(
     ...     popxl.ops.dynamic_update_(t, popxl.constant([1], popxl.uint32), rows, [0], [2], True)
     Tensor[dynamicupdateinplace_out popxl.dtypes.float32 (4, 3)]
     """
-    return _update(DYNAMIC_UPDATE_INPLACE, t, index, t_update, axes, sizes, no_overlap)
+    return _add_update(DYNAMIC_UPDATE_INPLACE, t, index, t_update, axes, sizes, no_overlap)
 
 
-def _update(
+def _add_update(
     definition: Definition,
     t: Tensor,
     index: Tensor,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from .. import dtypes
 from .._definition import (
     Array,
+    Arrays,
     Attributes,
     Definition,
-    GradientSite,
     Specs,
     add_op,
+    gradient_ops,
     no_gradient,
     shape_spec,
 )
@@ -41,8 +41,8 @@ def _arg_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(reduced_shape(spec.shape, axes, attributes["keepdims"]), dtypes.int32)]
 
 
-def _arg(name: str) -> Callable[..., list[Array]]:
-    def run(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _arg(name: str) -> Callable[..., Arrays]:
+    def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         (x,) = inputs
         (axis,) = normal_axes(attributes["axis"], x.ndim - 1)
         found = getattr(xp, name)(x, axis=axis + 1).astype(np.int32)
@@ -51,9 +51,7 @@ def _arg(name: str) -> Callable[..., list[Array]]:
     return run
 
 
-ARG_MAX = Definition(
-    "ArgMax", infer=_arg_spec, run=_arg("argmax"), gradient=no_gradient, names=("t",)
-)
+ARG_MAX = Definition("ArgMax", _arg_spec, _arg("argmax"), gradient=no_gradient)
 
 
 def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
@@ -75,9 +73,7 @@ def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tens
     return add_op(ARG_MAX, [t], attributes)[0]
 
 
-ARG_MIN = Definition(
-    "ArgMin", infer=_arg_spec, run=_arg("argmin"), gradient=no_gradient, names=("t",)
-)
+ARG_MIN = Definition("ArgMin", _arg_spec, _arg("argmin"), gradient=no_gradient)
 
 
 def argmin(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
@@ -113,7 +109,7 @@ def _descending(xp: ModuleType, row: Array) -> Array:
     return row.shape[-1] - 1 - backwards
 
 
-def _topk(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _topk(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     (axis,) = normal_axes(attributes["axis"], x.ndim - 1)
     row = xp.moveaxis(x, axis + 1, -1)
@@ -130,24 +126,16 @@ def _topk(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[A
     ]
 
 
-def _topk_gradient(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _topk_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, indices = inputs
     out = xp.zeros((dy.shape[0], *attributes["shape"]), dy.dtype)
-    xp.put_along_axis(out, indices.astype(np.int64), dy, axis=attributes["axis"] + 1)
+    (axis,) = normal_axes(attributes["axis"], out.ndim - 1)
+    xp.put_along_axis(out, indices.astype(np.int64), dy, axis=axis + 1)
     return [out]
 
 
-def _build_topk_gradient(site: GradientSite) -> list[Any]:
-    dy = site.gradient(0)
-    if dy is None:
-        return [None]
-    shape = site.op.inputs[0].shape
-    attributes = {"axis": site.attributes["axis"] % len(shape), "shape": shape}
-    return [add_op(TOPK_GRAD, [dy, site.output(1)], attributes)[0]]
-
-
-TOPK_GRAD = Definition("TopKGrad", infer=shape_spec, run=_topk_gradient)
-TOPK = Definition("TopK", infer=_topk_specs, run=_topk, gradient=_build_topk_gradient, names=("t",))
+TOPK_GRAD = Definition("TopKGrad", shape_spec, _topk_gradient)
+TOPK = Definition("TopK", _topk_specs, _topk, gradient_ops((TOPK_GRAD, "z")))
 
 
 def topk(
@@ -188,7 +176,7 @@ def _histogram_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((len(attributes["levels"]) + 1,), dtypes.uint32)]
 
 
-def _histogram(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _histogram(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     row = flattened(xp, wide(x), range(x.ndim - 1))
     if attributes["absolute"]:
@@ -200,7 +188,7 @@ def _histogram(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> l
     return [xp.diff(xp.stack(edges, axis=-1), axis=-1).astype(np.uint32)]
 
 
-HISTOGRAM = Definition("Histogram", infer=_histogram_spec, run=_histogram, names=("t",))
+HISTOGRAM = Definition("Histogram", _histogram_spec, _histogram)
 
 
 def histogram(t: Tensor, levels: Sequence[float], absolute_of_input: bool) -> Tensor:

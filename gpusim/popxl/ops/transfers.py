@@ -84,7 +84,7 @@ def compile_host_store(compiler: GraphCompiler, op: Op) -> Step:
 
 
 HOST_STORE = Definition(
-    "HostStore", nothing, only_compiled, effect=True, names=("t",), compile=compile_host_store
+    "HostStore", nothing, only_compiled, effect=True, compile=compile_host_store
 )
 
 
@@ -289,7 +289,7 @@ def multiply_tuple(tup: tuple[int, ...]) -> int:
 
 CODE_LOCATION = Literal["executable", "buffer"]
 _LOCATIONS = ("executable", "buffer")
-_REMOTE_CODE_LOAD = Definition("RemoteCodeLoad", infer=nothing, run=nothing, effect=True)
+_REMOTE_CODE_LOAD = Definition("RemoteCodeLoad", nothing, nothing, effect=True)
 
 
 def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..._definition import Array, Attributes, Definition, GradientSite, Specs, add_op
+from ..._definition import Array, Arrays, Attributes, Definition, GradientSite, Specs, add_op
 from ...tensor import Tensor
 from .collectives import CollectiveOps, to_collective_op
 
@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 #: Operators by PopXL's name: from all tensors to one.
-FOLDS: dict[str, Callable[[Any, list[Array]], Array]] = {
+FOLDS: dict[str, Callable[[Any, Arrays], Array]] = {
     "add": lambda xp, values: functools.reduce(xp.add, values),
     "mean": lambda xp, values: (functools.reduce(xp.add, values) / len(values)).astype(
         values[0].dtype
@@ -37,13 +37,13 @@ def same_specs(inputs: Specs, attributes: Attributes) -> Specs:
     return inputs
 
 
-def fold(xp: Any, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def fold(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
     if attributes["op"] == "local":
         return inputs
     return [FOLDS[attributes["op"]](xp, inputs)] * len(inputs)
 
 
-def same(xp: Any, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def same(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
     return inputs
 
 

@@ -11,7 +11,15 @@ import numpy as np
 from gpusim import collectives
 from gpusim.reduction import Reduction
 
-from ..._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, only_compiled
+from ..._definition import (
+    Array,
+    Attributes,
+    Definition,
+    GradientSite,
+    Specs,
+    add_op,
+    only_compiled,
+)
 from ..._op import Op
 from ...replica_grouping import ReplicaGrouping
 from ...tensor import Tensor, TensorSpec
@@ -122,7 +130,7 @@ def all_reduce(machine: Machine, value: Array, groups: Any, attributes: Attribut
     return OPERATORS[name](machine, value, groups)
 
 
-def same_spec(inputs: Specs, attributes: Attributes) -> Specs:
+def input_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return inputs
 
 
@@ -137,22 +145,20 @@ def all_reduce_gradient(site: GradientSite) -> Sequence[Tensor | None]:
 
 ALL_REDUCE = Definition(
     "ReplicatedAllReduce",
-    same_spec,
+    input_spec,
     only_compiled,
     all_reduce_gradient,
     collective=True,
-    names=("t",),
     compile=compiled(all_reduce),
 )
 ALL_REDUCE_INPLACE = Definition(
     "ReplicatedAllReduceInplace",
-    same_spec,
+    input_spec,
     only_compiled,
     all_reduce_gradient,
     aliases={0: 0},
     modifies=(0,),
     collective=True,
-    names=("t",),
     compile=compiled(all_reduce, in_place=True),
 )
 
@@ -229,7 +235,6 @@ ALL_GATHER = Definition(
     only_compiled,
     all_gather_gradient,
     collective=True,
-    names=("t",),
     compile=compiled(all_gather),
 )
 
@@ -340,7 +345,6 @@ REDUCE_SCATTER = Definition(
     only_compiled,
     reduce_scatter_gradient,
     collective=True,
-    names=("t",),
     compile=compiled(reduce_scatter),
 )
 
@@ -410,7 +414,6 @@ SLICE = Definition(
     only_compiled,
     slice_gradient,
     collective=True,
-    names=("t",),
     compile=compiled(sliced),
 )
 

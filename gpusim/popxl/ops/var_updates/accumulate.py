@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._definition import Array, Attributes, Definition, Specs, add_op
+from ..._definition import Array, Arrays, Attributes, Definition, Specs, add_op
 from ...tensor import Tensor
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-def factor(inputs: list[Array], attributes: Attributes, name: str, ndim: int) -> Any:
+def factor(inputs: Arrays, attributes: Attributes, name: str, ndim: int) -> Any:
     """A factor that is a number, or the values of a tensor of one element (replicas, 1, ...)."""
     given = attributes[name]
     if isinstance(given, float):
@@ -65,7 +65,7 @@ def handle_optimizer_value(f: Any, ins: dict[int, Tensor], index: int) -> float 
 # Copies
 
 
-def copied(xp: Any, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def copied(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
     target, update = inputs
     target[...] = update
     return [target]
@@ -96,10 +96,10 @@ RULES: dict[str, Callable[[Array, Array, Any], Array]] = {
 
 def accumulator(
     rule: Callable[[Array, Array, Any], Array],
-) -> Callable[[Any, list[Array], Attributes], list[Array]]:
+) -> Callable[[Any, Arrays, Attributes], Arrays]:
     """An update by rule(t, X, f): 16-bit values are computed in float32, and rounded once."""
 
-    def run(xp: Any, inputs: list[Array], attributes: Attributes) -> list[Array]:
+    def run(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
         target = inputs[0]
         update = inputs[1] if attributes["updates"] else target
         f = factor(inputs, attributes, "f", target.ndim)
@@ -178,7 +178,7 @@ def accumulate(kind: str, t: Tensor, X: Tensor | None, f: float | Tensor) -> Ten
 # Accumulation at indices
 
 
-def sparse_accumulated(xp: Any, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def sparse_accumulated(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
     """t[..., indices, ...] += f * X, where an index may come several times."""
     target, update, indices = inputs[:3]
     axis = attributes["axis"] + 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._definition import Array, Attributes, Definition, Specs, add_op
+from ..._definition import Array, Arrays, Attributes, Definition, Specs, add_op
 from ...tensor import Tensor, TensorSpec
 from .._stacked import narrow, wide
 
@@ -66,7 +66,7 @@ def _correction(values: Mapping[str, Any], beta: str, like: Array) -> Array:
     return narrow(1 - factor**power, like.dtype)
 
 
-def _updater(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _updater(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     values = _named(inputs, attributes)
     m, v = wide(values["m"]), wide(values["v"])
     second = v
@@ -87,8 +87,8 @@ def _updater_definition(step: bool) -> Definition:
     """With a step counter, which is the third input and changes in place, or without one."""
     return Definition(
         "AdamUpdater",
-        infer=_updater_spec,
-        run=_updater,
+        _updater_spec,
+        _updater,
         modifies=(2,) if step else (),
         names=UPDATER_INPUTS if step else UPDATER_INPUTS[:2] + UPDATER_INPUTS[3:],
     )
@@ -297,7 +297,7 @@ def _var_update_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(t.shape, t.dtype)]
 
 
-def _var_update(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> list[Array]:
+def _var_update(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     values = _named(inputs, attributes)
     t, x = values["t"], wide(values["x"])
     weight, term = (xp.sqrt(_scalar(values[name], t)) for name in ("r1", "r2"))
@@ -312,8 +312,8 @@ def _var_update(xp: ModuleType, inputs: list[Array], attributes: Attributes) -> 
 
 ADAM_VAR_UPDATE = Definition(
     "AdamVarUpdate",
-    infer=_var_update_spec,
-    run=_var_update,
+    _var_update_spec,
+    _var_update,
     aliases={0: 0},
     modifies=(0,),
     names=UPDATE_INPUTS,
