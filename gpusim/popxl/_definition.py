@@ -207,7 +207,7 @@ def name_of(definition: Definition, number: int) -> str:
 
 
 def with_meta_shape(spec: TensorSpec, inputs: Sequence[Tensor]) -> TensorSpec:
-    """The spec, with the meta_shape of an input of the same shape: the output is a shard as well."""
+    """The spec, with the meta_shape of an input of its shape: the output is a shard as well."""
     if len(spec.shape) == 1 and not spec.meta_shape:
         for tensor in inputs:
             if tensor.meta_shape and tensor.shape == spec.shape:
@@ -240,9 +240,10 @@ def shape_spec(inputs: Specs, attributes: Attributes) -> Specs:
 def gradient_ops(*rules: tuple[Definition, str] | None) -> GradientRule:
     """A gradient rule that adds one op for each input whose gradient is needed.
 
-    **Arguments**: `rules`: a rule for each input; the last one is for all further inputs. It is None
-    for no gradient, or the op's definition and the forward tensors that it takes after the output's
-    gradient: "x" is the input itself, a digit another input, "y" output 0 and "z" output 1.
+    **Arguments**: `rules`: a rule for each input; the last one is for all further inputs. None
+    means no gradient. Else a rule has the op's definition, and the forward tensors that the op
+    takes after the output's gradient: "x" is the input itself, a digit any input, "y" output 0,
+    "z" output 1.
 
     The op has the attributes of the forward op, and the `shape` and `dtype` of the input.
     """

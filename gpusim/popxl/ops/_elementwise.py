@@ -1,4 +1,4 @@
-"""What the ops on single elements share: rules of one and of two inputs, their gradients, in-place forms."""
+"""Shared by the ops on single elements: definitions of one and two inputs, and in-place forms."""
 
 from __future__ import annotations
 
@@ -22,16 +22,7 @@ from .._definition import (
 from ..tensor import TensorSpec
 from ._stacked import aligned, even, narrow, unbroadcast, wide
 
-__all__ = [
-    "binary",
-    "broadcast_spec",
-    "flat",
-    "in_place",
-    "one_spec",
-    "plain",
-    "reduced",
-    "unary",
-]
+__all__ = ["binary", "broadcast_spec", "flat", "in_place", "one_spec", "plain", "reduced", "unary"]
 
 # One input
 
@@ -41,7 +32,7 @@ Compute = Callable[[ModuleType, Array, Attributes], Array]
 def unary(
     op_type: str, compute: Compute, slope: Compute | None = None, of: str = "x"
 ) -> Definition:
-    """An op of one input, with the derivative as a function of that input or of the output."""
+    """An op of one input. `slope` is the derivative, as a function of the input or the output."""
 
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         (x,) = inputs
@@ -60,7 +51,7 @@ def unary(
 
 
 def flat(op_type: str, compute: Compute) -> Definition:
-    """An op of one input whose derivative is zero wherever it has one."""
+    """An op of one input whose derivative is zero wherever it exists."""
     made = unary(op_type, compute)
     return Definition(op_type, made.infer, made.run, gradient=no_gradient)
 
@@ -74,12 +65,7 @@ def in_place(definition: Definition, op_type: str) -> Definition:
         return [inputs[0]]
 
     return Definition(
-        op_type,
-        definition.infer,
-        run,
-        aliases={0: 0},
-        modifies=(0,),
-        names=definition.names,
+        op_type, definition.infer, run, aliases={0: 0}, modifies=(0,), names=definition.names
     )
 
 
@@ -87,11 +73,12 @@ def in_place(definition: Definition, op_type: str) -> Definition:
 
 
 def broadcast_spec(inputs: Specs, dtype: dtypes.dtype | None = None) -> TensorSpec:
-    """The spec of what broadcasts its inputs together.
+    """The spec of the result of broadcasting the inputs together.
 
-    Raises:
-        ValueError: for shapes that do not broadcast.
-        TypeError: for different data types.
+    **Raises**
+
+    - ValueError: if the shapes do not broadcast.
+    - TypeError: if the dtypes differ.
     """
     if len({spec.dtype for spec in inputs}) > 1:
         given = ", ".join(str(spec.dtype.name) for spec in inputs)
@@ -112,7 +99,7 @@ Function = Callable[[ModuleType, Arrays], Array]
 
 
 def reduced(op_type: str, compute: Function) -> Definition:
-    """A gradient that is computed in the broadcast shape and summed to that of the input."""
+    """A gradient that is computed in the broadcast shape and summed to the input's shape."""
 
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         values = [wide(x) for x in aligned(*inputs)]
@@ -123,7 +110,7 @@ def reduced(op_type: str, compute: Function) -> Definition:
 
 
 def plain(compute: Function) -> Callable[..., Arrays]:
-    """A run of what NumPy rounds once, whatever the type."""
+    """A `run` for a function that NumPy rounds once in every dtype."""
 
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         lhs, rhs = inputs
@@ -145,10 +132,4 @@ def binary(
         None if side is None else (reduced(f"{op_type}Arg{index}Grad", side[0]), side[1])
         for index, side in enumerate((left, right))
     ]
-    return Definition(
-        op_type,
-        one_spec,
-        plain(compute),
-        gradient_ops(*rules),
-        names=("lhs", "rhs"),
-    )
+    return Definition(op_type, one_spec, plain(compute), gradient_ops(*rules), names=("lhs", "rhs"))

@@ -1,4 +1,4 @@
-"""Arithmetic on elements: sums, differences, products, quotients, powers, and their in-place forms."""
+"""Arithmetic on elements: sum, difference, product, quotient, power, sign, and in-place forms."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ ADD_LHS_INPLACE = in_place(ADD, "AddLhsInplace")
 
 
 def add(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """The sum of elements.
+    """Add two tensors element by element. Shapes broadcast as in NumPy.
 
-    Shapes broadcast as NumPy's.
+    **Raises**
 
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that do not broadcast.
+    - TypeError: if the dtypes differ.
+    - ValueError: if the shapes do not broadcast.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -62,11 +61,12 @@ def add(lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def add_(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Adds `rhs` to `lhs` in place: `lhs` changes, and the result is the same memory.
+    """Add `rhs` to `lhs` in place: `lhs` changes, and the result shares its memory.
 
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: where `rhs` does not broadcast to the shape of `lhs`.
+    **Raises**
+
+    - TypeError: if the dtypes differ.
+    - ValueError: if `rhs` does not broadcast to the shape of `lhs`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -80,13 +80,7 @@ SUB = binary("Sub", lambda xp, v: v[0] - v[1], (lambda xp, v: v[0], ""), (lambda
 
 
 def sub(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """`lhs` minus `rhs`.
-
-    Shapes broadcast as NumPy's.
-
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that do not broadcast.
+    """Subtract `rhs` from `lhs`. Broadcasting and errors as in `add`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -105,13 +99,7 @@ MUL = binary(
 
 
 def mul(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """The product of elements.
-
-    Shapes broadcast as NumPy's.
-
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that do not broadcast.
+    """Multiply two tensors element by element. Broadcasting and errors as in `add`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -125,7 +113,7 @@ def _divide(xp: ModuleType, inputs: Arrays) -> Array:
     lhs, rhs = inputs
     if lhs.dtype.kind == "f":
         return lhs / rhs
-    quotient = lhs // rhs  # rounded down; the IPU, as C, rounds to zero
+    quotient = lhs // rhs  # rounded down; an IPU rounds to zero, as C
     return quotient + ((quotient < 0) & (quotient * rhs != lhs)).astype(quotient.dtype)
 
 
@@ -138,13 +126,7 @@ DIV = binary(
 
 
 def div(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """`lhs` divided by `rhs`; integers are rounded to zero.
-
-    Shapes broadcast as NumPy's.
-
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that do not broadcast.
+    """Divide `lhs` by `rhs`; integers round to zero. Broadcasting and errors as in `add`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -163,13 +145,7 @@ FMOD = binary(
 
 
 def fmod(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """The remainder of `lhs` divided by `rhs`, with the sign of `lhs`.
-
-    Shapes broadcast as NumPy's.
-
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that do not broadcast.
+    """The remainder of `lhs` divided by `rhs`, with the sign of `lhs`. Otherwise as `add`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -180,7 +156,7 @@ def fmod(lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def _power(xp: ModuleType, inputs: Arrays) -> Array:
-    """Powers of arrays in one layout: NumPy's bits depend on it."""
+    """Powers of arrays in one layout: NumPy's bits depend on the layout."""
     base, exponent = (even(xp, x) for x in xp.broadcast_arrays(*inputs))
     return xp.power(base, exponent)
 
@@ -200,13 +176,7 @@ POW = binary("Pow", _power, (_power_of_base, "01"), (_power_of_exponent, "0y"))
 
 
 def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
-    """Each element to the power `e`, which is a number, an array or a tensor.
-
-    Shapes broadcast as NumPy's.
-
-    Raises:
-        TypeError: for a tensor `e` of another dtype.
-        ValueError: for shapes that do not broadcast.
+    """Raise each element to the power `e`, a number, an array or a tensor. Errors as in `add`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -225,8 +195,6 @@ ABS = unary("Abs", lambda xp, x, a: xp.abs(x), lambda xp, x, a: xp.sign(x))
 def abs(t: Tensor) -> Tensor:
     """The magnitude of each element.
 
-    Shape and dtype as `t`.
-
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
     ...     popxl.ops.abs(popxl.constant([-1.5, 2.0]))
@@ -239,9 +207,7 @@ SIGN = flat("Sign", lambda xp, x, a: xp.sign(x))
 
 
 def sign(t: Tensor) -> Tensor:
-    """-1, 0 or 1: the sign of each element; its gradient is zero.
-
-    Shape and dtype as `t`.
+    """The sign of each element: -1, 0 or 1. Its gradient is zero.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -256,9 +222,7 @@ NEGATE = Definition("Neg", same_spec, NEGATE_GRAD.run, gradient_ops((NEGATE_GRAD
 
 
 def negate(t: Tensor) -> Tensor:
-    """Each element with the other sign.
-
-    Shape and dtype as `t`.
+    """Change the sign of each element.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -291,7 +255,7 @@ def increment_mod(t: Tensor, increment: float, modulus: float) -> Tensor:
 
 
 def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
-    """`increment_mod` in place: `t` changes, and the result is the same memory.
+    """`increment_mod` in place: `t` changes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -319,7 +283,7 @@ SUM_GRAD = reduced("SumArgGrad", lambda xp, v: v[0])
 SUM = Definition("Sum", one_spec, _add_all, gradient_ops((SUM_GRAD, "")))
 
 
-# aX + bY: the two may have different types; the factors are attributes, or a third and fourth input
+# aX + bY: the dtypes may differ; the factors are attributes, or a third and fourth input
 
 
 def _scaled_spec(inputs: Specs, attributes: Attributes) -> Specs:
@@ -332,7 +296,7 @@ def _scaled_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _scaled_add(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    """[a * X + b * Y], in the wider type of the two and at least float32, in X's type."""
+    """[a * X + b * Y], computed in the wider dtype and at least float32, in X's dtype."""
     x, y = wide(inputs[0]), wide(inputs[1])
     factors = iter(inputs[2:])
     scaled = []
@@ -374,11 +338,7 @@ def _scale(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 SCALE = Definition("Scale", _scale_spec, _scale)
 SCALED_ADD = Definition(
-    "ScaledAdd",
-    _scaled_spec,
-    _scaled_add,
-    gradient=_scaled_gradient,
-    names=("X", "Y"),
+    "ScaledAdd", _scaled_spec, _scaled_add, gradient=_scaled_gradient, names=("X", "Y")
 )
 SCALED_ADD_INPLACE = in_place(SCALED_ADD, "ScaledAddLhsInplace")
 
@@ -391,7 +351,9 @@ def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor 
     - `X`, `Y`: of one shape; the dtypes may differ.
     - `a`, `b`: numbers, or scalar tensors.
 
-    ValueError for different shapes. Gradients go to `X` and `Y`.
+    **Raises**: ValueError: if the shapes differ.
+
+    Only `X` and `Y` have gradients.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -402,7 +364,7 @@ def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor 
 
 
 def scaled_add_(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
-    """`scaled_add` in place: `X` changes, and the result is the same memory.
+    """`scaled_add` in place: `X` changes, and the result shares its memory.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from ..execution.compiler import GraphCompiler
     from ..execution.program import Program, Step
 
-__all__ = [
-    "conditional",
-    "conditional_with_info",
-    "ConditionalSiteInfo",
-]
+__all__ = ["conditional", "conditional_with_info", "ConditionalSiteInfo"]
 
 
 def branch_specs(inputs: Specs, attributes: Attributes) -> Specs:
@@ -46,14 +42,14 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
         chosen = machine.download(values[condition]).reshape(-1).astype(np.bool_)
         if chosen.all() or not chosen.any():
             program, slots = branches[0 if chosen[0] else 1]
-            results = program.run(own(program, [values[slot] for slot in slots]))
+            results = program.run(copy_modified(program, [values[slot] for slot in slots]))
         else:
             results = diverged(chosen, values)
         for slot, result in zip(outputs, results, strict=False):
             values[slot] = result
 
     def diverged(chosen: Any, values: list[Any]) -> Arrays:
-        """Each branch for the replicas that take it, and their results put together."""
+        """Run each branch for the replicas that take it, and join their results."""
         results: Arrays = []
         for take, (program, slots) in zip((chosen, ~chosen), branches, strict=True):
             rows = np.flatnonzero(take)
@@ -69,8 +65,8 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
     return step
 
 
-def own(program: Program, arguments: Arrays) -> Arrays:
-    """Copies of the arguments that a graph changes in place."""
+def copy_modified(program: Program, arguments: Arrays) -> Arrays:
+    """Copy the arguments that a graph changes in place."""
     for index in program.modified:
         arguments[index] = arguments[index].copy()
     return arguments
@@ -88,27 +84,21 @@ def conditional(
     then_inputs_dict: Mapping[Tensor, Any] | None = None,
     else_inputs_dict: Mapping[Tensor, Any] | None = None,
 ) -> tuple[Tensor, ...]:
-    """The outputs of one of two graphs: of `then_branch` where `cond` is true.
+    """Run `then_branch` where `cond` is true, else `else_branch`, and return the outputs.
 
-    Replicas may differ: each runs its own branch, in which there can then be no collective.
+    Replicas may take different branches, which then cannot contain collectives.
 
     **Arguments**
 
     - `cond`: a bool tensor of one element.
-    - `then_branch`, `else_branch`: graphs with equally many outputs, of equal shapes and dtypes.
-    - `then_inputs`, `else_inputs`, and the dicts: what the branches are given, as for `call`.
+    - `then_branch`, `else_branch`: graphs with outputs of the same number, shapes and dtypes.
+    - `then_inputs`, `else_inputs`, and the dicts: the inputs of the branches, as for `call`.
 
-    Raises as `call`; also ValueError for branches with different outputs, and
-    NotImplementedError for inputs by reference.
+    **Raises**: as `call`; also ValueError: if the outputs of the branches differ, and
+    NotImplementedError: for inputs by reference.
     """
     return conditional_with_info(
-        cond,
-        then_branch,
-        else_branch,
-        then_inputs,
-        else_inputs,
-        then_inputs_dict,
-        else_inputs_dict,
+        cond, then_branch, else_branch, then_inputs, else_inputs, then_inputs_dict, else_inputs_dict
     ).outputs
 
 
@@ -122,7 +112,7 @@ def conditional_with_info(
     else_inputs_dict: Mapping[Tensor, Any] | None = None,
     check_inputs: bool = True,
 ) -> ConditionalSiteInfo:
-    """As `conditional`; returns the call site. Inputs may be missing if not `check_inputs`."""
+    """As `conditional`, but return the call site. Without `check_inputs`, inputs may be missing."""
     check_branches(then_branch, else_branch)
     if isinstance(cond, Tensor) and cond.nelms != 1:
         raise ValueError(f"cond must have one element, got {cond}")
@@ -141,7 +131,7 @@ def conditional_with_info(
 
 
 def check_branches(then_branch: Graph, else_branch: Graph) -> None:
-    """ValueError for branches whose outputs differ, NotImplementedError for inputs by reference."""
+    """Raise ValueError if outputs differ, and NotImplementedError for inputs by reference."""
     counts = len(then_branch.outputs), len(else_branch.outputs)
     if counts[0] != counts[1]:
         raise ValueError(
@@ -164,7 +154,7 @@ def check_branches(then_branch: Graph, else_branch: Graph) -> None:
 
 
 class ConditionalSiteInfo(CallSiteInfo):
-    """A conditional: which tensors of the caller and the two branches belong together.
+    """A conditional: the pairs of tensors of the caller and of the two branches.
 
     The op's inputs are the condition, those of the then-branch, and those of the else-branch.
     """
@@ -175,14 +165,14 @@ class ConditionalSiteInfo(CallSiteInfo):
         return self._op.attributes["then_branch"], self._op.attributes["else_branch"]
 
     def _branch(self, then_branch: bool) -> tuple[Graph, list[Tensor], int]:
-        """A branch, those of its inputs that are given, and the op's input that is the first."""
+        """A branch, its inputs that the op has, and the number of the first of them in the op."""
         given = self._op.attributes["then_inputs"]
         if then_branch:
             return self.called_graph[0], given, 1
         return self.called_graph[1], self._op.attributes["else_inputs"], 1 + len(given)
 
     def graph_to_parent_input_index(self, idx: int, then_branch: bool = True) -> int:
-        """The op's input for an input of a branch, by their numbers; IndexError for none."""
+        """The number of the op's input for an input of a branch; IndexError if there is none."""
         graph, given, first = self._branch(then_branch)
         if not 0 <= idx < len(graph.inputs):
             raise IndexError("Invalid graph input index")
@@ -191,7 +181,10 @@ class ConditionalSiteInfo(CallSiteInfo):
     def parent_to_graph_input_index(self, idx: int) -> int:
         """The number, in its branch, of an input of the op.
 
-        IndexError for a number that the op has not, popart_exception for that of the condition.
+        **Raises**
+
+        - IndexError: if the op has no such input.
+        - popart_exception: for the condition.
         """
         if idx == 0:
             raise popart_exception("Invalid parent graph input index")
@@ -201,19 +194,19 @@ class ConditionalSiteInfo(CallSiteInfo):
         return index_of(graph.inputs, given[idx - first])
 
     def is_parent_index_in_then_branch(self, idx: int) -> bool:
-        """Whether an input of the op is one of the then-branch."""
+        """Whether an input of the op belongs to the then-branch."""
         return 1 <= idx < 1 + len(self._op.attributes["then_inputs"])
 
     def graph_to_parent_output_index(self, idx: int, then_branch: bool = True) -> int:
-        """The op's output for an output of a branch; IndexError for none."""
+        """The number of the op's output for an output of a branch; IndexError if there is none."""
         return super().graph_to_parent_output_index(idx)
 
     def parent_to_graph_output_index(self, idx: int, then_branch: bool = True) -> int:
-        """The branch's output for an output of the op; IndexError for none."""
+        """The number of the branch's output for the op's output; IndexError if there is none."""
         return super().graph_to_parent_output_index(idx)
 
     def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
-        """The caller's tensor for an input or output of a branch; ValueError for another one."""
+        """The caller's tensor for an input or output of a branch; ValueError for other tensors."""
         for then_branch in (True, False):
             graph, given, first = self._branch(then_branch)
             for index, tensor in enumerate(given):
@@ -227,9 +220,9 @@ class ConditionalSiteInfo(CallSiteInfo):
         )
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
-        """The branch's tensor for one that the caller gives; ValueError for another one.
+        """The branch's tensor for an input of the op; ValueError for other tensors.
 
-        Of one that both branches are given, the then-branch's.
+        For a tensor that both branches take this is the then-branch's.
         """
         for index, tensor in enumerate(self._op.inputs[1:], start=1):
             if tensor is parent_tensor:
@@ -242,7 +235,7 @@ class ConditionalSiteInfo(CallSiteInfo):
     def set_parent_input_modified(
         self, parent_tensor: Tensor, infer_modified_regions: bool = True
     ) -> None:
-        """NotImplementedError: branches always work on copies."""
+        """Raise NotImplementedError: branches always work on copies."""
         raise NotImplementedError(
             "Parent input modification is not yet implemented for the conditional op."
         )

@@ -18,26 +18,20 @@ if TYPE_CHECKING:
     from ..execution.compiler import GraphCompiler
     from ..execution.program import Step
 
-__all__ = [
-    "CallSiteInfo",
-    "call",
-    "call_with_info",
-    "repeat",
-    "repeat_with_info",
-]
+__all__ = ["CallSiteInfo", "call", "call_with_info", "repeat", "repeat_with_info"]
 
 
 def graph_specs(inputs: Specs, attributes: Attributes) -> Specs:
-    """The outputs that the called graph has now; it may get more, which are not this site's."""
+    """The specs of the called graph's outputs; outputs that it gets later are not this op's."""
     return [tensor.spec for tensor in attributes["graph"].outputs]
 
 
 def arguments_of(
     compiler: GraphCompiler, op: Op, graph: Graph, called: Sequence[Tensor | None], first: int = 0
 ) -> tuple[list[int], list[int]]:
-    """The slots of a called graph's arguments, and which of them have to be copied for it.
+    """The slots of a called graph's arguments, and the arguments that must be copied for it.
 
-    `called` says which input of the graph each of the op's inputs is, from input `first` on.
+    `called` has the graph's input for each of the op's inputs, beginning with input `first`.
     """
     given = {t._id: first + i for i, t in enumerate(called) if t is not None}
     missing = [tensor.name for tensor in graph.inputs if tensor._id not in given]
@@ -53,7 +47,7 @@ def arguments_of(
 
 
 class CallSiteInfo:
-    """A call or repeat of a graph: which tensors of caller and called graph belong together."""
+    """A call or repeat of a graph: the pairs of tensors of the caller and of the called graph."""
 
     def __init__(self, subgraph_op: Op) -> None:
         self._op = subgraph_op
@@ -72,7 +66,7 @@ class CallSiteInfo:
     # Indices
 
     def graph_to_parent_input_index(self, idx: int) -> int:
-        """The op's input for an input of the graph, by their numbers; IndexError for none."""
+        """The number of the op's input for an input of the graph; IndexError if there is none."""
         inputs = self.called_graph.inputs
         if not 0 <= idx < len(inputs):
             raise IndexError("Invalid graph input index")
@@ -82,26 +76,26 @@ class CallSiteInfo:
         raise IndexError("Invalid graph input index")
 
     def parent_to_graph_input_index(self, idx: int) -> int:
-        """The graph's input for an input of the op; IndexError for no such one."""
+        """The number of the graph's input for an input of the op; IndexError if there is none."""
         called = self._called_inputs
         if not 0 <= idx < len(called):
             raise IndexError("Invalid parent graph input index")
         return index_of(self.called_graph.inputs, called[idx])
 
     def graph_to_parent_output_index(self, idx: int) -> int:
-        """The op's output for an output of the graph; IndexError for no such one."""
+        """The number of the op's output for an output of the graph; IndexError if there is none."""
         if not 0 <= idx < len(self._op.outputs):
             raise IndexError(f"Invalid graph output index {idx}")
         return idx
 
     def parent_to_graph_output_index(self, idx: int) -> int:
-        """The graph's output for an output of the op; IndexError for no such one."""
+        """The number of the graph's output for an output of the op; IndexError if there is none."""
         return self.graph_to_parent_output_index(idx)
 
     # Tensors
 
     def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
-        """The caller's tensor for an input or output of the graph; ValueError for another one."""
+        """The caller's tensor for an input or output of the graph; ValueError for other tensors."""
         for index, tensor in enumerate(self._called_inputs):
             if tensor is graph_tensor:
                 return self._op.inputs[index]
@@ -113,9 +107,9 @@ class CallSiteInfo:
         )
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
-        """The graph's tensor for one that the caller gives or gets; ValueError for another one.
+        """The graph's tensor for an input or output of the op; ValueError for other tensors.
 
-        Of a tensor that is given several times, the first input.
+        For a tensor that is given several times this is the first input.
         """
         for index, tensor in enumerate(self._op.inputs):
             if tensor is parent_tensor:
@@ -137,20 +131,20 @@ class CallSiteInfo:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The caller's tensors that are given."""
+        """The caller's tensors that are the op's inputs."""
         return tuple(self._op.inputs)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """The caller's tensors that come back."""
+        """The caller's tensors that are the op's outputs."""
         return tuple(self._op.outputs)
 
     def set_parent_input_modified(
         self, parent_tensor: Tensor, infer_modified_regions: bool = False
     ) -> None:
-        """Let the graph's changes of an input reach the caller's tensor, as TensorByRef does.
+        """Let the graph change the caller's tensor in place, as with TensorByRef.
 
-        ValueError for a tensor that is not given to the graph.
+        **Raises**: ValueError: if the tensor is not an input of the op.
         """
         found = [i for i, tensor in enumerate(self._op.inputs) if tensor is parent_tensor]
         if not found:
@@ -170,7 +164,7 @@ def subgraph_op(
     check_inputs: bool,
     attributes: Mapping[str, Any],
 ) -> Op:
-    """A new op that runs a graph."""
+    """Add an op that runs a graph."""
     given, called = site_inputs(graph, inputs, inputs_dict, check_inputs)
     here = get_current_graph()
     names = [tensor.name for tensor in graph.outputs]
@@ -210,24 +204,24 @@ CALL = Definition("Call", graph_specs, only_compiled, compile=compile_call)
 
 
 def call(
-    graph: Graph,
-    *inputs: Any,
-    inputs_dict: Mapping[Tensor, Any] | None = None,
+    graph: Graph, *inputs: Any, inputs_dict: Mapping[Tensor, Any] | None = None
 ) -> tuple[Tensor, ...]:
-    """The outputs of a graph for these inputs.
+    """Run a graph on inputs, and return its outputs.
 
     **Arguments**
 
-    - `graph`: what to run.
-    - `inputs`: tensors of the current graph, lists of them, or numbers, for its first inputs.
-    - `inputs_dict`: the same for inputs of the graph that are named.
+    - `graph`: the graph to run.
+    - `inputs`: tensors of the current graph, lists of them, or numbers, for the graph's first
+      inputs.
+    - `inputs_dict`: the same for inputs of the graph by name.
 
     The graph works on copies, except for its inputs by reference (`popxl.TensorByRef`).
 
-    Raises:
-        ValueError: for inputs that are missing, too many, given twice, or of another shape, dtype
-            or graph.
-        TypeError: for what is neither a tensor nor numbers.
+    **Raises**
+
+    - ValueError: if inputs are missing, too many or given twice, or if their shape, dtype or graph
+      is not that of the graph's inputs.
+    - TypeError: if an input is neither a tensor nor numbers.
     """
     return call_with_info(graph, *inputs, inputs_dict=inputs_dict).outputs
 
@@ -238,7 +232,7 @@ def call_with_info(
     inputs_dict: Mapping[Tensor, Any] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """As `call`; returns the call site. Inputs may be missing if not `check_inputs`."""
+    """As `call`, but return the call site. Without `check_inputs`, inputs may be missing."""
     return CallSiteInfo(subgraph_op(CALL, graph, inputs, inputs_dict, check_inputs, {}))
 
 
@@ -250,7 +244,7 @@ def compile_repeat(compiler: GraphCompiler, op: Op) -> Step:
     program = compiler.compiler.program(graph)
     inputs, copied = arguments_of(compiler, op, graph, op.attributes["called_inputs"])
     outputs = compiler.slots(op.outputs)
-    carried = len(op.outputs)  # the graph may have got more outputs since
+    carried = len(op.outputs)  # the graph may get more outputs later
     changes = bool(program.modified)
 
     def step(values: list[Any]) -> None:
@@ -259,17 +253,17 @@ def compile_repeat(compiler: GraphCompiler, op: Op) -> Step:
             arguments[index] = arguments[index].copy()
         for _ in range(count):
             results = program.run(arguments)[:carried]
-            arguments[:carried] = apart(results, arguments) if changes else results
+            arguments[:carried] = without_sharing(results, arguments) if changes else results
         for slot, result in zip(outputs, arguments, strict=False):
             values[slot] = result
 
     return step
 
 
-def apart(results: Arrays, arguments: Arrays) -> Arrays:
+def without_sharing(results: Arrays, arguments: Arrays) -> Arrays:
     """Results as the next arguments of a graph that changes some in place: none shares memory.
 
-    What comes back in its own place, changed or not, may stay there.
+    A result that is the argument at its own place may stay there.
     """
     others = {id(array) for array in arguments}
     for index, result in enumerate(results):
@@ -285,18 +279,15 @@ REPEAT = Definition("Loop", graph_specs, only_compiled, compile=compile_repeat)
 
 
 def repeat(
-    graph: Graph,
-    repeat_count: int,
-    *inputs: Any,
-    inputs_dict: Mapping[Tensor, Any] | None = None,
+    graph: Graph, repeat_count: int, *inputs: Any, inputs_dict: Mapping[Tensor, Any] | None = None
 ) -> tuple[Tensor, ...]:
-    """The outputs of a graph after `repeat_count` runs.
+    """Run a graph `repeat_count` times, and return the outputs of the last run.
 
-    Each run's N outputs are the next one's first N inputs; all other inputs are the same each time.
-    With `repeat_count` 0 the first inputs themselves come back.
+    The N outputs of each run are the first N inputs of the next one; other inputs stay the same.
+    With `repeat_count` 0 the first inputs themselves are returned.
 
-    Raises as `call`; also ValueError for a negative count, and for a graph with more outputs than
-    inputs, or whose outputs have other shapes or dtypes than the inputs they become.
+    **Raises**: as `call`; also ValueError: if the count is negative, or if the graph has more
+    outputs than inputs, or outputs whose shapes or dtypes are not those of the inputs.
     """
     return repeat_with_info(graph, repeat_count, *inputs, inputs_dict=inputs_dict).outputs
 
@@ -308,7 +299,7 @@ def repeat_with_info(
     inputs_dict: Mapping[Tensor, Any] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """As `repeat`; returns the call site. Inputs may be missing if not `check_inputs`."""
+    """As `repeat`, but return the call site. Without `check_inputs`, inputs may be missing."""
     if as_index(repeat_count) < 0:
         raise ValueError(f"Repeat count must be >= 0. Repeat count: {repeat_count}. Graph: {graph}")
     if len(graph.inputs) < len(graph.outputs):
@@ -326,8 +317,8 @@ def repeat_with_info(
     return CallSiteInfo(subgraph_op(REPEAT, graph, inputs, inputs_dict, check_inputs, attributes))
 
 
-# The gradient of a repeat: the repeat again, with every step kept, and then backwards.
-# Gradients of what is carried go from step to step; those of the other inputs are added up.
+# The gradient of a repeat runs it again, keeps every step, and then runs backwards. Gradients of
+# carried values go from step to step; those of the other inputs are added.
 
 
 def _gradient_specs(inputs: Specs, attributes: Attributes) -> Specs:
@@ -335,7 +326,7 @@ def _gradient_specs(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _index(tensors: Sequence[Tensor], wanted: Tensor) -> int:
-    """Where a tensor is among others; -1 if it is not."""
+    """The index of a tensor among others; -1 if it is not among them."""
     return next((i for i, tensor in enumerate(tensors) if tensor is wanted), -1)
 
 
@@ -349,7 +340,7 @@ class Reversal:
         self.forward = compiler.compiler.program(graph)
         self.backward = compiler.compiler.program(attributes["gradient_graph"])
         self.sources = [_source(graph, *each) for each in attributes["inputs"]]
-        #: which of the graph's inputs each output of the gradient graph is the gradient of
+        #: for each output of the gradient graph, the graph's input whose gradient it is
         self.targets = [_index(graph.inputs, tensor) for tensor in attributes["outputs"]]
 
     def run(self, arguments: Arrays, going: Arrays) -> Arrays:
@@ -377,10 +368,10 @@ class Reversal:
         ]
 
     def _inputs(self, before: Arrays, results: Arrays, going: Arrays) -> Arrays:
-        """What the gradient graph is given of one step."""
+        """The inputs of the gradient graph for one step."""
         places = {"gradient": going, "input": before, "output": results}
         return [
-            # What the graph makes beyond what is carried is only kept: its gradient is zero.
+            # Outputs that are not carried have a gradient of zero.
             self.xp.zeros_like(results[at])
             if kind == "gradient" and at >= self.carried
             else places[kind][at]
@@ -405,7 +396,7 @@ def compile_loop_gradient(compiler: GraphCompiler, op: Op) -> Step:
 
 
 def _source(graph: Graph, is_gradient: bool, tensor: Tensor) -> tuple[str, int]:
-    """Where an input of the gradient graph comes from, in each step."""
+    """Where an input of the gradient graph comes from in each step."""
     if is_gradient:
         return "gradient", _index(graph.outputs, tensor)
     own = _index(graph.inputs, tensor)

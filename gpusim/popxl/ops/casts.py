@@ -1,5 +1,7 @@
-"""Conversions between data types; those of 8-bit floats multiply by a power of two on the way.
-Each is one rounding to a floating-point type. A value too large for an 8-bit float becomes NaN, as on an IPU.
+"""Conversions between dtypes; those of 8-bit floats multiply by a power of two on the way.
+
+A conversion to a floating-point dtype rounds once. A value too large for an 8-bit float becomes
+NaN, as on an IPU.
 """
 
 from __future__ import annotations
@@ -17,11 +19,7 @@ from .._definition import Array, Arrays, Attributes, Definition, Specs, add_op, 
 from ..dtypes import dtype, float16, float32, int32
 from ..tensor import Tensor, TensorSpec
 
-__all__ = [
-    "cast",
-    "pow2scale_cast_to_fp8",
-    "pow2scale_cast_from_fp8",
-]
+__all__ = ["cast", "pow2scale_cast_to_fp8", "pow2scale_cast_from_fp8"]
 
 FLOAT8 = (dtypes.float8_143, dtypes.float8_152)
 
@@ -39,9 +37,9 @@ CAST = Definition("Cast", _spec, _cast, gradient_ops((CAST_GRAD, "")))
 
 
 def cast(t: Tensor, data_type: dtype) -> Tensor:
-    """`t` in another dtype; from floating-point numbers to integers it rounds to zero.
+    """Convert `t` to another dtype. Floating-point numbers round to zero on the way to integers.
 
-    TypeError for 8-bit floats: their casts are `pow2scale_cast_to_fp8` and its counterpart.
+    **Raises**: TypeError: for 8-bit floats; use `pow2scale_cast_to_fp8` and `_from_fp8` instead.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -61,7 +59,7 @@ def cast(t: Tensor, data_type: dtype) -> Tensor:
 
 
 def _scale_of(scales: Array, rank: int) -> np.ndarray[Any, Any]:
-    """2 ** log2_scale of each replica, in a form that broadcasts to its tensor."""
+    """2 ** log2_scale of each replica, shaped to broadcast to its tensor."""
     return np.ldexp(np.float64(1), to_host(scales)).reshape(-1, *(1,) * rank)
 
 
@@ -80,17 +78,18 @@ CAST_THEN_POW2SCALE = Definition(
 
 
 def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
-    """``t * 2 ** log2_scale`` as an 8-bit float, rounded once; too large is NaN.
+    """``t * 2 ** log2_scale`` as an 8-bit float, rounded once. Too large values become NaN.
 
     **Arguments**
 
-    - `t`: of float16 or float32.
+    - `t`: a tensor of float16 or float32.
     - `log2_scale`: a scalar of int32, -32 to 31.
     - `data_type`: `popxl.float8_143` or `popxl.float8_152`.
 
-    Raises:
-        ValueError: for a scale that is no scalar.
-        TypeError: for a scale that is not int32, and for other dtypes.
+    **Raises**
+
+    - ValueError: if `log2_scale` is not a scalar.
+    - TypeError: if `log2_scale` is not int32, or for other dtypes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -109,7 +108,7 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Te
 def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
     """An 8-bit float times ``2 ** log2_scale``, as float16 or float32, rounded once.
 
-    Arguments and errors as `pow2scale_cast_to_fp8`, with the dtypes the other way round.
+    Arguments and errors as in `pow2scale_cast_to_fp8`, with the dtypes exchanged.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -131,7 +130,7 @@ def _add_cast(definition: Definition, inputs: list[Tensor], data_type: dtype) ->
 
 
 def check_log2_scale(log2_scale: Tensor) -> None:
-    """Refuse scales that are not int32 scalars; ValueError or TypeError."""
+    """Raise ValueError or TypeError if a scale is not a scalar of int32."""
     if log2_scale.rank > 0:
         raise ValueError("Log2 scale argument must be a scalar tensor")
     if log2_scale.dtype is not int32:

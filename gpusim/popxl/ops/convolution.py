@@ -1,5 +1,6 @@
 """Convolutions over one to three spatial axes, their gradients, and transposed convolutions.
-One matrix product for each place in the kernel, added up in float32: no copies of windows.
+
+There is one matrix product for each place in the kernel, added in float32: no copies of windows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _geometry(image: tuple[int, ...], kernel: tuple[int, ...], attributes: Attri
 
 
 def _check(data: TensorSpec, weight: TensorSpec, channels: int, attributes: Attributes) -> None:
-    """Refuse ranks, types and numbers of channels that do not belong together."""
+    """Raise ValueError or TypeError if ranks, dtypes or numbers of channels do not fit."""
     groups = attributes["groups"]
     if len(data.shape) < 3 or len(weight.shape) != len(data.shape):
         raise ValueError(
@@ -109,7 +110,7 @@ def _weight_gradient(xp: ModuleType, dy: Array, x: Array, w: Windows, groups: in
     r, _, m = dy.shape[:3]
     c = x.shape[2]
     image = pad(xp, x, w)
-    # The images of a batch side by side, so that one product adds them all up.
+    # The images of a batch side by side, so that one product adds them.
     rows = _side_by_side(xp, dy, groups, m)
     out = xp.empty((r, m, c // groups, *w.kernel), dy.dtype)
     for place, where in w.taps():
@@ -137,7 +138,7 @@ def _conv_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _scaled(xp: ModuleType, out: Array, inputs: Arrays, attributes: Attributes) -> Arrays:
-    """The result of a convolution times 2 ** log2_scale, where that is a third input."""
+    """The result of a convolution, times 2 ** log2_scale if that is a third input."""
     if len(inputs) == 3:
         out = xp.ldexp(out, inputs[2].reshape(-1, *(1,) * (out.ndim - 1)))
     dtype = attributes["output_type"]
@@ -188,22 +189,24 @@ def conv(
     partials_types: list[str] | None = None,
     enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
-    """The convolution of images with a weight, as of neural networks: the kernel is not flipped.
+    """The convolution of images with a weight. The kernel is not flipped, as in neural networks.
 
     **Arguments**
 
     - `t`: (N, C, ...) with one to three spatial axes.
     - `weight`: (M, C / groups, ...): a kernel for each of the M channels of the result.
     - `stride`, `dilation`: a number for each spatial axis.
-    - `padding`: numbers of zeros before each spatial axis, then after each.
-    - `groups`: into how many groups of channels C and M are split.
-    - `pad_type`: "not_set": by `padding`; "valid": none; "same_upper" and "same_lower": so that the
-      result has size / stride elements, an odd zero at the end, or at the beginning.
-    - the others are an IPU's, and change nothing here: products are added up in float32.
+    - `padding`: the numbers of zeros before each spatial axis, then those after each.
+    - `groups`: the number of groups of channels that C and M are split into.
+    - `pad_type`: "not_set" takes `padding`; "valid" does not pad; "same_upper" and "same_lower" pad
+      so that the result has size / stride elements, with an odd zero at the end or at the
+      beginning.
+    - the others are options of an IPU; no effect here: products are added in float32.
 
-    Raises:
-        ValueError: for shapes or numbers that do not belong together, or another `pad_type`.
-        TypeError: for different dtypes.
+    **Raises**
+
+    - ValueError: if shapes or numbers do not fit, or for another `pad_type`.
+    - TypeError: if the dtypes differ.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -230,11 +233,12 @@ def conv_pow2scaled(
 ) -> Tensor:
     """The convolution of 8-bit floats, times ``2 ** log2_scale``, as float16.
 
-    **Arguments**: `log2_scale`: a scalar of int32, -32 to 31; the others as those of `conv`.
+    **Arguments**: `log2_scale`: a scalar of int32, -32 to 31; the others are those of `conv`.
 
-    Raises:
-        TypeError: for other dtypes.
-        ValueError: for a scale that is no scalar, and as `conv`.
+    **Raises**
+
+    - TypeError: for other dtypes.
+    - ValueError: if the scale is not a scalar, and as `conv`.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -255,8 +259,8 @@ def transposed_padding(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The spatial shape of a transposed convolution's result, and what is cut off its sides.
 
-    A given `output_shape` decides how much is cut off; an odd element goes to the end for
-    "same_upper", else to the beginning.
+    A given `output_shape` decides how much is cut off. An odd element is cut off at the end for
+    "same_upper", else at the beginning.
     """
     rank = len(data)
     padding = tuple(attributes["padding"])
@@ -280,10 +284,10 @@ def transposed_padding(
 
 
 def _transposed(data: tuple[int, ...], kernel: tuple[int, ...], attributes: Attributes) -> Windows:
-    """The windows of the convolution of which this is the transpose."""
+    """The windows of the convolution whose transpose this is."""
     image, padding = transposed_padding(data, kernel, attributes)
     rank = len(data)
-    # The output's padding lies after the last window: the image is what the windows see, and more.
+    # The output's padding lies after the last window.
     return Windows(
         image,
         tuple(kernel),
@@ -336,10 +340,7 @@ CONV_TRANSPOSE = Definition(
     names=("t", "weight"),
 )
 CONV_TRANSPOSE_POW2SCALED = Definition(
-    "ConvTranspose",
-    _transpose_spec,
-    _conv_transpose,
-    names=("t", "weight", "log2_scale"),
+    "ConvTranspose", _transpose_spec, _conv_transpose, names=("t", "weight", "log2_scale")
 )
 
 
@@ -357,19 +358,17 @@ def conv_transpose(
     partials_types: list[str] | None = None,
     enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
-    """The transpose of a convolution: what its gradient does to the gradient of its result.
+    """The transpose of a convolution: the map that its gradient applies to the result's gradient.
 
     **Arguments**
 
     - `t`: (N, C, ...) with one to three spatial axes.
     - `weight`: (C, M / groups, ...).
     - `padding`: what is cut off the result before each spatial axis, then after each.
-    - `output_padding`: by how much the result is longer at the end of each axis.
-    - `output_shape`: the result's shape, or its spatial part, from which the padding follows.
+    - `output_padding`: how much longer the result is at the end of each axis.
+    - `output_shape`: the shape of the result, or its spatial part; it determines the padding.
     - `pad_type`: with "same_upper" and "same_lower" the shape is size * stride, unless it is given.
-    - the others as those of `conv`.
-
-    Errors as those of `conv`.
+    - the others, and the errors, are those of `conv`.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -399,7 +398,7 @@ def conv_transpose_pow2scaled(
 ) -> Tensor:
     """The transposed convolution of 8-bit floats, times ``2 ** log2_scale``, as float16.
 
-    Arguments and errors as those of `conv_transpose` and `conv_pow2scaled`.
+    Arguments and errors as in `conv_transpose` and `conv_pow2scaled`.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -423,10 +422,7 @@ def multi_conv_options(
     partials_types: Sequence[str] | None,
     enable_conv_dithering: Sequence[int] | None,
 ) -> dict[str, Any]:
-    """The options of a convolution by name, without those that were not given.
-
-    They are an IPU's, and change nothing here.
-    """
+    """The options of a convolution that are given, by name. They have no effect here."""
     given = {
         "availableMemoryProportions": available_memory_proportions,
         "partialsTypes": partials_types,
@@ -436,7 +432,7 @@ def multi_conv_options(
 
 
 def checked_pad_type(mode: str | None) -> str:
-    """The type of padding; ValueError for one that there is not."""
+    """The type of padding; ValueError for an unknown one."""
     found = mode or "not_set"
     if found not in PAD_TYPES:
         raise ValueError(
@@ -446,7 +442,7 @@ def checked_pad_type(mode: str | None) -> str:
 
 
 def per_axis(sizes: Sizes, default: Sequence[int], count: int, fill: int) -> tuple[int, ...]:
-    """Numbers for `count` axes; the default, which is one for images, for as many as there are."""
+    """Numbers for `count` axes. The default, which is that of images, fits any number of axes."""
     given = tuple(default if sizes is None else sizes)
     return (fill,) * count if given == tuple(default) else given
 

@@ -1,4 +1,4 @@
-"""Ops whose result is their input: copies, copies on other IPUs and tiles, detached values, printed ones."""
+"""Ops that return their input: copies, also on other IPUs and tiles, detached, printed tensors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,7 @@ from .._definition import (
 from ..errors import UndefinedValue
 from ..tensor import Tensor, TensorSpec
 
-__all__ = [
-    "identity",
-    "detach",
-    "detach_",
-    "ipu_copy",
-    "io_tile_copy",
-    "print_tensor",
-]
+__all__ = ["identity", "detach", "detach_", "ipu_copy", "io_tile_copy", "print_tensor"]
 
 
 def _pass(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -43,7 +36,7 @@ IDENTITY = Definition("Identity", same_spec, _pass, gradient_ops((IDENTITY_GRAD,
 
 
 def identity(t: Tensor, output_name: str | None = None) -> Tensor:
-    """A copy of `t`, with a name if one is given.
+    """Copy `t`, and name the copy if `output_name` is given.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -55,17 +48,11 @@ def identity(t: Tensor, output_name: str | None = None) -> Tensor:
 
 
 DETACH = Definition("Detach", same_spec, _pass, gradient=no_gradient)
-DETACH_INPLACE = Definition(
-    "DetachInplace",
-    same_spec,
-    _pass,
-    gradient=no_gradient,
-    aliases={0: 0},
-)
+DETACH_INPLACE = Definition("DetachInplace", same_spec, _pass, gradient=no_gradient, aliases={0: 0})
 
 
 def detach(t: Tensor) -> Tensor:
-    """The same values, through which no gradient goes.
+    """Copy `t`. No gradient passes through the copy.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -76,7 +63,7 @@ def detach(t: Tensor) -> Tensor:
 
 
 def detach_(t: Tensor) -> Tensor:
-    """`t` as a view through which no gradient goes.
+    """A view of `t` through which no gradient passes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -102,11 +89,11 @@ IPU_COPY = Definition("IpuCopy", same_spec, _pass, gradient=_ipu_copy_back)
 
 
 def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
-    """A copy of `t` on the IPU `destination`.
+    """Copy `t` to the IPU `destination`.
 
-    **Arguments**: `source`: the IPU of `t`, by default that of the op it comes from.
+    **Arguments**: `source`: the IPU of `t`, by default the IPU of the op that made it.
 
-    ValueError where the source is not given and not known.
+    **Raises**: ValueError: if the source is neither given nor known.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -134,9 +121,9 @@ IO_TILE_COPY = Definition("IoTileCopy", same_spec, _pass, gradient=_tile_copy_ba
 
 
 def io_tile_copy(t: Tensor) -> Tensor:
-    """A copy of `t` on the other tiles: an IPU has compute tiles, and IO tiles for its transfers.
+    """Copy `t` to the other tile set: an IPU has compute tiles, and IO tiles for its transfers.
 
-    Where the tiles of `t` are not known, as those of a constant, the context says where it goes.
+    If the tile set of `t` is not known, as for a constant, the context decides.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph, popxl.io_tiles():
@@ -170,10 +157,7 @@ def text_of(value: np.ndarray[Any, Any], attributes: Attributes) -> str:
     '(0,1,2)'
     """
     digits = attributes["digits"]
-    formats = {
-        "fixed": lambda x: f"{x:.{digits}f}",
-        "scientific": lambda x: f"{x:.{digits}e}",
-    }
+    formats = {"fixed": lambda x: f"{x:.{digits}f}", "scientific": lambda x: f"{x:.{digits}e}"}
     chosen = formats.get(attributes["float_format"])
     text = np.array2string(
         value.astype(np.float32) if value.dtype.kind == "V" else value,
@@ -220,19 +204,19 @@ def print_tensor(
     open_bracket: str = "[",
     close_bracket: str = "]",
 ) -> Tensor:
-    """Prints a tensor to standard error, once for each replica; the result is the same tensor.
+    """Print a tensor to standard error, once for each replica, and return it.
 
     **Arguments**
 
-    - `title`: what is printed before it, by default "print_" and its name; before its gradient,
+    - `title`: the text before the tensor, by default "print_" and its name. For its gradient
       "_gradient" is added.
-    - `print_self`, `print_gradient`: whether the tensor and its gradient are printed.
-    - `summarise_threshold`: from how many elements on only `edge_items` of each end are shown.
-    - `max_line_width`, `digits`: the length of lines, and decimals of numbers.
-    - `float_format`: "fixed", "scientific", or what fits the numbers.
+    - `print_self`, `print_gradient`: whether to print the tensor and its gradient.
+    - `summarise_threshold`: tensors of more elements are shown by `edge_items` of each end.
+    - `max_line_width`, `digits`: the length of lines, and the decimals of numbers.
+    - `float_format`: "fixed", "scientific", or by default the format that fits the numbers.
     - `separator`, `open_bracket`, `close_bracket`: one character each.
 
-    ValueError for brackets or a separator of another length, or another format.
+    **Raises**: ValueError: if brackets or separator have another length, or for another format.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

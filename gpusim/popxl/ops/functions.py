@@ -1,4 +1,4 @@
-"""Functions of single elements: exponentials, logarithms, trigonometry, rounding, limits."""
+"""Functions of single elements: exponentials, logarithms, trigonometry, rounding and limits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,7 @@ from .._definition import Array, Attributes, add_op
 from ..tensor import Tensor
 from ._elementwise import flat, in_place, unary
 
-__all__ = [
-    "exp",
-    "exp_",
-    "log",
-    "log2",
-    "sqrt",
-    "sin",
-    "cos",
-    "tanh",
-    "ceil",
-    "floor",
-    "clip",
-]
+__all__ = ["exp", "exp_", "log", "log2", "sqrt", "sin", "cos", "tanh", "ceil", "floor", "clip"]
 
 EXP = unary("Exp", lambda xp, x, a: xp.exp(x), lambda xp, y, a: y, of="y")
 EXP_INPLACE = in_place(EXP, "ExpInplace")
@@ -30,8 +18,6 @@ EXP_INPLACE = in_place(EXP, "ExpInplace")
 
 def exp(t: Tensor) -> Tensor:
     """The exponential of each element.
-
-    Shape and dtype as `t`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -42,10 +28,7 @@ def exp(t: Tensor) -> Tensor:
 
 
 def exp_(t: Tensor) -> Tensor:
-    """The exponential of each element, in place: `t` changes, and the result is the same
-    memory.
-
-    Shape and dtype as `t`.
+    """`exp` in place: `t` changes, and the result shares its memory.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -62,8 +45,6 @@ LOG2 = unary("Log2", lambda xp, x, a: xp.log2(x), lambda xp, x, a: float(1 / np.
 def log(t: Tensor) -> Tensor:
     """The natural logarithm of each element.
 
-    Shape and dtype as `t`.
-
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
     ...     popxl.ops.log(popxl.constant([1.0, 2.0]))
@@ -73,9 +54,7 @@ def log(t: Tensor) -> Tensor:
 
 
 def log2(t: Tensor) -> Tensor:
-    """The logarithm to the base 2 of each element.
-
-    Shape and dtype as `t`.
+    """The logarithm of each element to the base 2.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -91,8 +70,6 @@ SQRT = unary("Sqrt", lambda xp, x, a: xp.sqrt(x), lambda xp, y, a: 0.5 / y, of="
 def sqrt(t: Tensor) -> Tensor:
     """The square root of each element.
 
-    Shape and dtype as `t`.
-
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
     ...     popxl.ops.sqrt(popxl.constant([4.0, 1.0]))
@@ -105,9 +82,7 @@ SIN = unary("Sin", lambda xp, x, a: xp.sin(x), lambda xp, x, a: xp.cos(x))
 
 
 def sin(t: Tensor) -> Tensor:
-    """The sine of each element, which is in radians.
-
-    Shape and dtype as `t`.
+    """The sine of each element, in radians.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -121,9 +96,7 @@ COS = unary("Cos", lambda xp, x, a: xp.cos(x), lambda xp, x, a: -xp.sin(x))
 
 
 def cos(t: Tensor) -> Tensor:
-    """The cosine of each element, which is in radians.
-
-    Shape and dtype as `t`.
+    """The cosine of each element, in radians.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -139,8 +112,6 @@ TANH = unary("Tanh", lambda xp, x, a: xp.tanh(x), lambda xp, y, a: 1 - y * y, of
 def tanh(t: Tensor) -> Tensor:
     """The hyperbolic tangent of each element.
 
-    Shape and dtype as `t`.
-
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
     ...     popxl.ops.tanh(popxl.constant([0.0, 1.0]))
@@ -153,9 +124,7 @@ CEIL = flat("Ceil", lambda xp, x, a: xp.ceil(x))
 
 
 def ceil(t: Tensor) -> Tensor:
-    """Each element rounded up to an integer; its gradient is zero.
-
-    Shape and dtype as `t`.
+    """Round each element up to an integer. The gradient is zero.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -169,9 +138,7 @@ FLOOR = flat("Floor", lambda xp, x, a: xp.floor(x))
 
 
 def floor(t: Tensor) -> Tensor:
-    """Each element rounded down to an integer; its gradient is zero.
-
-    Shape and dtype as `t`.
+    """Round each element down to an integer. The gradient is zero.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -193,9 +160,7 @@ CLIP = unary("Clip", _clip, _clip_slope)
 
 
 def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
-    """Each element, or the limit that it is beyond; beyond a limit the gradient is zero.
-
-    Shape and dtype as `t`.
+    """Limit each element to `min` and `max`. Beyond a limit the gradient is zero.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

@@ -1,5 +1,6 @@
-"""Ops that read and write at indices known only at run time: gather, scatter, scatter_reduce, onehot.
-Each replica has its own indices; values that fall on one place are added up in input order.
+"""Ops that read and write at indices known only at run time: gather, scatter, scatter_reduce.
+
+Each replica has its own indices. Values that fall on one place are added in input order.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ __all__ = [
     "onehot",
 ]
 
-# Gather: rows of t, that is its values at one place of an axis, in the order of the indices.
-# Groups are like replicas: each has its own t and indices.
+# Gather: the rows of t (its values at one place of an axis) in the order of the indices. Groups are
+# like replicas: each has its own t and indices.
 
 
 def _gather_spec(inputs: Specs, attributes: Attributes) -> Specs:
@@ -57,14 +58,14 @@ def _gather_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _rows(t: Array, axis: int, lead: int) -> Array:
-    """[B, n, rest]: the replicas (and groups) first, then the axis, then all that one index has."""
+    """[B, n, rest]: the replicas (and groups), then the axis, then the elements of one index."""
     order = [i for i in range(t.ndim) if i != axis]
     order.insert(lead, axis)
     return t.transpose(order).reshape(math.prod(t.shape[:lead]), t.shape[axis], -1)
 
 
 def _lead(attributes: Attributes) -> int:
-    """How many axes of [R, *shape] index neither t nor rows: replicas, and groups."""
+    """The number of leading axes of [R, *shape] that are batches: replicas, and groups."""
     return 1 if attributes["group_size"] == 1 else 2
 
 
@@ -77,7 +78,7 @@ def _gather(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     places = indices.astype(np.int64).reshape(rows.shape[0], -1)
     if indices.dtype.kind == "i" and not attributes["zero_OOR"]:
         places = xp.where(places < 0, places + count, places)
-    bounded = xp.clip(places, 0, count - 1)  # what is out of range reads anything, as on an IPU
+    bounded = xp.clip(places, 0, count - 1)  # out of range any element is read, as on an IPU
     if rows.shape[0] == 1:
         picked = rows[0][bounded[0]][None]
     else:
@@ -166,18 +167,19 @@ def gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """The values of `t` at the places `indices` of an axis, as numpy.take has them.
+    """Take the values of `t` at `indices` along an axis, as numpy.take.
 
     **Arguments**
 
-    - `indices`: integers of any shape, which takes the axis's place in the result's shape.
-    - `axis`: negative ones count from the end.
-    - `available_memory_proportion`: an IPU's; it changes nothing here.
-    - `zero_OOR`: whether indices out of range give zeros; else they give any element.
+    - `indices`: integers of any shape; their shape replaces the axis in the result.
+    - `axis`: the axis; a negative one counts from the end.
+    - `available_memory_proportion`: an option of an IPU; no effect here.
+    - `zero_OOR`: whether an index out of range gives zeros; else it gives any element.
 
-    Raises:
-        TypeError: for indices that are no integers.
-        ValueError: for an axis that `t` has not.
+    **Raises**
+
+    - TypeError: if the indices are not integers.
+    - ValueError: if `t` has no such axis.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -196,12 +198,12 @@ def groupedgather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """`gather` for each group by itself: axis 0 of `t` and of `indices` is that of the groups.
+    """`gather` for each group by itself: axis 0 of `t` and of `indices` is the axis of groups.
 
-    **Arguments**: `group_size`: the number of groups; with 1 there is no such axis. The others are
-    those of `gather`; `axis` counts the axis of the groups too.
+    **Arguments**: `group_size`: the number of groups; with 1 there is no axis of groups. The others
+    are those of `gather`; `axis` counts the axis of groups too.
 
-    Errors as those of `gather`, and ValueError where axis 0 is not that of the groups.
+    **Raises**: as `gather`; also ValueError: if axis 0 is not the axis of groups.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -220,7 +222,7 @@ def tied_gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """`gather`, of a `t` that an IPU has laid out for a matmul; the values are the same.
+    """`gather` of a `t` that an IPU has laid out for a matmul. The values are those of `gather`.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -238,7 +240,7 @@ def _add_gather(
     return add_op(definition, [t, indices], attributes)[0]
 
 
-# Scatter: one element for each index, in the place that the index and the element's own place make
+# Scatter: one element for each index, at the index along the axis, and its own place elsewhere
 
 
 def _scatter_spec(inputs: Specs, attributes: Attributes) -> Specs:
@@ -309,17 +311,18 @@ def scatter(
     axis: int = 0,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """`t` with each element of `values` in its own place, but for `axis`, where its index is it.
+    """Replace elements of `t` by `values`. The index of an element is its own, except along `axis`.
 
     **Arguments**
 
-    - `indices`, `values`: of one shape, and of the rank of `t`; of elements that go to one place
+    - `indices`, `values`: of one shape, and of the rank of `t`. Of several elements with one index
       the last stays.
-    - `available_memory_proportion`: an IPU's; it changes nothing here.
+    - `available_memory_proportion`: an option of an IPU; no effect here.
 
-    Raises:
-        TypeError: for indices that are no integers, or different dtypes.
-        ValueError: for other shapes.
+    **Raises**
+
+    - TypeError: if the indices are not integers, or the dtypes differ.
+    - ValueError: for other shapes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -330,7 +333,7 @@ def scatter(
     return add_op(SCATTER, [t, indices, values], {"axis": axis})[0]
 
 
-# Scatter with a reduction: values of one place are added up, or the extreme of them is taken
+# Scatter with a reduction: the sum or the extreme of the values at one place
 
 ScatterReductionType = Literal["sum", "min", "max", "none"]
 REDUCTIONS = ("sum", "min", "max", "none")
@@ -352,7 +355,7 @@ def _scatter_reduce_spec(inputs: Specs, attributes: Attributes) -> Specs:
 def _index_shape(
     data: tuple[int, ...], indices: tuple[int, ...], axis: int, grouped: bool
 ) -> tuple[int, ...]:
-    """The shape in which indices broadcast to data: a row of them lies along the axis."""
+    """The shape in which indices broadcast to data; a vector of them lies along the axis."""
     lead = 1 if grouped else 0
     if len(indices) == lead + 1 and len(data) > lead + 1:
         indices = (
@@ -377,7 +380,7 @@ def _spread_indices(xp: ModuleType, indices: Array, data: tuple[int, ...], a: At
 
 
 def _least(xp: ModuleType, dtype: Any, reduction: str) -> Any:
-    """What any value replaces: the start of a maximum or a minimum."""
+    """The start value of a maximum or a minimum."""
     if np.dtype(dtype).kind == "f":
         return -np.inf if reduction == "max" else np.inf
     limits = np.iinfo(dtype)
@@ -420,7 +423,7 @@ def _scatter_reduce_data_gradient(xp: ModuleType, inputs: Arrays, attributes: At
     spread = _spread_indices(xp, indices, data, attributes)
     places = _element_places(xp, spread, dy.shape[1:], axis)
     picked = dy[places]
-    if len(inputs) == 4:  # the extremes: those values that are their place's
+    if len(inputs) == 4:  # extremes: the values that equal their place's
         values, y = inputs[2:]
         picked = xp.where(values == y[places], picked, picked.dtype.type(0))
     return [picked]
@@ -485,21 +488,22 @@ def scatter_reduce(
     enable_index_broadcast: int = True,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """The elements of `data` that go to one place of an axis, reduced to one.
+    """Reduce the elements of `data` that have one index along an axis to one element.
 
     **Arguments**
 
-    - `indices`: integers that broadcast to the shape of `data`; a row of them lies along `axis`.
+    - `indices`: integers that broadcast to the shape of `data`; a vector of them lies along `axis`.
     - `reduction`: "sum", "min" or "max"; with "none" the last element stays.
-    - `initial_values`: what takes part at every place; without it a place that nothing goes to
-      is 0.
+    - `initial_values`: values that take part everywhere. Without them an index that does not occur
+      gives 0.
     - `axis_size`: the length of the axis in the result, by default that of `initial_values`.
-    - the others are an IPU's, and change nothing here.
+    - the others are options of an IPU; no effect here.
 
-    Raises:
-        TypeError: for indices that are no integers.
-        ValueError: for other shapes or another reduction, and where neither `initial_values` nor
-            `axis_size` is given.
+    **Raises**
+
+    - TypeError: if the indices are not integers.
+    - ValueError: for other shapes or another reduction, or without both `initial_values` and
+      `axis_size`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -522,10 +526,10 @@ def grouped_scatter_reduce(
     enable_index_broadcast: bool = True,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """`scatter_reduce` for each group by itself: axis 0 of all tensors is that of the groups.
+    """`scatter_reduce` for each group by itself: axis 0 of all tensors is the axis of groups.
 
-    **Arguments**: `group_size`: the number of groups; with 1 there is no such axis. The others and
-    the errors are those of `scatter_reduce`; `axis` counts the axis of the groups too.
+    **Arguments**: `group_size`: the number of groups; with 1 there is no axis of groups. The others
+    and the errors are those of `scatter_reduce`; `axis` counts the axis of groups too.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -561,12 +565,7 @@ def _add_scatter_reduce(
     if reduction not in REDUCTIONS:
         raise ValueError(f"The reduction must be one of {list(REDUCTIONS)}")
     inputs = [data, indices] if initial_values is None else [data, indices, initial_values]
-    attributes = {
-        "axis": axis,
-        "axis_size": axis_size,
-        "reduction": reduction,
-        "grouped": grouped,
-    }
+    attributes = {"axis": axis, "axis_size": axis_size, "reduction": reduction, "grouped": grouped}
     return add_op(SCATTER_REDUCE, inputs, attributes)[0]
 
 
@@ -598,27 +597,24 @@ def _one_hot(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 ONE_HOT = Definition(
-    "OneHot",
-    _one_hot_spec,
-    _one_hot,
-    gradient=no_gradient,
-    names=("t", "num_classes", "values"),
+    "OneHot", _one_hot_spec, _one_hot, gradient=no_gradient, names=("t", "num_classes", "values")
 )
 
 
 def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
-    """Each class of `t` as a row along a new axis: one value in its place, another elsewhere.
+    """Each class of `t` as a row along a new axis: one value at its place, another elsewhere.
 
     **Arguments**
 
     - `t`: integers; negative classes count from the last.
     - `num_classes`: the length of the new axis, a constant.
-    - `values`: (2,): the value elsewhere and that of the class, as ONNX's OneHot has them.
-    - `axis`: where the new axis goes; -1 is behind all others.
+    - `values`: (2,): the value elsewhere and the value of the class, as in ONNX's OneHot.
+    - `axis`: the place of the new axis; -1 is behind all others.
 
-    Raises:
-        TypeError: for a number of classes that is no constant.
-        ValueError: for other shapes.
+    **Raises**
+
+    - TypeError: if `num_classes` is not a constant.
+    - ValueError: for other shapes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

@@ -1,5 +1,6 @@
-"""Matrix products, by NumPy's rules for ranks: one product for all replicas.
-Products and sums are computed in float32 or wider, and rounded once to the type of the result.
+"""Matrix products by NumPy's rules for ranks, one product for all replicas.
+
+Products and sums are computed in float32 or wider, and rounded once to the dtype of the result.
 """
 
 from __future__ import annotations
@@ -25,14 +26,11 @@ from ..tensor import Tensor, TensorSpec
 from ._stacked import Shape, narrow, raise_rank, unbroadcast
 from .casts import FLOAT8, check_log2_scale
 
-__all__ = [
-    "matmul",
-    "matmul_pow2scaled",
-]
+__all__ = ["matmul", "matmul_pow2scaled"]
 
 
 def product_shape(lhs: Shape, rhs: Shape) -> Shape:
-    """The shape of a matrix product; ValueError where there is none.
+    """The shape of a matrix product; ValueError if the shapes do not fit.
 
     >>> product_shape((5, 2, 3), (3, 4)), product_shape((3,), (3,))
     ((5, 2, 4), ())
@@ -62,12 +60,12 @@ def _spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _operand(x: Array) -> Array:
-    """An array in the type that its products are added up in."""
+    """An array in the dtype in which its products are added."""
     return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "iub" else x
 
 
 def _matrices(lhs: Array, rhs: Array) -> tuple[Array, Array]:
-    """[R, *batch, n, k] and [R, *batch, k, m], with the batches of one rank."""
+    """[R, *batch, n, k] and [R, *batch, k, m], with batches of one rank."""
     lhs = lhs[:, None, :] if lhs.ndim == 2 else lhs
     rhs = rhs[:, :, None] if rhs.ndim == 2 else rhs
     rank = max(lhs.ndim, rhs.ndim) - 1
@@ -98,7 +96,7 @@ def _gradient(side: int) -> Definition:
         shape = attributes["shape"]
         lhs_rank = len(shape) if side == 0 else other.ndim - 1
         rhs_rank = other.ndim - 1 if side == 0 else len(shape)
-        # The product's matrices again, also where a vector has made them rows or columns.
+        # The product as matrices, also if a vector has made rows or columns of them.
         if rhs_rank == 1:
             dy = dy[..., None]
         if lhs_rank == 1:
@@ -124,7 +122,7 @@ RHS_GRAD = _gradient(1)
 MATMUL = Definition(
     "MatMul", _spec, _matmul, gradient_ops((LHS_GRAD, "1"), (RHS_GRAD, "0")), names=("lhs", "rhs")
 )
-#: Of 8-bit floats, times a power of two; it has no gradient, as in PopART.
+#: For 8-bit floats, times a power of two. It has no gradient, as in PopART.
 MATMUL_POW2SCALED = Definition("MatMul", _spec, _matmul, names=("lhs", "rhs", "log2_scale"))
 
 
@@ -139,14 +137,15 @@ def matmul(
 
     **Arguments**
 
-    - `available_memory_proportion`: an IPU's; it changes nothing here.
-    - `output_type`: the result's dtype, by default the inputs'.
-    - `partials_type`: `popxl.float16` or `popxl.float32`; here sums are made in float32 or wider
-      with both, and rounded once.
+    - `available_memory_proportion`: an option of an IPU; no effect here.
+    - `output_type`: the dtype of the result, by default that of the inputs.
+    - `partials_type`: `popxl.float16` or `popxl.float32`; no effect here: sums are always in
+      float32 or wider, and rounded once.
 
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that cannot be multiplied, or another `partials_type`.
+    **Raises**
+
+    - TypeError: if the dtypes differ.
+    - ValueError: if the shapes do not fit, or for another `partials_type`.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -162,18 +161,16 @@ def matmul(
 
 
 def matmul_pow2scaled(
-    lhs: Tensor,
-    rhs: Tensor,
-    log2_scale: Tensor,
-    available_memory_proportion: float | None = None,
+    lhs: Tensor, rhs: Tensor, log2_scale: Tensor, available_memory_proportion: float | None = None
 ) -> Tensor:
     """The matrix product of 8-bit floats, times ``2 ** log2_scale``, as float16.
 
     **Arguments**: `log2_scale`: a scalar of int32, -32 to 31.
 
-    Raises:
-        TypeError: for other dtypes.
-        ValueError: for a scale that is no scalar, or shapes that cannot be multiplied.
+    **Raises**
+
+    - TypeError: for other dtypes.
+    - ValueError: if the scale is not a scalar, or the shapes do not fit.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

@@ -1,4 +1,4 @@
-"""Comparisons, tests and logic on elements, and the choice between two tensors by a condition."""
+"""Comparisons, tests and logic on elements; `where` chooses between two tensors."""
 
 from __future__ import annotations
 
@@ -43,11 +43,7 @@ def _one_bool(inputs: Specs, attributes: Attributes) -> Specs:
 
 def _compare(op_type: str, compute: Function) -> Definition:
     return Definition(
-        op_type,
-        _one_bool,
-        plain(compute),
-        gradient=no_gradient,
-        names=("lhs", "rhs"),
+        op_type, _one_bool, plain(compute), gradient=no_gradient, names=("lhs", "rhs")
     )
 
 
@@ -55,13 +51,7 @@ EQUAL = _compare("Equal", lambda xp, v: v[0] == v[1])
 
 
 def equal(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Whether elements are equal, as bool.
-
-    Shapes broadcast as NumPy's.
-
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that do not broadcast.
+    """Whether elements are equal, as bool. Broadcasting and errors as in `ops.add`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -75,13 +65,7 @@ GREATER = _compare("Greater", lambda xp, v: v[0] > v[1])
 
 
 def greater(input: Tensor, other: Tensor) -> Tensor:
-    """Whether elements of the first are greater than those of the second, as bool.
-
-    Shapes broadcast as NumPy's.
-
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that do not broadcast.
+    """Whether elements of `input` are greater than those of `other`, as bool. Otherwise as `equal`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -95,9 +79,9 @@ AND = _compare("And", lambda xp, v: xp.logical_and(v[0], v[1]))
 
 
 def logical_and(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Whether both of two elements are true, as bool; other dtypes are cast to it.
+    """Whether both elements are true, as bool. Other dtypes are cast to bool.
 
-    Shapes broadcast as NumPy's; ValueError for those that do not.
+    **Raises**: ValueError: if the shapes do not broadcast.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -112,9 +96,9 @@ OR = _compare("Or", lambda xp, v: xp.logical_or(v[0], v[1]))
 
 
 def logical_or(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Whether either of two elements is true, as bool; other dtypes are cast to it.
+    """Whether either element is true, as bool. Other dtypes are cast to bool.
 
-    Shapes broadcast as NumPy's; ValueError for those that do not.
+    **Raises**: ValueError: if the shapes do not broadcast.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -143,7 +127,7 @@ NOT = _test("Not", lambda xp, x: xp.logical_not(x))
 
 
 def logical_not(t: Tensor) -> Tensor:
-    """Whether each element is false, as bool; other dtypes are cast to it.
+    """Whether each element is false, as bool. Other dtypes are cast to bool.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -159,8 +143,6 @@ IS_INF = _test("IsInf", lambda xp, x: xp.isinf(x))
 def isinf(t: Tensor) -> Tensor:
     """Whether each element is infinite, as bool.
 
-    Shape as `t`.
-
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
     ...     popxl.ops.isinf(popxl.constant([1.0, float("inf")]))
@@ -175,8 +157,6 @@ IS_NAN = _test("IsNaN", lambda xp, x: xp.isnan(x))
 def isnan(t: Tensor) -> Tensor:
     """Whether each element is NaN, as bool.
 
-    Shape as `t`.
-
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
     ...     popxl.ops.isnan(popxl.constant([1.0, float("nan")]))
@@ -187,8 +167,6 @@ def isnan(t: Tensor) -> Tensor:
 
 def isfinite(t: Tensor) -> Tensor:
     """Whether each element is neither infinite nor NaN, as bool.
-
-    Shape as `t`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -233,13 +211,14 @@ WHERE = Definition(
 
 
 def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Elements of `lhs` where the condition is true, else of `rhs`.
+    """Take elements of `lhs` where the condition is true, else of `rhs`.
 
-    Shapes broadcast as NumPy's; a condition of another dtype is cast to bool.
+    Shapes broadcast as in NumPy. A condition of another dtype is cast to bool.
 
-    Raises:
-        TypeError: for different dtypes of `lhs` and `rhs`.
-        ValueError: for shapes that do not broadcast.
+    **Raises**
+
+    - TypeError: if the dtypes of `lhs` and `rhs` differ.
+    - ValueError: if the shapes do not broadcast.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

@@ -1,5 +1,6 @@
 """The negative log likelihood of labels, and its gradient with that of the softmax before it.
-A probability of zero counts as a least number, as on an IPU, so that losses and gradients stay finite.
+
+Probabilities are limited from below, as on an IPU, so that losses and gradients stay finite.
 """
 
 from __future__ import annotations
@@ -23,15 +24,12 @@ from .._definition import (
 from ..tensor import Tensor, TensorSpec, constant
 from ._stacked import flattened, narrow, wide
 
-__all__ = [
-    "nll_loss",
-    "nll_loss_with_softmax_grad",
-]
+__all__ = ["nll_loss", "nll_loss_with_softmax_grad"]
 
 REDUCTION_TYPE = Literal["mean", "sum", "none"]
 REDUCTIONS = ("mean", "sum", "none")
-_LEAST = {np.dtype(np.float16): 6.104e-5}  # the smallest normal number; of wider types:
-_LEAST_WIDE = 1e-7
+_LEAST = {np.dtype(np.float16): 6.104e-5}  # the least normal number
+_LEAST_WIDE = 1e-7  # of wider dtypes
 
 
 def _check(probs: TensorSpec, labels: TensorSpec) -> None:
@@ -56,7 +54,7 @@ def _specs(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _label(labels: Array, attributes: Attributes, classes: int) -> Array:
-    """Labels as places [R, ..., 1]; those to ignore are 0."""
+    """Labels as places [R, ..., 1]; ignored labels are 0."""
     places = labels.astype(np.int64)
     if attributes["ignore_index"] is not None:
         places = places * (places != attributes["ignore_index"])
@@ -64,7 +62,7 @@ def _label(labels: Array, attributes: Attributes, classes: int) -> Array:
 
 
 def _counted(xp: ModuleType, labels: Array, attributes: Attributes) -> Array:
-    """1 for each label that counts, and 0 for those to ignore."""
+    """1 for each label that counts, and 0 for ignored labels."""
     ignored = attributes["ignore_index"]
     if ignored is None:
         return xp.ones(labels.shape, np.float32)
@@ -76,12 +74,12 @@ def _least(dtype: Any) -> float:
 
 
 def _share(xp: ModuleType, counted: Array, attributes: Attributes) -> Array:
-    """What each label's loss is multiplied by before the sum."""
+    """The factor of each label's loss before the sum."""
     if attributes["reduction"] != "mean":
         return counted
     axes = range(counted.ndim - 1)
     number = flattened(xp, counted, axes).sum(axis=-1)
-    number = xp.maximum(number, 1)  # where all are ignored the mean is 0
+    number = xp.maximum(number, 1)  # if all are ignored the mean is 0
     return counted / number.reshape(-1, *(1,) * (counted.ndim - 1))
 
 
@@ -138,17 +136,18 @@ def nll_loss(
 
     **Arguments**
 
-    - `probs`: (..., classes), as `ops.softmax` makes them.
+    - `probs`: (..., classes), the result of `ops.softmax`.
     - `labels`: (...), integers.
-    - `ignore_index`: a label that takes no part; a mean is over the others.
+    - `ignore_index`: a label to ignore; a mean is over the others.
     - `reduction`: "mean" or "sum" over all labels, or "none".
     - `log_prob`: whether `probs` are logarithms of probabilities.
 
-    A probability of less than 1e-7 (float16: 6.1e-5) counts as that, so that losses are finite.
+    Probabilities below 1e-7 (float16: 6.1e-5) count as that, so that losses are finite.
 
-    Raises:
-        ValueError: for shapes that do not belong together, or another reduction.
-        TypeError: for labels that are no integers.
+    **Raises**
+
+    - ValueError: if the shapes do not fit, or for another reduction.
+    - TypeError: if the labels are not integers.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -184,12 +183,8 @@ def _direct(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 NLL_WITH_SOFTMAX_GRAD = Definition(
-    "NlllWithSoftmaxGradDirect",
-    _direct_specs,
-    _direct,
-    names=("probs", "labels", "loss_grad"),
+    "NlllWithSoftmaxGradDirect", _direct_specs, _direct, names=("probs", "labels", "loss_grad")
 )
-LOSS_GRAD_DTYPE = dtypes.float32  # of a loss_grad that is given as a number
 
 
 def nll_loss_with_softmax_grad(
@@ -199,10 +194,10 @@ def nll_loss_with_softmax_grad(
     ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
 ) -> tuple[Tensor, Tensor]:
-    """The loss, and the gradient of what went into the softmax that made `probs`.
+    """The loss, and the gradient of the input of the softmax that made `probs`.
 
-    **Arguments**: `loss_grad`: the gradient of the loss; the others as those of `nll_loss`, with
-    its errors.
+    **Arguments**: `loss_grad`: the gradient of the loss; the others, and the errors, are those of
+    `nll_loss`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -213,13 +208,10 @@ def nll_loss_with_softmax_grad(
     ((), (2, 2))
     """
     if not isinstance(loss_grad, Tensor):
-        loss_grad = constant(loss_grad, LOSS_GRAD_DTYPE)
+        loss_grad = constant(loss_grad, dtypes.float32)
     attributes = _attributes(ignore_index, reduction) | {"log_prob": False}
     loss, gradient = add_op(
-        NLL_WITH_SOFTMAX_GRAD,
-        [probs, labels, loss_grad],
-        attributes,
-        output_names=["loss", "dx"],
+        NLL_WITH_SOFTMAX_GRAD, [probs, labels, loss_grad], attributes, output_names=["loss", "dx"]
     )
     return loss, gradient
 

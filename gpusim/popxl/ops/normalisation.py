@@ -19,12 +19,7 @@ from .._definition import (
 from ..tensor import Tensor, TensorSpec
 from ._stacked import flattened, narrow, normal_axes, total, wide
 
-__all__ = [
-    "softmax",
-    "group_norm",
-    "layer_norm",
-    "batch_norm_inference",
-]
+__all__ = ["softmax", "group_norm", "layer_norm", "batch_norm_inference"]
 
 # Softmax
 
@@ -60,7 +55,7 @@ SOFTMAX = Definition("Softmax", _same_spec, _softmax, gradient_ops((SOFTMAX_GRAD
 def softmax(t: Tensor, axis: int) -> Tensor:
     """The exponentials of elements, divided by their sum along an axis.
 
-    Shape and dtype as `t`; ValueError for an axis that it has not.
+    **Raises**: ValueError: if `t` has no such axis.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -94,7 +89,7 @@ def _by_group(x: Array, groups: int) -> Array:
 
 
 def _per_channel(value: Array, rank: int) -> Array:
-    """[R, C] in a form that broadcasts to [R, N, C, ...]."""
+    """[R, C] reshaped to broadcast to [R, N, C, ...]."""
     return wide(value).reshape(value.shape[0], 1, value.shape[1], *(1,) * (rank - 2))
 
 
@@ -120,7 +115,7 @@ def _group_gradient_specs(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _over_channel(xp: ModuleType, x: Array) -> Array:
-    """The sum over all axes but the channels', [R, C]."""
+    """The sum over all axes except that of channels, [R, C]."""
     axes = [axis for axis in range(x.ndim - 1) if axis != 1]
     return flattened(xp, x, axes).sum(axis=-1)
 
@@ -166,17 +161,18 @@ GROUP_NORM = Definition(
 def group_norm(
     t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float = 1e-05
 ) -> Tensor:
-    """Each group of a sample's channels with mean 0 and variance 1, times `weight`, plus `bias`.
+    """Normalise groups of each sample's channels to mean 0 and variance 1; then scale and shift.
 
     **Arguments**
 
-    - `t`: (N, C, ...), the channels on axis 1.
-    - `weight`, `bias`: (C,).
-    - `num_groups`: into how many groups of neighbours the channels are split.
-    - `eps`: added to the variance.
+    - `t`: (N, C, ...), with channels on axis 1.
+    - `weight`, `bias`: (C,), the scale and the shift.
+    - `num_groups`: the number of groups of neighbouring channels.
+    - `eps`: a number that is added to the variance.
 
-    Shape and dtype as `t`; statistics are made in float32. ValueError for other shapes, or groups
-    that the channels do not split into.
+    Statistics are computed in float32 or wider.
+
+    **Raises**: ValueError: for other shapes, or if `num_groups` does not divide the channels.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -215,7 +211,7 @@ def _batch_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _normal(xp: ModuleType, t: Array, mean: Array, var: Array, epsilon: float) -> tuple[Any, Any]:
-    """The normal form of t, and 1 / std of its channels."""
+    """The normalised t, and 1 / std of its channels."""
     rank = t.ndim - 1
     spread = _per_channel(var, rank)
     inverse = 1 / xp.sqrt(spread + spread.dtype.type(epsilon))
@@ -275,11 +271,13 @@ def batch_norm_inference(
 
     **Arguments**
 
-    - `t`: (N, C, ...), the channels on axis 1.
+    - `t`: (N, C, ...), with channels on axis 1.
     - `scale`, `bias`, `mean`, `var`: one element for each channel.
     - `momentum`: of running statistics, which inference does not change.
 
-    ValueError for other shapes. Gradients go to `t`, `scale` and `bias`.
+    **Raises**: ValueError: for other shapes.
+
+    Only `t`, `scale` and `bias` have gradients.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

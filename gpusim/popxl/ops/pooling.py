@@ -1,5 +1,6 @@
-"""Pools: the average and the maximum of each window of an image, over one to three spatial axes.
-Padding takes no part in either: an average counts the elements of the window that lie in the image.
+"""Pools over one to three spatial axes: the average and the maximum of each window of an image.
+
+Padding does not count: an average is over the elements of the window that lie in the image.
 """
 
 from __future__ import annotations
@@ -25,11 +26,7 @@ from ._stacked import narrow, wide
 from ._windows import Windows, pad, unpad, windows
 from .convolution import PadType, Sizes, checked_pad_type
 
-__all__ = [
-    "receptive_attributes",
-    "average_pool",
-    "max_pool",
-]
+__all__ = ["receptive_attributes", "average_pool", "max_pool"]
 
 
 def receptive_attributes(
@@ -41,12 +38,13 @@ def receptive_attributes(
     auto_pad: PadType | None,
     ceil_mode: bool,
 ) -> dict[str, Any]:
-    """How windows slide over an image, by name.
+    """The attributes of a pool: how its windows slide over an image.
 
-    Raises:
-        ValueError: for another `auto_pad`.
-        NotImplementedError: for `out_pads` other than 0 and `in_dilations` other than 1: images
-            with gaps in them have no pools on an IPU either.
+    **Raises**
+
+    - ValueError: for another `auto_pad`.
+    - NotImplementedError: for `out_pads` other than 0 and `in_dilations` other than 1. An IPU has
+      no pools of images with gaps either.
     """
     if any(out_pads or ()) or any(size != 1 for size in in_dilations or ()):
         raise NotImplementedError(
@@ -96,7 +94,7 @@ def _folded(
 
 
 def _counts(xp: ModuleType, w: Windows) -> Array:
-    """How many elements of each window are image, [*out]."""
+    """The number of image elements in each window, [*out]."""
     ones = pad(xp, xp.ones(w.image, np.float32), w)
     return _folded(xp, ones, w, xp.add)
 
@@ -134,7 +132,7 @@ def average_pool(
     auto_pad: PadType | None = "not_set",
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The mean of each window of an image; padding does not count.
+    """The mean of each window of an image, without padding.
 
     **Arguments**
 
@@ -146,9 +144,10 @@ def average_pool(
     - `auto_pad`: as `pad_type` of `ops.conv`.
     - `ceil_mode`: whether a last window that leaves the image counts.
 
-    Raises:
-        ValueError: for numbers that do not belong together, or another `auto_pad`.
-        NotImplementedError: for other `out_pads` and `in_dilations`.
+    **Raises**
+
+    - ValueError: if numbers do not fit, or for another `auto_pad`.
+    - NotImplementedError: for other `out_pads` and `in_dilations`.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -177,7 +176,7 @@ def _maximum(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 def _max_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    """Each element that is its window's maximum gets the window's gradient, also of several."""
+    """Every element that equals its window's maximum gets the window's gradient."""
     dy, x, y = inputs
     w = _geometry(x.shape[3:], attributes)
     padded = pad(xp, x, w, _lowest(x.dtype))
@@ -204,10 +203,10 @@ def max_pool(
     ceil_mode: bool = False,
     storage_order: Literal["row", "column"] = "row",
 ) -> Tensor:
-    """The greatest element of each window of an image; padding is never it.
+    """The greatest element of each window of an image, without padding.
 
-    Arguments and errors as those of `average_pool`; `storage_order` is an IPU's, and changes
-    nothing here. Each element that is the greatest of its window gets the window's gradient.
+    Every element that equals it gets the window's gradient. Arguments and errors as in
+    `average_pool`; `storage_order` is an option of an IPU without effect here.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

@@ -1,5 +1,6 @@
-"""Random numbers, dropout and seeds: a replica's numbers depend on its seed tensor and on nothing else.
-The words are those of gpusim.random (Philox, call 0, replica 0) with the seed tensor as 64-bit seed.
+"""Random numbers, dropout and seeds. A replica's numbers depend on its seed tensor alone.
+
+The words are those of gpusim.random (Philox, call 0, replica 0), with the seed tensor as seed.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ __all__ = [
     "split_random_seed",
 ]
 
-_DRAWS = np.zeros(1, np.uint64)  # the place in Philox's counter of numbers that ops draw,
-_SEEDS = np.ones(1, np.uint64)  # and of new seeds, so that these are not among those
+_DRAWS = np.zeros(1, np.uint64)  # the batch offset, in Philox's counter, of the ops' numbers
+_SEEDS = np.ones(1, np.uint64)  # and of new seeds: they differ from all numbers
 
 
 def check_seed(seed: TensorSpec) -> None:
-    """Refuse what is no seed tensor; ValueError."""
+    """Raise ValueError if a tensor is not a seed."""
     if seed.shape != (2,) or seed.dtype is not dtypes.uint32:
         raise ValueError(f"seed Tensor must be shape=(2,) dtype=uint32. Provided {seed}")
 
 
 def _words_by_seed(seeds: Array) -> list[int]:
-    """The 64-bit seed of each replica: element 0 has the low half."""
+    """The 64-bit seed of each replica; element 0 has the low half."""
     halves = to_host(seeds).astype(np.uint64)
     return (halves[:, 0] | halves[:, 1] << np.uint64(32)).tolist()
 
 
 def _drawn(seeds: Array, count: int, make: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> Array:
-    """[R, count] numbers made of each replica's words; equal seeds are drawn once."""
+    """[R, count] numbers made of each replica's words. Equal seeds are drawn once."""
     numbers = _words_by_seed(seeds)
     made = {n: make(kernels.Stream(n, 0, _DRAWS).words(count)[0]) for n in set(numbers)}
     if len(made) == 1:
@@ -86,11 +87,7 @@ def _uniform(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 RANDOM_UNIFORM = Definition(
-    "RandomUniform",
-    _drawn_spec,
-    _uniform,
-    gradient=no_gradient,
-    names=("seed_tensor",),
+    "RandomUniform", _drawn_spec, _uniform, gradient=no_gradient, names=("seed_tensor",)
 )
 
 
@@ -101,17 +98,18 @@ def random_uniform(
     high: float = 1.0,
     dtype: dtypes.dtype = dtypes.float32,
 ) -> Tensor:
-    """Numbers that are equally likely between two limits.
+    """Uniformly distributed numbers.
 
     **Arguments**
 
     - `seed_tensor`: (2,) of uint32; replicas with equal seeds draw the same numbers.
-    - `low`, `high`: the least number, and the one that none reaches.
+    - `low`, `high`: the limits; `high` is excluded.
     - `dtype`: float16 or float32.
 
-    Raises:
-        ValueError: for another seed tensor.
-        TypeError: for another dtype.
+    **Raises**
+
+    - ValueError: for another seed tensor.
+    - TypeError: for another dtype.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -131,11 +129,7 @@ def _normal(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 RANDOM_NORMAL = Definition(
-    "RandomNormal",
-    _drawn_spec,
-    _normal,
-    gradient=no_gradient,
-    names=("seed_tensor",),
+    "RandomNormal", _drawn_spec, _normal, gradient=no_gradient, names=("seed_tensor",)
 )
 
 
@@ -146,9 +140,9 @@ def random_normal(
     std: float = 1.0,
     dtype: dtypes.dtype = dtypes.float32,
 ) -> Tensor:
-    """Numbers of a normal distribution.
+    """Normally distributed numbers.
 
-    **Arguments**: `mean`, `std`: its mean and standard deviation; the others and the errors are
+    **Arguments**: `mean`, `std`: the mean and standard deviation; the others, and the errors, are
     those of `random_uniform`.
 
     >>> import gpusim.popxl as popxl
@@ -205,14 +199,14 @@ DROPOUT = _dropout_family("Dropout")
 
 
 def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
-    """Each element zero with probability `p`, else divided by 1 - p.
+    """Set each element to zero with probability `p`, and divide the others by 1 - p.
 
     **Arguments**
 
-    - `t`: of floating-point numbers.
+    - `t`: a tensor of floating-point numbers.
     - `seed_tensor`: (2,) of uint32; replicas with equal seeds drop the same elements.
 
-    ValueError for another seed tensor, or a `p` that is not in [0, 1).
+    **Raises**: ValueError: for another seed tensor, or if `p` is not in [0, 1).
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -228,15 +222,16 @@ SHAPED_DROPOUT = _dropout_family("ShapedDropout")
 
 
 def shaped_dropout(t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float) -> Tensor:
-    """Elements zero with probability `ratio`, else divided by 1 - ratio, as a mask of `shape` says.
+    """`dropout` by a mask of another shape, which broadcasts to the shape of `t`.
 
     **Arguments**
 
-    - `t`: of floating-point numbers.
+    - `t`: a tensor of floating-point numbers.
     - `seed_tensor`: (2,) of uint32; replicas with equal seeds drop the same elements.
-    - `shape`: what broadcasts to the shape of `t`; (n, 1), say, drops whole rows of (n, m).
+    - `shape`: the shape of the mask; (n, 1), for example, drops whole rows of (n, m).
+    - `ratio`: the probability of zeros; the other elements are divided by 1 - ratio.
 
-    ValueError for another seed tensor or shape, or a `ratio` that is not in [0, 1).
+    **Raises**: ValueError: for another seed tensor or shape, or if `ratio` is not in [0, 1).
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -274,23 +269,19 @@ def _modify_seed(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arra
 
 
 MODIFY_RANDOM_SEED = Definition(
-    "ModifyRandomSeed",
-    _seed_spec,
-    _modify_seed,
-    gradient=no_gradient,
-    names=("seed", "modifier"),
+    "ModifyRandomSeed", _seed_spec, _modify_seed, gradient=no_gradient, names=("seed", "modifier")
 )
 
 
 def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
-    """A seed made of another and a number: other numbers give unrelated seeds.
+    """Make a seed of a seed and a number. Different numbers give unrelated seeds.
 
     **Arguments**
 
     - `seed`: (2,) of uint32.
     - `modifier`: a scalar integer.
 
-    ValueError for others.
+    **Raises**: ValueError: for other shapes or dtypes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -305,7 +296,9 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
 
 
 def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
-    """`n` unrelated seeds made of one; ValueError where that is no seed tensor.
+    """Make `n` unrelated seeds of one.
+
+    **Raises**: ValueError: if `seed` is not a seed tensor.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

@@ -1,5 +1,6 @@
-"""Ops that make one value of many along axes: sums, products, norms, extremes, medians, running sums.
-All of them reduce one trailing axis of an array [R, *kept, n], and add float16 in float32.
+"""Ops that make one value of many along axes: sums, products, norms, extremes and medians.
+
+All of them reduce one trailing axis of an array [R, *others, n], and add float16 in float32.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _reduced_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _along(x: Array, attributes: Attributes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes of a reduction, and the shape [R, *...] of its result with all axes kept."""
+    """The axes of a reduction, and the shape [R, *...] of its result with keepdims."""
     axes = normal_axes(attributes["axes"], x.ndim - 1)
     return axes, (x.shape[0], *reduced_shape(x.shape[1:], axes, True))
 
@@ -78,7 +79,7 @@ def _folding(fold: Fold) -> Callable[..., Arrays]:
 
 
 def _reduction(op_type: str, fold: Fold, share: Share | None = None) -> Definition:
-    """A reduction, with the gradient as a function of dy, x and y, all in shapes that broadcast."""
+    """A reduction. `share` is the gradient as a function of dy, x and y, broadcast together."""
     if share is None:
         return Definition(op_type, _reduced_spec, _folding(fold))
 
@@ -103,7 +104,7 @@ def reduced_axes(axis: int | Iterable[int] | None, keepdims: bool) -> dict[str, 
 
 
 def _spread(op_type: str, fold: Fold, mean: bool) -> Definition:
-    """A sum or mean: its gradient is the output's, repeated, and needs no other value."""
+    """A sum or mean: its gradient is that of the output, repeated."""
 
     def run_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         (dy,) = inputs
@@ -127,10 +128,12 @@ def sum(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = Fal
 
     **Arguments**
 
-    - `axis`: one axis or several, negative ones from the end; by default all.
+    - `axis`: one axis or several; a negative one counts from the end. By default all axes.
     - `keepdims`: whether the axes stay, with a length of 1.
 
-    float16 is added up in float32. ValueError for an axis that `t` has not.
+    float16 is added in float32.
+
+    **Raises**: ValueError: if `t` has no such axis.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -151,16 +154,7 @@ REDUCE_MEAN = _spread("ReduceMean", _mean, mean=True)
 
 
 def mean(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The mean along axes.
-
-    Those of integers are rounded to zero.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    float16 is added up in float32. ValueError for an axis that `t` has not.
+    """The mean along axes; of integers, rounded to zero. Arguments and errors as in `sum`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -176,14 +170,7 @@ REDUCE_SUM_SQUARE = _reduction(
 
 
 def sumsquare(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The sum of squares along axes.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    float16 is added up in float32. ValueError for an axis that `t` has not.
+    """The sum of squares along axes. Arguments and errors as in `sum`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -199,14 +186,7 @@ REDUCE_L1 = _reduction(
 
 
 def l1(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The sum of magnitudes along axes.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    float16 is added up in float32. ValueError for an axis that `t` has not.
+    """The sum of magnitudes along axes. Arguments and errors as in `sum`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -222,14 +202,7 @@ REDUCE_L2 = _reduction(
 
 
 def l2(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The square root of the sum of squares along axes.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    float16 is added up in float32. ValueError for an axis that `t` has not.
+    """The square root of the sum of squares along axes. Arguments and errors as in `sum`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -247,14 +220,7 @@ REDUCE_LOG_SUM = _reduction(
 
 
 def logsum(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The natural logarithm of the sum along axes.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    float16 is added up in float32. ValueError for an axis that `t` has not.
+    """The natural logarithm of the sum along axes. Arguments and errors as in `sum`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -276,14 +242,7 @@ REDUCE_LOG_SUM_EXP = _reduction(
 
 
 def logsumexp(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The natural logarithm of the sum of exponentials along axes.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    float16 is added up in float32. ValueError for an axis that `t` has not.
+    """The logarithm of the sum of exponentials along axes. Arguments and errors as in `sum`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -307,7 +266,7 @@ LAMB_SQUARE = Definition("LambSquare", _scalar_spec, _lamb_square)
 
 
 def lamb_square(t: Tensor) -> Tensor:
-    """The sum of the squares of all elements, a float32 scalar whatever the dtype of `t`.
+    """The sum of the squares of all elements, as a float32 scalar for every dtype of `t`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -321,7 +280,7 @@ def lamb_square(t: Tensor) -> Tensor:
 
 
 def _product_of_others(xp: ModuleType, x: Array) -> Array:
-    """The product of all other elements along the last axis, zeros or not."""
+    """The product of all other elements along the last axis, correct with zeros too."""
     before = xp.cumprod(x, axis=-1)
     after = xp.cumprod(x[..., ::-1], axis=-1)[..., ::-1]
     out = xp.ones_like(x)
@@ -350,14 +309,7 @@ REDUCE_PROD = Definition(
 
 
 def prod(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The product along axes.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    float16 is multiplied in float32. ValueError for an axis that `t` has not.
+    """The product along axes. Arguments and errors as in `sum`; float16 is multiplied in float32.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -370,7 +322,7 @@ def prod(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = Fa
 # Extremes and medians
 
 
-# As PopART: of several elements that are the extreme, each gets the whole gradient.
+# As in PopART: every element that equals the extreme gets the whole gradient.
 def _to_extremes(xp: ModuleType, dy: Array, x: Array, y: Array) -> Array:
     return xp.where(x == y, dy, xp.zeros_like(dy))
 
@@ -379,16 +331,9 @@ REDUCE_MAX = _reduction("ReduceMax", lambda xp, x: x.max(axis=-1), _to_extremes)
 
 
 def max(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The greatest element along axes.
+    """The greatest element along axes. Arguments and errors as in `sum`.
 
-    Each that is it gets the whole gradient.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    ValueError for an axis that `t` has not.
+    Every element that equals it gets the whole gradient.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -405,25 +350,20 @@ def _largest(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     return [found]
 
 
-# As PopART: each input that is the largest gets the whole gradient, also where several are.
+# As in PopART: every input that is the largest gets the whole gradient.
 MAX_GRAD = reduced("MaxArgGrad", lambda xp, v: xp.where(v[1] == v[2], v[0], 0))
-MAX = Definition(
-    "Max",
-    one_spec,
-    _largest,
-    gradient_ops((MAX_GRAD, "xy")),
-    names=("ts_0", "ts_1"),
-)
+MAX = Definition("Max", one_spec, _largest, gradient_ops((MAX_GRAD, "xy")), names=("ts_0", "ts_1"))
 
 
 def maximum(*ts: Tensor) -> Tensor:
-    """The greatest of the tensors' elements in each place.
+    """The greatest of the tensors' elements at each place. Shapes broadcast as in NumPy.
 
-    Shapes broadcast as NumPy's. Each that is the greatest gets the whole gradient.
+    Every tensor that has the greatest element gets the whole gradient.
 
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that do not broadcast, and for no tensors.
+    **Raises**
+
+    - TypeError: if the dtypes differ.
+    - ValueError: if the shapes do not broadcast, or there are no tensors.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -439,16 +379,9 @@ REDUCE_MIN = _reduction("ReduceMin", lambda xp, x: x.min(axis=-1), _to_extremes)
 
 
 def min(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The least element along axes.
+    """The least element along axes. Arguments and errors as in `sum`.
 
-    Each that is it gets the whole gradient.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    ValueError for an axis that `t` has not.
+    Every element that equals it gets the whole gradient.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -494,14 +427,7 @@ REDUCE_MEDIAN = Definition("ReduceMedian", _median_specs, _median, gradient_ops(
 
 
 def median(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The middle element along axes; the lower of two.
-
-    **Arguments**
-
-    - `axis`: one axis or several, negative ones from the end; by default all.
-    - `keepdims`: whether the axes stay, with a length of 1.
-
-    ValueError for an axis that `t` has not.
+    """The middle element along axes, the lower of two. Arguments and errors as in `sum`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -519,7 +445,7 @@ def _running(xp: ModuleType, x: Array, axis: int) -> Array:
 
 
 def _cumsum(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    x = inputs[0]  # the axis, which PopART has as a second input, is an attribute too
+    x = inputs[0]  # the second input is the axis, as in PopART; it is an attribute as well
     (axis,) = normal_axes(attributes["axis"], x.ndim - 1)
     return [_running(xp, x, axis + 1)]
 
@@ -532,18 +458,16 @@ def _cumsum_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> 
 
 CUMSUM_GRAD = Definition("CumSumGrad", same_spec, _cumsum_gradient)
 CUMSUM = Definition(
-    "CumSum",
-    same_spec,
-    _cumsum,
-    gradient_ops((CUMSUM_GRAD, ""), None),
-    names=("t", "dim"),
+    "CumSum", same_spec, _cumsum, gradient_ops((CUMSUM_GRAD, ""), None), names=("t", "dim")
 )
 
 
 def cumsum(t: Tensor, dim: int | None = 0) -> Tensor:
-    """The sum of all elements up to each one, itself included, along an axis.
+    """The sum of all elements up to and including each one, along an axis.
 
-    Shape and dtype as `t`; float16 is added up in float32. ValueError for an axis that `t` has not.
+    float16 is added in float32.
+
+    **Raises**: ValueError: if `t` has no such axis.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

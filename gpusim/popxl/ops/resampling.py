@@ -1,5 +1,6 @@
-"""Images at other sizes: interpolation along axes, and the average of regions of interest.
-Each output element is a weighted sum of inputs whose weights are known, so gradients are too.
+"""Images at other sizes: interpolation along axes, and the averages of regions of interest.
+
+Each output element is a weighted sum of inputs with known weights; so are the gradients.
 """
 
 from __future__ import annotations
@@ -25,10 +26,7 @@ from ..tensor import Tensor, TensorSpec
 from ._stacked import narrow, wide
 from .indexing import sum_rows
 
-__all__ = [
-    "interpolate",
-    "roi_align",
-]
+__all__ = ["interpolate", "roi_align"]
 
 InterpolateType = Literal["nearest", "linear", "cubic"]
 InterpolateNearestType = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -52,7 +50,7 @@ _CUBIC = -0.75  # the kernel's parameter, as in ONNX and PyTorch
 
 
 def _coordinates(size: int, out: int, scale: float, kind: str) -> Floats:
-    """Where in the input each output element lies along an axis."""
+    """The place in the input of each output element along an axis."""
     x = np.arange(out, dtype=np.float64)
     if kind == "asymmetric":
         return x / scale
@@ -74,7 +72,7 @@ def _nearest(x: Floats, mode: str) -> NDArray[np.int64]:
 
 
 def _cubic_weights(t: Floats) -> list[Floats]:
-    """Those of the four neighbours, from the one before the element below on."""
+    """The weights of four neighbours, beginning with the one before the element below."""
     a = _CUBIC
 
     def near(s: Floats) -> Floats:
@@ -87,7 +85,7 @@ def _cubic_weights(t: Floats) -> list[Floats]:
 
 
 def weights(size: int, out: int, scale: float, attributes: Attributes) -> Floats:
-    """The matrix [out, size] that interpolates an axis; beyond the edge its last element counts.
+    """The matrix [out, size] that interpolates an axis. Beyond the edge its last element counts.
 
     >>> attributes = {"mode": "linear", "nearest_mode": "floor", "coordinates": "align_corners"}
     >>> weights(2, 3, 1.5, attributes).tolist()
@@ -174,18 +172,18 @@ def interpolate(
     nearest_mode: InterpolateNearestType | None = "round_prefer_floor",
     coordinate_transformation_mode: InterpolateCoordinateTransformationType | None = "half_pixel",
 ) -> Tensor:
-    """`t` at another size: each axis has floor(size * scale) elements.
+    """Resize `t`: each axis gets floor(size * scale) elements.
 
     **Arguments**
 
     - `scale_factor`: a number for each axis.
-    - `mode`: "nearest": the nearest element; "linear": the mean of two, by their distances;
-      "cubic": the cubic convolution of four, with a = -0.75.
+    - `mode`: "nearest" takes the nearest element; "linear" averages two, by their distances;
+      "cubic" is the cubic convolution of four, with a = -0.75.
     - `nearest_mode`: which of two elements is the nearest.
     - `coordinate_transformation_mode`: where in `t` the result's elements lie, as in ONNX's Resize;
-      "tf_crop_and_resize" has the whole of `t` as its region.
+      the region of "tf_crop_and_resize" is all of `t`.
 
-    ValueError for another mode, or factors that are not one for each axis.
+    **Raises**: ValueError: for another mode, or if there is not a factor for each axis.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -232,7 +230,7 @@ def _roi_spec(inputs: Specs, attributes: Attributes) -> Specs:
 def _points(
     xp: ModuleType, first: Array, last: Array, bins: int, samples: int, scale: float
 ) -> Array:
-    """[R, K, bins * samples]: where a region's points lie along one axis of the image."""
+    """[R, K, bins * samples]: the points of each region along one axis of the image."""
     start = first * scale
     length = xp.maximum(last * scale - start, 1)  # a region is a pixel at least
     places = (xp.arange(bins * samples, dtype=np.float64) + 0.5) / samples
@@ -240,9 +238,9 @@ def _points(
 
 
 def _neighbours(xp: ModuleType, x: Array, size: int) -> tuple[Array, Array, Array]:
-    """The element below and above each point, and the share of the upper one.
+    """The elements below and above each point, and the weight of the upper one.
 
-    Points up to one element outside are on the edge; those beyond have a share of NaN.
+    Points up to one element outside lie on the edge; the weight of those beyond is NaN.
     """
     inside = (x >= -1) & (x <= size)
     bounded = xp.clip(x, 0, size - 1)
@@ -255,7 +253,7 @@ def _neighbours(xp: ModuleType, x: Array, size: int) -> tuple[Array, Array, Arra
 def _roi_weights(
     xp: ModuleType, rois: Array, image: tuple[int, int], attributes: Attributes
 ) -> tuple[Array, Array]:
-    """Places in the flat image and weights of all that makes an output: [R, K, bins, points]."""
+    """The places in the flat image, and the weights, of each output: [R, K, bins, points]."""
     height, width = attributes["output_size"]
     samples, scale = attributes["sampling_ratio"], attributes["spatial_scale"]
     regions = rois.astype(np.float64)
@@ -326,7 +324,7 @@ def roi_align(
     spatial_scale: float,
     sampling_ratio: int,
 ) -> Tensor:
-    """The means of the bins that regions of images are cut into.
+    """The means of the bins of regions of images.
 
     **Arguments**
 
@@ -334,10 +332,12 @@ def roi_align(
     - `rois`: (number, 4): x and y of each region's first and last corner.
     - `batch_index`: (number,), integers: the image of each region.
     - `output_size`: the numbers of bins along H and W.
-    - `spatial_scale`: by what the regions' numbers are multiplied to be places in `t`.
-    - `sampling_ratio`: how many points of a bin are taken along each axis, at least 1.
+    - `spatial_scale`: the factor from the regions' numbers to places in `t`.
+    - `sampling_ratio`: the number of points of a bin along each axis, at least 1.
 
-    ValueError for other shapes or numbers. Gradients go to `t` alone.
+    **Raises**: ValueError: for other shapes or numbers.
+
+    Only `t` has a gradient.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

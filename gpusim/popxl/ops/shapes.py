@@ -1,5 +1,6 @@
-"""Ops that arrange elements anew and compute nothing: reshape, transpose, concat, split.
-The in-place forms are views: a later change of the one is seen through the other.
+"""Ops that only rearrange elements: reshape, transpose, concat, split.
+
+The in-place forms are views: a later change of either tensor changes the other.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ RESHAPE_INPLACE = Definition(
 
 
 def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
-    """The shape with -1 replaced by what the other axes leave of `t`."""
+    """The shape with -1 replaced by the length that the other axes leave."""
     sizes = tuple(shape)
     if -1 not in sizes:
         return sizes
@@ -91,9 +92,9 @@ def _checked(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def reshape(t: Tensor, shape: Iterable[int]) -> Tensor:
-    """The elements of `t`, in C order, in another shape; one axis may be -1: what is left.
+    """Arrange the elements of `t`, in C order, in another shape. One axis may be -1.
 
-    ValueError for a shape of another number of elements, or several axes of -1.
+    **Raises**: ValueError: if the number of elements differs, or several axes are -1.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -104,7 +105,7 @@ def reshape(t: Tensor, shape: Iterable[int]) -> Tensor:
 
 
 def reshape_(t: Tensor, shape: Iterable[int]) -> Tensor:
-    """`reshape` as a view: what changes it changes `t`.
+    """`reshape` as a view: a change of the result changes `t`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -115,7 +116,7 @@ def reshape_(t: Tensor, shape: Iterable[int]) -> Tensor:
 
 
 def flatten(t: Tensor) -> Tensor:
-    """The elements of `t`, in C order, along one axis.
+    """Arrange the elements of `t`, in C order, along one axis.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -126,7 +127,7 @@ def flatten(t: Tensor) -> Tensor:
 
 
 def flatten_(t: Tensor) -> Tensor:
-    """`flatten` as a view: what changes it changes `t`.
+    """`flatten` as a view: a change of the result changes `t`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -137,9 +138,9 @@ def flatten_(t: Tensor) -> Tensor:
 
 
 def squeeze(t: Tensor, axes: Iterable[int] | None = None) -> Tensor:
-    """The elements of `t` without some axes of one element, by default without all of them.
+    """Remove axes of length 1: those in `axes`, by default all.
 
-    ValueError for axes that have more elements, that `t` has not, or that are named twice.
+    **Raises**: ValueError: if an axis is longer, does not exist, or is named twice.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -187,18 +188,14 @@ def _transpose_back(site: GradientSite) -> list[Any]:
 TRANSPOSE_GRAD = Definition("TransposeGrad", _transpose_spec, _transpose)
 TRANSPOSE = Definition("Transpose", _transpose_spec, _transpose, gradient=_transpose_back)
 TRANSPOSE_INPLACE = Definition(
-    "TransposeInplace",
-    _transpose_spec,
-    _transpose,
-    gradient=_transpose_back,
-    aliases={0: 0},
+    "TransposeInplace", _transpose_spec, _transpose, gradient=_transpose_back, aliases={0: 0}
 )
 
 
 def transpose(t: Tensor, permutation: Iterable[int] | None = None) -> Tensor:
-    """The axes of `t` in another order, by default the reverse one.
+    """Permute the axes of `t`; by default reverse them.
 
-    ValueError for what is no permutation of the axes.
+    **Raises**: ValueError: if `permutation` is not a permutation of the axes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -209,7 +206,7 @@ def transpose(t: Tensor, permutation: Iterable[int] | None = None) -> Tensor:
 
 
 def transpose_(t: Tensor, permutation: Iterable[int] | None = None) -> Tensor:
-    """`transpose` as a view: what changes it changes `t`.
+    """`transpose` as a view: a change of the result changes `t`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -231,7 +228,7 @@ def _order(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...]:
     return order
 
 
-# Several tensors in one, one in several
+# Several tensors to one, one to several
 
 
 def _cuts(counts: Sequence[int], axis: int) -> list[tuple[slice, ...]]:
@@ -292,13 +289,14 @@ CONCAT_INPLACE = Definition(
 
 
 def concat(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
-    """The tensors one after the other along an axis.
+    """Join tensors along an axis.
 
-    **Arguments**: `ts`: tensors of one dtype, whose shapes differ in `axis` alone.
+    **Arguments**: `ts`: tensors of one dtype, with equal shapes except along `axis`.
 
-    Raises:
-        TypeError: for different dtypes.
-        ValueError: for shapes that differ elsewhere, no tensors, or an axis that they have not.
+    **Raises**
+
+    - TypeError: if the dtypes differ.
+    - ValueError: if the shapes differ elsewhere, there are no tensors, or no such axis.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -309,9 +307,7 @@ def concat(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
 
 
 def concat_(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
-    """The tensors one after the other, as a view: what changes it changes them.
-
-    Arguments and errors as `concat`.
+    """Join tensors as a view: a change of the result changes them. Otherwise as `concat`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -375,11 +371,11 @@ SPLIT = Definition("Split", _split_specs, _split, gradient=_split_back)
 
 
 def split(t: Tensor, splits: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """The parts of a tensor along an axis.
+    """Cut a tensor into parts along an axis.
 
-    **Arguments**: `splits`: how many equal parts, or the length of each.
+    **Arguments**: `splits`: the number of equal parts, or the length of each part.
 
-    ValueError for parts that are not the whole, or an axis that `t` has not.
+    **Raises**: ValueError: if the parts do not add up to the axis, or `t` has no such axis.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

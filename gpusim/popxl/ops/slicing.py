@@ -1,4 +1,4 @@
-"""Slices: those whose bounds are numbers, as copies and as views, and those that begin where a tensor says."""
+"""Slices with constant bounds, as copies and views; and slices that begin where a tensor says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _cut(
 ) -> tuple[builtins.slice, ...]:
     """The index of a slice in [R, *shape].
 
-    Positions are as in ONNX: negative ones count from the end and what leaves the axis is cut off.
+    Bounds are as in ONNX: negative ones count from the end, and the rest is limited to the axis.
     """
     out = [builtins.slice(None)] * (len(shape) + 1)
     for start, stop, step, axis in zip(starts, stops, steps, axes, strict=True):
@@ -85,11 +85,7 @@ def _slice_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> A
 SLICE_GRAD = Definition("SliceGrad", shape_spec, _slice_gradient)
 SLICE = Definition("Slice", slice_spec, run_slice, gradient_ops((SLICE_GRAD, "")))
 SLICE_INPLACE = Definition(
-    "SliceInplace",
-    slice_spec,
-    run_slice,
-    gradient_ops((SLICE_GRAD, "")),
-    aliases={0: 0},
+    "SliceInplace", slice_spec, run_slice, gradient_ops((SLICE_GRAD, "")), aliases={0: 0}
 )
 SUBSAMPLE = Definition("Subsample", slice_spec, run_slice, gradient_ops((SLICE_GRAD, "")))
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
@@ -103,16 +99,18 @@ def slice(
     step: Bounds = None,
     axis: int | Sequence[int] | None = None,
 ) -> Tensor:
-    """The elements of `t` from `start` up to `stop`, which is not among them, along axes.
+    """The elements of `t` from `start` up to, and without, `stop`, along axes.
 
     **Arguments**
 
-    - `start`, `stop`: a number for each axis, negative ones from the end; None is where the axis
-      begins and ends, or where it ends and begins if the step is negative.
+    - `start`, `stop`: a number for each axis; a negative one counts from the end. None is the
+      beginning and the end of the axis, exchanged if the step is negative.
     - `step`: a number for each axis, by default 1; with -1 the slice goes backwards.
     - `axis`: the axes, by default the first ones.
 
-    Without start, stop and step, `t` itself. ValueError for lists of different lengths.
+    Without start, stop and step the result is `t` itself.
+
+    **Raises**: ValueError: if the lists have different lengths.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -130,7 +128,7 @@ def slice_(
     step: Bounds = None,
     axis: int | Sequence[int] | None = None,
 ) -> Tensor:
-    """`slice` as a view: what changes it changes `t`.
+    """`slice` as a view: a change of the result changes `t`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -146,7 +144,9 @@ def process_args(
     step: Bounds = None,
     axis: int | Sequence[int] | None = None,
 ) -> tuple[list[int], list[int], list[int], list[int]]:
-    """All four as lists of one length, with numbers in the place of None; ValueError otherwise.
+    """All four as lists of one length, with numbers instead of None.
+
+    **Raises**: ValueError: if the lists have different lengths.
 
     >>> process_args(stop=[None, 3], step=[-1, None])
     ([-1, 0], [-2147483648, 3], [-1, 1], [0, 1])
@@ -176,7 +176,7 @@ def _listed(value: Bounds) -> list[int | None] | None:
 def _filled(
     values: list[int | None] | None, steps: list[int], defaults: tuple[int, int]
 ) -> list[int]:
-    """Values, with the default for steps forwards or backwards where there is none."""
+    """The values, with the default for a forward or a backward step instead of None."""
     forwards, backwards = defaults
     numbers = values or [None] * len(steps)
     return [
@@ -201,11 +201,11 @@ def _add_slice(
 
 
 def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
-    """Every n-th element along each axis, from the first one on.
+    """Every n-th element along each axis, beginning with the first.
 
-    **Arguments**: `strides`: a number for each axis, or for the first ones only.
+    **Arguments**: `strides`: a number for each axis, or for the first axes only.
 
-    ValueError for more numbers than axes, or numbers that are not positive.
+    **Raises**: ValueError: if there are more numbers than axes, or one is not positive.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -230,11 +230,11 @@ def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
     return add_op(SUBSAMPLE, [t], attributes)[0]
 
 
-# Slices whose beginning is a tensor; beyond the end of an axis they go on at its beginning
+# Slices that begin where a tensor says; beyond the end of an axis they continue at its beginning
 
 
 def _check_window(t: TensorSpec, index: TensorSpec, attributes: Attributes) -> tuple[int, ...]:
-    """The shape of a dynamic slice."""
+    """The shape of a dynamic slice, with the checks of its index."""
     check_integers(index, "index")
     axes, sizes = attributes["axes"], attributes["sizes"]
     if len(axes) != len(sizes) or math.prod(index.shape) != len(axes):
@@ -259,7 +259,7 @@ def _dynamic_spec(inputs: Specs, attributes: Attributes) -> Specs:
 def _dynamic_places(
     xp: ModuleType, shape: tuple[int, ...], index: Array, attributes: Attributes
 ) -> tuple[Any, ...]:
-    """An open mesh of indices into [R, *shape]: each replica has its own beginning."""
+    """An open mesh of indices into [R, *shape]; each replica has its own start."""
     rank = len(shape)
     starts = index.astype(np.int64).reshape(index.shape[0], -1)
     out = [xp.arange(starts.shape[0]).reshape(-1, *(1,) * rank)]
@@ -303,19 +303,19 @@ DYNAMIC_SLICE = Definition(
 def dynamic_slice(
     t: Tensor, index: Tensor, axes: Iterable[int], sizes: Iterable[int], no_overlap: bool
 ) -> Tensor:
-    """A copy of a slice of `t` that begins at `index`.
+    """Copy a slice of `t` that begins at `index`.
 
     **Arguments**
 
-    - `index`: an integer for each of `axes`; beyond the end of an axis the slice goes on at its
+    - `index`: an integer for each of `axes`. Beyond the end of an axis the slice continues at its
       beginning.
-    - `axes`, `sizes`: the axes that are sliced, and how many elements of each.
-    - `no_overlap`: says that no two slices overlap, which saves an IPU work; it changes nothing
-      here.
+    - `axes`, `sizes`: the sliced axes, and the number of elements along each.
+    - `no_overlap`: promises that slices do not overlap, for an IPU; no effect here.
 
-    Raises:
-        ValueError: for numbers that do not belong together, or sizes that are too large.
-        TypeError: for an index that is no integer.
+    **Raises**
+
+    - ValueError: if the lengths of the arguments differ, or a size is too large.
+    - TypeError: if `index` does not hold integers.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -390,10 +390,11 @@ def dynamic_update(
     sizes: Iterable[int],
     no_overlap: bool,
 ) -> Tensor:
-    """`t` with `t_update` in the place of the slice that `dynamic_slice` would give.
+    """`t` with the slice that `dynamic_slice` would give replaced by `t_update`.
 
-    Arguments and errors as those of `dynamic_slice`; also ValueError for an update that does not
-    broadcast to the slice's shape.
+    Arguments and errors as in `dynamic_slice`.
+
+    **Raises**: also ValueError: if `t_update` does not broadcast to the slice.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -413,7 +414,7 @@ def dynamic_update_(
     sizes: Iterable[int],
     no_overlap: bool,
 ) -> Tensor:
-    """`dynamic_update` in place: `t` changes, and the result is the same memory.
+    """`dynamic_update` in place: `t` changes, and the result shares its memory.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

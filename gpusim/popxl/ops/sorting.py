@@ -24,13 +24,7 @@ from ..tensor import Tensor, TensorSpec
 from ._stacked import flattened, normal_axes, reduced_shape, wide
 from .utils import one_axis
 
-__all__ = [
-    "argmax",
-    "argmin",
-    "topk",
-    "histogram",
-    "check_increment",
-]
+__all__ = ["argmax", "argmin", "topk", "histogram", "check_increment"]
 
 # Indices of extremes
 
@@ -55,14 +49,14 @@ ARG_MAX = Definition("ArgMax", _arg_spec, _arg("argmax"), gradient=no_gradient)
 
 
 def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
-    """The index of the greatest element along an axis, as int32; of equal ones the first.
+    """The index of the greatest element along an axis, as int32; the first of equal ones.
 
     **Arguments**
 
-    - `dim`: the axis, negative ones from the end.
+    - `dim`: the axis; a negative one counts from the end.
     - `keepdim`: whether the axis stays, with a length of 1.
 
-    ValueError for an axis that `t` has not.
+    **Raises**: ValueError: if `t` has no such axis.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -77,9 +71,9 @@ ARG_MIN = Definition("ArgMin", _arg_spec, _arg("argmin"), gradient=no_gradient)
 
 
 def argmin(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
-    """The index of the least element along an axis, as int32; of equal ones the first.
+    """The index of the least element along an axis, as int32; the first of equal ones.
 
-    Arguments and errors as `argmax`.
+    Arguments and errors as in `argmax`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -104,7 +98,7 @@ def _topk_specs(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _descending(xp: ModuleType, row: Array) -> Array:
-    """The order of falling values, NaNs first; of equal ones the lower index is first."""
+    """The indices in descending order of values, NaNs first; of equal ones the lower first."""
     backwards = xp.argsort(row[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     return row.shape[-1] - 1 - backwards
 
@@ -118,12 +112,9 @@ def _topk(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     else:
         order = xp.argsort(row, axis=-1, kind="stable")[..., : attributes["k"]]
     if not attributes["sorted"]:
-        order = xp.sort(order, axis=-1)  # any order will do: that of the input
+        order = xp.sort(order, axis=-1)  # any order is allowed: that of the input
     values = xp.take_along_axis(row, order, axis=-1)
-    return [
-        xp.moveaxis(values, -1, axis + 1),
-        xp.moveaxis(order.astype(np.uint32), -1, axis + 1),
-    ]
+    return [xp.moveaxis(values, -1, axis + 1), xp.moveaxis(order.astype(np.uint32), -1, axis + 1)]
 
 
 def _topk_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -150,12 +141,13 @@ def topk(
 
     **Arguments**
 
-    - `largest`: whether the greatest are wanted, else the least.
-    - `sorted`: whether they come in their order; else they come as they lie in `t`.
-    - `available_memory_proportion`: an IPU's; it changes nothing here.
+    - `largest`: whether to take the greatest elements, else the least.
+    - `sorted`: whether to sort them; else they keep their order in `t`.
+    - `available_memory_proportion`: an option of an IPU; no effect here.
 
-    Of equal elements the first counts first. ValueError for a `k` that is not 1 to the axis's
-    length.
+    Of equal elements the first is taken first.
+
+    **Raises**: ValueError: if `k` is not between 1 and the length of the axis.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -182,7 +174,7 @@ def _histogram(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays
     if attributes["absolute"]:
         row = xp.abs(row)
     levels = xp.asarray(np.asarray(attributes["levels"], row.dtype))
-    # Counts of elements from each level on; NaNs are below none of them, and so in the last bin.
+    # NaNs are below no level, and so in the last bin.
     below = [xp.count_nonzero(row < level, axis=-1) for level in levels]
     edges = [xp.zeros_like(below[0]), *below, xp.full_like(below[0], row.shape[-1])]
     return [xp.diff(xp.stack(edges, axis=-1), axis=-1).astype(np.uint32)]
@@ -192,14 +184,16 @@ HISTOGRAM = Definition("Histogram", _histogram_spec, _histogram)
 
 
 def histogram(t: Tensor, levels: Sequence[float], absolute_of_input: bool) -> Tensor:
-    """How many elements lie below the first level, between each and the next, and from the last on.
+    """Count the elements below the first level, between levels, and from the last level on.
 
     **Arguments**
 
-    - `levels`: rising numbers; an element that equals one counts as above it.
-    - `absolute_of_input`: whether magnitudes are counted.
+    - `levels`: increasing numbers. An element that equals a level counts as above it.
+    - `absolute_of_input`: whether to count magnitudes.
 
-    The counts are uint32, one more than there are levels. ValueError for levels that do not rise.
+    The counts are uint32, one more than levels.
+
+    **Raises**: ValueError: if the levels do not increase.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -212,6 +206,6 @@ def histogram(t: Tensor, levels: Sequence[float], absolute_of_input: bool) -> Te
 
 
 def check_increment(levels: Sequence[float]) -> None:
-    """Refuse levels that do not rise; ValueError."""
+    """Raise ValueError if levels do not increase."""
     if not all(below < above for below, above in pairwise(levels)):
         raise ValueError(f"The input levels `{levels}` is not a monotonically increasing list.")

@@ -1,4 +1,4 @@
-"""What enters and leaves a graph: host streams, remote buffers, new tensors, and the place of code."""
+"""Ops that bring values into a graph and out of it: host streams, remote buffers, new tensors."""
 
 from __future__ import annotations
 
@@ -62,10 +62,11 @@ HOST_LOAD = Definition(
 
 
 def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor:
-    """The next tensor of a stream from the host, every time that it runs.
+    """Load the next tensor of a stream from the host, at each execution.
 
     A run provides `Ir.num_host_transfers` tensors; after the last one the first comes again.
-    TypeError for what is no stream from the host.
+
+    **Raises**: TypeError: if `h2d_stream` is not a stream from the host.
     """
     if not isinstance(h2d_stream, HostToDeviceStream):
         raise TypeError(f"h2d_stream must be a HostToDeviceStream, got {h2d_stream!r}")
@@ -89,10 +90,14 @@ HOST_STORE = Definition(
 
 
 def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
-    """Put a tensor into a stream to the host, as its next one, every time that it runs.
+    """Store a tensor as the next one of a stream to the host, at each execution.
 
-    A run returns `Ir.num_host_transfers` tensors; more overwrite them, from the first.
-    TypeError for what is no stream to the host, ValueError for another shape or dtype than its.
+    A run returns `Ir.num_host_transfers` tensors; further ones overwrite them, from the first.
+
+    **Raises**
+
+    - TypeError: if `d2h_stream` is not a stream to the host.
+    - ValueError: if the tensor has another shape or dtype than the stream.
     """
     if not isinstance(d2h_stream, DeviceToHostStream):
         raise TypeError(f"d2h_stream must be a DeviceToHostStream, got {d2h_stream!r}")
@@ -138,9 +143,9 @@ def init(
     init_type: Literal["zero", "undef"] = "zero",
     meta_shape: Iterable[int] | None = None,
 ) -> Tensor:
-    """A new tensor of zeros; "undef" promises nothing about its values (they are zeros too).
+    """A new tensor of zeros. With "undef" a program cannot rely on them, but they are zeros too.
 
-    ValueError for another `init_type`.
+    **Raises**: ValueError: for another `init_type`.
     """
     if init_type not in ("zero", "undef"):
         raise ValueError(f"Unknown init_type: {init_type}")
@@ -157,7 +162,7 @@ def buffer_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def place_of(compiler: GraphCompiler, op: Op, at: int) -> Any:
-    """What gives, at run time, the index of each replica's entry in the buffer's array."""
+    """A function of the values that gives each replica's entry as an index of the buffer."""
     machine, buffer = compiler.machine, op.attributes["buffer"]
     fixed = op.attributes["offset"]
     slot = compiler.slot(op.inputs[at]) if fixed is None else -1
@@ -204,10 +209,11 @@ REMOTE_LOAD = Definition("RemoteLoad", buffer_spec, only_compiled, compile=compi
 def remote_load(
     remote_buffer: RemoteBuffer, offset: int | Tensor, name: str | None = None
 ) -> Tensor:
-    """A copy of an entry of a remote buffer; of sharded ones the replica's shard.
+    """Load an entry of a remote buffer; of a sharded one the replica's shard.
 
-    `offset` is the entry's number, or a tensor that holds one. ValueError for a number that the
-    buffer has not (a tensor's is looked at when it runs: IndexError).
+    **Arguments**: `offset`: the number of the entry, or a tensor that holds it.
+
+    **Raises**: ValueError: if the buffer has no such entry. For a tensor a run raises IndexError.
     """
     inputs, attributes = offset_of(remote_buffer, offset)
     return add_op(REMOTE_LOAD, inputs, attributes, name)[0]
@@ -237,9 +243,9 @@ REMOTE_LOAD_INPLACE = Definition(
 
 
 def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:
-    """Copy an entry of a remote buffer into a tensor, and return that.
+    """Load an entry of a remote buffer into a tensor, and return the tensor.
 
-    Errors as `remote_load`; also ValueError where the tensor has another shape or dtype.
+    **Raises**: as `remote_load`; also ValueError: if the tensor has another shape or dtype.
     """
     remote_buffer.validate_tensor_matches_buffer(t)
     inputs, attributes = offset_of(remote_buffer, offset)
@@ -267,9 +273,9 @@ REMOTE_STORE = Definition(
 
 
 def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> None:
-    """Copy a tensor into an entry of a remote buffer.
+    """Store a tensor in an entry of a remote buffer.
 
-    Errors as `remote_load`; also ValueError where the tensor has another shape or dtype.
+    **Raises**: as `remote_load`; also ValueError: if the tensor has another shape or dtype.
     """
     remote_buffer.validate_tensor_matches_buffer(t)
     inputs, attributes = offset_of(remote_buffer, offset)
@@ -293,13 +299,14 @@ _REMOTE_CODE_LOAD = Definition("RemoteCodeLoad", nothing, nothing, effect=True)
 
 
 def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
-    """Says that the code of `graph` comes from remote memory; here code lies nowhere.
+    """Load the code of `graph` from remote memory. This has no effect here.
 
     **Arguments**: `destination`: "executable".
 
-    Raises:
-        ValueError: for another destination, and for the graph that the op is in.
-        NotImplementedError: for "buffer", as in PopXL.
+    **Raises**
+
+    - ValueError: for another destination, or if `graph` is the current graph.
+    - NotImplementedError: for "buffer", as in PopXL.
 
     >>> import gpusim.popxl as popxl
     >>> ir = popxl.Ir()
@@ -326,5 +333,5 @@ def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
 
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
-    """Not in PopXL either: NotImplementedError."""
+    """Raise NotImplementedError, as PopXL does."""
     raise NotImplementedError(f"{__name__} op is not yet implemented.")

@@ -1,4 +1,4 @@
-"""The operators of collectives by name, and their default group of replicas."""
+"""The names of the collectives' operators, and their default group of replicas."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import Literal, TypeAlias, get_args
 from ...context import get_ir
 from ...replica_grouping import ReplicaGrouping
 
-__all__ = [
-    "to_collective_op",
-    "group_of",
-]
+__all__ = ["to_collective_op", "group_of"]
 
 CollectiveOps: TypeAlias = Literal[
     "add", "mean", "mul", "min", "max", "and", "or", "square_add", "local"
@@ -18,7 +15,7 @@ CollectiveOps: TypeAlias = Literal[
 
 
 def to_collective_op(op: CollectiveOps) -> str:
-    """The operator's name, checked: ValueError for one that there is not.
+    """Check an operator's name, and return it; ValueError for an unknown one.
 
     >>> to_collective_op("mean")
     'mean'
@@ -30,9 +27,9 @@ def to_collective_op(op: CollectiveOps) -> str:
 
 
 def group_of(group: ReplicaGrouping | None) -> ReplicaGrouping:
-    """The groups of a collective, by default one of all replicas.
+    """The groups of a collective, by default one group of all replicas.
 
-    NotImplementedError for groups without one stride.
+    **Raises**: NotImplementedError: if the groups have no constant stride.
     """
     if group is None:
         return get_ir().replica_grouping()

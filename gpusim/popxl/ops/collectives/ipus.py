@@ -10,13 +10,9 @@ from ..._definition import Array, Arrays, Attributes, Definition, GradientSite, 
 from ...tensor import Tensor
 from .collectives import CollectiveOps, to_collective_op
 
-__all__ = [
-    "all_reduce",
-    "all_reduce_identical_inputs",
-    "all_reduce_identical_grad_inputs",
-]
+__all__ = ["all_reduce", "all_reduce_identical_inputs", "all_reduce_identical_grad_inputs"]
 
-#: Operators by PopXL's name: from all tensors to one.
+#: PopXL's operators, from all tensors to one.
 FOLDS: dict[str, Callable[[Any, Arrays], Array]] = {
     "add": lambda xp, values: functools.reduce(xp.add, values),
     "mean": lambda xp, values: (functools.reduce(xp.add, values) / len(values)).astype(
@@ -48,7 +44,7 @@ def same(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 def gradients(site: GradientSite) -> list[Tensor] | None:
-    """The outputs' gradients, of which missing ones are zeros; None if all are missing."""
+    """The outputs' gradients, with zeros for missing ones; None if all are missing."""
     found = [site.gradient(index) for index in range(len(site.op.outputs))]
     known = next((gradient for gradient in found if gradient is not None), None)
     if known is None:
@@ -74,11 +70,11 @@ def passed_gradient(site: GradientSite) -> Sequence[Tensor | None]:
 
 
 ALL_REDUCE = Definition("AllReduce", same_specs, fold, reduced_gradient)
-#: Its inputs are equal, so that it leaves them as they are; their gradients are reduced.
+#: The inputs are equal, so that only their gradients are reduced.
 ALL_REDUCE_IDENTICAL_INPUTS = Definition(
     "AllReduceIdenticalInputs", same_specs, same, reduced_gradient
 )
-#: The gradients of its outputs are equal, so that they are left as they are.
+#: The gradients of the outputs are equal, so that they are not reduced.
 ALL_REDUCE_IDENTICAL_GRADIENTS = Definition(
     "AllReduceIdenticalGradInputs", same_specs, fold, passed_gradient
 )
@@ -87,16 +83,16 @@ ALL_REDUCE_IDENTICAL_GRADIENTS = Definition(
 def all_reduce(
     ts: Iterable[Tensor], ipus: Iterable[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
-    """The reduction of tensors that lie on different IPUs of a replica, on each of these.
+    """Reduce tensors on different IPUs of a replica; the result is on each of these IPUs.
 
     **Arguments**
 
     - `ts`: tensors of one shape and dtype.
-    - `ipus`: the IPU of each; by default where it has been placed.
+    - `ipus`: the IPU of each tensor, by default the one it has been placed on.
     - `op`: as for `replicated_all_reduce`.
 
-    ValueError for tensors that differ, for another operator, and where the IPUs are not as many as
-    the tensors, or not known.
+    **Raises**: ValueError: if shapes or dtypes differ, for another operator, or if there is not a
+    known IPU for each tensor.
     """
     return between_ipus(ALL_REDUCE, ts, ipus, op)
 
@@ -104,14 +100,14 @@ def all_reduce(
 def all_reduce_identical_inputs(
     ts: Iterable[Tensor], ipus: Iterable[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
-    """The tensors, which are equal, as they are; their gradients are reduced. As `all_reduce`."""
+    """Return the tensors, which must be equal, and reduce their gradients. See `all_reduce`."""
     return between_ipus(ALL_REDUCE_IDENTICAL_INPUTS, ts, ipus, op)
 
 
 def all_reduce_identical_grad_inputs(
     ts: Iterable[Tensor], ipus: Iterable[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
-    """As `all_reduce`; the outputs' gradients, which are equal, are those of the inputs."""
+    """As `all_reduce`, with the outputs' gradients, which must be equal, as those of the inputs."""
     return between_ipus(ALL_REDUCE_IDENTICAL_GRADIENTS, ts, ipus, op)
 
 

@@ -11,15 +11,7 @@ import numpy as np
 from gpusim import collectives
 from gpusim.reduction import Reduction
 
-from ..._definition import (
-    Array,
-    Attributes,
-    Definition,
-    GradientSite,
-    Specs,
-    add_op,
-    only_compiled,
-)
+from ..._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, only_compiled
 from ..._op import Op
 from ...replica_grouping import ReplicaGrouping
 from ...tensor import Tensor, TensorSpec
@@ -46,7 +38,7 @@ __all__ = [
 Rule = Callable[["Machine", Array, "Groups | None", Attributes], Array]
 
 
-def own_part(machine: Machine, parts: Array, groups: Groups | None, axis: int) -> Array:
+def local_part(machine: Machine, parts: Array, groups: Groups | None, axis: int) -> Array:
     """From (replicas, ..., members, ...) each replica's entry along the members' axis."""
     replicas = range(machine.offset, machine.offset + machine.replicas)
     place = {r: p for members in groups.members for p, r in enumerate(members)} if groups else None
@@ -57,7 +49,7 @@ def own_part(machine: Machine, parts: Array, groups: Groups | None, axis: int) -
 
 
 def compiled(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler, Op], Step]:
-    """How a collective's rule becomes a step."""
+    """The compile function of a collective."""
 
     def compile(compiler: GraphCompiler, op: Op) -> Step:
         machine, attributes, name = compiler.machine, op.attributes, op.debugName()
@@ -90,7 +82,7 @@ def given_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def reduced(collective: Any, **options: Any) -> Callable[[Machine, Array, Any], Array]:
-    """A reduction over each group, on all of its replicas."""
+    """A reduction over each group, with the result on all of its replicas."""
 
     def rule(machine: Machine, value: Array, groups: Any) -> Array:
         result = machine.collective(collective, value, groups=groups, **options)
@@ -109,7 +101,7 @@ def operator(op: str) -> Callable[[Machine, Array, Any], Array]:
     return reduced(collectives.all_reduce, reduction=Reduction(op=op))
 
 
-#: PopXL's names, and what they are here. "local" reduces nothing.
+#: PopXL's operators. "local" does not reduce.
 OPERATORS: dict[str, Callable[[Machine, Array, Any], Array]] = {
     "add": reduced(collectives.psum),
     "mean": reduced(collectives.pmean),
@@ -125,7 +117,7 @@ OPERATORS: dict[str, Callable[[Machine, Array, Any], Array]] = {
 
 def all_reduce(machine: Machine, value: Array, groups: Any, attributes: Attributes) -> Array:
     name = attributes["op"]
-    if value.dtype == np.bool_ and name in ("add", "mul", "min", "max"):  # of truth values
+    if value.dtype == np.bool_ and name in ("add", "mul", "min", "max"):  # logical operators
         name = {"add": "or", "max": "or", "mul": "and", "min": "and"}[name]
     return OPERATORS[name](machine, value, groups)
 
@@ -166,20 +158,21 @@ ALL_REDUCE_INPLACE = Definition(
 def replicated_all_reduce(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """The reduction of a tensor over the replicas of each group, on all of them.
+    """Reduce a tensor over the replicas of each group; the result is on all of them.
 
     **Arguments**
 
     - `op`: "add", "mean", "mul", "min", "max", "and", "or", "square_add" (the sum of the squares)
-      or "local" (nothing).
+      or "local" (no reduction).
     - `group`: by default one group of all replicas.
 
-    Sums and means are those of `gpusim.collectives.psum` and `pmean`: their order and rounding are
-    what the `gpusim.reduction` context says that a session runs in.
+    Sums and means are those of `gpusim.collectives.psum` and `pmean`. The `gpusim.reduction`
+    context of the session's run decides on their order and rounding.
 
-    Raises:
-        ValueError: for another operator.
-        NotImplementedError: for groups without one stride.
+    **Raises**
+
+    - ValueError: for another operator.
+    - NotImplementedError: if the groups have no constant stride.
     """
     attributes = {"op": to_collective_op(op), "group": group_of(group)}
     return add_op(ALL_REDUCE, [t], attributes)[0]
@@ -197,7 +190,7 @@ def replicated_all_reduce_(
 
 
 def all_gather(machine: Machine, value: Array, groups: Any, attributes: Attributes) -> Array:
-    """Gathered along a new first axis, and from there brought into the shape that is asked for."""
+    """Gather along a new first axis, and bring the result into the shape of the attributes."""
     result = machine.collective(collectives.all_gather, value, groups=groups, axis=0)
     rows = result.value if result.mapped else result.value[None]  # (replicas or 1, members, *s)
     spec, mode, axis = attributes["spec"], attributes["output_shape"], attributes["axis"]
@@ -210,7 +203,7 @@ def all_gather(machine: Machine, value: Array, groups: Any, attributes: Attribut
 
 
 def all_gather_gradient(site: GradientSite) -> Sequence[Tensor | None]:
-    """The sum of what the replicas make of this one's part."""
+    """The sum over replicas of the gradients of this replica's part."""
     gradient, given = site.gradient(), site.attributes
     if gradient is None:
         return [None]
@@ -245,20 +238,21 @@ def replicated_all_gather(
     group: ReplicaGrouping | None = None,
     output_shape: Literal["new_axis", "concat", "meta_shape", "auto"] = "auto",
 ) -> Tensor:
-    """The values of all replicas of each group together, on all of them.
+    """Gather the values of all replicas of each group; the result is on all of them.
 
     **Arguments**
 
-    - `axis`: along which "concat" puts them together.
+    - `axis`: the axis of "concat".
     - `group`: by default one group of all replicas.
-    - `output_shape`: "new_axis": (group size, *shape). "concat": `axis` is that many times longer.
-      "meta_shape": the tensors are shards of one of their meta_shape, which is put together and
-      loses its padding. "auto": "meta_shape" for tensors that have one, else "concat".
+    - `output_shape`: "new_axis" gives (group size, *shape). "concat" joins the values along `axis`.
+      "meta_shape" joins shards to their whole tensor, of the shape meta_shape, without padding.
+      "auto" is "meta_shape" for tensors that have one, else "concat".
 
-    Raises:
-        ValueError: for another `output_shape`, an `axis` that is no integer or out of range, and
-            shards that do not make up their meta_shape.
-        NotImplementedError: for groups without one stride.
+    **Raises**
+
+    - ValueError: for another `output_shape`, if `axis` is not an integer or out of range, or if the
+      shards do not make up their meta_shape.
+    - NotImplementedError: if the groups have no constant stride.
     """
     if not isinstance(axis, int):
         raise ValueError(f"Axis should be an int. Type: {type(axis)}. Value: {axis}")
@@ -272,7 +266,7 @@ def replicated_all_gather(
     if mode == "auto":
         mode = "meta_shape" if t.meta_shape else "concat"
     if mode == "concat" and not t.shape:
-        mode = "new_axis"  # numbers have no axis, and make a vector
+        mode = "new_axis"  # scalars make a vector
     shape, axis = gathered_shape(t, axis, groups.group_size, mode)
     attributes = {
         "axis": axis,
@@ -284,7 +278,7 @@ def replicated_all_gather(
 
 
 def gathered_shape(t: Tensor, axis: int, size: int, mode: str) -> tuple[tuple[int, ...], int]:
-    """The result's shape, and the axis counted from the front."""
+    """The shape of the result, and the axis counted from the front."""
     if mode == "new_axis":
         return (size, *t.shape), 0
     if mode == "meta_shape":
@@ -304,7 +298,7 @@ def gathered_shape(t: Tensor, axis: int, size: int, mode: str) -> tuple[tuple[in
 
 
 def reduce_scatter(machine: Machine, value: Array, groups: Any, attributes: Attributes) -> Array:
-    """Flat and padded; each member has its slice, in the order of the group."""
+    """Reduce flat, padded values; each member gets its slice, in the order of the group."""
     xp, size, name = machine.xp, attributes["group_size"], attributes["op"]
     flat = value.reshape(len(value), -1)
     part = attributes["spec"].shape[0]
@@ -317,11 +311,11 @@ def reduce_scatter(machine: Machine, value: Array, groups: Any, attributes: Attr
             value = value // size if value.dtype.kind in "iu" else value / value.dtype.type(size)
         return value
     whole = all_reduce(machine, flat, groups, attributes)
-    return own_part(machine, whole.reshape(len(flat), size, part), groups, 1)
+    return local_part(machine, whole.reshape(len(flat), size, part), groups, 1)
 
 
 def reduce_scatter_gradient(site: GradientSite) -> Sequence[Tensor | None]:
-    """The slices' gradients together; those of "local" too, as its replicas hold one value."""
+    """The slices' gradients joined; for "local" too, as its replicas hold one value."""
     gradient, given = site.gradient(), site.attributes
     if gradient is None:
         return [None]
@@ -355,15 +349,16 @@ def replicated_reduce_scatter(
     group: ReplicaGrouping | None = None,
     configure_output_for_replicated_tensor_sharding: bool = False,
 ) -> Tensor:
-    """The reduction of a tensor over each group, of which each replica gets one slice.
+    """Reduce a tensor over each group; each replica gets one slice of the result.
 
     **Arguments**
 
     - `op`, `group`: as for `replicated_all_reduce`; "local" slices the replica's own value.
-    - `configure_output_for_replicated_tensor_sharding`: whether the slice is a shard, which
-      remembers the tensor's shape as its meta_shape.
+    - `configure_output_for_replicated_tensor_sharding`: whether the slice is a shard with the
+      tensor's shape as its meta_shape.
 
-    **Returns** the slice: 1-D, of ceil(elements / group size) elements; zeros fill up the last.
+    **Returns** the slice: 1-D, of ceil(elements / group size) elements; the last one is filled up
+    with zeros.
     """
     groups = group_of(group)
     size = groups.group_size
@@ -390,11 +385,11 @@ def sliced(machine: Machine, value: Array, groups: Any, attributes: Attributes) 
     """Each member's part of its own value along an axis."""
     axis, size = attributes["axis"] + 1, attributes["group_size"]
     cut = (*value.shape[:axis], size, value.shape[axis] // size, *value.shape[axis + 1 :])
-    return own_part(machine, value.reshape(cut), groups, axis)
+    return local_part(machine, value.reshape(cut), groups, axis)
 
 
 def slice_gradient(site: GradientSite) -> Sequence[Tensor | None]:
-    """The slices' gradients together, as the replicas hold one value."""
+    """The slices' gradients joined, as the replicas hold one value."""
     gradient, given = site.gradient(), site.attributes
     if gradient is None:
         return [None]
@@ -419,9 +414,9 @@ SLICE = Definition(
 
 
 def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None) -> Tensor:
-    """Each replica's part of its own value, by its place in the group, along an axis.
+    """Each replica's part of its own value along an axis, by its place in the group.
 
-    ValueError where the group does not divide the axis, or there is no such axis.
+    **Raises**: ValueError: if the group size does not divide the axis, or there is no such axis.
     """
     groups = group_of(group)
     size = groups.group_size

@@ -1,4 +1,5 @@
-"""Copies into a tensor and accumulators, in place: sums, means and moving averages.
+"""Copies into a tensor, and accumulators, in place: sums, means and moving averages.
+
 float16 tensors are computed in float32 and rounded once.
 """
 
@@ -27,7 +28,7 @@ __all__ = [
 
 
 def factor(inputs: Arrays, attributes: Attributes, name: str, ndim: int) -> Any:
-    """A factor that is a number, or the values of a tensor of one element (replicas, 1, ...)."""
+    """A factor: a number, or the values of a tensor of one element as (replicas, 1, ...)."""
     given = attributes[name]
     if isinstance(given, float):
         return given
@@ -36,7 +37,7 @@ def factor(inputs: Arrays, attributes: Attributes, name: str, ndim: int) -> Any:
 
 
 def target_spec(inputs: Specs, attributes: Attributes) -> Specs:
-    """The updated tensor's; ValueError where an update of another shape is given."""
+    """The spec of the updated tensor; ValueError if the update has another shape."""
     target = inputs[0]
     update = inputs[1] if attributes.get("updates", True) else target
     if update.shape != target.shape:
@@ -49,10 +50,12 @@ def updating(op_type: str, run: Any, names: tuple[str, ...] = ("t", "X", "f")) -
 
 
 def handle_optimizer_value(f: Any, ins: dict[int, Tensor], index: int) -> float | int:
-    """What an op's attribute says of a factor: the number itself, as a float; or, for a tensor,
-    `index`, the input that it becomes in `ins`.
+    """The attribute for a factor: its number, or `index` for a tensor, which becomes an input.
 
-    TypeError for what is neither a number nor a tensor; ValueError for a tensor of more elements.
+    **Raises**
+
+    - TypeError: if `f` is neither a number nor a tensor.
+    - ValueError: if a tensor has several elements.
     """
     if not isinstance(f, Tensor):
         return float(f)
@@ -65,17 +68,20 @@ def handle_optimizer_value(f: Any, ins: dict[int, Tensor], index: int) -> float 
 # Copies
 
 
-def copied(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
+def copy_values(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
     target, update = inputs
     target[...] = update
     return [target]
 
 
-COPY = updating("CopyVarUpdate", copied, ("t", "X"))
+COPY = updating("CopyVarUpdate", copy_values, ("t", "X"))
 
 
 def copy_var_update_(t: Tensor, X: Tensor) -> Tensor:
-    """Set `t` to `X`, in place; the updated tensor. ValueError for another shape."""
+    """Set `t` to `X`, in place, and return it.
+
+    **Raises**: ValueError: if the shapes differ.
+    """
     return add_op(COPY, [t, X])[0]
 
 
@@ -97,7 +103,7 @@ RULES: dict[str, Callable[[Array, Array, Any], Array]] = {
 def accumulator(
     rule: Callable[[Array, Array, Any], Array],
 ) -> Callable[[Any, Arrays, Attributes], Arrays]:
-    """An update by rule(t, X, f): 16-bit values are computed in float32, and rounded once."""
+    """An update by rule(t, X, f). 16-bit values are computed in float32, and rounded once."""
 
     def run(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
         target = inputs[0]
@@ -125,11 +131,11 @@ ACCUMULATORS = {
 
 
 def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor:
-    """t += X, or t += f * X; the updated tensor.
+    """t += X, or t += f * X. Returns the updated tensor.
 
     **Arguments**: `f`: a number, or a tensor of one element.
 
-    ValueError where `X` has another shape than `t`, or `f` more than one element.
+    **Raises**: ValueError: if `X` has another shape than `t`, or `f` several elements.
     """
     if f is None:
         return accumulate("Add", t, X, 1.0)
@@ -137,39 +143,39 @@ def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor
 
 
 def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
-    """t += f * X**2; as `accumulate_`."""
+    """t += f * X**2. Otherwise as `accumulate_`."""
     return accumulate("DampenedAddSquare", t, X, f)
 
 
 def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
-    """t = t * step / (step + 1) + X / (step + 1): the mean of one more value; as `accumulate_`."""
+    """t = t * step / (step + 1) + X / (step + 1): a mean. Otherwise as `accumulate_`."""
     return accumulate("Mean", t, X, step)
 
 
 def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tensor:
-    """t = f * t + (1 - f) * X; as `accumulate_`."""
+    """t = f * t + (1 - f) * X. Otherwise as `accumulate_`."""
     return accumulate("MovingAverage", t, X, f)
 
 
 def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: float | Tensor) -> Tensor:
-    """t = f * t + (1 - f) * X**2; as `accumulate_`."""
+    """t = f * t + (1 - f) * X**2. Otherwise as `accumulate_`."""
     return accumulate("MovingAverageSquare", t, X, f)
 
 
 def accumulator_scale_(t: Tensor, f: float | Tensor) -> Tensor:
-    """t *= f; zeros where `f` is the number 0. As `accumulate_`."""
+    """t *= f; zeros if `f` is the number 0. Otherwise as `accumulate_`."""
     if not isinstance(f, Tensor) and f == 0:
         return accumulator_zero_(t)
     return accumulate("Scale", t, None, f)
 
 
 def accumulator_zero_(t: Tensor) -> Tensor:
-    """t = 0, whatever it was; the updated tensor."""
+    """t = 0. Returns the updated tensor."""
     return accumulate("Zero", t, None, 0.0)
 
 
 def accumulate(kind: str, t: Tensor, X: Tensor | None, f: float | Tensor) -> Tensor:
-    """Add an accumulation of a kind of `ACCUMULATORS`."""
+    """Add an accumulator of a kind in `ACCUMULATORS`."""
     ins = dict(enumerate([t] if X is None else [t, X]))
     attributes = {"updates": X is not None, "f": handle_optimizer_value(f, ins, len(ins))}
     return add_op(ACCUMULATORS[kind], list(ins.values()), attributes)[0]
@@ -179,7 +185,7 @@ def accumulate(kind: str, t: Tensor, X: Tensor | None, f: float | Tensor) -> Ten
 
 
 def sparse_accumulated(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
-    """t[..., indices, ...] += f * X, where an index may come several times."""
+    """t[..., indices, ...] += f * X. An index may occur several times."""
     target, update, indices = inputs[:3]
     axis = attributes["axis"] + 1
     f = factor(inputs, attributes, "f", update.ndim)
@@ -193,7 +199,7 @@ def sparse_accumulated(xp: Any, inputs: Arrays, attributes: Attributes) -> Array
 
 
 def add_at(xp: Any, total: Array, where: Any, values: Array) -> None:
-    """total[where] += values, with every one of repeated indices."""
+    """total[where] += values, once for every occurrence of an index."""
     if xp is np:
         np.add.at(total, where, values)
     else:
@@ -232,15 +238,15 @@ def sparse_accumulate_(
     f: float | Tensor | None = None,
     W: Tensor | None = None,
 ) -> Tensor:
-    """t[indices] += f * X along an axis; indices that come twice count twice. The updated tensor.
+    """t[indices] += f * X along an axis, once for every occurrence of an index. Returns `t`.
 
     **Arguments**
 
     - `X`: of the shape of `t`, with as many entries along `axis` as there are `indices` (a vector).
     - `f`: a number, or a tensor of one element; by default 1.
-    - `W`: what `t` accumulates for; it changes nothing here.
+    - `W`: the tensor that `t` accumulates for; no effect here.
 
-    ValueError for shapes other than these.
+    **Raises**: ValueError: for other shapes.
     """
     ins = {0: t, 1: X, 2: indices}
     attributes = {"axis": axis, "f": handle_optimizer_value(1.0 if f is None else f, ins, 3)}

@@ -1,5 +1,6 @@
 """Adam, LAMB and AdaMax: the term that a weight is updated by, and the update.
-Computed in float32 or wider; the step counter goes up by one, in place, before it is used.
+
+They are computed in float32 or wider. The step counter is increased by one, in place, before use.
 """
 
 from __future__ import annotations
@@ -26,15 +27,24 @@ __all__ = [
 Factor = float | Tensor | None
 
 
-def _named(inputs: list[Any], attributes: Attributes) -> dict[str, Any]:
-    """The inputs by name, and the numbers that are attributes."""
-    found = dict(attributes)
-    found.update(zip(attributes["given"], inputs, strict=True))
-    return found
+def _as_inputs(values: Mapping[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
+    """Tensors as inputs of an op, and numbers as attributes; `names` are those of the inputs."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    numbers = {
+        name: None if value is None else float(value)
+        for name, value in values.items()
+        if name not in tensors
+    }
+    return list(tensors.values()), {**numbers, "names": tuple(tensors)}
+
+
+def _by_name(inputs: list[Any], attributes: Attributes) -> dict[str, Any]:
+    """The inputs and the attributes by name."""
+    return {**attributes, **dict(zip(attributes["names"], inputs, strict=True))}
 
 
 def _scalar(value: Any, like: Array) -> Any:
-    """A number, or a replica's own scalar in a form that broadcasts to its tensor."""
+    """A number, or a replica's own scalar reshaped to broadcast to its tensor."""
     if isinstance(value, float):
         return value
     return narrow(wide(value), wide(like[:0]).dtype).reshape(-1, *(1,) * (like.ndim - 1))
@@ -42,12 +52,12 @@ def _scalar(value: Any, like: Array) -> Any:
 
 # The term
 
-#: What may be among the inputs of an updater, in this order; the attribute `given` says what is.
+#: The possible inputs of an updater, in order; the attribute `names` lists those of an op.
 UPDATER_INPUTS = ("m", "v", "time_step", "weight", "weight_decay", "beta1", "beta2", "epsilon")
 
 
 def _updater_spec(inputs: Specs, attributes: Attributes) -> Specs:
-    specs = _named(inputs, attributes)
+    specs = _by_name(inputs, attributes)
     first = specs["m"]
     for name in ("v", "weight"):
         spec = specs.get(name)
@@ -60,14 +70,14 @@ def _updater_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _correction(values: Mapping[str, Any], beta: str, like: Array) -> Array:
-    """1 - beta ** t, of which float32 would lose half the digits."""
+    """1 - beta ** t, in float64: float32 would lose half the digits."""
     factor = _scalar(values[beta], like[:0].astype(np.float64))
     power = values["time_step"].astype(np.float64).reshape(-1, *(1,) * (like.ndim - 1))
     return narrow(1 - factor**power, like.dtype)
 
 
 def _updater(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    values = _named(inputs, attributes)
+    values = _by_name(inputs, attributes)
     m, v = wide(values["m"]), wide(values["v"])
     second = v
     if values.get("time_step") is not None:
@@ -84,7 +94,7 @@ def _updater(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 def _updater_definition(step: bool) -> Definition:
-    """With a step counter, which is the third input and changes in place, or without one."""
+    """With a step counter, the third input, which changes in place; or without one."""
     return Definition(
         "AdamUpdater",
         _updater_spec,
@@ -110,19 +120,18 @@ def adam_updater(
 ) -> Tensor:
     """Adam's term ``m / (sqrt(v) + epsilon) + weight_decay * weight``.
 
-    With a `time_step` t, ``m / (1 - beta1**t)`` and ``v / (1 - beta2**t)`` take the place of m and
-    v: t counts up by one, in place, first.
+    With a `time_step` t, ``m / (1 - beta1**t)`` and ``v / (1 - beta2**t)`` replace m and v; t is
+    first increased by one, in place.
 
     **Arguments**
 
     - `acc_first_order`, `acc_second_order`: m and v, of one shape; the term has the dtype of m.
-    - `weight`: of that shape; needed with a `weight_decay`.
+    - `weight`: of that shape; required with a `weight_decay`.
     - `time_step`: a scalar of float32.
     - the others: numbers or scalar tensors.
 
-    Raises:
-        ValueError: for a weight decay without a weight, a time step without both betas, and for
-            other shapes.
+    **Raises**: ValueError: for a weight decay without a weight, a time step without both betas, or
+    other shapes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -131,18 +140,8 @@ def adam_updater(
     Tensor[Updater_out popxl.dtypes.float32 (2,)]
     """
     _check(weight, weight_decay, time_step, beta1, beta2)
-    return create_adamupdater(
-        acc_first_order,
-        acc_second_order,
-        None,
-        "Adam",
-        weight,
-        time_step,
-        weight_decay,
-        beta1,
-        beta2,
-        epsilon,
-    )
+    values = weight, time_step, weight_decay, beta1, beta2, epsilon
+    return create_adamupdater(acc_first_order, acc_second_order, None, "Adam", *values)
 
 
 def lamb_updater(
@@ -155,9 +154,9 @@ def lamb_updater(
     beta2: Factor = None,
     epsilon: float | Tensor = 1e-07,
 ) -> Tensor:
-    """LAMB's term, which is Adam's: `adam_var_update` scales it by the norms.
+    """LAMB's term, which is Adam's; `adam_var_update` scales it by the norms.
 
-    Arguments and errors as those of `adam_updater`.
+    Arguments and errors as in `adam_updater`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -166,18 +165,8 @@ def lamb_updater(
     Tensor[Updater_out popxl.dtypes.float32 (2,)]
     """
     _check(weight, weight_decay, time_step, beta1, beta2)
-    return create_adamupdater(
-        acc_first_order,
-        acc_second_order,
-        None,
-        "Lamb",
-        weight,
-        time_step,
-        weight_decay,
-        beta1,
-        beta2,
-        epsilon,
-    )
+    values = weight, time_step, weight_decay, beta1, beta2, epsilon
+    return create_adamupdater(acc_first_order, acc_second_order, None, "Lamb", *values)
 
 
 def adamax_updater(
@@ -191,11 +180,10 @@ def adamax_updater(
 ) -> Tensor:
     """AdaMax's term ``m / (1 - beta1**t) / (v + epsilon) + weight_decay * weight``.
 
-    The `time_step` t, which is needed, counts up by one, in place, first. Arguments as those of
+    The `time_step` t is required, and is first increased by one, in place. Arguments as in
     `adam_updater`.
 
-    Raises:
-        ValueError: for a weight decay without a weight, no time step, and for other shapes.
+    **Raises**: ValueError: for a weight decay without a weight, no time step, or other shapes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -203,22 +191,11 @@ def adamax_updater(
     ...     popxl.ops.var_updates.adamax_updater(m, v, time_step=popxl.variable(0.0))
     Tensor[Updater_out popxl.dtypes.float32 (2,)]
     """
-    if weight_decay_is_required(weight_decay) and weight is None:
-        raise ValueError("Weight decay requires weight to not be None.")
+    _check(weight, weight_decay)
     if time_step is None:
         raise ValueError("AdaMax requires time_step to not be None.")
-    return create_adamupdater(
-        acc_first_order,
-        acc_second_order,
-        None,
-        "AdaMax",
-        weight,
-        time_step,
-        weight_decay,
-        beta1,
-        0.0,
-        epsilon,
-    )
+    values = weight, time_step, weight_decay, beta1, 0.0, epsilon
+    return create_adamupdater(acc_first_order, acc_second_order, None, "AdaMax", *values)
 
 
 def create_adamupdater(
@@ -233,35 +210,30 @@ def create_adamupdater(
     beta2: Factor = None,
     epsilon: float | Tensor = 1e-07,
 ) -> Tensor:
-    """The op of all updaters.
+    """Add the op of an updater.
 
-    **Arguments**: `mode`: "Adam", "Lamb" (which makes the same term) or "AdaMax"; `ins`: further
-    attributes; the others as for `adam_updater`. Without a weight decay the weight takes no part.
+    **Arguments**: `mode`: "Adam", "Lamb" (the same term) or "AdaMax"; `ins`: further attributes;
+    the others as in `adam_updater`. Without a weight decay the weight takes no part.
     """
-    decays = weight_decay_is_required(weight_decay)
-    values: dict[str, Any] = {
-        "m": acc_first_order,
-        "v": acc_second_order,
-        "time_step": time_step,
-        "weight": weight if decays else None,
-        "weight_decay": weight_decay if decays else None,
-        "beta1": beta1,
-        "beta2": beta2,
-        "epsilon": epsilon,
-    }
-    given = tuple(name for name in UPDATER_INPUTS if isinstance(values[name], Tensor))
-    numbers = {
-        name: None if value is None else float(value)
-        for name, value in values.items()
-        if not isinstance(value, Tensor)
-    }
-    attributes = {**numbers, "given": given, "mode": mode, "root": mode != "AdaMax", **(ins or {})}
-    inputs = [values[name] for name in given]
+    if not weight_decay_is_required(weight_decay):
+        weight = weight_decay = None
+    values = (
+        acc_first_order,
+        acc_second_order,
+        time_step,
+        weight,
+        weight_decay,
+        beta1,
+        beta2,
+        epsilon,
+    )
+    inputs, numbers = _as_inputs(dict(zip(UPDATER_INPUTS, values, strict=True)))
+    attributes = {**numbers, "mode": mode, "root": mode != "AdaMax", **(ins or {})}
     return add_op(ADAM_UPDATERS[time_step is not None], inputs, attributes, "Updater")[0]
 
 
 def weight_decay_is_required(weight_decay: Factor) -> bool:
-    """Whether weights decay: by a tensor, or by a number that is not 0.
+    """Whether weights decay: by a tensor, or by a number other than 0.
 
     >>> weight_decay_is_required(None), weight_decay_is_required(0.01)
     (False, True)
@@ -272,9 +244,9 @@ def weight_decay_is_required(weight_decay: Factor) -> bool:
 def _check(
     weight: Tensor | None,
     weight_decay: Factor,
-    time_step: Tensor | None,
-    beta1: Factor,
-    beta2: Factor,
+    time_step: Tensor | None = None,
+    beta1: Factor = None,
+    beta2: Factor = None,
 ) -> None:
     if weight_decay_is_required(weight_decay) and weight is None:
         raise ValueError("Weight decay requires weight to not be None.")
@@ -298,7 +270,7 @@ def _var_update_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _var_update(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    values = _named(inputs, attributes)
+    values = _by_name(inputs, attributes)
     t, x = values["t"], wide(values["x"])
     weight, term = (xp.sqrt(_scalar(values[name], t)) for name in ("r1", "r2"))
     limit = values["max_weight_norm"]
@@ -328,18 +300,18 @@ def adam_var_update(
     learning_rate: float | Tensor | None = None,
     max_weight_norm: float | Tensor | None = None,
 ) -> Tensor:
-    """``t -= min(norm(t), max_weight_norm) / norm(x) * learning_rate * x``; the updated weight.
+    """``t -= min(norm(t), max_weight_norm) / norm(x) * learning_rate * x``. Returns `t`.
 
     **Arguments**
 
     - `t`: the weight; it changes in place.
     - `x`: the term, of its shape.
-    - `r1`, `r2`: the squares of the norms of `t` and of `x`, as scalars (`ops.lamb_square` makes
-      them); where one of them is 0 their ratio is 1.
+    - `r1`, `r2`: the squares of the norms of `t` and of `x`, as scalars (see `ops.lamb_square`). If
+      one of them is 0 the ratio of norms is 1.
     - `learning_rate`: a number or scalar tensor, by default 1.
-    - `max_weight_norm`: a number or scalar tensor; by default the norm has no limit.
+    - `max_weight_norm`: a number or scalar tensor; by default there is no limit.
 
-    ValueError for other shapes.
+    **Raises**: ValueError: for other shapes.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -350,11 +322,4 @@ def adam_var_update(
     """
     rate = 1.0 if learning_rate is None else learning_rate
     values = dict(zip(UPDATE_INPUTS, (t, x, r1, r2, rate, max_weight_norm), strict=True))
-    given = tuple(name for name, value in values.items() if isinstance(value, Tensor))
-    numbers = {
-        name: None if value is None else float(value)
-        for name, value in values.items()
-        if not isinstance(value, Tensor)
-    }
-    inputs = [value for value in values.values() if isinstance(value, Tensor)]
-    return add_op(ADAM_VAR_UPDATE, inputs, {**numbers, "given": given})[0]
+    return add_op(ADAM_VAR_UPDATE, *_as_inputs(values))[0]
