@@ -21,8 +21,8 @@ TWICE = (
 class AsynchronousDataAccessor:
     """Loads a dataset in another process, ahead of the program, into shared memory.
 
+    The tensors of an element are valid until the next one is asked for: clone those that you keep.
     Structures (tuples, dictionaries, types that have a custom argument parser) stay what they are.
-    Clone tensors that you keep: each element in use holds a file descriptor.
 
     **Arguments**:
 

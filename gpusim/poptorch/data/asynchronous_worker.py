@@ -1,4 +1,4 @@
-"""The worker process as the accessor sees it: start, room for elements, arrivals, and its end.
+"""The worker process as the accessor sees it: its start, the elements in its slots, and its end.
 
 Its failure and its death reach the program as errors. Nothing waits for a process that has ended.
 """
@@ -47,7 +47,7 @@ HINTS = {
 
 
 class AsynchronousWorker:
-    """A process that loads elements into shared memory, at most `buffer_size` ahead.
+    """A process that loads elements into `buffer_size` slots of shared memory.
 
     `pid` is its number.
 
@@ -72,15 +72,16 @@ class AsynchronousWorker:
     ) -> None:
         strategy = SharingStrategy(sharing_strategy)
         self._epoch, self._iterating, self._ended = 0, False, False
-        self._arrived: deque[tuple[bytes, UntypedStorage]] = deque()
-        self._held = False
+        self._arrived: deque[tuple[int, bytes]] = deque()  # slots, and the structures in them
+        self._held: int | None = None
+        self._memories: dict[int, UntypedStorage] = {}
         self._failure: Failure | None = None
         self._listening = False
-        room = buffer_size if early_preload else 1
-        self._more_room = buffer_size - room  # from the first iteration on
+        slots = buffer_size if early_preload else 1
+        self._unused = list(range(slots, buffer_size))  # until the first iteration
         logger.debug("AsynchronousDataAccessor parent process: %d", os.getpid())
         settings = Settings(
-            room=room,
+            slots=slots,
             load_indefinitely=load_indefinitely,
             rebatched_size=rebatched_size,
             drop_last=getattr(dataset, "_drop_last", True),
@@ -136,13 +137,13 @@ class AsynchronousWorker:
         """
         self.releaseElement()
         self.assertNoError()
-        room = self._more_room
+        free, self._unused = self._unused, []
         if self._iterating:
-            room = len(self._arrived)
+            free = [slot for slot, _ in self._arrived]
             self._arrived.clear()
             self._epoch += 1
         self._iterating, self._ended = True, False
-        self._make_room(room)
+        self._release(*free)
 
     @property
     def iterating(self) -> bool:
@@ -165,20 +166,20 @@ class AsynchronousWorker:
 
         - AssertionError: if the last one has not been released.
         """
-        assert not self._held, (
+        assert self._held is None, (
             "The current element must be released by calling releaseElement() before trying to "
             "acquire a new one"
         )
         if not self.dataIsAvailable():
             return None
-        self._held = True
-        return opened(*self._arrived.popleft())
+        self._held, structure = self._arrived.popleft()
+        return opened(structure, self._memories[self._held])
 
     def releaseElement(self) -> None:
         """Let the worker load another element in place of the current one."""
-        if self._held:
-            self._held = False
-            self._make_room(1)
+        if self._held is not None:
+            slot, self._held = self._held, None
+            self._release(slot)
 
     def assertNoError(self) -> None:
         """Raise AssertionError if the worker has failed; the worker's exception is its cause."""
@@ -215,25 +216,26 @@ class AsynchronousWorker:
             if not heard:
                 return
 
-    def _take(self, message: Failure | tuple[int, bytes | None, int]) -> None:
+    def _take(self, message: Failure | tuple[int, int, bytes | None, int]) -> None:
         if isinstance(message, Failure):
             self._failure = message
             return
-        epoch, structure, size = message
+        epoch, slot, structure, size = message
         if structure is None:
             self._ended = epoch == self._epoch
             return
-        memory = receive_memory(self._connection, size)
+        if size:
+            self._memories[slot] = receive_memory(self._connection, size)
         if epoch == self._epoch:
-            self._arrived.append((structure, memory))
+            self._arrived.append((slot, structure))
         else:  # loaded before the epoch was left
-            self._make_room(1)
+            self._release(slot)
 
-    def _make_room(self, elements: int) -> None:
+    def _release(self, *slots: int) -> None:
         if self._failure is not None:
             return
         try:
-            self._connection.send((self._epoch, elements))
+            self._connection.send((self._epoch, slots))
         except OSError:
             pass  # it has ended: what it has sent before still arrives
 

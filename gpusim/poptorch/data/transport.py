@@ -140,24 +140,30 @@ def tensor_at(memory: UntypedStorage, place: Place) -> Tensor:
     return flat[first : first + math.prod(shape)].view(shape)
 
 
-def send_element(connection: Connection, epoch: int, element: Any) -> None:
-    """Send the epoch, the structure and the size of the memory, then the memory itself.
+def send_element(
+    connection: Connection, epoch: int, slot: int, memories: dict[int, UntypedStorage], element: Any
+) -> None:
+    """Send `(epoch, slot, structure, size)`.
 
-    The memory has no name. It outlives this process if it is on its way when the process ends.
+    The element lies in the slot's memory. If that is too small, the size is that of new memory,
+    which follows, and 0 otherwise. Memory has no name. It outlives this process if it is on its way
+    when the process ends.
     """
     file = io.BytesIO()
     pickler = ElementPickler(file)
     pickler.dump(element)
-    memory = UntypedStorage._new_using_fd_cpu(pickler.size)
+    grown = slot not in memories or memories[slot].nbytes() < pickler.size
+    if grown:
+        memories[slot] = UntypedStorage._new_using_fd_cpu(pickler.size)
     for tensor, place in pickler.tensors:
-        tensor_at(memory, place).copy_(tensor)
-    descriptor, size = memory._share_fd_cpu_()
-    connection.send((epoch, file.getvalue(), size))
-    send_handle(connection, descriptor, os.getppid())
+        tensor_at(memories[slot], place).copy_(tensor)
+    connection.send((epoch, slot, file.getvalue(), pickler.size if grown else 0))
+    if grown:
+        send_handle(connection, memories[slot]._share_fd_cpu_()[0], os.getppid())
 
 
 def receive_memory(connection: Connection, size: int) -> UntypedStorage:
-    """Receive the memory of an element."""
+    """Receive the new memory of a slot."""
     descriptor = recv_handle(connection)
     kind: Any = UntypedStorage  # whose annotations lack this method
     try:

@@ -2,9 +2,9 @@
 
 It ends with the program, however that ends, and ends the processes that it has started.
 
-Messages to the worker are `(epoch, room)`: the accessor iterates over this epoch, and has room for
-so many more elements; or None: end. The worker sends elements (`send_element`), `(epoch, None, 0)`
-at the end of an epoch, or a Failure as its last message.
+Messages to the worker are `(epoch, slots)`: the accessor iterates over this epoch, and these slots
+are free; or None: end. The worker sends elements (`send_element`), `(epoch, None, None, 0)` at the
+end of an epoch, or a Failure as its last message.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
+from torch import UntypedStorage
 
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.data.elements import checked, rebatched
@@ -42,7 +44,7 @@ WATCH = 1.0  # seconds between two checks of the parent
 class Settings:
     """What the worker loads.
 
-    - `room`: the number of elements to load before the accessor is iterated.
+    - `slots`: the number of elements to load before the accessor is iterated.
     - `load_indefinitely`: load the next epoch before it is iterated.
     - `rebatched_size`: cut batches anew to this size; `drop_last`: drop the last one if it is
       smaller; `samples`: the dataset yields entries of batches.
@@ -50,7 +52,7 @@ class Settings:
     - `log_level`: of PopTorch's logger.
     """
 
-    room: int
+    slots: int
     load_indefinitely: bool
     rebatched_size: int | None
     drop_last: bool
@@ -148,11 +150,12 @@ def connected() -> Iterator[None]:
 
 
 class Worker:
-    """Loads the dataset, epoch after epoch, as far as the accessor has room."""
+    """Loads the dataset, epoch after epoch, as far as slots are free."""
 
     def __init__(self, connection: Connection, dataset: Any, settings: Settings) -> None:
         self._connection, self._dataset, self._settings = connection, dataset, settings
-        self._room = settings.room
+        self._free = deque(range(settings.slots))
+        self._memories: dict[int, UntypedStorage] = {}
         self._epoch = self._wanted = 0  # the one that is loaded, and that is iterated
         self._elements: Iterator[Any] | None = None
         self._loaded = 0  # elements of this epoch
@@ -170,15 +173,15 @@ class Worker:
 
     def _await_room(self) -> None:
         while True:
-            may_load = self._room > 0 and (self._ahead or self._epoch <= self._wanted)
+            may_load = self._free and (self._ahead or self._epoch <= self._wanted)
             with connected():
                 if may_load and not self._connection.poll():
                     return
                 message = self._connection.recv()
             if message is None:
                 raise Stopped
-            self._wanted, room = message
-            self._room += room
+            self._wanted, slots = message
+            self._free.extend(slots)
             if self._wanted > self._epoch:
                 if self._loaded:
                     logger.debug(f"{NAME} reset command received. Creating a new iterator")
@@ -195,9 +198,9 @@ class Worker:
         except StopIteration:
             self._finish()
             return
+        slot = self._free.popleft()
         with connected():
-            send_element(self._connection, self._epoch, element)
-        self._room -= 1
+            send_element(self._connection, self._epoch, slot, self._memories, element)
         self._loaded += 1
 
     def _iterator(self) -> Iterator[Any]:
@@ -218,8 +221,8 @@ class Worker:
         if not self._epoch and not self._loaded:
             raise createPoptorchError("The Dataset is empty")
         with connected():
-            self._connection.send((self._epoch, None, 0))
-        # an empty epoch takes no room: without end, the worker would begin one after the other
+            self._connection.send((self._epoch, None, None, 0))
+        # an empty epoch takes no slot: without end, the worker would begin one after the other
         self._ahead = self._settings.load_indefinitely and self._loaded > 0
         if self._ahead:
             logger.debug(f"{NAME} end of dataset reached. Creating a new iterator")
