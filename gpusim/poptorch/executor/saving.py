@@ -20,7 +20,7 @@ import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -178,7 +178,7 @@ def exported_parts(saved: Saved, header: dict[str, Any]) -> tuple[bytes, dict[st
     return pickled(content, names)
 
 
-def seal(file: BinaryIO) -> None:
+def seal(file: IO[bytes]) -> None:
     """Put the digest of all that comes before into the file's last bytes."""
     end = file.seek(0, os.SEEK_END) - DIGEST
     file.seek(0)
