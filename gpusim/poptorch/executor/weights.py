@@ -7,7 +7,7 @@ replica where replicas may change their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -184,11 +184,9 @@ class Weights:
             self._state.assign(own)
             yield
 
-    @contextmanager
-    def model_kept(self) -> Iterator[None]:
+    def model_kept(self) -> AbstractContextManager[None]:
         """A block after which the model holds its own parameters and buffers, whatever it does."""
-        with self._state.preserved():
-            yield
+        return self._state.preserved()
 
     # ---------------------------------------------------------------- for the replicas
 
