@@ -1,4 +1,4 @@
-"""Exclusive use of a device, with waiting. It ends when the owner detaches, is collected or dies."""
+"""Exclusive use of a device, with waiting, until its owner detaches, is collected or dies."""
 
 from __future__ import annotations
 

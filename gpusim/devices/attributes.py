@@ -1,6 +1,6 @@
 """The attributes of simulated IPUs, gc-info's `key: value` lines: measured, or N/A.
 
-They come from NVML where a GPU backs the IPU, else from the host. The holder's come from its record.
+They come from NVML where a GPU backs the IPU, else from the host, and from the holder's record.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Connection:
     - `type`: when to attach; `Always` attaches now.
     - `timeout`: as for `attach`.
 
-    **Raises**: the errors of `attach`, and DeviceError for calls that the state or the type forbids.
+    **Raises**: the errors of `attach`; DeviceError for calls that the state or the type forbids.
 
     >>> from gpusim.devices import Table
     >>> offline = Connection(Table(4).device(6), ConnectionType.Never)

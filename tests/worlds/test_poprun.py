@@ -187,7 +187,7 @@ def test_a_killed_instance_ends_the_run_and_is_named(poprun) -> None:
     program = (
         HELLO
         + """
-from gpusim import activity
+from gpusim.runtime import activity
 activity.note("lax.psum over 'i' of float32[4]" if rank != 2 else None)
 print("ready", flush=True)
 if rank == 1:
