@@ -381,7 +381,7 @@ time.sleep(300)
         ("--num-instances 3 --num-replicas 2 true", "--num-replicas 2: expected at least one"),
         ("--num-instances 2 --host a,b,c true", "expected at least one for each of 3 hosts"),
         ("--host a,,b true", "expected names like H1,H2 or H[1-3,5]"),
-        ("--host a[3-1] true", "3-1 is no range"),
+        ("--host a[3-1] true", "3-1 is not an ascending range"),
         ("--host a,a --num-instances 2 true", "a is named twice"),
         ("--only-output-from-instance 1 true", "expected less than --num-instances 1"),
         ("--update-partition maybe true", "expected yes or no, got 'maybe'"),
@@ -411,7 +411,7 @@ def test_too_few_simulated_ipus_are_said(
     ("program", "message"),
     [
         ("no-such-program", "there is no program 'no-such-program'"),
-        (str(ROOT), "is a folder, and no program"),
+        (str(ROOT), "is a folder, not a program"),
         (str(ROOT / "README.md"), "is not executable: put its interpreter before it"),
     ],
 )
