@@ -1,5 +1,4 @@
-"""What an instance knows of the others: what they announce at their end, and whether their
-processes live. Nobody waits for one that will not come."""
+"""The other instances: what they announce at their end, and whether their processes live."""
 
 from __future__ import annotations
 
@@ -16,60 +15,62 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reaper import start_time
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 # An announcement: whether it is the end of the program, and the length of the text.
 _HEADER = struct.Struct("=BH")
 _RECORD_BYTES = 1024
-# Seconds from the end of another process to saying so: if a signal ends all, it ends this one too.
-_ALL_AT_ONCE = 0.05
+# Seconds from the end of another process to the report: a signal to all ends this process first.
+_REPORT_DELAY = 0.05
 
 
-class Others:
+class Peers:
     """The other instances of a communicator.
 
     Attributes:
-        names: what messages call each instance.
-        context: what more there is to say when one is gone; a World sets it.
+        names: the name of each instance in messages.
+        context: what a message about a lost instance adds; a World sets it.
     """
 
-    def __init__(self, communicator: MPI.Intracomm, turn: threading.Lock) -> None:
+    def __init__(self, communicator: MPI.Intracomm, lock: threading.Lock) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
         self._communicator = communicator
-        self._turn = turn  # of calling MPI
-        self._own: int = communicator.Get_rank()
+        self._lock = lock  # of MPI calls
+        self._instance: int = communicator.Get_rank()
         count: int = communicator.Get_size()
         self.names = [f"instance {i}" for i in range(count)]
         self.context: Callable[[int], str] = lambda lost: ""
         self._announced: dict[int, str] = {}
-        self._ended: set[int] = set()  # those that are at the end of their program
-        self._said: list[Any] = []  # sends, and their buffers, which nobody waits for
-        self._quiet = False
-        self._processes = _Processes(communicator)
-        communicator.Barrier()  # nobody goes before it is watched
+        self._ended: set[int] = set()  # those at the end of their program
+        self._sends: list[Any] = []  # requests and buffers, kept until the process ends
+        self._ending = False
+        self._processes = _LocalProcesses(communicator)
+        communicator.Barrier()  # no instance goes on before the others watch it
 
     def watch(self) -> None:
-        """Say it when the process of another instance ends, whatever this one is doing."""
-        if self._processes.seen:
+        """Report when the process of another instance ends, whatever this one is doing."""
+        if self._processes.pids:
             threading.Thread(target=self._watch, name="gpusim watch", daemon=True).start()
 
     def announce(self, text: str, *, ended: bool = False) -> None:
-        """Tell all others that this instance takes part no more, and why; waits for nobody."""
-        self._quiet |= ended
-        said = text.encode()[: _RECORD_BYTES - _HEADER.size]
+        """Tell all others that this instance takes no further part, and why, without waiting."""
+        self._ending |= ended
+        content = text.encode()[: _RECORD_BYTES - _HEADER.size]
         record = np.zeros(_RECORD_BYTES, np.uint8)
-        raw = _HEADER.pack(ended, len(said)) + said
+        raw = _HEADER.pack(ended, len(content)) + content
         record[: len(raw)] = np.frombuffer(raw, np.uint8)
-        with self._turn:
+        with self._lock:
             for other in self._all():
-                self._said.append((self._communicator.Isend(record, other), record))
+                self._sends.append((self._communicator.Isend(record, other), record))
 
     def why_missing(self, instances: Iterable[int]) -> tuple[int, str] | None:
-        """One of these instances that comes no more, and the sentence that says why."""
-        self._listen()
+        """One of these instances that takes no further part, and a sentence that says why."""
+        self._receive()
         for instance in instances:
             if instance in self._announced:
                 return instance, self._announced[instance]
@@ -79,10 +80,10 @@ class Others:
         return None
 
     def all_ended(self, patience: float) -> bool:
-        """Whether all others have come to the end of their programs; waits so many seconds."""
+        """Whether all others reach the end of their programs within `patience` seconds."""
         deadline = time.monotonic() + patience
         while True:
-            self._listen()
+            self._receive()
             if all(i in self._ended or self._processes.has_ended(i) for i in self._all()):
                 return True
             if time.monotonic() > deadline:
@@ -90,12 +91,12 @@ class Others:
             time.sleep(0.01)
 
     def _all(self) -> list[int]:
-        return [i for i in range(len(self.names)) if i != self._own]
+        return [i for i in range(len(self.names)) if i != self._instance]
 
-    def _listen(self) -> None:
-        """Take the announcements that have come."""
+    def _receive(self) -> None:
+        """Take the announcements that have arrived."""
         status = self._mpi.Status()
-        with self._turn:
+        with self._lock:
             while self._communicator.Iprobe(status=status):
                 record = np.zeros(_RECORD_BYTES, np.uint8)
                 instance = status.Get_source()
@@ -107,43 +108,43 @@ class Others:
                     self._ended.add(instance)
 
     def _describe_loss(self, instance: int) -> str:
-        pid = self._processes.seen[instance]
+        pid = self._processes.pids[instance]
         return f"{self.names[instance]} is gone: its process (pid {pid}) has ended"
 
     def _watch(self) -> None:
         lost = self._processes.wait_for_one()
-        time.sleep(_ALL_AT_ONCE)
-        if self._quiet:  # the program is at its end
+        time.sleep(_REPORT_DELAY)
+        if self._ending:
             return
-        self._listen()
+        self._receive()
         if lost not in self._announced:
             text = f"gpusim: {self._describe_loss(lost)}{self.context(lost)}\n"
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
 
 
-class _Processes:
-    """The processes of the other instances, as far as they run on this host and can be seen.
+class _LocalProcesses:
+    """The processes of the other instances that run on this host and are visible.
 
     Attributes:
-        seen: their process ids, by instance.
+        pids: their process ids, by instance.
     """
 
     def __init__(self, communicator: MPI.Intracomm) -> None:
-        self.seen: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
         self._descriptors: dict[int, int] = {}
-        own = communicator.Get_rank()
-        processes = _everyone(communicator)
+        local = communicator.Get_rank()
+        processes = _all_processes(communicator)
         if not hasattr(os, "pidfd_open"):
             return
         for instance, (host, pid, started) in enumerate(processes.tolist()):
-            if instance == own or host != processes[own]["host"]:
+            if instance == local or host != processes[local]["host"]:
                 continue
             try:
                 descriptor = os.pidfd_open(pid)
             except OSError:
                 continue
-            if started and _started(pid) == started:  # else a process of another container
-                self.seen[instance], self._descriptors[instance] = pid, descriptor
+            if started and start_ticks(pid) == started:  # else a process of another container
+                self.pids[instance], self._descriptors[instance] = pid, descriptor
             else:
                 os.close(descriptor)
 
@@ -152,7 +153,7 @@ class _Processes:
         return descriptor is not None and bool(_readable([descriptor], 0))
 
     def wait_for_one(self) -> int:
-        """Return when one has ended; which."""
+        """Return when one has ended, and which."""
         (ended, *_) = _readable(list(self._descriptors.values()), None)
         return next(i for i, descriptor in self._descriptors.items() if descriptor == ended)
 
@@ -164,20 +165,16 @@ def _readable(descriptors: list[int], timeout: float | None) -> list[int]:
     return [descriptor for descriptor, _ in poll.poll(timeout)]
 
 
-def _everyone(communicator: MPI.Intracomm) -> NDArray[Any]:
-    """Which process each instance is."""
-    own = np.zeros(1, [("host", "S256"), ("pid", "i8"), ("started", "i8")])
+def _all_processes(communicator: MPI.Intracomm) -> NDArray[Any]:
+    """The host, the process id and the start of each instance."""
+    local = np.zeros(1, [("host", "S256"), ("pid", "i8"), ("started", "i8")])
     pid = os.getpid()
-    own[0] = (socket.gethostname().encode()[:256], pid, _started(pid))
-    everyone = np.zeros(communicator.Get_size(), own.dtype)
-    communicator.Allgather(own.view(np.uint8), everyone.view(np.uint8))
-    return everyone
+    local[0] = (socket.gethostname().encode()[:256], pid, start_ticks(pid))
+    processes = np.zeros(communicator.Get_size(), local.dtype)
+    communicator.Allgather(local.view(np.uint8), processes.view(np.uint8))
+    return processes
 
 
-def _started(pid: int) -> int:
-    """When a process began, in the kernel's ticks; 0 where nobody tells."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
+def start_ticks(pid: int) -> int:
+    """The start of a process in the kernel's ticks; 0 if it is unknown."""
+    return int(start_time(pid) or 0)
