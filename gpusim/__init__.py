@@ -7,7 +7,7 @@ are the same operations on stacked arrays.
 
 from importlib.metadata import PackageNotFoundError, version
 
-from . import collectives, groups, lax
+from . import collectives, deprecated, groups, lax
 from .devices import devices
 from .errors import (
     CollectiveMismatchError,
@@ -29,6 +29,8 @@ try:
     __version__ = version("gpusim")
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
+
+deprecated.install()
 
 __all__ = [
     "CollectiveMismatchError",

@@ -369,7 +369,7 @@ def test_without_matplotlib_the_command_names_the_extra(tmp_path: Path) -> None:
     code = (
         "import sys, importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
-        "from gpusim import cli; sys.exit(cli.main(sys.argv[1:]))"
+        "from gpusim.tools import cli; sys.exit(cli.main(sys.argv[1:]))"
     )
     answer = subprocess.run(
         [sys.executable, "-c", code, "schedule", "--stages", "2", "--out", str(tmp_path / "a.svg")],
