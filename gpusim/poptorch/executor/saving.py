@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 import gpusim
+from gpusim.files import atomic_write
 from gpusim.groups import CommGroupType
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.atomic import replacing
 from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.executor.arguments import Arguments
 from gpusim.poptorch.executor.described import Undescribed, as_json, from_json
@@ -124,7 +124,7 @@ def write(filename: str | os.PathLike[str], saved: Saved) -> None:
     if path.is_dir():
         logger.warning("save(): %s is a directory, saving model to %s", path, path / DEFAULT_NAME)
         path /= DEFAULT_NAME
-    with replacing(path) as file:
+    with atomic_write(path, "w+b") as file:
         with zipfile.ZipFile(file, "w") as archive:
             archive.comment = b"0" * DIGEST
             archive.writestr(zipfile.ZipInfo(HEADER), json.dumps(header, indent=1))

@@ -19,9 +19,9 @@ import torch
 from torch.fx import GraphModule
 
 import gpusim
+from gpusim.files import atomic_write
 
 from .._logging import logger
-from ..atomic import replacing
 from . import changes
 from .written import Unwritable, graph_of, written
 
@@ -103,7 +103,7 @@ class Cache:
     def _write(self, path: Path, graph: GraphModule) -> None:
         try:
             text = json.dumps(written(graph)).encode()
-            with replacing(path) as file:
+            with atomic_write(path, "wb") as file:
                 file.write(hashlib.sha256(text).hexdigest().encode() + text)
         except Unwritable as reason:
             logger.info("The graph is not kept, as %s", reason)
