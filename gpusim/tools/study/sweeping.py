@@ -17,8 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from fallback import fold, round_to
 from gpusim.formats import FormatLike, kernel_format
+from gpusim.tools.progress import Advance, progress, silent
 from gpusim.tools.study.metrics import Partial, measure, merged
-from gpusim.tools.study.progress import Advance, progress, silent
 from gpusim.tools.study.reference import Exact, exact_sum
 from gpusim.tools.study.results import Measurement, Study
 from gpusim.tools.study.settings import Setting, grid, whole_numbers

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...twins import TWINS
-from ..study.table import print_table
+from ..tables import print_table
 from .checking import Row
 from .inferring import Found
 
@@ -20,7 +20,7 @@ def twins(names: Sequence[str]) -> None:
     """All twins, and on what they rest."""
     rows = [[name, TWINS[name].engine, TWINS[name].checked, TWINS[name].fold] for name in names]
     headings = ["twin", "engine", "checked", "fold"]
-    print_table("Twins", headings, rows, set(), left=headings)
+    print_table("Twins", headings, rows, left=headings)
 
 
 def check(rows: Sequence[Row], missing: Sequence[str]) -> None:
