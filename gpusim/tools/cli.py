@@ -14,8 +14,7 @@ from pathlib import Path
 
 import gpusim
 from gpusim.errors import GpusimError
-from gpusim.tools import program
-from gpusim.tools.schedule import command as schedule
+from gpusim.tools import program, schedule
 from gpusim.tools.study import command as study
 from gpusim.tools.twins import command as twin
 

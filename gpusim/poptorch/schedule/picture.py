@@ -1,7 +1,7 @@
-"""Pictures of timetables: time goes to the right, and every stage of every IPU has a row.
+"""Pictures of pipeline schedules: time goes to the right, every stage of every IPU has a row.
 
-The colours of forward, backward and update differ in lightness, too, and boxes have the number of
-their micro-batch, so that they can be read in grey and by the colour-blind.
+Colours differ in lightness too, and each box has the number of its micro-batch. A picture can be
+read in grey, and by people who do not see colours.
 """
 
 from __future__ import annotations
@@ -12,23 +12,19 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim.optional import require
-from gpusim.tools.schedule.tasks import KINDS, Task, Timetable
-from gpusim.tools.study.output import replacing
+from ...files import atomic_write
+from ...optional import require
+from .tasks import KINDS, PipelineSchedule, Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "SUFFIXES", "draw", "write"]
+__all__ = ["COLOURS", "SUFFIXES", "draw", "summary", "write"]
 
 SUFFIXES = (".svg", ".png", ".pdf")
 COLOURS = {"forward": "#A6D3F0", "backward": "#B34700", "update": "#1B1B1B"}
-NUMBERS = {
-    "forward": "#000000",
-    "backward": "#FFFFFF",
-    "update": "#FFFFFF",
-}  # what is written on it
+NUMBERS = {"forward": "#000000", "backward": "#FFFFFF", "update": "#FFFFFF"}
 IDLE = "#F1F1F1"
 STYLE: Any = {  # matplotlib's stubs list every key by name
     "axes.edgecolor": "#666666",
@@ -39,9 +35,9 @@ STYLE: Any = {  # matplotlib's stubs list every key by name
     "legend.fontsize": 8,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",  # text stays text: searchable, and read aloud
-    "svg.hashsalt": "gpusim",  # the same timetable gives the same file
+    "svg.hashsalt": "gpusim",
 }
-# Where no date is asked for, the same timetable gives the same bytes.
+# Without a date and with a fixed salt, equal schedules give equal bytes.
 UNDATED: dict[str, dict[str, Any]] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
@@ -51,39 +47,39 @@ UNDATED: dict[str, dict[str, Any]] = {
 NARROWEST, WIDEST = 6.5, 30.0  # inches
 UNIT = 0.22  # inches of one forward pass: as wide as two digits
 LETTER = 0.065  # inches of a label's letter
-SMALLEST = 0.13  # inches of a forward pass in which there is room for numbers
-MOST = 20_000  # tasks: beyond that nobody sees anything, and drawing takes minutes
+SMALLEST = 0.13  # inches of a forward pass that has room for a number
+MOST = 20_000  # tasks; with more, boxes are too small to see and drawing takes minutes
 
 
-def write(table: Timetable, path: str | PathLike[str], *, note: str = "") -> Figure:
-    """Draw a timetable into a file.
+def write(schedule: PipelineSchedule, path: str | PathLike[str], *, note: str = "") -> Figure:
+    """Draw a schedule into a file.
 
     Args:
         path: ends in .svg, .png or .pdf.
-        note: a line to write below the figures.
+        note: a line to write below the summary.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: for other endings, and for more tasks than can be seen.
-        ModuleNotFoundError: without matplotlib, with the command that installs it.
+        ValueError: for another suffix, and for more than 20,000 tasks.
+        ModuleNotFoundError: without matplotlib; the message names the command that installs it.
     """
     target = Path(path)
     suffix = target.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"{target}: expected a name that ends in {' or '.join(SUFFIXES)}")
     with styled():
-        figure = draw(table, note=note)
-        with replacing(target, "wb") as file:
-            about = UNDATED[suffix] | {"Title": summary(table)}
-            figure.savefig(file, format=suffix[1:], dpi=200, metadata=about)
+        figure = draw(schedule, note=note)
+        with atomic_write(target, "wb") as file:
+            metadata = UNDATED[suffix] | {"Title": summary(schedule)}
+            figure.savefig(file, format=suffix[1:], dpi=200, metadata=metadata)
     return figure
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """A block in which matplotlib has the pictures' style; ModuleNotFoundError without it."""
+    """Use the pictures' style inside the block. ModuleNotFoundError without matplotlib."""
     require("pictures need", "matplotlib")
     import matplotlib
 
@@ -91,91 +87,95 @@ def styled() -> Iterator[None]:
         yield
 
 
-def draw(table: Timetable, *, note: str = "") -> Figure:
-    """A figure of matplotlib. Errors as for `write`."""
-    if len(table.tasks) > MOST:
+def draw(schedule: PipelineSchedule, *, note: str = "") -> Figure:
+    """Draw a schedule as a matplotlib figure. Errors are those of `write`."""
+    if len(schedule.tasks) > MOST:
         raise ValueError(
-            f"the timetable has {len(table.tasks):,} tasks, and at most {MOST:,} can be drawn: "
+            f"the schedule has {len(schedule.tasks):,} tasks, and at most {MOST:,} can be drawn: "
             "choose fewer micro-batches"
         )
     with styled():
         from matplotlib.figure import Figure
 
-        labels = [label_of(table, place) for place in range(len(table.stages))]
+        labels = [label_of(schedule, place) for place in range(len(schedule.stages))]
         margin = 0.5 + LETTER * max(map(len, labels))
-        width = min(max(UNIT * table.length + margin, NARROWEST), WIDEST)
-        figure = Figure(figsize=(width, 1.5 + 0.34 * len(table.stages)), layout="constrained")
-        lines = [*summary(table).split("; "), *([note] if note else [])]
+        width = min(max(UNIT * schedule.length + margin, NARROWEST), WIDEST)
+        figure = Figure(figsize=(width, 1.5 + 0.34 * len(schedule.stages)), layout="constrained")
+        lines = [*summary(schedule).split("; "), *([note] if note else [])]
         figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=9)
         axes = figure.subplots()
-        rows = rows_of(table)
-        frame(axes, table, rows, labels)
-        numbered = (width - margin) / table.length >= SMALLEST
+        rows = rows_of(schedule)
+        frame(axes, schedule, rows, labels)
+        numbered = (width - margin) / schedule.length >= SMALLEST
         of_ipu = {
-            ipu: [row for row, stage in zip(rows, table.stages, strict=True) if stage.ipu == ipu]
-            for ipu in table.ipus
+            ipu: [row for row, stage in zip(rows, schedule.stages, strict=True) if stage.ipu == ipu]
+            for ipu in schedule.ipus
         }
-        for task in table.tasks:
+        for task in schedule.tasks:
             own = of_ipu[task.ipu] if task.stage is None else [rows[task.stage]]
             box(axes, task, own, numbered)
-        legend(axes, table)
+        legend(axes, schedule)
         return figure
 
 
-def summary(table: Timetable) -> str:
-    """The figures of a timetable, in words.
+def summary(schedule: PipelineSchedule) -> str:
+    """The main numbers of a schedule, in words.
 
-    >>> from gpusim.tools.schedule import Stage, pipelined
-    >>> print(summary(pipelined([Stage(0), Stage(1)], 8)))
+    >>> from gpusim.poptorch.schedule import PipelineStage, pipelined
+    >>> print(summary(pipelined([PipelineStage(0), PipelineStage(1)], 8)))
     Pipelined: 2 IPUs, 2 stages (3 with backward), 8 micro-batches; bubble 11% of the IPUs' time
     """
-    stages = counted(len(table.stages), "stage")
-    if table.strategy == "Phased":
-        phases = counted(len({stage.phase for stage in table.stages}), "phase")
+    stages = counted(len(schedule.stages), "stage")
+    if schedule.strategy == "Phased":
+        phases = counted(len({stage.phase for stage in schedule.stages}), "phase")
         stages = f"{stages} in {phases}"
-    if table.backward:
-        stages += f" ({table.steps} with backward)"
-    batches = counted(table.micro_batches, "micro-batch", "micro-batches")
-    figures = f"{counted(len(table.ipus), 'IPU')}, {stages}, {batches}"
-    return f"{table.strategy}: {figures}; bubble {table.bubble:.0%} of the IPUs' time"
+    if schedule.backward:
+        stages += f" ({schedule.steps} with backward)"
+    batches = counted(schedule.micro_batches, "micro-batch", "micro-batches")
+    figures = f"{counted(len(schedule.ipus), 'IPU')}, {stages}, {batches}"
+    return f"{schedule.strategy}: {figures}; bubble {schedule.bubble:.0%} of the IPUs' time"
 
 
 def counted(count: int, one: str, more: str = "") -> str:
     return f"{count} {one if count == 1 else more or one + 's'}"
 
 
-def rows_of(table: Timetable) -> list[int]:
-    """The row of each stage: by IPU, and then in order."""
-    order = sorted(range(len(table.stages)), key=lambda place: (table.stages[place].ipu, place))
+def rows_of(schedule: PipelineSchedule) -> list[int]:
+    """The row of each stage: rows are sorted by IPU, then by stage."""
+    order = sorted(
+        range(len(schedule.stages)), key=lambda place: (schedule.stages[place].ipu, place)
+    )
     rows = [0] * len(order)
     for row, place in enumerate(order):
         rows[place] = row
     return rows
 
 
-def label_of(table: Timetable, place: int) -> str:
-    stage = table.stages[place]
+def label_of(schedule: PipelineSchedule, place: int) -> str:
+    stage = schedule.stages[place]
     return f"IPU {stage.ipu}: {shortened(', '.join(stage.blocks)) or f'stage {place}'}"
 
 
-def frame(axes: Axes, table: Timetable, rows: list[int], labels: list[str]) -> None:
-    """Everything around the boxes."""
+def frame(axes: Axes, schedule: PipelineSchedule, rows: list[int], labels: list[str]) -> None:
+    """Draw the rows, axes and labels."""
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import MaxNLocator
 
     for row in rows:
-        idle = Rectangle((0, row + 0.06), table.length, 0.88, facecolor=IDLE, linewidth=0)
+        idle = Rectangle((0, row + 0.06), schedule.length, 0.88, facecolor=IDLE, linewidth=0)
         axes.add_patch(idle)
-    for ipu in table.ipus[1:]:
-        own = [row for row, stage in zip(rows, table.stages, strict=True) if stage.ipu == ipu]
+    for ipu in schedule.ipus[1:]:
+        own = [row for row, stage in zip(rows, schedule.stages, strict=True) if stage.ipu == ipu]
         axes.axhline(min(own), color="#666666", linewidth=0.5)
     axes.set_yticks([row + 0.5 for row in rows], labels)
     axes.tick_params("y", length=0)
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    axes.set_xlim(0, table.length)
+    axes.set_xlim(0, schedule.length)
     axes.set_ylim(len(rows), 0)
     unit = "time, in forward passes of one stage"
-    axes.set_xlabel(f"{unit} (a backward pass: {table.backward:g})" if table.backward else unit)
+    axes.set_xlabel(
+        f"{unit} (a backward pass: {schedule.backward:g})" if schedule.backward else unit
+    )
 
 
 def shortened(text: str, most: int = 32) -> str:
@@ -183,7 +183,8 @@ def shortened(text: str, most: int = 32) -> str:
 
 
 def box(axes: Axes, task: Task, rows: list[int], numbered: bool) -> None:
-    """One task, over these neighbouring rows; its gid says in the SVG what it is."""
+    """Draw one task over neighbouring rows. Its id in an SVG names it."""
+
     from matplotlib.patches import Rectangle
 
     top, height = min(rows), len(rows)
@@ -212,10 +213,10 @@ def box(axes: Axes, task: Task, rows: list[int], numbered: bool) -> None:
         )
 
 
-def legend(axes: Axes, table: Timetable) -> None:
+def legend(axes: Axes, schedule: PipelineSchedule) -> None:
     from matplotlib.patches import Patch
 
-    kinds = [kind for kind in KINDS if any(task.kind == kind for task in table.tasks)]
+    kinds = [kind for kind in KINDS if any(task.kind == kind for task in schedule.tasks)]
     patches = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
     patches.append(Patch(color=IDLE, label="idle"))
     figure = axes.get_figure()

@@ -1,4 +1,4 @@
-"""Timetables of pipelined, sharded and phased models, their pictures, and `gpusim schedule`."""
+"""Schedules of pipelined, sharded and phased models, their pictures, and `gpusim schedule`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpusim.poptorch.schedule import (
+    KINDS,
+    PipelineSchedule,
+    PipelineStage,
+    Task,
+    phased,
+    picture,
+    pipelined,
+    sharded,
+)
 from gpusim.tools import cli
-from gpusim.tools.schedule import KINDS, Stage, Task, Timetable, phased, picture, pipelined, sharded
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +33,9 @@ STRATEGIES = {"Pipelined": pipelined, "Sharded": sharded, "Phased": phased}
 SVG = "{http://www.w3.org/2000/svg}"
 
 stages = st.lists(st.integers(0, 4), min_size=1, max_size=6).map(
-    lambda ipus: [Stage(ipu, (f"block{place}",), place // 2) for place, ipu in enumerate(ipus)]
+    lambda ipus: [
+        PipelineStage(ipu, (f"block{place}",), place // 2) for place, ipu in enumerate(ipus)
+    ]
 )
 tables = st.builds(
     lambda name, own, more, training, backward: STRATEGIES[name](
@@ -47,7 +58,7 @@ def step(task: Task) -> tuple[int | None, int]:
 
 @given(tables)
 @settings(max_examples=100, deadline=None)
-def test_every_micro_batch_goes_through_every_stage_once_each_way(table: Timetable) -> None:
+def test_every_micro_batch_goes_through_every_stage_once_each_way(table: PipelineSchedule) -> None:
     kinds = KINDS[:2] if table.backward else KINDS[:1]
     expected = {
         (kind, batch, place)
@@ -64,7 +75,7 @@ def test_every_micro_batch_goes_through_every_stage_once_each_way(table: Timetab
 
 @given(tables)
 @settings(max_examples=100, deadline=None)
-def test_an_ipu_does_one_thing_at_a_time(table: Timetable) -> None:
+def test_an_ipu_does_one_thing_at_a_time(table: PipelineSchedule) -> None:
     for ipu in table.ipus:
         own = sorted((task for task in table.tasks if task.ipu == ipu), key=lambda t: t.start)
         assert all(one.end <= other.start for one, other in pairwise(own))
@@ -72,7 +83,9 @@ def test_an_ipu_does_one_thing_at_a_time(table: Timetable) -> None:
 
 @given(tables)
 @settings(max_examples=100, deadline=None)
-def test_a_micro_batch_is_where_it_is_after_it_was_where_it_comes_from(table: Timetable) -> None:
+def test_a_micro_batch_is_where_it_is_after_it_was_where_it_comes_from(
+    table: PipelineSchedule,
+) -> None:
     tasks = {(task.kind, task.micro_batch, task.stage): task for task in table.tasks}
     phase = [stage.phase for stage in table.stages] if table.strategy == "Phased" else None
     for (kind, batch, place), task in tasks.items():
@@ -87,7 +100,7 @@ def test_a_micro_batch_is_where_it_is_after_it_was_where_it_comes_from(table: Ti
 
 @given(tables)
 @settings(max_examples=100, deadline=None)
-def test_updates_come_last_on_all_ipus_at_once(table: Timetable) -> None:
+def test_updates_come_last_on_all_ipus_at_once(table: PipelineSchedule) -> None:
     updates = [task for task in table.tasks if task.kind == "update"]
     assert [task.ipu for task in updates] == (list(table.ipus) if table.backward else [])
     for task in updates:
@@ -97,7 +110,7 @@ def test_updates_come_last_on_all_ipus_at_once(table: Timetable) -> None:
 
 @given(tables)
 @settings(max_examples=100, deadline=None)
-def test_the_bubble_is_the_time_in_which_no_task_runs(table: Timetable) -> None:
+def test_the_bubble_is_the_time_in_which_no_task_runs(table: PipelineSchedule) -> None:
     busy = sum(task.end - task.start for task in table.tasks)
     assert table.bubble == pytest.approx(1 - busy / (table.length * len(table.ipus)))
     assert -1e-12 <= table.bubble < 1
@@ -111,7 +124,7 @@ def test_the_bubble_is_the_time_in_which_no_task_runs(table: Timetable) -> None:
 def test_a_pipeline_of_inference_is_idle_as_long_as_it_fills_and_empties(
     count: int, micro_batches: int
 ) -> None:
-    table = pipelined([Stage(ipu) for ipu in range(count)], micro_batches, training=False)
+    table = pipelined([PipelineStage(ipu) for ipu in range(count)], micro_batches, training=False)
     cycles = micro_batches + count - 1
     assert (table.steps, table.length) == (count, cycles)
     assert table.bubble == pytest.approx((count - 1) / cycles)
@@ -119,7 +132,7 @@ def test_a_pipeline_of_inference_is_idle_as_long_as_it_fills_and_empties(
 
 @pytest.mark.parametrize(("count", "steps"), [(1, 1), (2, 3), (3, 5), (4, 7)])
 def test_n_stages_have_2n_minus_1_steps_in_training(count: int, steps: int) -> None:
-    table = pipelined([Stage(ipu) for ipu in range(count)], 7)
+    table = pipelined([PipelineStage(ipu) for ipu in range(count)], 7)
     assert table.steps == steps
     # the last stage's two passes are one step: nothing comes between them
     last = [task for task in table.tasks if task.stage == count - 1]
@@ -130,7 +143,7 @@ def test_n_stages_have_2n_minus_1_steps_in_training(count: int, steps: int) -> N
 
 
 def test_a_pipeline_of_two_stages_by_hand() -> None:
-    table = pipelined([Stage(0), Stage(1)], 3, backward=2)
+    table = pipelined([PipelineStage(0), PipelineStage(1)], 3, backward=2)
     assert [(t.kind[0], t.ipu, t.micro_batch, t.start, t.end) for t in table.tasks] == [
         ("f", 0, 0, 0, 1),
         ("f", 0, 1, 1, 2),  # the cycle is as long as IPU 1's forward and backward pass
@@ -150,21 +163,31 @@ def test_a_pipeline_of_two_stages_by_hand() -> None:
 
 
 def test_neighbouring_stages_of_an_ipu_are_one() -> None:
-    own = [Stage(0, ("A",)), Stage(0, ("B",)), Stage(1, ("C",)), Stage(0, ("D",))]
+    own = [
+        PipelineStage(0, ("A",)),
+        PipelineStage(0, ("B",)),
+        PipelineStage(1, ("C",)),
+        PipelineStage(0, ("D",)),
+    ]
     table = pipelined(own, 5)
     assert [stage.blocks for stage in table.stages] == [("A", "B"), ("C",), ("D",)]
     assert table.steps == 5
 
 
 def test_one_shard_works_at_a_time() -> None:
-    table = sharded([Stage(0), Stage(1), Stage(2)], 4, backward=1)
+    table = sharded([PipelineStage(0), PipelineStage(1), PipelineStage(2)], 4, backward=1)
     assert table.length == 4 * 6 + 1
     working = sorted((task.start, task.end) for task in table.tasks if task.kind != "update")
     assert all(one[1] == other[0] for one, other in pairwise(working))
 
 
 def test_the_stages_of_a_phase_work_at_once() -> None:
-    own = [Stage(0, phase=0), Stage(2, phase=0), Stage(1, phase=1), Stage(3, phase=1)]
+    own = [
+        PipelineStage(0, phase=0),
+        PipelineStage(2, phase=0),
+        PipelineStage(1, phase=1),
+        PipelineStage(3, phase=1),
+    ]
     table = phased(own, 1, backward=2)
     starts = {(task.kind, task.ipu): task.start for task in table.tasks}
     assert [starts["forward", ipu] for ipu in (0, 2, 1, 3)] == [0, 0, 1, 1]
@@ -175,7 +198,7 @@ def test_the_stages_of_a_phase_work_at_once() -> None:
 def test_the_last_phase_may_be_apart_from_the_first_backward_one(
     separate: bool, count: int
 ) -> None:
-    own = [Stage(0, phase=phase) for phase in range(3)]
+    own = [PipelineStage(0, phase=phase) for phase in range(3)]
     assert phased(own, 1, separate=separate).steps == count
     assert phased(own, 1, training=False, separate=separate).steps == 3
 
@@ -189,29 +212,36 @@ def test_the_last_phase_may_be_apart_from_the_first_backward_one(
     ],
 )  # fmt: skip
 def test_a_pipeline_needs_as_many_micro_batches_as_steps(training: bool, error: str) -> None:
-    own = [Stage(0), Stage(1), Stage(2)]
+    own = [PipelineStage(0), PipelineStage(1), PipelineStage(2)]
     with pytest.raises(ValueError, match=re.escape(error)):
         pipelined(own, 4 if training else 2, training=training)
 
 
 @pytest.mark.parametrize("make", STRATEGIES.values())
-def test_arguments_that_make_no_sense_are_refused(make: Callable[..., Timetable]) -> None:
+def test_arguments_that_make_no_sense_are_refused(make: Callable[..., PipelineSchedule]) -> None:
     with pytest.raises(ValueError, match="stages"):
         make([], 1)
     with pytest.raises(ValueError, match="micro_batches=0"):
-        make([Stage(0)], 0)
+        make([PipelineStage(0)], 0)
     for wrong in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="backward"):
-            make([Stage(0)], 1, backward=wrong)
+            make([PipelineStage(0)], 1, backward=wrong)
 
 
 # ---------------------------------------------------------------- pictures
 
 
-TABLE = pipelined([Stage(0, ("embed", "first")), Stage(1, ("second",)), Stage(0, ("head",))], 6)
+TABLE = pipelined(
+    [
+        PipelineStage(0, ("embed", "first")),
+        PipelineStage(1, ("second",)),
+        PipelineStage(0, ("head",)),
+    ],
+    6,
+)
 
 
-def written(table: Timetable, path: Path, **how: str) -> Path:
+def written(table: PipelineSchedule, path: Path, **how: str) -> Path:
     figure = picture.write(table, path, **how)
     assert type(figure).__name__ == "Figure"
     return path
@@ -241,7 +271,7 @@ def test_an_svg_has_a_box_for_every_task_and_its_number(tmp_path: Path) -> None:
     assert texts["IPU 0: embed, first"] == texts["IPU 1: second"] == texts["IPU 0: head"] == 1
 
 
-def test_boxes_lie_where_the_timetable_has_them(tmp_path: Path) -> None:
+def test_boxes_lie_where_the_schedule_has_them(tmp_path: Path) -> None:
     root = parsed(written(TABLE, tmp_path / "schedule.svg"))
     spans: dict[str, tuple[float, float]] = {}
     for node in root.iter(f"{SVG}g"):
@@ -283,7 +313,7 @@ def test_the_colours_differ_in_lightness() -> None:
         assert contrast(picture.COLOURS[kind], picture.NUMBERS[kind]) > 4.5
 
 
-def test_the_same_timetable_gives_the_same_svg(tmp_path: Path) -> None:
+def test_the_same_schedule_gives_the_same_svg(tmp_path: Path) -> None:
     one = written(TABLE, tmp_path / "a.svg").read_bytes()
     assert written(TABLE, tmp_path / "b.svg").read_bytes() == one
 
@@ -299,11 +329,11 @@ def test_a_picture_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_are_left_out_where_there_is_no_room(tmp_path: Path) -> None:
-    long = pipelined([Stage(0), Stage(1)], 90)
+    long = pipelined([PipelineStage(0), PipelineStage(1)], 90)
     root = parsed(written(long, tmp_path / "a.svg"))
     assert not any("89" in "".join(node.itertext()) for node in root.iter(f"{SVG}text"))
     with pytest.raises(ValueError, match="at most 20,000 can be drawn"):
-        picture.draw(sharded([Stage(0), Stage(1)], 5001))
+        picture.draw(sharded([PipelineStage(0), PipelineStage(1)], 5001))
 
 
 # ---------------------------------------------------------------- the command

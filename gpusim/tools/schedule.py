@@ -1,4 +1,4 @@
-"""`gpusim schedule`: a picture of which IPU does what and when, of a model that need not exist."""
+"""`gpusim schedule`: draw which IPU does what and when, without a model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 __all__ = ["add"]
 
 DESCRIPTION = """\
-Draws which IPU computes which stage of a model for which micro-batch, and when, and says which
-share of the IPUs' time is spent waiting: the bubble. Of a model of your own it is
+Draws which IPU computes which stage of a model for which micro-batch, and when, and prints the
+bubble: the share of the IPUs' time that they spend waiting. For a model of your own, call
 model.schedulePlot("schedule.svg").
 """
 STRATEGIES = ("pipelined", "sharded", "phased")
@@ -88,19 +88,20 @@ def ipus(text: str) -> list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw, and print the figures."""
-    from gpusim.tools.schedule import Stage, phased, picture, pipelined, sharded, tasks
+    """Draw the schedule and print its summary."""
+    from gpusim.poptorch.schedule import picture, tasks
 
-    kinds = {"pipelined": pipelined, "sharded": sharded, "phased": phased}
-    chosen = arguments.ipus or list(range(arguments.stages))
-    stages = [Stage(ipu, phase=place) for place, ipu in enumerate(chosen)]
+    kinds = {"pipelined": tasks.pipelined, "sharded": tasks.sharded, "phased": tasks.phased}
+    numbers = arguments.ipus or list(range(arguments.stages))
+    stages = [tasks.PipelineStage(ipu, phase=place) for place, ipu in enumerate(numbers)]
     training = arguments.iterations is None
     fewest = len(tasks.steps(len(tasks.merge(stages)), training))
     micro_batches = arguments.accumulation or arguments.iterations or fewest
-    table = kinds[arguments.strategy](
+    schedule = kinds[arguments.strategy](
         stages, micro_batches, training=training, backward=arguments.backward
     )
-    picture.write(table, arguments.out)
-    print(picture.summary(table))
+    picture.write(schedule, arguments.out)
+    print(picture.summary(schedule))
+
     print(f"written to {arguments.out}")
     return 0

@@ -1,7 +1,7 @@
-"""Timetables: the tasks of one update, or of an inference call, each with its IPU, start and end.
+"""Pipeline schedules: the tasks of one update, or of one inference call, by IPU and time.
 
-All stages take the same time, a forward pass of one being the unit; copies between IPUs, and to and
-from memory off the chip, take none.
+All stages take the same time. The unit is the forward pass of one stage. Copies between IPUs, and
+to and from memory off the chip, take no time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-__all__ = ["KINDS", "Stage", "Task", "Timetable", "phased", "pipelined", "sharded"]
+__all__ = ["KINDS", "PipelineSchedule", "PipelineStage", "Task", "phased", "pipelined", "sharded"]
 
 FORWARD, BACKWARD, UPDATE = KINDS = ("forward", "backward", "update")
 UPDATE_LENGTH = 1.0
@@ -22,13 +22,13 @@ DEPTH = (
 DEPTHS = {True: "gradient accumulation factor", False: "batchesPerStep"}
 
 
-class Stage(NamedTuple):
-    """A part of a model that one IPU computes in one go.
+class PipelineStage(NamedTuple):
+    """A part of a model that one IPU computes without a break.
 
     Attributes:
-        ipu: which of the replica's IPUs.
-        blocks: the ids of the blocks that are in it.
-        phase: in which phase of a phased model.
+        ipu: the number of the IPU in the replica.
+        blocks: the ids of its blocks.
+        phase: the number of its phase, in a phased model.
     """
 
     ipu: int
@@ -38,13 +38,13 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What one IPU does without a break.
+    """A forward pass, backward pass or update of one IPU.
 
     Attributes:
         kind: "forward", "backward" or "update".
         ipu: the IPU.
-        stage: the number of the stage in the timetable; None for updates, which are the IPU's.
-        micro_batch: its number; None for updates.
+        stage: the index of the stage in the schedule; None for an update.
+        micro_batch: its number; None for an update.
         start, end: in forward passes of one stage.
     """
 
@@ -57,20 +57,20 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Timetable:
+class PipelineSchedule:
     """The tasks of a replica's IPUs between two updates, or in one call of an inference model.
 
     Attributes:
         strategy: "Pipelined", "Sharded" or "Phased".
-        stages: those of the forward pass, in order.
-        steps: how many there are with those of the backward pass; of a phased model, of phases.
-        micro_batches: how many go through them.
-        backward: how long a stage's backward pass takes; 0 in inference.
-        tasks: in the order in which they start.
+        stages: the stages of the forward pass, in order.
+        steps: the number of stages of both passes; for a phased model, the number of phases.
+        micro_batches: the number of micro-batches.
+        backward: the length of a stage's backward pass; 0 for inference.
+        tasks: by start time.
     """
 
     strategy: str
-    stages: tuple[Stage, ...]
+    stages: tuple[PipelineStage, ...]
     steps: int
     micro_batches: int
     backward: float
@@ -78,36 +78,46 @@ class Timetable:
 
     @property
     def ipus(self) -> tuple[int, ...]:
-        """The IPUs that have anything to do."""
+        """The IPUs that have tasks."""
         return tuple(sorted({stage.ipu for stage in self.stages}))
 
     @property
     def length(self) -> float:
-        """When the last task ends."""
+        """The end of the last task."""
         return max((task.end for task in self.tasks), default=0.0)
 
     @property
     def bubble(self) -> float:
-        """The share of the IPUs' time in which they wait."""
+        """The share of the IPUs' time that they spend waiting."""
         busy = sum(task.end - task.start for task in self.tasks)
-        there = self.length * len(self.ipus)
-        return 1 - busy / there if there else 0.0
+        total = self.length * len(self.ipus)
+        return 1 - busy / total if total else 0.0
 
 
 def pipelined(
-    stages: Sequence[Stage], micro_batches: int, *, training: bool = True, backward: float = 2.0
-) -> Timetable:
-    """Each stage works on another micro-batch; in every cycle all go on by one stage.
+    stages: Sequence[PipelineStage],
+    micro_batches: int,
+    *,
+    training: bool = True,
+    backward: float = 2.0,
+) -> PipelineSchedule:
+    """Schedule a pipeline: each stage works on another micro-batch, all advance at once.
 
-    Neighbouring stages of one IPU are one. The last stage's forward and backward pass are one step,
-    so that n stages have 2n - 1 in training. A cycle takes as long as the IPU with most to do in
-    it.
+    Neighbouring stages on one IPU are merged. The last stage's forward and backward pass are one
+    step, so n stages have 2n - 1 steps in training. A cycle takes as long as its busiest IPU.
 
-    Raises:
-        ValueError: for fewer micro-batches than steps, and arguments that make no sense.
+    **Arguments**:
 
-    >>> table = pipelined([Stage(0), Stage(1), Stage(2)], 6, training=False)
-    >>> table.steps, table.length, round(table.bubble, 2)
+    - `stages`: the stages of the forward pass, in order.
+    - `micro_batches`: how many go through them.
+    - `training`: whether there are backward passes and an update.
+    - `backward`: the length of a stage's backward pass, in forward passes.
+
+    **Raises**: ValueError if there are fewer micro-batches than steps, or for an empty list of
+    stages or a number that is not positive.
+
+    >>> schedule = pipelined([PipelineStage(ipu) for ipu in range(3)], 6, training=False)
+    >>> schedule.steps, schedule.length, round(schedule.bubble, 2)
     (3, 8.0, 0.25)
     """
     merged = merge(stages)
@@ -130,59 +140,67 @@ def pipelined(
                 tasks.append(Task(kind, ipu, place, micro_batch, free[ipu], end))
                 free[ipu] = end
         begin = max(free.values())
-    return finished("Pipelined", merged, len(passes), micro_batches, training, backward, tasks)
+    return with_update("Pipelined", merged, len(passes), micro_batches, training, backward, tasks)
 
 
 def sharded(
-    stages: Sequence[Stage], micro_batches: int, *, training: bool = True, backward: float = 2.0
-) -> Timetable:
-    """One stage after the other, one micro-batch after the other. ValueError as for `pipelined`."""
+    stages: Sequence[PipelineStage],
+    micro_batches: int,
+    *,
+    training: bool = True,
+    backward: float = 2.0,
+) -> PipelineSchedule:
+    """Schedule one stage after the other, one micro-batch after the other.
+
+    Arguments and errors are those of `pipelined`.
+    """
     merged = merge(stages)
     check(merged, micro_batches, backward)
     slots = [[place] for place in range(len(merged))]
-    tasks = in_turn(merged, slots, micro_batches, training, backward)
+    tasks = sequential(merged, slots, micro_batches, training, backward)
     count = len(steps(len(merged), training))
-    return finished("Sharded", merged, count, micro_batches, training, backward, tasks)
+    return with_update("Sharded", merged, count, micro_batches, training, backward, tasks)
 
 
 def phased(
-    stages: Sequence[Stage],
+    stages: Sequence[PipelineStage],
     micro_batches: int,
     *,
     training: bool = True,
     backward: float = 2.0,
     separate: bool = False,
-) -> Timetable:
-    """One phase after the other, its stages at once; the backward pass in reverse.
+) -> PipelineSchedule:
+    """Schedule one phase after the other; the stages of a phase run at once.
 
-    Stages of the same phase on the same IPU are one after the other. The last phase's forward and
-    backward pass are one phase unless `separate`. ValueError as for `pipelined`.
+    Stages of one phase on the same IPU run one after the other. The backward pass takes the phases
+    in reverse. Its first phase is the forward pass's last one unless `separate` is True. The other
+    arguments and the errors are those of `pipelined`.
     """
     order = sorted(stages, key=lambda stage: stage.phase)
     check(order, micro_batches, backward)
     places = range(len(order))
     slots = [list(own) for _, own in groupby(places, key=lambda place: order[place].phase)]
-    tasks = in_turn(order, slots, micro_batches, training, backward)
+    tasks = sequential(order, slots, micro_batches, training, backward)
     count = len(steps(len(slots), training)) + (training and separate)
-    return finished("Phased", order, count, micro_batches, training, backward, tasks)
+    return with_update("Phased", order, count, micro_batches, training, backward, tasks)
 
 
-def merge(stages: Sequence[Stage]) -> list[Stage]:
-    """Neighbours on the same IPU made one.
+def merge(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+    """Merge neighbours on the same IPU.
 
-    >>> merge([Stage(0, ("A",)), Stage(0, ("B",)), Stage(1, ("C",))])
-    [Stage(ipu=0, blocks=('A', 'B'), phase=0), Stage(ipu=1, blocks=('C',), phase=0)]
+    >>> merge([PipelineStage(0, ("A",)), PipelineStage(0, ("B",)), PipelineStage(1, ("C",))])
+    [PipelineStage(ipu=0, blocks=('A', 'B'), phase=0), PipelineStage(ipu=1, blocks=('C',), phase=0)]
     """
-    merged: list[Stage] = []
+    merged: list[PipelineStage] = []
     for ipu, group in groupby(stages, key=lambda stage: stage.ipu):
         own = list(group)
         blocks = dict.fromkeys(block for stage in own for block in stage.blocks)
-        merged.append(Stage(ipu, tuple(blocks), own[0].phase))
+        merged.append(PipelineStage(ipu, tuple(blocks), own[0].phase))
     return merged
 
 
 def steps(count: int, training: bool) -> list[list[tuple[str, int]]]:
-    """The steps of a micro-batch through so many stages: what each does, and of which stage.
+    """The steps of a micro-batch through `count` stages: the kind and the stage of each task.
 
     >>> steps(2, training=True)
     [[('forward', 0)], [('forward', 1), ('backward', 1)], [('backward', 0)]]
@@ -194,8 +212,8 @@ def steps(count: int, training: bool) -> list[list[tuple[str, int]]]:
     return forward + [[(BACKWARD, place)] for place in reversed(range(count - 1))]
 
 
-def check(stages: Sequence[Stage], micro_batches: int, backward: float) -> None:
-    """ValueError for arguments that make no sense."""
+def check(stages: Sequence[PipelineStage], micro_batches: int, backward: float) -> None:
+    """Raise ValueError for an empty list or numbers out of range."""
     if not stages:
         raise ValueError("stages=[]: expected at least one stage")
     if micro_batches < 1:
@@ -204,14 +222,14 @@ def check(stages: Sequence[Stage], micro_batches: int, backward: float) -> None:
         raise ValueError(f"backward={backward}: expected a positive number")
 
 
-def in_turn(
-    stages: Sequence[Stage],
+def sequential(
+    stages: Sequence[PipelineStage],
     slots: list[list[int]],
     micro_batches: int,
     training: bool,
     backward: float,
 ) -> list[Task]:
-    """The slots one after the other, each a number of stages at once; then all in reverse."""
+    """Run the slots one after the other, the stages of a slot at once; then all in reverse."""
     tasks: list[Task] = []
     begin = 0.0
     passes = [(FORWARD, own, 1.0) for own in slots]
@@ -228,20 +246,20 @@ def in_turn(
     return tasks
 
 
-def finished(
+def with_update(
     strategy: str,
-    stages: Sequence[Stage],
+    stages: Sequence[PipelineStage],
     count: int,
     micro_batches: int,
     training: bool,
     backward: float,
     tasks: list[Task],
-) -> Timetable:
-    """The timetable of these tasks; in training, after the update that follows them."""
+) -> PipelineSchedule:
+    """The schedule of these tasks, with an update at the end in training."""
     end = max(task.end for task in tasks)
     if training:
         ipus = sorted({stage.ipu for stage in stages})
         tasks += [Task(UPDATE, ipu, None, None, end, end + UPDATE_LENGTH) for ipu in ipus]
     tasks.sort(key=lambda task: (task.start, task.ipu))
-    kept = backward if training else 0.0
-    return Timetable(strategy, tuple(stages), count, micro_batches, kept, tuple(tasks))
+    length = backward if training else 0.0
+    return PipelineSchedule(strategy, tuple(stages), count, micro_batches, length, tuple(tasks))
