@@ -26,9 +26,15 @@ MOVED = {
     "gpusim.environment": "gpusim.runtime.environment",
     "gpusim.launch": "gpusim.tools.launch",
     "gpusim.mapping": "gpusim.maps",
-    "gpusim.timetable": "gpusim.tools.schedule",
-    "gpusim.twins.asking": "gpusim.tools.twins.asking",
+    "gpusim.timetable": "gpusim.poptorch.schedule",
+    "gpusim.twins.asking": "gpusim.tools.twins.run_engines",
     "gpusim.twins.inferring": "gpusim.tools.twins.inferring",
+}
+# Names that modules had, by the module's name of today.
+RENAMED = {
+    "gpusim.poptorch.schedule": {"Stage": "PipelineStage", "Timetable": "PipelineSchedule"},
+    "gpusim.poptorch.schedule.tasks": {"Stage": "PipelineStage", "Timetable": "PipelineSchedule"},
+    "gpusim.tools.twins.run_engines": {"Case": "Request", "ask": "run"},
 }
 LOGGERS = {"gpusim.mapping": "gpusim.maps"}
 
@@ -47,7 +53,14 @@ def _attribute(package: str, name: str) -> ModuleType:
     if old not in MOVED:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     _warn(old, MOVED[old])
-    module = vars(sys.modules[package])[name] = import_module(MOVED[old])
+    module = vars(sys.modules[package])[name] = _load(MOVED[old])
+    return module
+
+
+def _load(name: str) -> ModuleType:
+    module = import_module(name)
+    for old, new in RENAMED.get(name, {}).items():
+        setattr(module, old, getattr(module, new))
     return module
 
 
@@ -85,7 +98,7 @@ class _Loader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         if self.old in MOVED:
             _warn(self.old, self.new)
-        module = import_module(self.new)
+        module = _load(self.new)
         self.spec = module.__spec__  # the import system is about to put the old name's there
         return module
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -56,11 +56,11 @@ def styled(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
         yield
 
 
-def check_suffix(path: Path) -> str:
-    """The suffix of a figure's file, in lower case. **Raises**: ValueError for other suffixes."""
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
+def check_suffix(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> str:
+    """The suffix of a file, in lower case. **Raises**: ValueError if it is not in `suffixes`."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in suffixes:
+        raise ValueError(f"{path}: expected a name that ends in {' or '.join(suffixes)}")
     return suffix
 
 

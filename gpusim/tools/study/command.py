@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpusim.tools.study.sweeping import Plan
+    from gpusim.tools.study.sweeping import Sweep
 
 __all__ = ["add"]
 
@@ -225,7 +225,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: argparse.Namespace) -> Sweep:
     from gpusim.tools.study.metrics import METRICS
     from gpusim.tools.study.sweeping import plan
 
