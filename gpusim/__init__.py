@@ -5,8 +5,6 @@ collectives; `Reduction` and `reduction` say in which order and precision they a
 are the same operations on stacked arrays.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 from . import collectives, deprecated, groups, lax
 from .devices import devices
 from .errors import (
@@ -24,11 +22,7 @@ from .random import rng
 from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
 from .runtime.world import World
-
-try:
-    __version__ = version("gpusim")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+from .version import __version__
 
 deprecated.install()
 
