@@ -16,6 +16,7 @@ from typing import Any
 
 import gpusim
 from gpusim.devices import probes
+from gpusim.devices.host import memory_bytes
 from gpusim.optional import available
 
 __all__ = ["Survey", "Part", "show", "survey", "to_json", "to_text"]
@@ -149,14 +150,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def memory_bytes() -> int | None:
-    """The machine's memory; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 # ---------------------------------------------------------------- printing

@@ -17,10 +17,10 @@ import fallback
 
 from ...errors import InstanceError
 from ...libraries import on_device
+from ..reaper import watching_start
 from . import Buffer, Pending, interruption
 from .ending import Ending
 from .others import Others
-from .starting import watching_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
