@@ -73,9 +73,7 @@ def resolve(call: Call, groups: Groups | None, leaves: int, number: int | None =
         given = state.reduction
         number = state.next_calls(leaves) if number is None else number
     elif not isinstance(given, Reduction):
-        raise TypeError(
-            f"{name}: reduction must be a gpusim.Reduction or None, got {given!r}"
-        )
+        raise TypeError(f"{name}: reduction must be a gpusim.Reduction or None, got {given!r}")
     if collective.op is not None and given.op != collective.op:
         raise ValueError(
             f"{name} needs a Reduction with op={collective.op!r}, got op={given.op!r}; "

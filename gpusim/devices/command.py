@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Callable
 
-import gpusim
 from gpusim.errors import GpusimError
+from gpusim.version import __version__
 
 __all__ = ["complain", "parser_of", "run"]
 
@@ -26,7 +26,7 @@ def parser_of(program: str, description: str) -> argparse.ArgumentParser:
         description=description,
         epilog="GPUSIM_IPUS sets the number of simulated IPUs (default: 16).",
     )
-    parser.add_argument("--version", action="version", version=f"gpusim {gpusim.__version__}")
+    parser.add_argument("--version", action="version", version=f"gpusim {__version__}")
     return parser
 
 

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from gpusim.tools.arguments import whole_number
+
 __all__ = ["add"]
 
 DESCRIPTION = """\
@@ -26,7 +28,10 @@ def add(commands: Any) -> None:
     )
     which = schedule.add_mutually_exclusive_group(required=True)
     which.add_argument(
-        "--stages", type=positive, metavar="N", help="stages of the forward pass, each on its IPU"
+        "--stages",
+        type=whole_number(1),
+        metavar="N",
+        help="stages of the forward pass, each on its IPU",
     )
     which.add_argument(
         "--ipus", type=ipus, metavar="I,J,...", help="the IPU of each stage, in order: 0,1,0"
@@ -40,13 +45,16 @@ def add(commands: Any) -> None:
     depth = schedule.add_mutually_exclusive_group()
     depth.add_argument(
         "--accumulation",
-        type=positive,
+        type=whole_number(1),
         metavar="N",
         help="train, with gradients of N micro-batches accumulated (default: the fewest that will "
         "do)",
     )
     depth.add_argument(
-        "--iterations", type=positive, metavar="N", help="infer, with N device iterations in a call"
+        "--iterations",
+        type=whole_number(1),
+        metavar="N",
+        help="infer, with N device iterations in a call",
     )
     schedule.add_argument(
         "--backward",
@@ -63,17 +71,6 @@ def add(commands: Any) -> None:
         help="the picture: .svg, .png or .pdf (default: %(default)s)",
     )
     schedule.set_defaults(run=run)
-
-
-def positive(text: str) -> int:
-    """An argparse type: an integer of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
-    return number
 
 
 def ipus(text: str) -> list[int]:
@@ -102,6 +99,5 @@ def run(arguments: argparse.Namespace) -> int:
     )
     picture.write(schedule, arguments.out)
     print(picture.summary(schedule))
-
     print(f"written to {arguments.out}")
     return 0

@@ -23,7 +23,7 @@ from ..reduction import Reduction, current
 from .axes import EnclosingAxis
 from .local import identity, own_slice, own_slice_transpose
 
-__all__ = ["CollectiveSpec", "Plan", "operation"]
+__all__ = ["ALL_REDUCE", "CollectiveSpec", "Plan", "operation"]
 
 
 @dataclass(frozen=True)
@@ -296,12 +296,17 @@ def _gather_back(spec: CollectiveSpec) -> CollectiveSpec:
 
 assert collectives.psum.result is not None and collectives.all_gather.result is not None
 
+ALL_REDUCE = "all_reduce_cross_replica_sum"
+
 DECLARED: dict[str, Operation] = {
     # The sum is in the forward pass, and gradients go on as they are; or the other way round.
-    "all_reduce_cross_replica_sum": Operation(
-        collectives.psum, collectives.psum.result, _to("all_reduce_cross_replica_sum.backward"), replicated=True
+    ALL_REDUCE: Operation(
+        collectives.psum,
+        collectives.psum.result,
+        _to(f"{ALL_REDUCE}.backward"),
+        replicated=True,
     ),
-    "all_reduce_cross_replica_sum.backward": Operation(None, _same, _to("all_reduce_cross_replica_sum"), identity),
+    f"{ALL_REDUCE}.backward": Operation(None, _same, _to(ALL_REDUCE), identity),
     "all_gather_cross_replica": Operation(
         collectives.all_gather, collectives.all_gather.result, _gather_back, replicated=True
     ),

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from fallback import fold
 from fallback.threads import limited
 from gpusim import Format
-from gpusim.tools.study import metrics, reference, sweep, sweeping
+from gpusim.study import sweep
+from gpusim.tools.study import metrics, reference, sweeping
 from gpusim.tools.study import settings as study_settings
 from gpusim.tools.study.settings import FORMATS
 from gpusim.tools.study.sources import open_source
@@ -414,7 +415,7 @@ def test_a_failed_write_leaves_the_old_file(study: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_text("old")
     with (
-        mock.patch("gpusim.tools.study.picture.save", side_effect=OSError("disk full")),
+        mock.patch("gpusim.figures.save", side_effect=OSError("disk full")),
         pytest.raises(OSError, match="disk full"),
     ):
         study.plot(path)

@@ -6,14 +6,10 @@ read in grey, and by people who do not see colours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...files import atomic_write
-from ...optional import require
+from ... import figures
 from .tasks import KINDS, PipelineSchedule, Task
 
 if TYPE_CHECKING:
@@ -26,22 +22,9 @@ SUFFIXES = (".svg", ".png", ".pdf")
 COLOURS = {"forward": "#A6D3F0", "backward": "#B34700", "update": "#1B1B1B"}
 NUMBERS = {"forward": "#000000", "backward": "#FFFFFF", "update": "#FFFFFF"}
 IDLE = "#F1F1F1"
-STYLE: Any = {  # matplotlib's stubs list every key by name
-    "axes.edgecolor": "#666666",
+STYLE = {
     "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 8,
-    "legend.fontsize": 8,
-    "pdf.fonttype": 42,
     "svg.fonttype": "none",  # text stays text: searchable, and read aloud
-    "svg.hashsalt": "gpusim",
-}
-# Without a date and with a fixed salt, equal schedules give equal bytes.
-UNDATED: dict[str, dict[str, Any]] = {
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-    ".png": {},
 }
 
 NARROWEST, WIDEST = 6.5, 30.0  # inches
@@ -65,26 +48,11 @@ def write(schedule: PipelineSchedule, path: str | PathLike[str], *, note: str = 
         ValueError: for another suffix, and for more than 20,000 tasks.
         ModuleNotFoundError: without matplotlib; the message names the command that installs it.
     """
-    target = Path(path)
-    suffix = target.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"{target}: expected a name that ends in {' or '.join(SUFFIXES)}")
-    with styled():
+    figures.check_suffix(path, SUFFIXES)
+    with figures.styled(STYLE):
         figure = draw(schedule, note=note)
-        with atomic_write(target, "wb") as file:
-            metadata = UNDATED[suffix] | {"Title": summary(schedule)}
-            figure.savefig(file, format=suffix[1:], dpi=200, metadata=metadata)
+        figures.write(figure, path, Title=summary(schedule))
     return figure
-
-
-@contextmanager
-def styled() -> Iterator[None]:
-    """Use the pictures' style inside the block. ModuleNotFoundError without matplotlib."""
-    require("pictures need", "matplotlib")
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        yield
 
 
 def draw(schedule: PipelineSchedule, *, note: str = "") -> Figure:
@@ -94,7 +62,7 @@ def draw(schedule: PipelineSchedule, *, note: str = "") -> Figure:
             f"the schedule has {len(schedule.tasks):,} tasks, and at most {MOST:,} can be drawn: "
             "choose fewer micro-batches"
         )
-    with styled():
+    with figures.styled(STYLE):
         from matplotlib.figure import Figure
 
         labels = [label_of(schedule, place) for place in range(len(schedule.stages))]

@@ -12,7 +12,7 @@ from ... import torch as gt
 from ...errors import GpusimError
 from ...poptorch.axis import AXIS, inside_replicas
 from ...torch import operators
-from ...torch.plan import CollectiveSpec
+from ...torch.plan import ALL_REDUCE, CollectiveSpec
 
 __all__ = [
     "all_gather_cross_replica_identical_grads_in",
@@ -121,7 +121,11 @@ def all_reduce_cross_replica_sum(
     """
     if _alone("all_reduce_cross_replica_sum", x, replication_factor):
         return x.clone()
-    spec = CollectiveSpec("all_reduce_cross_replica_sum.backward" if insert_in_grad_graph else "all_reduce_cross_replica_sum")
+    spec = CollectiveSpec(
+        "all_reduce_cross_replica_sum.backward"
+        if insert_in_grad_graph
+        else "all_reduce_cross_replica_sum"
+    )
     return operators.collective([x], spec, (AXIS,))[0]
 
 

@@ -1,4 +1,4 @@
-"""The short form of both studies, as the demo runs it."""
+"""The short form of both studies, which the demo runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Asking engines: which of them a Python has, and their sums of given values, from real processes.
-The processes run the programs in `workers`, by path, and exchange files with this one."""
+"""Run engines: find those that a Python has, and sum given values in real processes.
+
+The processes run the programs in `workers`, by path, and exchange files with this one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import numpy as np
 
 from ...errors import GpusimError
 
-__all__ = ["Answer", "Case", "Engine", "EngineFailed", "ask", "engines", "values"]
+__all__ = ["Answer", "Request", "Engine", "EngineFailed", "engines", "run", "values"]
 
 WORKERS = Path(__file__).parent / "workers"
 #: Seconds that one start of an engine may take.
@@ -38,7 +40,7 @@ class EngineFailed(GpusimError):
 
 
 @dataclass(frozen=True)
-class Case:
+class Request:
     """What is asked: `sums` all-reduces, of `size` elements each, by `ranks` processes.
 
     `settings` are the engine's own: for Open MPI an algorithm's number and a segment size.
@@ -82,7 +84,7 @@ def engines(pythons: Iterable[str] = ()) -> list[Engine]:
 
 def _engines_of(python: str) -> list[Engine]:
     try:
-        done = _run([python, "-c", _PROBE], os.environ, 60)
+        done = _execute([python, "-c", _PROBE], os.environ, 60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ValueError(f"{python}: expected a Python interpreter ({error})") from None
     if done.returncode:
@@ -91,7 +93,7 @@ def _engines_of(python: str) -> list[Engine]:
     found = []
     mpirun = shutil.which("mpirun", path=f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}")
     if "mpi4py" in packages and mpirun:
-        kind = _run([mpirun, "--version"], os.environ, 60).stdout
+        kind = _execute([mpirun, "--version"], os.environ, 60).stdout
         names = {"Open MPI": "openmpi", "HYDRA": "mpich"}
         found += [Engine(name, python, mpirun) for word, name in names.items() if word in kind]
     found += [Engine("gloo", python)] * ("torch" in packages)
@@ -99,14 +101,16 @@ def _engines_of(python: str) -> list[Engine]:
     return found
 
 
-def _run(command: Sequence[str], environ: Any, patience: float) -> subprocess.CompletedProcess[str]:
+def _execute(
+    command: Sequence[str], environ: Any, patience: float
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=patience, check=False
     )
 
 
 def values(dtype: str, ranks: int, size: int, seed: int = 0) -> np.ndarray:
-    """(ranks, size) members of many magnitudes, none of them subnormal, in any order's worst case.
+    """Members, (ranks, size), of many magnitudes and none subnormal: every order rounds them.
 
     >>> values("bfloat16", 2, 3).dtype
     dtype(bfloat16)
@@ -124,16 +128,18 @@ def values(dtype: str, ranks: int, size: int, seed: int = 0) -> np.ndarray:
     return drawn.view(complex).astype(kind) if parts == 2 else drawn.astype(kind)
 
 
-def ask(engine: Engine, cases: Sequence[Case]) -> tuple[str, list[Answer], dict[str, np.ndarray]]:
+def run(
+    engine: Engine, requests: Sequence[Request]
+) -> tuple[str, list[Answer], dict[str, np.ndarray]]:
     """The engine's name and version, its answers, and the members' values by dtype.
 
-    Case k sums elements 0..size-1 of the first `ranks` members, then the next ones, and so on.
+    Request k sums elements 0..size-1 of the first `ranks` members, then the next ones, and so on.
     EngineFailed where its processes fail.
     """
-    most = max(case.ranks for case in cases)
+    most = max(request.ranks for request in requests)
     sizes: dict[str, int] = {}
-    for case in cases:
-        sizes[case.dtype] = max(sizes.get(case.dtype, 0), case.size * case.sums)
+    for request in requests:
+        sizes[request.dtype] = max(sizes.get(request.dtype, 0), request.size * request.sums)
     members = {dtype: values(dtype, most, size) for dtype, size in sizes.items()}
     with tempfile.TemporaryDirectory(prefix="gpusim-twin-") as name:
         folder = Path(name)
@@ -141,36 +147,36 @@ def ask(engine: Engine, cases: Sequence[Case]) -> tuple[str, list[Answer], dict[
             known = array.dtype.isbuiltin == 1  # of NumPy's types; else the bits are stored
             stored = array if known else array.view(f"i{array.itemsize}")
             np.save(folder / f"{dtype}.npy", stored)
-        asked = [{**asdict(case), "settings": dict(case.settings)} for case in cases]
+        asked = [{**asdict(request), "settings": dict(request.settings)} for request in requests]
         (folder / "cases.json").write_text(json.dumps(asked))
-        for command in _commands(engine, cases, folder):
+        for command in _commands(engine, requests, folder):
             _start(engine, command)
         found: dict[str, np.ndarray] = {}
         for file in sorted(folder.glob("found*.npz")):
             with np.load(file, allow_pickle=False) as part:
                 found.update(part)
     answers = []
-    for number, case in enumerate(cases):
+    for number, request in enumerate(requests):
         if f"sum {number}" not in found:
-            raise EngineFailed(f"{engine.name}: no answer to {case}")
-        total = found[f"sum {number}"].view(members[case.dtype].dtype)
+            raise EngineFailed(f"{engine.name}: no answer to {request}")
+        total = found[f"sum {number}"].view(members[request.dtype].dtype)
         answers.append(Answer(total, bool(found[f"alike {number}"])))
     return " ".join(str(found["version"]).split("\n")[0].split()), answers, members
 
 
-def _commands(engine: Engine, cases: Sequence[Case], folder: Path) -> list[list[str]]:
+def _commands(engine: Engine, requests: Sequence[Request], folder: Path) -> list[list[str]]:
     if engine.mpirun is None:
         return [[engine.python, str(WORKERS / f"{engine.name}.py"), str(folder)]]
     program = [engine.python, str(WORKERS / "mpi.py"), str(folder)]
     flags = ["--oversubscribe", "--allow-run-as-root"] if engine.name == "openmpi" else []
-    ranks = sorted({case.ranks for case in cases})
+    ranks = sorted({request.ranks for request in requests})
     return [[engine.mpirun, "-n", str(n), *flags, *program] for n in ranks]
 
 
 def _start(engine: Engine, command: list[str]) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     try:
-        done = _run(command, environ, PATIENCE)
+        done = _execute(command, environ, PATIENCE)
     except subprocess.TimeoutExpired:
         raise EngineFailed(
             f"{engine.name}: no answer in {PATIENCE} s: {' '.join(command)}"
