@@ -12,7 +12,7 @@ import numpy as np
 
 from fallback.arguments import check_batch, check_cut, check_nodes, check_window
 from fallback.arithmetic import Arithmetic
-from fallback.general import Grid
+from fallback.formats import FormatInfo
 from fallback.schedules import Program, Schedule, Walks, compiled
 from fallback.spec import WHOLE, FoldPart, FoldSpec, TreeNodes
 
@@ -122,7 +122,7 @@ def plan_fold(
 
 def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -> Arithmetic:
     accumulator = spec.accumulate
-    if accumulator is not None and not isinstance(accumulator, Grid):
+    if accumulator is not None and not isinstance(accumulator, FormatInfo):
         accumulator = np.dtype(accumulator)
     from_zero = False
     if isinstance(spec.order, Schedule):

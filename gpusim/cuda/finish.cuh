@@ -6,7 +6,7 @@
 #include "philox.cuh"
 
 enum Rounding { UNROUNDED, TO_FLOAT16, TO_BFLOAT16, TO_FLOAT32, TO_TARGET };
-enum Encoding { AS_FLOAT32, AS_FLOAT64, AS_FLOAT16, AS_BFLOAT16, AS_NARROW, AS_INTEGER };
+enum Encoding { AS_FLOAT32, AS_FLOAT64, AS_FLOAT16, AS_BFLOAT16, AS_FLOAT8, AS_INTEGER };
 
 // All members have 8 bytes, so that the host lays it out as the device does.
 struct Finish {
@@ -111,7 +111,7 @@ __device__ __forceinline__ int output_bytes(const Finish& finish) {
     case AS_FLOAT64: return 8;
     case AS_FLOAT16:
     case AS_BFLOAT16: return 2;
-    case AS_NARROW: return 1;
+    case AS_FLOAT8: return 1;
     default: return static_cast<int>(finish.bytes);
   }
 }
@@ -131,7 +131,7 @@ __device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& f
                                              const Chunk& chunk, u64 out, int from, int to) {
   if constexpr (IsFloat<C>::value) {
     if (finish.divides || finish.rounding != UNROUNDED || finish.from_zero ||
-        finish.encoding == AS_NARROW) {
+        finish.encoding == AS_FLOAT8) {
       Draw draw = {};
       Block block = {};
       if (finish.drawn) draw = draw_of(finish, chunk);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& f
         if (finish.drawn && index % 8 == 0) block = draw.at(finish.step, index / 8);
         u32 lane = block.lane(static_cast<int>(chunk.index + index) & 7);
         C value = last_value(values[0], finish, lane);
-        if (finish.encoding == AS_NARROW) {
+        if (finish.encoding == AS_FLOAT8) {
           value = __uint_as_float(code_of(static_cast<float>(value), finish.target));
         }
         turn(values, value);

@@ -17,11 +17,13 @@ from fallback.formats import (
     FLOAT16,
     FLOAT32,
     FLOAT64,
-    NARROW,
+    SUB_32_BIT,
+    FormatInfo,
+    NumberFormat,
+    is_sub_32_bit,
     kind_of,
     real_of,
 )
-from fallback.general import Grid
 from fallback.plan import FoldPlan, plan_fold
 from fallback.rounding import check_counter
 from fallback.schedules import Program, Walks
@@ -36,12 +38,10 @@ from .targets import NAMES, code, target
 OPS = ("sum", "prod", "max", "min", "complex prod")
 RINGS = ("none", "flat", "sliced", "listed")
 ROUNDINGS = ("none", "float16", "bfloat16", "float32", "target")
-ENCODINGS = ("float32", "float64", "float16", "bfloat16", "narrow", "integer")
+ENCODINGS = ("float32", "float64", "float16", "bfloat16", "float8", "integer")
 
 TREE_MEMBERS = 1 << 16
 SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
-
-Format = np.dtype[Any] | Grid
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Numbers:
     op: str
     source: np.dtype[Any]
     computing: np.dtype[Any]
-    accumulator: Format
+    accumulator: NumberFormat
     out: np.dtype[Any]
     divisor: int | None
     members: int  # of the whole fold
@@ -73,7 +73,7 @@ class Numbers:
 
     @property
     def step_drawn(self) -> bool:
-        return self.stochastic and self.step != "EXACT" and _narrow(self.accumulator)
+        return self.stochastic and self.step != "EXACT" and is_sub_32_bit(self.accumulator)
 
     @property
     def rounds_last(self) -> bool:
@@ -82,14 +82,10 @@ class Numbers:
 
     @property
     def last_drawn(self) -> bool:
-        return self.stochastic and self.rounds_last and _narrow(self.out)
+        return self.stochastic and self.rounds_last and is_sub_32_bit(self.out)
 
 
-_FLOATS = (*NARROW, FLOAT32, FLOAT64)
-
-
-def _narrow(given: Format) -> bool:
-    return given.narrow if isinstance(given, Grid) else given in NARROW
+_FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 
 
 def run_fold(
@@ -317,26 +313,28 @@ def _finish_integer(finish: NDArray[Any], numbers: Numbers) -> None:
 
 def encoding_of(stored: np.dtype[Any]) -> str:
     """How finish.cuh's enumeration Encoding names a floating-point dtype."""
-    return "narrow" if stored in NARROW and stored.itemsize == 1 else NAMES[stored]
+    return "float8" if stored in SUB_32_BIT and stored.itemsize == 1 else NAMES[stored]
 
 
 def finish_float(
     finish: NDArray[Any],
     computing: np.dtype[Any],
-    out: np.dtype[Any] | Grid,
+    out: np.dtype[Any] | FormatInfo,
     *,
     rounds: bool,
     drawn: bool,
 ) -> None:
-    """Fill in the last rounding and the encoding; a Grid's values are stored in its carrier."""
-    finish["encoding"] = ENCODINGS.index(encoding_of(out.carrier if isinstance(out, Grid) else out))
-    if isinstance(out, Grid) or out in NARROW:
+    """Fill in the last rounding and the encoding; the carrier stores a FormatInfo's values."""
+    finish["encoding"] = ENCODINGS.index(
+        encoding_of(out.carrier if isinstance(out, FormatInfo) else out)
+    )
+    if isinstance(out, FormatInfo) or out in SUB_32_BIT:
         finish["target"] = target(out)
     finish["drawn"] = drawn
     if not rounds:
         return
     exact = "float64" if computing == FLOAT64 else "float32"
-    name = "target" if isinstance(out, Grid) else NAMES[out]
+    name = "target" if isinstance(out, FormatInfo) else NAMES[out]
     if name in (exact, "float64"):
         return
     if exact == "float64" and name != "float32":
@@ -383,7 +381,7 @@ def _mask(dtype: np.dtype[Any]) -> int:
     """The bits of a word of which one makes a value nonzero: of floats, all but the sign."""
     bits = 8 * min(dtype.itemsize, 8)
     everything = (1 << bits) - 1
-    if dtype.kind in "biu" or (dtype in NARROW and not NARROW[dtype].has_negative_zero):
+    if dtype.kind in "biu" or (dtype in SUB_32_BIT and not SUB_32_BIT[dtype].has_negative_zero):
         return everything
     mask = everything >> 1
     return mask & ~(1 << 31) if dtype == np.complex64 else mask
