@@ -19,7 +19,7 @@ from fallback.members import Members
 from fallback.orders import tree_levels, visits
 from fallback.rings import Ring, load_ring
 from fallback.running import reduce_rows
-from fallback.schedules import Program, Walks
+from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
 from fallback.workspace import own_workspace
 
 if TYPE_CHECKING:
@@ -146,15 +146,15 @@ class FoldJob:
         self.arithmetic.finish(block, self.out, count, self.draws, self.workspace, bound)
 
 
-def by_member(order: str | Walks | Program) -> Kernel:
+def by_member(order: CompiledOrder) -> Kernel:
     """The code path of a handful of NumPy calls per member, for boxes of thousands of elements."""
     if order == "tree":
         return _tree_by_member
-    return _program_by_member if isinstance(order, Program) else _sequence_by_member
+    return _graph_by_member if isinstance(order, ReductionGraph) else _sequence_by_member
 
 
 def _sequence_by_member(job: FoldJob) -> None:
-    if isinstance(job.order, Walks):
+    if isinstance(job.order, ChainSchedule):
         visited = visits("ring", job.members.count, job.block.start, job.order.step)
     else:
         visited = visits(str(job.order), job.members.count, job.block.start)
@@ -206,9 +206,9 @@ def _tree_by_member(job: FoldJob) -> None:
     job.give(held)
 
 
-def _program_by_member(job: FoldJob) -> None:
+def _graph_by_member(job: FoldJob) -> None:
     """Each addition once its operands are there."""
-    assert isinstance(job.order, Program)
+    assert isinstance(job.order, ReductionGraph)
     stack: list[Operand] = []
     for instruction in job.order.postfix:
         if instruction >= 0:
@@ -228,9 +228,7 @@ def _program_by_member(job: FoldJob) -> None:
     job.give(held)
 
 
-def vectorised(
-    order: str | Walks | Program, running: tuple[np.ufunc, np.dtype[Any]] | None
-) -> Kernel:
+def vectorised(order: CompiledOrder, running: tuple[np.ufunc, np.dtype[Any]] | None) -> Kernel:
     """The code path of chunks of many members' blocks, one below the other."""
     if order == "tree":
         return _tree_by_rows
@@ -244,7 +242,7 @@ def _load_rows(job: FoldJob, rows: NDArray[Any], first: int) -> float:
         return load_ring(job.members, job.block.box, job.block.ring, rows, first, job.workspace)
     if job.block.rotation is not None:
         turns = np.arange(first, last).reshape(-1, *(1 for _ in job.block.box))
-        step = job.order.step if isinstance(job.order, Walks) else 1
+        step = job.order.step if isinstance(job.order, ChainSchedule) else 1
         chosen = (job.block.rotation + step * turns) % job.members.count
         return decode(job.members.gather(chosen, job.block.box), rows)
     return decode_all(job.members.rows(_visited(job, first, last), job.block.box), rows)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fallback import memory, threads
-from fallback.arguments import check_out, check_partial, check_places
+from fallback.arguments import check_batch_offset, check_out, check_partial
 from fallback.blocks import BlockPlan, plan_blocks
 from fallback.code_paths import Block, FoldJob
 from fallback.draws import Draws
@@ -98,7 +98,7 @@ def run_fold(
     arithmetic, offsets = blocks.arithmetic, None
     offset: Any = batch_offset
     if arithmetic.stochastic or type(offset) is not int or not 0 <= offset < 2**64:
-        offsets = check_places(offset, blocks.plan.batch)
+        offsets = check_batch_offset(offset, blocks.plan.batch)
     if out is None:
         out = memory.empty(shape, arithmetic.result)
     else:

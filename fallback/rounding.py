@@ -406,7 +406,7 @@ def round_to(
         drawn = None
         if round_part.stochastic:
             drawn = np.empty(box[0].stop - box[0].start, np.uint32)
-            lanes.fill(drawn, start=box[0].start, step=words["step"], place=words["place"])
+            lanes.fill(drawn, start=box[0].start, step=words["step"], batch_offset=words["place"])
         with np.errstate(all="ignore"):
             for part in split((*whole((batch,)), *box), limits.BLOCK):
                 block = sources[part].astype(computing, order="C")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fallback.arguments import check_out, check_partial, check_places
+from fallback.arguments import check_batch_offset, check_out, check_partial
 from fallback.arithmetic import Arithmetic
 from fallback.formats import (
     BFLOAT16,
@@ -26,7 +26,7 @@ from fallback.formats import (
 )
 from fallback.plan import FoldPlan, plan_fold
 from fallback.rounding import check_counter
-from fallback.schedules import Program, Walks
+from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
 from fallback.spec import FoldPart, FoldSpec
 
 from .device import Array, Device, Kernel, Launch
@@ -106,7 +106,7 @@ def run_fold(
     earlier = None
     if part is not None and part.partial is not None:
         earlier = _earlier(part.partial, group, plan.arithmetic, device)
-    offsets = check_places(batch_offset, plan.batch).reshape(-1)
+    offsets = check_batch_offset(batch_offset, plan.batch).reshape(-1)
     if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
@@ -133,7 +133,7 @@ def _earlier(partial: Any, group: Members, arithmetic: Arithmetic, device: Devic
 
 
 def template(
-    numbers: Numbers, order: str | Walks | Program, *, small: bool = False
+    numbers: Numbers, order: CompiledOrder, *, small: bool = False
 ) -> tuple[Kernel, int, np.dtype[Any]]:
     """The kernel for these numbers, its chunk's elements, and the C++ type that it computes in.
 
@@ -144,8 +144,8 @@ def template(
     if integer:
         wide = 8 in (numbers.source.itemsize, computing.itemsize)
         computing = np.dtype(np.uint64 if wide else np.uint32)
-    tree = order == "tree" or isinstance(order, Program)
-    walk = "TREE" if tree and not integer else "SEQUENCE"
+    tree = order == "tree" or isinstance(order, ReductionGraph)
+    kind = "TREE" if tree and not integer else "SEQUENCE"
     sums = numbers.op == "sum"
     chunk, ahead = 16 // numbers.source.itemsize, 8
     if numbers.step_drawn:
@@ -155,11 +155,11 @@ def template(
     if numbers.step_drawn or numbers.step == "TARGET":
         ahead = 1  # arithmetic rules there, not memory
     if small and not numbers.step_drawn and not (numbers.complex and numbers.op == "prod"):
-        chunk, ahead = 1, 32 if ahead > 1 and walk == "SEQUENCE" else ahead
+        chunk, ahead = 1, 32 if ahead > 1 and kind == "SEQUENCE" else ahead
     flags = ("false", "true")
     name = (
         f"fold<{NAMES[numbers.source]}, {C_NAMES[computing]}, {numbers.step}, "
-        f"{flags[numbers.step_drawn]}, {walk}, {flags[sums]}, {chunk}, {ahead}>"
+        f"{flags[numbers.step_drawn]}, {kind}, {flags[sums]}, {chunk}, {ahead}>"
     )
     return Kernel("fold.cu", name), chunk, computing
 
@@ -207,7 +207,7 @@ def _fold_numbers(
     counted = plan.batch_ndim if drawn or plan.in_blocks else 0
     itemsize = numbers.source.itemsize
     group, rows = laid_out(device, group, counted, itemsize, parts)
-    if order == "reverse" or (isinstance(order, Walks) and order.step < 0):
+    if order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0):
         group = group.turned()
     few = rows.count * rows.length * itemsize // 16 < device.busy_threads
     # Wide accesses need elements side by side, and one alignment for all members.
@@ -239,9 +239,9 @@ def _fold_numbers(
     listed = [] if integer else _listed(device, order, group.count)
     for name, array in listed:
         arguments[name] = device.pointer(array)
-    if isinstance(order, Walks) and not integer:
+    if isinstance(order, ChainSchedule) and not integer:
         arguments["ring"], arguments["count"] = RINGS.index("listed"), len(order.starts)
-    if isinstance(order, Program) and not integer:
+    if isinstance(order, ReductionGraph) and not integer:
         arguments["instructions"] = len(order.postfix)
     if earlier is not None:
         stored = real_of(earlier.dtype)
@@ -252,8 +252,8 @@ def _fold_numbers(
     finish = arguments["finish"]
     finish["seed"], finish["call"] = plan.spec.seed, call
     finish["step"] = numbers.members
-    finish["place"] = offsets[0] if offsets.size else 0
-    finish["places"] = 0 if uploaded is None else device.pointer(uploaded)
+    finish["batch_offset"] = offsets[0] if offsets.size else 0
+    finish["batch_offsets"] = 0 if uploaded is None else device.pointer(uploaded)
     if integer:
         _finish_integer(finish, numbers)
     else:
@@ -270,7 +270,7 @@ def _fold_numbers(
     threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
     block, shared = (64 if threads < device.busy_threads else 256), 0
-    if isinstance(order, Program) and not integer:
+    if isinstance(order, ReductionGraph) and not integer:
         levels = 1 << max(0, order.depth - 1)  # of which a stack holds all but the last value
         block, shared = tree_block(levels, 1, chunk * computing.itemsize, block)
     elif order == "tree" and not integer:
@@ -279,16 +279,16 @@ def _fold_numbers(
     device.run(Launch(kernel, arguments, threads, block, shared))
 
 
-def _listed(device: Device, order: str | Walks | Program, members: int) -> list[tuple[str, Array]]:
-    """The numbers that walks and programs have, on the device, by the names of their addresses."""
-    if isinstance(order, Walks):
+def _listed(device: Device, order: CompiledOrder, members: int) -> list[tuple[str, Array]]:
+    """The arrays of chain schedules and graphs, on the device, by the names of their addresses."""
+    if isinstance(order, ChainSchedule):
         edges = np.array(order.edges, np.int64)
         starts = np.array(order.starts, np.int64)
         if order.step < 0:
             starts = members - 1 - starts  # the members are turned
         return [("edges", device.upload(edges)), ("starts", device.upload(starts))]
-    if isinstance(order, Program):
-        return [("program", device.upload(np.array(order.postfix, np.int64)))]
+    if isinstance(order, ReductionGraph):
+        return [("graph", device.upload(np.array(order.postfix, np.int64)))]
     return []
 
 

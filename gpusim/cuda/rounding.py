@@ -53,6 +53,7 @@ def round_to(
     arguments["layout"] = layout_of(
         only, rows, device.pointer(out), chunk=chunk, itemsize=x.dtype.itemsize, fixed=drawn
     )
+    arguments["finish"]["batch_offset"] = words.pop("place")
     for name, word in words.items():
         arguments["finish"][name] = word
     finish_float(arguments["finish"], computing, target, rounds=target != x.dtype, drawn=drawn)

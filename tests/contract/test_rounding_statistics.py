@@ -71,7 +71,7 @@ def correlations(rows: np.ndarray) -> float:
 
 def test_lanes_are_uniform_and_uncorrelated() -> None:
     drawn = np.empty(8 * 125_000, np.uint32)
-    Lanes(seed=5, call=0).fill(drawn, start=0, step=1, place=0)
+    Lanes(seed=5, call=0).fill(drawn, start=0, step=1, batch_offset=0)
     share = drawn / 2.0**32
     assert abs(share.mean() - 0.5) < 5 * math.sqrt(1 / 12 / drawn.size)
     counts = np.histogram(share, 256)[0]
