@@ -128,21 +128,27 @@ def _run(
     if target.shape != shape:
         target = target.reshape(shape)
 
-    def draws_of(block: Block) -> Draws | None:
-        if lanes is None or offsets is None:
-            return None
-        layout = blocks.layout
-        return Draws(lanes, block.box, layout.value, offsets.reshape(layout.batch), layout.first)
+    if blocks.blocks is not None:
+        with np.errstate(all="ignore"):
+            for block in blocks.blocks:
+                draws = _draws(blocks, block, lanes, offsets) if lanes else None
+                block.kernel(FoldJob(blocks, block, group, earlier, target[block.box], draws))
+        return
 
     def fold_block(block: Block) -> None:
         require_subnormals()
         with np.errstate(all="ignore"):
-            block.kernel(FoldJob(blocks, block, group, earlier, target[block.box], draws_of(block)))
-
-    if blocks.blocks is None:
-        threads.share(fold_block, blocks.cut_up(), blocks.work)
-        return
-    with np.errstate(all="ignore"):
-        for block in blocks.blocks:
-            draws = None if lanes is None else draws_of(block)
+            draws = _draws(blocks, block, lanes, offsets)
             block.kernel(FoldJob(blocks, block, group, earlier, target[block.box], draws))
+
+    threads.share(fold_block, blocks.cut_up(), blocks.work)
+
+
+def _draws(
+    blocks: BlockPlan, block: Block, lanes: Lanes | None, offsets: NDArray[np.uint64] | None
+) -> Draws | None:
+    """The random numbers of a block, if its fold draws any."""
+    if lanes is None or offsets is None:
+        return None
+    layout = blocks.layout
+    return Draws(lanes, block.box, layout.value, offsets.reshape(layout.batch), layout.first)
