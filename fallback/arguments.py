@@ -72,8 +72,8 @@ def check_cut(cut_axis: int, value: tuple[int, ...], members: int) -> int:
     return length // members
 
 
-def check_places(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64]:
-    """One place for each batch entry."""
+def check_batch_offset(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64]:
+    """One batch offset per batch entry; users know them as `places`."""
     given = np.asarray(places)
     if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
         raise ValueError(f"places={places!r}: expected integers from 0 to 2**64 - 1")

@@ -21,7 +21,7 @@ from fallback.operators import LOGICAL_OPS
 from fallback.orders import ring_bounds
 from fallback.plan import FoldPlan, plan_fold
 from fallback.rings import ring_runs
-from fallback.schedules import Program, Walks
+from fallback.schedules import ChainSchedule, ReductionGraph
 from fallback.spec import FoldPart, FoldSpec
 
 Strides = tuple[tuple[int, ...], ...]
@@ -102,10 +102,10 @@ class BlockPlan:
 
     def _is_vectorised(self) -> bool:
         plan, width = self.plan, self.size
-        if isinstance(plan.order, Program):
+        if isinstance(plan.order, ReductionGraph):
             return False
         if plan.in_blocks:
-            blocks = len(plan.order.starts) if isinstance(plan.order, Walks) else plan.count
+            blocks = len(plan.order.starts) if isinstance(plan.order, ChainSchedule) else plan.count
             width = min(width, width * self.layout.total // (max(1, self.layout.held) * blocks))
         # One call adds all rows, unless the first is a partial result, which lies elsewhere.
         one_call = plan.order != "tree" and self.arithmetic.running(width) is not None
@@ -152,7 +152,7 @@ class BlockPlan:
 
     def _ring(self) -> tuple[Sequence[int], Sequence[int]]:
         """The bounds of the blocks of the flattened value, and the first member of each."""
-        if isinstance(self.plan.order, Walks):
+        if isinstance(self.plan.order, ChainSchedule):
             return self.plan.order.edges, self.plan.order.starts
         return ring_bounds(self.layout.total, self.plan.count), range(self.plan.count)
 

@@ -1,5 +1,5 @@
-"""The two ways to fold one box: member by member, or many small members at a time.
-Both follow the same order and give the same bits; the second spares NumPy calls."""
+"""The two code paths that fold a box: member by member, or vectorised over many small members.
+Both follow the same order and give the same bits; the second makes fewer NumPy calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fallback.members import Members
 from fallback.orders import tree_levels, visits
 from fallback.rings import Ring, load_ring
 from fallback.running import reduce_rows
-from fallback.schedules import Program, Walks
+from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
 from fallback.workspace import own_workspace
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class Block:
     - `start`: the member at which a ring's block begins, for the path member by member.
     - `ring`, `rotation`: for the vectorised path, which of a ring's blocks the box holds, or for
       each element the member at which its block begins (it broadcasts against the box).
-    - `running`: the ufunc that does all steps in one call, with its dtype. `keeps`: whether the
-      result is what it gives. `plain`: whether it could take the members as they are, but for
-      their dtype.
+    - `running`: the ufunc that does all steps in one call, with its dtype.
+    - `keeps`: whether that ufunc gives the result as it is to be stored.
+    - `plain`: whether that ufunc can read the members where they lie, if they have its dtype.
     """
 
     kernel: Kernel
@@ -55,9 +55,9 @@ class Block:
 
 
 class FoldJob:
-    """One block of one fold, with all that is needed to do it.
+    """One block of one fold.
 
-    `earlier` has the result of the members visited before, as its only member.
+    `earlier` holds the result of the members visited before, as its only member.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class FoldJob:
     ) -> float:
         """One addition and its rounding; `out` may hold several boxes, of `step` and later ones.
 
-        `bound` is one of the magnitudes of sums, what is returned one of the rounded ones.
+        `bound` bounds the magnitudes of sums. Returns a bound of the rounded magnitudes.
         """
         self.arithmetic.operator(left, right, out)
         return self.arithmetic.round_step(out, step, self.draws, self.workspace, bound)
@@ -118,7 +118,7 @@ class FoldJob:
         bound: float,
         reach: float,
     ) -> float:
-        """`combine`, in fewer calls where `left` is `out`; bounds of left and right."""
+        """`combine`, in fewer calls if `left` is `out`; takes bounds of left and right."""
         if left is out:
             added = self.arithmetic.add_rows(out, (right,), bound, reach, self.workspace)
             if added is not None:
@@ -146,15 +146,15 @@ class FoldJob:
         self.arithmetic.finish(block, self.out, count, self.draws, self.workspace, bound)
 
 
-def by_member(order: str | Walks | Program) -> Kernel:
-    """The code path of a handful of NumPy calls per member, for boxes of thousands of elements."""
+def by_member(order: CompiledOrder) -> Kernel:
+    """The code path with a few NumPy calls per member, for boxes of thousands of elements."""
     if order == "tree":
         return _tree_by_member
-    return _program_by_member if isinstance(order, Program) else _sequence_by_member
+    return _graph_by_member if isinstance(order, ReductionGraph) else _sequence_by_member
 
 
 def _sequence_by_member(job: FoldJob) -> None:
-    if isinstance(job.order, Walks):
+    if isinstance(job.order, ChainSchedule):
         visited = visits("ring", job.members.count, job.block.start, job.order.step)
     else:
         visited = visits(str(job.order), job.members.count, job.block.start)
@@ -181,7 +181,7 @@ def _sequence_by_member(job: FoldJob) -> None:
 
 
 def _tree_by_member(job: FoldJob) -> None:
-    """Depth first, so that only one partial result a level is alive."""
+    """Depth first, so that only one partial result per level is alive."""
     count, computing = job.members.count, job.arithmetic.computing
     steps, top = job.tree_steps(), (count - 1).bit_length()
 
@@ -206,9 +206,9 @@ def _tree_by_member(job: FoldJob) -> None:
     job.give(held)
 
 
-def _program_by_member(job: FoldJob) -> None:
+def _graph_by_member(job: FoldJob) -> None:
     """Each addition once its operands are there."""
-    assert isinstance(job.order, Program)
+    assert isinstance(job.order, ReductionGraph)
     stack: list[Operand] = []
     for instruction in job.order.postfix:
         if instruction >= 0:
@@ -228,10 +228,8 @@ def _program_by_member(job: FoldJob) -> None:
     job.give(held)
 
 
-def vectorised(
-    order: str | Walks | Program, running: tuple[np.ufunc, np.dtype[Any]] | None
-) -> Kernel:
-    """The code path of chunks of many members' blocks, one below the other."""
+def vectorised(order: CompiledOrder, running: tuple[np.ufunc, np.dtype[Any]] | None) -> Kernel:
+    """The code path that stacks the blocks of many members and folds them chunk by chunk."""
     if order == "tree":
         return _tree_by_rows
     return _sequence_by_rows if running is None else _reduce_by_rows
@@ -244,7 +242,7 @@ def _load_rows(job: FoldJob, rows: NDArray[Any], first: int) -> float:
         return load_ring(job.members, job.block.box, job.block.ring, rows, first, job.workspace)
     if job.block.rotation is not None:
         turns = np.arange(first, last).reshape(-1, *(1 for _ in job.block.box))
-        step = job.order.step if isinstance(job.order, Walks) else 1
+        step = job.order.step if isinstance(job.order, ChainSchedule) else 1
         chosen = (job.block.rotation + step * turns) % job.members.count
         return decode(job.members.gather(chosen, job.block.box), rows)
     return decode_all(job.members.rows(_visited(job, first, last), job.block.box), rows)
@@ -259,7 +257,7 @@ def _visited(job: FoldJob, first: int, last: int) -> slice:
 
 
 def _reduce_by_rows(job: FoldJob) -> None:
-    """All steps of a chunk in one call, and of all members where nothing has to be converted."""
+    """All steps of a chunk in one call; all members are one chunk if none is converted."""
     block, plan, out, members = job.block, job.plan, job.out, job.members
     assert block.running is not None
     ufunc, dtype = block.running
@@ -280,7 +278,7 @@ def _reduce_by_rows(job: FoldJob) -> None:
             _load_rows(job, rows[1:] if held else rows, first)
             if held:
                 rows[0] = partial
-            assert reduce_rows(ufunc, rows, partial)
+            reduce_rows(ufunc, rows, partial)
             job.give(rows)
     if direct:
         return

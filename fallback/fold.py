@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fallback import memory, threads
-from fallback.arguments import check_out, check_partial, check_places
+from fallback.arguments import check_batch_offset, check_out, check_partial
 from fallback.blocks import BlockPlan, plan_blocks
 from fallback.code_paths import Block, FoldJob
 from fallback.draws import Draws
@@ -98,7 +98,7 @@ def run_fold(
     arithmetic, offsets = blocks.arithmetic, None
     offset: Any = batch_offset
     if arithmetic.stochastic or type(offset) is not int or not 0 <= offset < 2**64:
-        offsets = check_places(offset, blocks.plan.batch)
+        offsets = check_batch_offset(offset, blocks.plan.batch)
     if out is None:
         out = memory.empty(shape, arithmetic.result)
     else:
@@ -128,21 +128,27 @@ def _run(
     if target.shape != shape:
         target = target.reshape(shape)
 
-    def draws_of(block: Block) -> Draws | None:
-        if lanes is None or offsets is None:
-            return None
-        layout = blocks.layout
-        return Draws(lanes, block.box, layout.value, offsets.reshape(layout.batch), layout.first)
+    if blocks.blocks is not None:
+        with np.errstate(all="ignore"):
+            for block in blocks.blocks:
+                draws = _draws(blocks, block, lanes, offsets) if lanes else None
+                block.kernel(FoldJob(blocks, block, group, earlier, target[block.box], draws))
+        return
 
     def fold_block(block: Block) -> None:
         require_subnormals()
         with np.errstate(all="ignore"):
-            block.kernel(FoldJob(blocks, block, group, earlier, target[block.box], draws_of(block)))
-
-    if blocks.blocks is None:
-        threads.share(fold_block, blocks.cut_up(), blocks.work)
-        return
-    with np.errstate(all="ignore"):
-        for block in blocks.blocks:
-            draws = None if lanes is None else draws_of(block)
+            draws = _draws(blocks, block, lanes, offsets)
             block.kernel(FoldJob(blocks, block, group, earlier, target[block.box], draws))
+
+    threads.share(fold_block, blocks.cut_up(), blocks.work)
+
+
+def _draws(
+    blocks: BlockPlan, block: Block, lanes: Lanes | None, offsets: NDArray[np.uint64] | None
+) -> Draws | None:
+    """The random numbers of a block, if its fold draws any."""
+    if lanes is None or offsets is None:
+        return None
+    layout = blocks.layout
+    return Draws(lanes, block.box, layout.value, offsets.reshape(layout.batch), layout.first)

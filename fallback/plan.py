@@ -12,8 +12,8 @@ import numpy as np
 
 from fallback.arguments import check_batch, check_cut, check_nodes, check_window
 from fallback.arithmetic import Arithmetic
-from fallback.general import Grid
-from fallback.schedules import Program, Schedule, Walks, compiled
+from fallback.formats import FormatInfo
+from fallback.schedules import ChainSchedule, CompiledOrder, Schedule, compile_order
 from fallback.spec import WHOLE, FoldPart, FoldSpec, TreeNodes
 
 
@@ -37,7 +37,7 @@ class FoldPlan:
     shape: tuple[int, ...]
     batch_ndim: int
     arithmetic: Arithmetic
-    order: str | Walks | Program
+    order: CompiledOrder
     window: tuple[int, int] | None
     before: int
     final: bool
@@ -72,7 +72,7 @@ class FoldPlan:
     @property
     def in_blocks(self) -> bool:
         """Whether the order of an element's members depends on the block that it is in."""
-        return self.order == "ring" or isinstance(self.order, Walks)
+        return self.order == "ring" or isinstance(self.order, ChainSchedule)
 
 
 @lru_cache(maxsize=1024)
@@ -94,7 +94,7 @@ def plan_fold(
     value = shape[batch_ndim:]
     window = check_window(part.window, math.prod(value), spec.cut_axis)
     _check_part(spec, part, count, arithmetic.draws)
-    order = compiled(
+    order = compile_order(
         spec.order,
         members=count,
         elements=window[1] if window else math.prod(value),
@@ -122,7 +122,7 @@ def plan_fold(
 
 def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -> Arithmetic:
     accumulator = spec.accumulate
-    if accumulator is not None and not isinstance(accumulator, Grid):
+    if accumulator is not None and not isinstance(accumulator, FormatInfo):
         accumulator = np.dtype(accumulator)
     from_zero = False
     if isinstance(spec.order, Schedule):

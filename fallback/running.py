@@ -20,9 +20,10 @@ def reduce_rows(ufunc: np.ufunc, blocks: Any, out: NDArray[Any]) -> bool:
     `out` is C-contiguous. False, and nothing done, if the blocks are not contiguous rows of one
     array.
     """
-    if not isinstance(blocks, np.ndarray) or not blocks.flags.aligned:
+    if not isinstance(blocks, np.ndarray):
         return False
-    if not blocks[0].flags.c_contiguous:
+    flags = blocks.flags
+    if not flags.aligned or not (flags.c_contiguous or blocks[0].flags.c_contiguous):
         return False
     rows, dtype = blocks.reshape(len(blocks), -1), blocks.dtype
     stride, width = rows.strides[0], rows.shape[1]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.general import Grid
+from fallback.formats import FormatInfo
 from fallback.operators import check_op
 from fallback.rounding import check_counter, check_rounding
 from fallback.schedules import Order, Schedule, check_order
@@ -29,8 +29,8 @@ class FoldSpec:
     - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
       the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. The two parts
       of a complex member are accumulated in it, or in its parts. Integers wrap in an integer
-      `accumulate`, and in their own dtype if it is a floating-point one. A `Grid` stands for any
-      format.
+      `accumulate`, and in their own dtype if it is a floating-point one. A
+      `fallback.formats.FormatInfo` stands for any format.
     - `out_dtype`: the dtype of the result, of the members' kind. None is the members' dtype.
     - `rounding`, `seed`: "nearest" or "stochastic", and the key of its random numbers. Complex
       values are always rounded to nearest.
@@ -53,7 +53,7 @@ class FoldSpec:
 
     op: str = "sum"
     order: Order = "linear"
-    accumulate: DTypeLike | Grid | None = None
+    accumulate: DTypeLike | FormatInfo | None = None
     out_dtype: DTypeLike | None = None
     rounding: str = "nearest"
     seed: int = 0
@@ -70,7 +70,7 @@ class FoldSpec:
                 f"cut_axis={self.cut_axis}: expected None for an order that is a Schedule"
             )
         changed: dict[str, Any] = {"seed": check_counter("seed", self.seed)}
-        if self.accumulate is not None and not isinstance(self.accumulate, Grid):
+        if self.accumulate is not None and not isinstance(self.accumulate, FormatInfo):
             changed["accumulate"] = np.dtype(self.accumulate)
         if self.out_dtype is not None:
             changed["out_dtype"] = np.dtype(self.out_dtype)

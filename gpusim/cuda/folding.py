@@ -10,21 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fallback.arguments import check_out, check_partial, check_places
+from fallback.arguments import check_batch_offset, check_out, check_partial
 from fallback.arithmetic import Arithmetic
 from fallback.formats import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
     FLOAT64,
-    NARROW,
+    SUB_32_BIT,
+    FormatInfo,
+    NumberFormat,
+    is_sub_32_bit,
     kind_of,
     real_of,
 )
-from fallback.general import Grid
 from fallback.plan import FoldPlan, plan_fold
 from fallback.rounding import check_counter
-from fallback.schedules import Program, Walks
+from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
 from fallback.spec import FoldPart, FoldSpec
 
 from .device import Array, Device, Kernel, Launch
@@ -36,12 +38,10 @@ from .targets import NAMES, code, target
 OPS = ("sum", "prod", "max", "min", "complex prod")
 RINGS = ("none", "flat", "sliced", "listed")
 ROUNDINGS = ("none", "float16", "bfloat16", "float32", "target")
-ENCODINGS = ("float32", "float64", "float16", "bfloat16", "narrow", "integer")
+ENCODINGS = ("float32", "float64", "float16", "bfloat16", "float8", "integer")
 
 TREE_MEMBERS = 1 << 16
 SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
-
-Format = np.dtype[Any] | Grid
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Numbers:
     op: str
     source: np.dtype[Any]
     computing: np.dtype[Any]
-    accumulator: Format
+    accumulator: NumberFormat
     out: np.dtype[Any]
     divisor: int | None
     members: int  # of the whole fold
@@ -73,7 +73,7 @@ class Numbers:
 
     @property
     def step_drawn(self) -> bool:
-        return self.stochastic and self.step != "EXACT" and _narrow(self.accumulator)
+        return self.stochastic and self.step != "EXACT" and is_sub_32_bit(self.accumulator)
 
     @property
     def rounds_last(self) -> bool:
@@ -82,14 +82,10 @@ class Numbers:
 
     @property
     def last_drawn(self) -> bool:
-        return self.stochastic and self.rounds_last and _narrow(self.out)
+        return self.stochastic and self.rounds_last and is_sub_32_bit(self.out)
 
 
-_FLOATS = (*NARROW, FLOAT32, FLOAT64)
-
-
-def _narrow(given: Format) -> bool:
-    return given.narrow if isinstance(given, Grid) else given in NARROW
+_FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 
 
 def run_fold(
@@ -110,7 +106,7 @@ def run_fold(
     earlier = None
     if part is not None and part.partial is not None:
         earlier = _earlier(part.partial, group, plan.arithmetic, device)
-    offsets = check_places(batch_offset, plan.batch).reshape(-1)
+    offsets = check_batch_offset(batch_offset, plan.batch).reshape(-1)
     if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
@@ -137,7 +133,7 @@ def _earlier(partial: Any, group: Members, arithmetic: Arithmetic, device: Devic
 
 
 def template(
-    numbers: Numbers, order: str | Walks | Program, *, small: bool = False
+    numbers: Numbers, order: CompiledOrder, *, small: bool = False
 ) -> tuple[Kernel, int, np.dtype[Any]]:
     """The kernel for these numbers, its chunk's elements, and the C++ type that it computes in.
 
@@ -148,8 +144,8 @@ def template(
     if integer:
         wide = 8 in (numbers.source.itemsize, computing.itemsize)
         computing = np.dtype(np.uint64 if wide else np.uint32)
-    tree = order == "tree" or isinstance(order, Program)
-    walk = "TREE" if tree and not integer else "SEQUENCE"
+    tree = order == "tree" or isinstance(order, ReductionGraph)
+    kind = "TREE" if tree and not integer else "SEQUENCE"
     sums = numbers.op == "sum"
     chunk, ahead = 16 // numbers.source.itemsize, 8
     if numbers.step_drawn:
@@ -159,11 +155,11 @@ def template(
     if numbers.step_drawn or numbers.step == "TARGET":
         ahead = 1  # arithmetic rules there, not memory
     if small and not numbers.step_drawn and not (numbers.complex and numbers.op == "prod"):
-        chunk, ahead = 1, 32 if ahead > 1 and walk == "SEQUENCE" else ahead
+        chunk, ahead = 1, 32 if ahead > 1 and kind == "SEQUENCE" else ahead
     flags = ("false", "true")
     name = (
         f"fold<{NAMES[numbers.source]}, {C_NAMES[computing]}, {numbers.step}, "
-        f"{flags[numbers.step_drawn]}, {walk}, {flags[sums]}, {chunk}, {ahead}>"
+        f"{flags[numbers.step_drawn]}, {kind}, {flags[sums]}, {chunk}, {ahead}>"
     )
     return Kernel("fold.cu", name), chunk, computing
 
@@ -211,7 +207,7 @@ def _fold_numbers(
     counted = plan.batch_ndim if drawn or plan.in_blocks else 0
     itemsize = numbers.source.itemsize
     group, rows = laid_out(device, group, counted, itemsize, parts)
-    if order == "reverse" or (isinstance(order, Walks) and order.step < 0):
+    if order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0):
         group = group.turned()
     few = rows.count * rows.length * itemsize // 16 < device.busy_threads
     # Wide accesses need elements side by side, and one alignment for all members.
@@ -243,9 +239,9 @@ def _fold_numbers(
     listed = [] if integer else _listed(device, order, group.count)
     for name, array in listed:
         arguments[name] = device.pointer(array)
-    if isinstance(order, Walks) and not integer:
+    if isinstance(order, ChainSchedule) and not integer:
         arguments["ring"], arguments["count"] = RINGS.index("listed"), len(order.starts)
-    if isinstance(order, Program) and not integer:
+    if isinstance(order, ReductionGraph) and not integer:
         arguments["instructions"] = len(order.postfix)
     if earlier is not None:
         stored = real_of(earlier.dtype)
@@ -256,8 +252,8 @@ def _fold_numbers(
     finish = arguments["finish"]
     finish["seed"], finish["call"] = plan.spec.seed, call
     finish["step"] = numbers.members
-    finish["place"] = offsets[0] if offsets.size else 0
-    finish["places"] = 0 if uploaded is None else device.pointer(uploaded)
+    finish["batch_offset"] = offsets[0] if offsets.size else 0
+    finish["batch_offsets"] = 0 if uploaded is None else device.pointer(uploaded)
     if integer:
         _finish_integer(finish, numbers)
     else:
@@ -274,7 +270,7 @@ def _fold_numbers(
     threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
     block, shared = (64 if threads < device.busy_threads else 256), 0
-    if isinstance(order, Program) and not integer:
+    if isinstance(order, ReductionGraph) and not integer:
         levels = 1 << max(0, order.depth - 1)  # of which a stack holds all but the last value
         block, shared = tree_block(levels, 1, chunk * computing.itemsize, block)
     elif order == "tree" and not integer:
@@ -283,16 +279,16 @@ def _fold_numbers(
     device.run(Launch(kernel, arguments, threads, block, shared))
 
 
-def _listed(device: Device, order: str | Walks | Program, members: int) -> list[tuple[str, Array]]:
-    """The numbers that walks and programs have, on the device, by the names of their addresses."""
-    if isinstance(order, Walks):
+def _listed(device: Device, order: CompiledOrder, members: int) -> list[tuple[str, Array]]:
+    """The arrays of chain schedules and graphs, on the device, by the names of their addresses."""
+    if isinstance(order, ChainSchedule):
         edges = np.array(order.edges, np.int64)
         starts = np.array(order.starts, np.int64)
         if order.step < 0:
             starts = members - 1 - starts  # the members are turned
         return [("edges", device.upload(edges)), ("starts", device.upload(starts))]
-    if isinstance(order, Program):
-        return [("program", device.upload(np.array(order.postfix, np.int64)))]
+    if isinstance(order, ReductionGraph):
+        return [("graph", device.upload(np.array(order.postfix, np.int64)))]
     return []
 
 
@@ -317,26 +313,28 @@ def _finish_integer(finish: NDArray[Any], numbers: Numbers) -> None:
 
 def encoding_of(stored: np.dtype[Any]) -> str:
     """How finish.cuh's enumeration Encoding names a floating-point dtype."""
-    return "narrow" if stored in NARROW and stored.itemsize == 1 else NAMES[stored]
+    return "float8" if stored in SUB_32_BIT and stored.itemsize == 1 else NAMES[stored]
 
 
 def finish_float(
     finish: NDArray[Any],
     computing: np.dtype[Any],
-    out: np.dtype[Any] | Grid,
+    out: np.dtype[Any] | FormatInfo,
     *,
     rounds: bool,
     drawn: bool,
 ) -> None:
-    """Fill in the last rounding and the encoding; a Grid's values are stored in its carrier."""
-    finish["encoding"] = ENCODINGS.index(encoding_of(out.carrier if isinstance(out, Grid) else out))
-    if isinstance(out, Grid) or out in NARROW:
+    """Fill in the last rounding and the encoding; the carrier stores a FormatInfo's values."""
+    finish["encoding"] = ENCODINGS.index(
+        encoding_of(out.carrier if isinstance(out, FormatInfo) else out)
+    )
+    if isinstance(out, FormatInfo) or out in SUB_32_BIT:
         finish["target"] = target(out)
     finish["drawn"] = drawn
     if not rounds:
         return
     exact = "float64" if computing == FLOAT64 else "float32"
-    name = "target" if isinstance(out, Grid) else NAMES[out]
+    name = "target" if isinstance(out, FormatInfo) else NAMES[out]
     if name in (exact, "float64"):
         return
     if exact == "float64" and name != "float32":
@@ -383,7 +381,7 @@ def _mask(dtype: np.dtype[Any]) -> int:
     """The bits of a word of which one makes a value nonzero: of floats, all but the sign."""
     bits = 8 * min(dtype.itemsize, 8)
     everything = (1 << bits) - 1
-    if dtype.kind in "biu" or (dtype in NARROW and not NARROW[dtype].has_negative_zero):
+    if dtype.kind in "biu" or (dtype in SUB_32_BIT and not SUB_32_BIT[dtype].has_negative_zero):
         return everything
     mask = everything >> 1
     return mask & ~(1 << 31) if dtype == np.complex64 else mask

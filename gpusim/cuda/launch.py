@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fallback.arguments import NO_MEMBERS
-from fallback.formats import NARROW
-from fallback.general import Grid
+from fallback.formats import SUB_32_BIT, FormatInfo
 from fallback.spec import FoldPart, FoldSpec, run_arguments
 
 from . import folding, ragged
@@ -87,7 +86,7 @@ class CupyDevice:
 
     def contiguous(self, array: Array) -> Array:
         # CuPy holds arrays of 8-bit formats, but has no kernels for them: their bits are copied.
-        bits = array.view(f"u{array.dtype.itemsize}") if array.dtype in NARROW else array
+        bits = array.view(f"u{array.dtype.itemsize}") if array.dtype in SUB_32_BIT else array
         return self._cupy.ascontiguousarray(bits).view(array.dtype)
 
     def run(self, launch: Launch) -> None:
@@ -151,7 +150,7 @@ def run_fold(
 
 def round_to(
     x: Any,
-    dtype: DTypeLike | Grid,
+    dtype: DTypeLike | FormatInfo,
     *,
     rounding: str = "nearest",
     seed: int = 0,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fallback import fold, partial_dtype
-from fallback.general import Grid
+from fallback.formats import FormatInfo
 from tests.contract.fold_limits import fold_limits
 from tests.contract.test_fold_contract import (
     COMPLEXES,
@@ -30,9 +30,9 @@ from tests.oracles.budget import budget
 from tests.oracles.reference_fold import codes_of, reference_fold
 
 BOOL = np.dtype(bool)
-E3M2 = Grid(2, -2, 2.0**-4, 28.0, -28.0, False, True, True)
-NO_SUBNORMALS = Grid(3, -6, 2.0**-6, 240.0, -240.0, True, True, True)
-WIDE = Grid(20, -254, 2.0**-274, 2.0**255, -(2.0**255), True, True, True)  # float64 holds it
+E3M2 = FormatInfo(2, -2, 2.0**-4, 28.0, -28.0, False, True, True)
+NO_SUBNORMALS = FormatInfo(3, -6, 2.0**-6, 240.0, -240.0, True, True, True)
+WIDE = FormatInfo(20, -254, 2.0**-274, 2.0**255, -(2.0**255), True, True, True)  # float64 holds it
 GRIDS = [E3M2, NO_SUBNORMALS, WIDE]
 
 
@@ -161,7 +161,10 @@ def test_a_rings_block_is_a_linear_fold_that_starts_at_its_member(case: Any) -> 
 @given(cases(), st.sampled_from(["linear", "reverse"]))
 def test_a_fold_passed_on_has_the_bits_of_the_contract(case: Any, order: str) -> None:
     values, layout, cuts, options, cut = case
-    logical, grid = options["op"].startswith("logical"), isinstance(options["accumulate"], Grid)
+    logical, grid = (
+        options["op"].startswith("logical"),
+        isinstance(options["accumulate"], FormatInfo),
+    )
     if values.dtype in INTS or values.dtype == BOOL or logical or grid:
         return  # the reference knows floating-point dtypes only
     options.pop("window", None)

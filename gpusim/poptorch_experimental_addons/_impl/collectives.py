@@ -12,7 +12,7 @@ from ... import torch as gt
 from ...errors import GpusimError
 from ...poptorch.axis import AXIS, inside_replicas
 from ...torch import operators
-from ...torch.plan import ALL_REDUCE, CollectiveSpec
+from ...torch.plan import CollectiveSpec
 
 __all__ = [
     "all_gather_cross_replica_identical_grads_in",
