@@ -147,6 +147,22 @@ def _lowest_holder(x: Operand, extreme: Array, numbers: Any) -> Array:
     return holder
 
 
+def _holder_of_largest(x: Operand) -> Result:
+    return _first_holder(Fold(MAX), x)
+
+
+def _holder_of_smallest(x: Operand) -> Result:
+    return _first_holder(Fold(MIN), x)
+
+
+def _holder_of_largest_distributed(layout: Layout, x: Operand) -> Result:
+    return _first_holder_distributed(Fold(MAX), layout, x)
+
+
+def _holder_of_smallest_distributed(layout: Layout, x: Operand) -> Result:
+    return _first_holder_distributed(Fold(MIN), layout, x)
+
+
 def _number_result(operands: list[ShapeDtype], members: int) -> list[ShapeDtype]:
     return [(operands[0][0], np.dtype(np.int32))]
 
@@ -158,8 +174,8 @@ def _single(name: str, axis_name: AxisName) -> AxisName:
 
 
 @collective(
-    local=lambda x: _first_holder(Fold(MAX), x),
-    distributed=lambda layout, x: _first_holder_distributed(Fold(MAX), layout, x),
+    local=_holder_of_largest,
+    distributed=_holder_of_largest_distributed,
     result=_number_result,
     replicated=True,
 )
@@ -183,8 +199,8 @@ def pargmax(x: Any, axis_name: AxisName) -> Call:
 
 
 @collective(
-    local=lambda x: _first_holder(Fold(MIN), x),
-    distributed=lambda layout, x: _first_holder_distributed(Fold(MIN), layout, x),
+    local=_holder_of_smallest,
+    distributed=_holder_of_smallest_distributed,
     result=_number_result,
     replicated=True,
 )
