@@ -118,6 +118,7 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
     if collective.folds:
         assert call.reduction is not None
         options["fold"] = Fold(call.reduction, number, leaf.batch_offset)
+    assert collective.local is not None and collective.distributed is not None
     if layout is None:
         results = collective.local(*operands, **options)
     else:

@@ -159,7 +159,7 @@ class Collective(Generic[P]):
             args = (*args[: self._axis_position], None, *args[self._axis_position :])
         else:
             options[self._axis] = None
-        call = self.call(*args, **options)._replace(groups=groups)  # type: ignore[call-arg]
+        call = self.call(*args, **options)._replace(groups=groups)
         (results,) = dispatch.run_leaves(call, [call.operands], world, batch_ndim, *counters)
         return results[0] if len(results) == 1 else tuple(results)
 

@@ -58,7 +58,7 @@ def run_lockstep(
         finishes.append(finish)
         return leaf
 
-    delivered = []
+    delivered: list[list[Any]] = []
     for results in dispatch.run(call, map(prepared, leaves), agreement):
         finish = finishes[len(delivered)]
         if finish is None:
