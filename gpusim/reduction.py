@@ -32,7 +32,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, repr=False)
 class Reduction:
-    """A reduction: operator, order and rounding. With the inputs it determines every bit of the result.
+    """Operator, order and rounding, which determine with the inputs every bit of the result.
 
     **Arguments**
 

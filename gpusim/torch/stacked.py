@@ -1,4 +1,4 @@
-"""gpusim::stacked, the operator that computes. Its operands hold all replicas' values; their leading
+"""gpusim::stacked, the operator that computes. Its operands hold all replicas' values; the leading
 dimensions are the enclosing axes. (In a replica's thread the operands are its own.)"""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layout of a group's members over the instances of a world, and the exchange of their values."""
+"""The layout of a group's members over a world's instances, and the exchange of their values."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _all_to_all_packed(
     assignment = np.asarray(partition.assignment)
 
     def between(sender: int, receiver: int) -> tuple[Numbers, Numbers, Numbers]:
-        """The pieces that one instance sends to another: senders, receivers, and their positions."""
+        """The pieces from one instance to another: senders, receivers, and their positions."""
         members = layout.members_of[sender]
         receivers = groups[assignment[members]]
         rows, places = np.nonzero(layout.instance_of[receivers] == receiver)
