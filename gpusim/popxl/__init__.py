@@ -1,6 +1,6 @@
 """PopXL without an IPU: graphs, variables, streams and sessions over replicas.
 
-An `Ir` holds graphs of ops; a `Session` runs its main graph for all replicas at once, on arrays
+An `Ir` holds graphs of ops. A `Session` runs its main graph for all replicas at once, on arrays
 with the replicas as their leading axis.
 """
 

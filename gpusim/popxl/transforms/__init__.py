@@ -1,4 +1,4 @@
-"""Transforms of graphs: their gradients, sums in steps, and exchanges with the host at once."""
+"""Transforms of graphs: gradients, sums in steps, and merged exchanges with the host."""
 
 from __future__ import annotations
 
