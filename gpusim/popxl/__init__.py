@@ -7,6 +7,7 @@ with the replicas as their leading axis.
 from __future__ import annotations
 
 from . import context, dtypes, errors, fp8_utils, ops, testing, transforms, utils
+from ._paths import keep_paths
 from .context import (
     gcg,
     get_current_context,
@@ -155,3 +156,5 @@ __all__ = [
     "testing",
     "utils",
 ]
+
+keep_paths(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .._paths import keep_paths
 from .autodiff import ExpectedConnection, ExpectedConnectionType, GradGraphInfo, autodiff
 from .decompose_sum import decompose_sum
 from .merge_exchange import io_tile_exchange, merge_exchange
@@ -15,3 +16,5 @@ __all__ = [
     "io_tile_exchange",
     "merge_exchange",
 ]
+
+keep_paths(__name__)
