@@ -13,9 +13,9 @@ from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
 from gpusim.poptorch.executor.grouping import Grouping
 from gpusim.poptorch.executor.instances import Instances
+from gpusim.poptorch.executor.logs import Warnings
 from gpusim.poptorch.executor.micro_batches import Layout
 from gpusim.poptorch.executor.outputs import Anchors
-from gpusim.poptorch.executor.repeats import Warnings
 from gpusim.poptorch.executor.weights import Weights
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.replicas import Program, compile_model

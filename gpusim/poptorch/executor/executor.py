@@ -20,9 +20,9 @@ from gpusim.poptorch.executor.context import living
 from gpusim.poptorch.executor.counters import Counters, Latency
 from gpusim.poptorch.executor.devices import Ipus, ipus_per_replica
 from gpusim.poptorch.executor.executable import Executable
-from gpusim.poptorch.executor.grouping import Grouping, Told, assign
+from gpusim.poptorch.executor.grouping import Grouping, OnGrouping, assign
 from gpusim.poptorch.executor.hooks import call_hooks, postcompile, precompile
-from gpusim.poptorch.executor.log_file import log_options, log_to_file
+from gpusim.poptorch.executor.logs import log_options, log_to_file
 from gpusim.poptorch.executor.micro_batches import Layout
 from gpusim.poptorch.executor.profile import Profile
 from gpusim.poptorch.executor.saving import Exported, Invalid, Saved, read, write
@@ -154,19 +154,19 @@ class PoplarExecutor:
 
     def _let_group(self) -> None:
         """From here on `replicaGrouping` of the model's parameters is this executor's."""
-        groupable(self._user_model, self._told())
+        groupable(self._user_model, self._grouping_callback())
 
-    def _told(self) -> Told:
-        """Notes groupings, and keeps no executor alive."""
+    def _grouping_callback(self) -> OnGrouping:
+        """A callback that notes groupings, without keeping the executor alive."""
         parent = weakref.ref(self)
 
-        def told(parameter: Any, grouping: Grouping) -> None:
+        def on_grouping(parameter: Any, grouping: Grouping) -> None:
             executor = parent()
             if executor is None or executor.isCompiled():
                 raise createPoptorchError(NO_GROUPING)
             assign(executor._groupings, executor._user_model, parameter, grouping)
 
-        return told
+        return on_grouping
 
     def _wrap(self) -> None:
         parent = weakref.ref(self)  # the model keeps the weights alive, and not the devices
@@ -178,7 +178,7 @@ class PoplarExecutor:
             else:
                 unwrap(model)
 
-        wrap(self._user_model, self._host.fetch, destroy, self._told())
+        wrap(self._user_model, self._host.fetch, destroy, self._grouping_callback())
 
     # ---------------------------------------------------------------- calling
 

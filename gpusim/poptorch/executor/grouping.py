@@ -18,12 +18,12 @@ from gpusim.groups import CommGroupType, Groups
 from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
-__all__ = ["Groupable", "Grouping", "Told", "assign"]
+__all__ = ["Groupable", "Grouping", "OnGrouping", "assign"]
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """What `replicaGrouping` was told about a parameter.
+    """How the replicas share a parameter (`replicaGrouping`).
 
     - `kind`: how replicas are arranged in groups; `shards`: how many replicas a Consecutive or
       Orthogonal group has, of no meaning for NoGrouping.
@@ -62,8 +62,8 @@ class Grouping:
         return {groups.group_count, *([groups.size] if every else [])}
 
 
-Told = Callable[[Any, Grouping], None]
-"""Is told of a parameter's grouping."""
+OnGrouping = Callable[[Any, Grouping], None]
+"""Called with a parameter and its grouping."""
 
 
 class Groupable:
@@ -74,7 +74,7 @@ class Groupable:
     """
 
     poptorch_original: ClassVar[type]
-    poptorch_told: ClassVar[Told]
+    poptorch_on_grouping: ClassVar[OnGrouping]
 
     def replicaGrouping(
         self,
@@ -95,7 +95,7 @@ class Groupable:
         poptorch.Error for a model that is compiled; ValueError for other types and modes.
         """
         kind, mode = CommGroupType(comm_group_type), VariableRetrievalMode(variable_retrieval_mode)
-        type(self).poptorch_told(self, Grouping(kind, shards, mode))
+        type(self).poptorch_on_grouping(self, Grouping(kind, shards, mode))
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Any:
         with as_original(self):

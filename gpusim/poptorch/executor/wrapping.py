@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gpusim.poptorch.executor.grouping import Groupable, Told
+from gpusim.poptorch.executor.grouping import Groupable, OnGrouping
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
 __all__ = [
@@ -35,7 +35,7 @@ Fetch = Callable[[], bool]
 Destroy = Callable[[nn.Module], None]
 
 
-def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, told: Told) -> None:
+def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, on_grouping: OnGrouping) -> None:
     """Change the classes of a model, its parameters and its buffers, in place.
 
     **Arguments**
@@ -43,7 +43,7 @@ def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, told: Told) -> None:
     - `fetch`: brings the weights to the host if they are out of date there, and returns whether it
       did; called before anything is seen. It must do nothing while it is at work.
     - `destroy`: what the model's new method `destroy` calls, with the model.
-    - `told`: what the parameters' new method `replicaGrouping` calls.
+    - `on_grouping`: what the parameters' new method `replicaGrouping` calls.
 
     RuntimeError for a model that is wrapped; poptorch.Error for a buffer that is no plain Tensor.
     """
@@ -59,7 +59,7 @@ def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, told: Told) -> None:
     for tensor in (*tensors[0], *tensors[1]):
         original = original_class(tensor)
         if original not in made:
-            made[original] = tensor_class(original, fetch, told)
+            made[original] = tensor_class(original, fetch, on_grouping)
         tensor.__class__ = made[original]
     model.__class__ = model_class(type(model), fetch, destroy)
 
@@ -71,16 +71,16 @@ def unwrap(model: nn.Module) -> None:
     model.__class__ = original_class(model)
 
 
-def groupable(model: nn.Module, told: Told) -> None:
-    """Let a model's parameters, wrapped or not, have `replicaGrouping`, which calls `told`."""
+def groupable(model: nn.Module, on_grouping: OnGrouping) -> None:
+    """Give a model's parameters the method `replicaGrouping`, which calls `on_grouping`."""
     made: dict[type, type] = {}
     for parameter in model.parameters():
         kind: Any = type(parameter)
         if issubclass(kind, Groupable):
-            kind.poptorch_told = staticmethod(told)
+            kind.poptorch_on_grouping = staticmethod(on_grouping)
             continue
         if kind not in made:
-            members = {"poptorch_original": kind, "poptorch_told": staticmethod(told)}
+            members = {"poptorch_original": kind, "poptorch_on_grouping": staticmethod(on_grouping)}
             made[kind] = type(kind)("PoptorchParameter", (Groupable, kind), members)
         parameter.__class__ = made[kind]
 
@@ -153,13 +153,13 @@ class WrappedTensor:
         return original_tensor(self, self.data).__reduce_ex__(protocol)
 
 
-def tensor_class(original: type, fetch: Fetch, told: Told) -> type:
+def tensor_class(original: type, fetch: Fetch, on_grouping: OnGrouping) -> type:
     """A subclass of Parameter, which can be grouped, or of Tensor, that fetches."""
     made_by: Any = type(original)
     members = {"poptorch_original": original, "poptorch_fetch": staticmethod(fetch)}
     if not issubclass(original, nn.Parameter):
         return made_by("PoptorchBuffer", (WrappedTensor, original), members)
-    members["poptorch_told"] = staticmethod(told)
+    members["poptorch_on_grouping"] = staticmethod(on_grouping)
     return made_by("PoptorchParameter", (WrappedTensor, Groupable, original), members)
 
 

@@ -4,8 +4,7 @@
 - `replication`, `devices`, `outputs`, `reports`: the options' own methods, by subject.
 - `training`, `precision`, `distributed`, `locations`, `jit`, `popart`: the groups.
 - `strategies`: blocks on IPUs. `attribute`: attributes of operations.
-- `config_file`, `json_form`: options from files and variables; `reachable`: what those may call.
-- `progress`: the bar. `checks`: what several groups check.
+- `config_file`: options from files and variables. `progress`: the bar.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from gpusim.poptorch._logging import logger
 
-__all__ = ["OptionsDict"]
+__all__ = ["OptionsDict", "check_count", "items"]
 
 FROZEN = "Can't modify frozen Options"
 
@@ -167,3 +167,16 @@ class OptionsDict:
 def items(values: dict[str, Any]) -> str:
     """`a=1, b='x'`"""
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def check_count(**given: int) -> None:
+    """Raise ValueError for a number below 1. Other types are left to the options' own check.
+
+    >>> check_count(device_iterations=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: device_iterations=0: expected a number of at least 1
+    """
+    for name, value in given.items():
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{name}={value!r}: expected a number of at least 1")

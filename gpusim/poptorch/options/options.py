@@ -7,7 +7,7 @@ import os
 from typing import Any, Self
 
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.options import config_file, devices, json_form, outputs, replication, reports
+from gpusim.poptorch.options import config_file, devices, outputs, replication, reports
 from gpusim.poptorch.options.base import items
 from gpusim.poptorch.options.devices import DeviceOptions
 from gpusim.poptorch.options.distributed import _DistributedOptions
@@ -143,7 +143,7 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
         ConfigFileError, which shows the line, for what is no Python or not allowed; otherwise what
         the method raises, with a note that names the line. Nothing is set if a line is no Python.
         """
-        config_file.load(self, filepath)
+        config_file.load_file(self, filepath)
         return self
 
     def from_json(self, string: str) -> None:
@@ -159,7 +159,7 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
         >>> options.output_mode, options.output_return_period, options.log_dir
         (1, 2, 'logs')
         """
-        json_form.load(self, string)
+        config_file.load_json(self, string)
 
     def toDict(self) -> dict[str, Any]:
         """All options but Jit's and Precision's own, by name, as a backend would be given them.

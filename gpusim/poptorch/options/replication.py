@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from gpusim.poptorch.enums import CommGroupType
-from gpusim.poptorch.options.base import OptionsDict
-from gpusim.poptorch.options.checks import check_count
+from gpusim.poptorch.options.base import OptionsDict, check_count
 
 __all__ = ["DEFAULTS", "ReplicationOptions"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from gpusim.poptorch.enums import MeanReductionStrategy, ReductionType
-from gpusim.poptorch.options.base import OptionsDict
-from gpusim.poptorch.options.checks import check_count
+from gpusim.poptorch.options.base import OptionsDict, check_count
 from gpusim.poptorch.options.popart import _PopartOptions
 
 __all__ = ["_TrainingOptions"]
