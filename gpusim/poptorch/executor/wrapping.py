@@ -1,7 +1,6 @@
-"""Training changes the classes of a model and of its tensors, so that looking at them fetches them.
+"""Training changes the classes of a model and of its tensors: reading a tensor fetches its value.
 
-Afterwards everything else about them is as it was; what is pickled, copied or put into a state_dict
-is of the original classes.
+Pickles, copies and state_dicts have the original classes, and `unwrap` restores them.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, on_grouping: OnGroupi
 
     **Arguments**
 
-    - `fetch`: brings the weights to the host if they are out of date there, and returns whether it
-      did; called before anything is seen. It must do nothing while it is at work.
-    - `destroy`: what the model's new method `destroy` calls, with the model.
-    - `on_grouping`: what the parameters' new method `replicaGrouping` calls.
+    - `fetch`: copies the weights to the host if they are out of date there, and returns whether it
+      did. It is called before every access, and must do nothing while it runs.
+    - `destroy`: called with the model by its new method `destroy`.
+    - `on_grouping`: called by the parameters' new method `replicaGrouping`.
 
     RuntimeError for a model that is wrapped; poptorch.Error for a buffer that is no plain Tensor.
     """
@@ -86,7 +85,7 @@ def groupable(model: nn.Module, on_grouping: OnGrouping) -> None:
 
 
 def not_groupable(model: nn.Module) -> None:
-    """Give parameters that are not wrapped the classes back that they had before `groupable`."""
+    """Undo `groupable` for parameters that are not wrapped."""
     for parameter in model.parameters():
         if not is_wrapped(parameter):
             parameter.__class__ = original_class(parameter)
@@ -94,7 +93,7 @@ def not_groupable(model: nn.Module) -> None:
 
 def is_wrapped(value: object) -> bool:
     """Whether `wrap` has changed the class of a model or tensor."""
-    return issubclass(type(value), (WrappedModel, WrappedTensor))  # isinstance would look at it
+    return issubclass(type(value), (WrappedModel, WrappedTensor))  # isinstance would fetch
 
 
 def original_class(value: object) -> type:
@@ -107,7 +106,7 @@ def original_class(value: object) -> type:
 def plain(model: nn.Module) -> Iterator[None]:
     """A block in which the model's tensors are of their original classes.
 
-    They are fetched before it, and not in it. The model may be a shallow copy of a wrapped one.
+    They are fetched before the block. The model may be a shallow copy of a wrapped one.
     """
     tensors = [*model.parameters(), *model.buffers()]
     classes = [type(tensor) for tensor in tensors]
@@ -126,7 +125,7 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 class WrappedTensor:
-    """What wrapped parameters and buffers have in common."""
+    """The behaviour of wrapped parameters and buffers: every access fetches the weights first."""
 
     poptorch_original: ClassVar[type]
     poptorch_fetch: ClassVar[Fetch]
@@ -177,7 +176,7 @@ FETCHING = ("_buffers", "_parameters", "forward")
 
 
 class WrappedModel:
-    """What wrapped models have beside their own class."""
+    """The methods that wrapped models have beside those of their own class."""
 
     poptorch_original: ClassVar[type]
     poptorch_fetch: ClassVar[Fetch]

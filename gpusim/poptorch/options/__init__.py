@@ -1,4 +1,4 @@
-"""PopTorch's options: one file for each group, and what reads them from files and variables.
+"""PopTorch's options: one module for each group, and reading them from files and variables.
 
 - `base`: a group of options, and freezing. `options`: all groups together.
 - `replication`, `devices`, `outputs`, `reports`: the options' own methods, by subject.
