@@ -75,7 +75,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     **Raises**:
 
-    - AssertionError, poptorch.Error: for arguments that exclude each other, with PopTorch's messages.
+    - AssertionError, poptorch.Error: for arguments that exclude each other, in PopTorch's words.
     - what PyTorch's DataLoader and AsynchronousDataAccessor raise.
 
     >>> dataset = torch.utils.data.TensorDataset(torch.arange(100))
