@@ -82,7 +82,7 @@ def vmap(
             with bound((TensorAxis(axis_name, arguments.size, share, marker),)):
                 results, structure = trees.flatten(arguments.call(f, [*leaves]))
             whole = trees.unflatten(structure, results)
-            places = trees.spread_prefix(out_dims, whole, "vmap out_dims")
+            places = trees.broadcast_prefix(out_dims, whole, "vmap out_dims")
             return tuple(as_result("vmap", result, marker.device) for result in results)
 
         device = next((x.device for x in arguments.leaves if isinstance(x, Tensor)), None)
