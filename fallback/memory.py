@@ -25,7 +25,7 @@ MEMORY_SHARE = 16
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """An uninitialised C-contiguous array, if it is large in memory that has been used before.
+    """An uninitialised C-contiguous array; a large one reuses memory.
 
     >>> empty((2, 3), np.float32).shape
     (2, 3)
@@ -39,9 +39,9 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def keep_at_most(size: int) -> int:
-    """Keep at most so many bytes of memory that is not in use; returns what it was before.
+    """Keep at most `size` bytes of memory that is not in use; returns the previous limit.
 
-    0 gives all of it back to the system.
+    0 returns all of it to the system.
     """
     before, _kept.most = _kept.most_kept(), size
     _kept.trim()
@@ -49,10 +49,9 @@ def keep_at_most(size: int) -> int:
 
 
 def configured() -> int:
-    """How many bytes may be kept: GPUSIM_KEEP_MIB, else a sixteenth of the machine's memory, at
-    most 1 GiB.
+    """The number of bytes to keep: GPUSIM_KEEP_MIB, else 1/16 of the memory, at most 1 GiB.
 
-    ValueError for a GPUSIM_KEEP_MIB that is no integer from 0 on.
+    ValueError if GPUSIM_KEEP_MIB is not an integer from 0 on.
     """
     given = os.environ.get(SETTING, "").strip()
     if given:
@@ -61,7 +60,7 @@ def configured() -> int:
         return int(given) << 20
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not every system tells
+    except (AttributeError, OSError, ValueError):  # not available on every system
         return 0
     return min(MOST_KEPT, memory // MEMORY_SHARE)
 
@@ -86,7 +85,7 @@ class _Kept:
     def __init__(self, most: int | None = None) -> None:
         self.most = most
         self.free: list[NDArray[np.uint8]] = []
-        # What comes back waits here: arrays die anywhere, also while this thread holds the lock.
+        # Returned blocks wait here: arrays die anywhere, also while this thread holds the lock.
         self.returned: deque[NDArray[np.uint8]] = deque()
         self.lock = threading.Lock()
 
@@ -129,7 +128,7 @@ class _Kept:
         self._drop(0)
 
     def _drop(self, size: int) -> None:
-        """Give the blocks that were used longest ago back, till `size` bytes more may be kept."""
+        """Return the least recently used blocks, till `size` bytes more may be kept."""
         kept = sum(block.size for block in self.free)
         while self.free and kept + size > self.most_kept():
             kept -= self.free.pop(0).size
@@ -139,7 +138,7 @@ _kept = _Kept()
 
 
 def _forget() -> None:
-    """A forked child starts with nothing kept: the lock may be held by a thread it has not."""
+    """A forked child starts empty: a thread that it does not have may hold the lock."""
     global _kept
     _kept = _Kept(_kept.most)
 
