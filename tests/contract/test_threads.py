@@ -111,14 +111,14 @@ def test_the_environment_says_how_many_threads(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(threads, "cores", lambda: 6)
-    assert threads.configured() == expected
+    assert threads.default_count() == expected
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", "²"])
 def test_another_gpusim_threads_is_named(given: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GPUSIM_THREADS", given)
     with pytest.raises(ValueError, match=f"GPUSIM_THREADS='{given}': expected a positive integer"):
-        threads.configured()
+        threads.default_count()
 
 
 def helpers() -> set[threading.Thread]:
