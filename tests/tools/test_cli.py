@@ -197,7 +197,9 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 def test_interrupt_ends_the_demo_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training, "relative_error", lambda *trees: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(
+        training, "relative_error", lambda *trees: signal.raise_signal(signal.SIGINT)
+    )
     assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
     assert list((tmp_path / "out").iterdir()) == []
