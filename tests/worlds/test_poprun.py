@@ -22,6 +22,7 @@ from gpusim.runtime.activity import Activity
 from gpusim.tools.launch import main, mpirun, report
 from gpusim.tools.launch.layout import hosts_of, lay_out
 from gpusim.tools.launch.report import Failure, blocking_instance, failure_in
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE, running
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +214,8 @@ time.sleep(300)
     assert seconds and float(seconds[1]) >= 0.9
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.2, 0.5, 1.0])  # starting, importing, connecting, waiting
+# Starting, importing, connecting, waiting.
+@pytest.mark.parametrize("moment", [*slow(0.0, 0.2), 0.5, *slow(1.0)])
 def test_it_does_not_matter_when_an_instance_is_killed(poprun, moment: float) -> None:
     program = (
         HELLO
