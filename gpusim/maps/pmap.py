@@ -28,6 +28,7 @@ from .arguments import (
     read_arguments,
     read_only,
 )
+from .call_site import GPUSIM_MODULES, LIBRARIES
 from .frames import (
     Axes,
     AxisName,
@@ -41,7 +42,6 @@ from .frames import (
 )
 from .mapped_array.align import common_axes, lead_full, sizes
 from .mapped_array.array import Array, MappedArray, unpack, wrap
-from .routes import INNER_ROOMS, LIBRARIES
 from .scheduler import Run, Scheduler, enclosing_task
 from .streams import Lanes, check_devices, gpus_of_replicas, moved
 
@@ -211,7 +211,7 @@ def _raised_by_gpusim(trace: TracebackType | None) -> bool:
         if not name.startswith(LIBRARIES):
             module = name
         trace = trace.tb_next
-    return module.startswith(INNER_ROOMS)
+    return module.startswith(GPUSIM_MODULES)
 
 
 def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> BaseException:

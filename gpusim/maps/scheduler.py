@@ -22,8 +22,8 @@ from typing import Any
 
 from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from ..runtime.engines import while_waiting
+from .call_site import call_site
 from .frames import Axes, Frame
-from .routes import caller
 
 ENDING_POLL = 0.05
 """Seconds between the attempts to end replicas that still run."""
@@ -53,9 +53,9 @@ def _end_thread(thread: threading.Thread) -> None:
     A posted exception must be raised, never taken back with NULL: CPython 3.11 then leaves its
     flag for posted exceptions up, and every traced or profiled function hangs at its entry.
     """
-    ident = thread.ident
+    ident = thread.ident or 0
     post, error = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.py_object(ReplicaEnded)
-    number = ctypes.c_ulong(ident or 0)
+    number = ctypes.c_ulong(ident)
     # CPython lets another thread run after a call, but not where a for loop calls its iterator. So
     # the thread is still where it was seen when the exception is posted.
     for frames in iter(sys._current_frames, None):
@@ -106,7 +106,7 @@ class Task:
         Whatever `compute` raises is raised in every replica.
         """
         scheduler = self.run.scheduler
-        line = caller()
+        line = call_site()
         with scheduler.lock:
             self.inside = not self.ended
             self.check_ended()

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from ...libraries import on_device, to_library_of
-from .. import routes
 from ..frames import Axes
 from .align import common_axes, lead, lead_full, sizes, visible_ndim
 from .array import Array, MappedArray, wrap
 from .dispatch import NoRule
 from .indices import Place, as_tuple, is_basic, locate, stack_basic
+from .per_replica import call_per_replica
+from .settings import fallback_settings
 
 Write = Callable[..., None]
 """Changes an array: write(array, index, value), or write(array, index) where no value is needed."""
@@ -248,12 +249,12 @@ def _changed(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> Any:
     mapped = [*_mapped((x, index, values))]
     if not mapped:
         return _write_copy(x, index, values, write)
-    if not routes.switches().force:
+    if not fallback_settings().force:
         try:
             return _write_stacked(x, as_tuple(index), values, write, common_axes(mapped))
         except (NoRule, IndexError):
             pass
-    return routes.call_per_replica(_write_copy, (x, index, values), {"write": write}, "at[...]")
+    return call_per_replica(_write_copy, (x, index, values), {"write": write}, "at[...]")
 
 
 def _one_array(value: Any) -> Any:
@@ -305,3 +306,9 @@ def _fitted(value: Any, place: Place) -> Array:
     except ValueError:
         raise NoRule from None
     return place.disarrange(data)
+
+
+def install(mapped_array: type[MappedArray]) -> None:
+    """Attach the property `at`."""
+    doc = "Changed copies: ``x.at[index].set(value)``, also add, multiply, min, max and so on."
+    mapped_array.at = property(at, doc=doc)
