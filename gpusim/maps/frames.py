@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -103,16 +102,21 @@ def lockstep_environment() -> Axes:
     return tuple(frame for frame in _environment.get() if frame.index is None)
 
 
-@contextmanager
-def bound(frames: Axes) -> Iterator[None]:
-    """Bind `frames` inside the present ones; on leaving they are ended for good."""
-    token = _environment.set(_environment.get() + frames)
-    try:
-        yield
-    finally:
-        for frame in frames:
+class bound:
+    """A block in which `frames` are bound inside the present ones; afterwards they are ended."""
+
+    __slots__ = ("frames", "token")
+
+    def __init__(self, frames: Axes) -> None:
+        self.frames = frames
+
+    def __enter__(self) -> None:
+        self.token = _environment.set(_environment.get() + self.frames)
+
+    def __exit__(self, *exception: object) -> None:
+        for frame in self.frames:
             frame.active = False
-        _environment.reset(token)
+        _environment.reset(self.token)
 
 
 def new_frames(

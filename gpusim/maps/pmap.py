@@ -24,9 +24,9 @@ from .arguments import (
     check_axis_size,
     check_in_axes,
     check_out_axes,
-    part_company,
     read_arguments,
     read_only,
+    separate,
 )
 from .call_site import GPUSIM_MODULES, LIBRARIES
 from .frames import (
@@ -253,7 +253,7 @@ def _gather(
         _gather_leaf(column, axis, outer, share, to_one_gpu)
         for column, axis in zip(columns, places, strict=True)
     ]
-    return trees.unflatten(structure, part_company(stacked) if not outer else stacked)
+    return trees.unflatten(structure, separate(stacked) if not outer else stacked)
 
 
 def _gather_leaf(

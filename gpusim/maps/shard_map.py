@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import trees
 from ..libraries import first_unlike, on_device
-from .arguments import as_array, is_array, part_company, read_only
+from .arguments import as_array, is_array, read_only, separate
 from .frames import (
     Axes,
     AxisName,
@@ -192,7 +192,7 @@ def shard_map(
                 _join(part, spec, frames, outer, check_vma, f"shard_map: result {number}")
                 for number, (part, spec) in enumerate(zip(parts, places, strict=True))
             ]
-        return trees.unflatten(result_structure, whole if outer else part_company(whole))
+        return trees.unflatten(result_structure, whole if outer else separate(whole))
 
     return mapped
 

@@ -13,15 +13,17 @@ from .arguments import (
     check_out_axes,
     enter,
     leave,
-    part_company,
     read_arguments,
+    result_axes,
+    separate,
 )
 from .frames import (
     AxisName,
+    Frame,
     bound,
+    environment,
     local_axis_size,
     lockstep_environment,
-    new_frames,
     outermost_share,
 )
 
@@ -72,24 +74,21 @@ def vmap(
 
     @functools.wraps(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        size = local_axis_size("vmap", axis_size)
+        size = axis_size if axis_size is None else local_axis_size("vmap", axis_size)
         arguments = read_arguments("vmap", in_axes, size, args, kwargs)
-        share = outermost_share("vmap", arguments.size)
-        (frame,) = new_frames((axis_name,), (arguments.size,), share=share)
+        around = environment()
+        share = None if around else outermost_share("vmap", arguments.size)
+        frame = Frame(axis_name, arguments.size, len(around), share=share)
+        outer = bool(around) and bool(lockstep_environment())
         with bound((frame,)):
-            leaves = [
-                enter(leaf, axis, frame)
-                for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
-            ]
-            results, structure = trees.flatten(arguments.call(f, leaves))
-            places = trees.spread_prefix(
-                out_axes, trees.unflatten(structure, results), "vmap out_axes"
-            )
-            results = [
-                leave(leaf, axis, frame, "vmap") for leaf, axis in zip(results, places, strict=True)
-            ]
-        if not lockstep_environment():
-            results = part_company(results)
-        return trees.unflatten(structure, results)
+            leaves = []
+            for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True):
+                leaves.append(enter(leaf, axis, frame))
+            values, structure = trees.flatten(arguments.call(f, leaves))
+            axes = result_axes("vmap", out_axes, values, structure)
+            results = []
+            for value, axis in zip(values, axes, strict=True):
+                results.append(leave(value, axis, frame, outer, "vmap"))
+        return trees.unflatten(structure, results if outer else separate(results))
 
     return mapped

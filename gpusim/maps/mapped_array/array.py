@@ -38,6 +38,14 @@ def wrap(data: Array, axes: Axes) -> MappedArray:
     return mapped
 
 
+def read_only(data: Array) -> Array:
+    """A read-only view of a NumPy array; anything else as it is."""
+    if isinstance(data, np.ndarray) and data.flags.writeable:
+        data = data.view()
+        data.flags.writeable = False
+    return data
+
+
 def lift(value: Any) -> Any:
     """`value` as code inside the running maps sees it: a MappedArray where vmap is around."""
     return wrap(value, ()) if lockstep_environment() else value
@@ -102,7 +110,7 @@ class MappedArray:
     _data: Array
     _axes: Axes
 
-    # Batched rules need this class, so `dispatch.install` and `updates.install` attach what they do.
+    # Attached by `dispatch.install` and `updates.install`: batched rules need this class.
     __array_ufunc__: Callable[..., Any]
     __array_function__: Callable[..., Any]
     __getitem__: Callable[..., Any]

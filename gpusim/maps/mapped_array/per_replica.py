@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from ... import trees
 from ...libraries import on_device
 from ..call_site import call_site
 from ..frames import Axes, union
-from .array import MappedArray, unpack, wrap
+from .array import MappedArray, read_only, unpack, wrap
 from .settings import fallback_settings
 
 logger = logging.getLogger("gpusim.maps")
@@ -26,15 +25,8 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{module}.{name}" if module else name
 
 
-def _read_only(data: Any) -> Any:
-    if isinstance(data, np.ndarray) and data.flags.writeable:
-        data = data.view()
-        data.flags.writeable = False
-    return data
-
-
 def _data_of(leaf: Any) -> Any:
-    return _read_only(leaf._data) if isinstance(leaf, MappedArray) else leaf
+    return read_only(leaf._data) if isinstance(leaf, MappedArray) else leaf
 
 
 def _wrap_unmapped(leaf: Any) -> Any:
@@ -47,7 +39,7 @@ def _part(leaf: Any, axes: Axes, replica: tuple[int, ...]) -> Any:
     if not isinstance(leaf, MappedArray):
         return leaf
     where = tuple(replica[axes.index(frame)] for frame in leaf._axes)
-    return _read_only(leaf._data[(*where, ...)] if leaf.ndim else leaf._data[where])
+    return read_only(leaf._data[(*where, ...)] if leaf.ndim else leaf._data[where])
 
 
 def mapped_leaves(tree: Any) -> tuple[list[Any], Any, Axes]:
