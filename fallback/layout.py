@@ -80,8 +80,3 @@ def flat_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Index]:
 def whole(shape: Sequence[int]) -> Index:
     """The box of all elements."""
     return tuple(slice(0, length) for length in shape)
-
-
-def box_shape(box: Index) -> tuple[int, ...]:
-    """The lengths of a box's slices."""
-    return tuple(part.stop - part.start for part in box)

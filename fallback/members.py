@@ -17,9 +17,14 @@ from fallback.layout import Index
 class Members:
     """Views of `count` members, each of `shape` and `dtype`."""
 
+    #: The distinct strides that occur among the members, as the caller gave them.
+    strides: tuple[tuple[int, ...], ...]
+
     def __init__(self, arrays: NDArray[Any] | list[NDArray[Any]]) -> None:
         self._arrays = arrays
         self.count = len(arrays)
+        #: Whether the members lie in one array.
+        self.stacked = isinstance(arrays, np.ndarray)
         if isinstance(arrays, np.ndarray):
             self.shape, self.dtype = arrays.shape[1:], arrays.dtype
         else:
@@ -29,28 +34,16 @@ class Members:
     def of(cls, members: NDArray[Any] | Sequence[NDArray[Any]]) -> Members:
         """Check what the caller gave: ValueError or TypeError names the member that differs."""
         if isinstance(members, np.ndarray):
-            check_stacked(members)
-            return cls(members)
+            if not members.ndim or not len(members):
+                check_stacked(members)
+            group = cls(members)
+            group.strides = (members.strides[1:],)
+            return group
         arrays = [np.asarray(member) for member in members]
         check_listed(arrays)
-        return cls(arrays)
-
-    @property
-    def stacked(self) -> bool:
-        """Whether the members lie in one array."""
-        return isinstance(self._arrays, np.ndarray)
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the members are known to be C-contiguous."""
-        return isinstance(self._arrays, np.ndarray) and self._arrays.flags.c_contiguous
-
-    @property
-    def strides(self) -> list[tuple[int, ...]]:
-        """The distinct strides that occur among the members."""
-        if isinstance(self._arrays, np.ndarray):
-            return [self._arrays.strides[1:]]
-        return list({array.strides for array in self._arrays})
+        group = cls(arrays)
+        group.strides = tuple(sorted({array.strides for array in arrays}))
+        return group
 
     def reshape(self, shape: tuple[int, ...]) -> Members:
         """The same elements under another shape, which must be reachable without a copy."""

@@ -93,10 +93,16 @@ _LOGICAL: dict[str, Operator] = {
 _RUNNING: dict[Operator, np.ufunc] = {_add: np.add, _multiply: np.multiply}
 
 
-def operator_for(op: str, kind: str) -> Operator:
-    """The operator for `op` on inputs of `kind`; ValueError or TypeError if there is none."""
+def check_op(op: str) -> str:
+    """Return `op`; ValueError if it is unknown."""
     if op not in OPS:
         raise ValueError(f"op={op!r}: expected one of {', '.join(map(repr, OPS))}")
+    return op
+
+
+def operator_for(op: str, kind: str) -> Operator:
+    """The operator for `op` on inputs of `kind`; ValueError or TypeError if there is none."""
+    check_op(op)
     operator = _LOGICAL.get(op) or _OPERATORS.get((op, kind))
     if operator is None:
         hint = "; convert to an integer dtype first" if kind == "bool" else ""

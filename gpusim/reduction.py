@@ -210,7 +210,7 @@ class _Default(State):
         return 0
 
 
-_DEFAULT = Reduction()
+_DEFAULT = _Default(Reduction())
 _state: ContextVar[State | None] = ContextVar("gpusim_reduction", default=None)
 
 
@@ -220,7 +220,7 @@ def current() -> State:
     >>> current()
     State(Reduction(op='sum', order='linear'), calls=0)
     """
-    return _state.get() or _Default(_DEFAULT)
+    return _state.get() or _DEFAULT
 
 
 @contextmanager

@@ -54,8 +54,8 @@ FINISH = np.dtype(
         ("seed", "u8"),
         ("step", "u8"),
         ("call", "u8"),
-        ("place", "u8"),
-        ("places", "u8"),
+        ("batch_offset", "u8"),
+        ("batch_offsets", "u8"),
         ("target", TARGET),
         ("from_zero", "i8"),
         ("bytes", "i8"),
@@ -83,7 +83,7 @@ FOLD = np.dtype(
         ("node", "i8"),
         ("edges", "u8"),
         ("starts", "u8"),
-        ("program", "u8"),
+        ("graph", "u8"),
         ("instructions", "i8"),
     ]
 )

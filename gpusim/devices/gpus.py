@@ -20,9 +20,9 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The usable GPUs; none without a driver, or with one that does not work.
+    """The usable GPUs; none without a driver that works.
 
-    Asks the driver, in a process of its own, at every call. `gpusim info` says what is wrong.
+    Each call asks the driver in another process. `gpusim info` says what is wrong.
     """
     found = probes.ask("cuda").get("devices", ())
     return tuple(

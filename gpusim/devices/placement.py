@@ -1,4 +1,4 @@
-"""Where a simulated IPU runs: on which GPU and which of its streams, or on the host."""
+"""The placement of simulated IPUs: on a GPU and one of its streams, or on the host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Placement", "place"]
 
 @dataclass(frozen=True)
 class Placement:
-    """`gpu` is CUDA's number of the GPU, None the host; `slot` counts the IPUs it holds, from 0.
+    """A GPU, by CUDA's number (None is the host), and the slot of the IPU on it, from 0.
 
-    IPUs of one GPU have different slots, a stream each.
+    Each slot of a GPU is a stream.
     """
 
     gpu: int | None
@@ -24,7 +24,7 @@ class Placement:
 
 
 def place(ipu: Ipu | int, gpus: int) -> Placement:
-    """IPU k is on GPU k mod `gpus`; without a GPU, on the host.
+    """Return the placement of IPU k: GPU k mod `gpus`, or the host without GPUs.
 
     >>> [str(place(k, gpus=2)) for k in range(4)]
     ['GPU 0, stream 0', 'GPU 1, stream 0', 'GPU 0, stream 1', 'GPU 1, stream 1']

@@ -9,16 +9,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from ._ops.calling import CALL, CONDITIONAL, REPEAT
-from ._ops.definition import add_op
-from ._ops.elementwise import SUM
-from ._ops.loops import LOOP_GRAD
-from ._ops.op import Op
+from ._definition import add_op
+from ._op import Op
 from .context import get_current_context, in_sequence, ipu
 from .exceptions import popart_exception
 from .execution.aliasing import changed_by
 from .execution.compiler import has_effect
 from .graph import Graph
+from .ops.arithmetic import SUM
+from .ops.branching import CONDITIONAL
+from .ops.calling import CALL, LOOP_GRAD, REPEAT
+from .ops.transfers import init
 from .tensor import Constant, Tensor, constant, graph_input, graph_output
 
 __all__ = ["Differentiation", "Plan"]
@@ -172,8 +173,6 @@ class GradientGraph:
 
     def zeros(self, tensor: Tensor) -> Tensor:
         """A gradient of zeros."""
-        from .ops.init import init
-
         return init(tensor.shape, tensor.dtype, PREFIX + tensor.name)
 
     # The visit

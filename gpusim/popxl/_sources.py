@@ -1,4 +1,4 @@
-"""Tensors that no op makes: constants, variables and graph inputs; and which are outputs."""
+"""Tensors that no op makes: constants, variables and graph inputs; and graph outputs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import dtypes
-from ._tensor import Tensor, TensorSpec, _ops
+from ._tensor import Tensor, TensorSpec
 from .context import get_current_graph
+from .remote_buffer import RemoteBuffer
+from .remote_buffer import remote_buffer as new_remote_buffer
 from .tensorlocation import ReplicatedTensorSharding, TensorLocation, TensorStorage
 from .typing_ import HostScalarTensor
 from .utils import to_numpy
@@ -16,7 +18,6 @@ from .utils import to_numpy
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .remote_buffer import RemoteBuffer
     from .replica_grouping import ReplicaGrouping
 
 __all__ = [
@@ -40,10 +41,6 @@ class Constant(Tensor):
 
     _data: NDArray[Any]
 
-    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]  # as PopXL's
-        """Copied to another IPU; a constant is on none by itself, so `src` has to be named."""
-        return _ops().ipu_copy(self, dst, src)
-
 
 class Variable(Tensor):
     """A tensor of the main graph that keeps its values between runs, and that a host can set."""
@@ -57,10 +54,6 @@ class Variable(Tensor):
     _shards: int
     _shard: Tensor | None
     _stale: bool
-
-    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]  # as PopXL's
-        """Copied to another IPU; a variable is on none by itself, so `src` has to be named."""
-        return _ops().ipu_copy(self, dst, src)
 
     @property
     def replica_grouping(self) -> ReplicaGrouping:
@@ -204,11 +197,9 @@ def replica_sharded_buffer(
     Raises:
         ValueError: for an Ir of one replica, and where `shard_over` does not divide the group.
     """
-    from .remote_buffer import remote_buffer
-
     shape = tuple(shape)
     shards = _shard_count(replica_grouping, shard_over)
-    made = remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
+    made = new_remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
     made.meta_shape = shape
     made._shards = shards
     return made

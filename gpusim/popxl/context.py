@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:
-    from ._ops.op import Op
+    from ._op import Op
     from .graph import Graph
     from .ir import Ir
 

@@ -10,7 +10,7 @@ from .context import get_current_context
 from .tensor import Constant, Tensor, Variable
 
 if TYPE_CHECKING:
-    from ._ops.op import Op
+    from ._op import Op
     from .ir import Ir
 
 __all__ = ["Graph"]

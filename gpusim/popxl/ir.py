@@ -9,7 +9,9 @@ from operator import index as as_index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ._dot import checkpoint
 from ._options import SessionOptions
+from ._tracing import traced
 from .graph import Graph
 from .module import Module
 from .replica_grouping import ReplicaGrouping
@@ -93,8 +95,6 @@ class Ir:
         >>> graph.id, [tensor.name for tensor in graph.inputs], len(graph.outputs)
         ('scale_subgraph(0)', ['x'], 1)
         """
-        from ._tracing import traced
-
         return traced(self, fn, args, kwargs)
 
     def create_empty_graph(self, name: str | None = None) -> Graph:
@@ -217,8 +217,6 @@ class Ir:
         `save_dir` holds for all later checks too; by default it is the session options' `logDir`.
         Where the graphviz package is installed, each file is rendered beside it.
         """
-        from ._dot import checkpoint
-
         checkpoint(self, check, save_dir)
 
     @property

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from .context import get_ir
 from .dtypes import dtype
-from .tensor import Tensor
 
 if TYPE_CHECKING:
+    from ._tensor import Tensor
     from .ir import Ir
 
 __all__ = ["RemoteBuffer", "remote_buffer"]

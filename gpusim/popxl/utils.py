@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import dtypes
+from .fp8_utils import host_pow2scale_cast_to_fp8
 from .typing_ import HostScalarTensor
 
 __all__ = ["table_to_string", "to_numpy"]
@@ -116,8 +117,6 @@ def _to_float8(
             f"Type {array.dtype} is not supported for float8 tensors."
             "Please use float16, float32 or float64 types."
         )
-    from .fp8_utils import host_pow2scale_cast_to_fp8
-
     return host_pow2scale_cast_to_fp8(array, dtype, log2_scale, nan_on_overflow)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..maps.frames import AxisName, environment
 from ..maps.mapped_array.array import unpack
 from ..random import rng
-from .frames import is_traced
+from .axes import is_traced
 from .graph_operators import graph_operator
 from .tensors import as_tensor
 

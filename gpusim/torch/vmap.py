@@ -13,7 +13,7 @@ from .. import trees
 from ..maps.arguments import check_axis_size
 from ..maps.frames import AxisName, bound, local_axis_size, outermost_share
 from .arguments import as_result, check_dims, once, read
-from .frames import TensorFrame
+from .axes import TensorAxis
 
 __all__ = ["vmap"]
 
@@ -79,7 +79,7 @@ def vmap(
 
         def replica(marker: Tensor, *leaves: Any) -> tuple[Tensor, ...]:
             nonlocal structure, places
-            with bound((TensorFrame(axis_name, arguments.size, share, marker),)):
+            with bound((TensorAxis(axis_name, arguments.size, share, marker),)):
                 results, structure = trees.flatten(arguments.call(f, [*leaves]))
             whole = trees.unflatten(structure, results)
             places = trees.spread_prefix(out_dims, whole, "vmap out_dims")

@@ -193,7 +193,7 @@ def test_folds_in_a_format_round_every_step_as_gfloat(name: str, rounding: str, 
         column: list[Any] = [(value,) for value in x[:, index]]
         totals.append(float(fold_element(column, order, start, apply)[0]))
     options: dict[str, Any] = {"rounding": rounding, "seed": seed, "call": call, "order": order}
-    found = fold(x, accumulate=Format.from_gfloat(fmt).grid, places=place, **options)
+    found = fold(x, accumulate=Format.from_gfloat(fmt).info, places=place, **options)
     assert found.tolist() == totals
 
 

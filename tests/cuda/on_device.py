@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import optree
 import pytest
+from gpusim.collectives.linear import LinearCollective
 
 from gpusim import collectives
 from gpusim.collectives import Result
-from gpusim.collectives.linear import LinearCollective
 from gpusim.libraries import on_device
 from gpusim.maps import MappedArray
 from tests.oracles import replicated

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from gpusim.collectives.distributed import spread, task, ways
+from gpusim.collectives.distributed import algorithms, job, layout
 from tests.oracles import programs as ps
 
 REDUCTIONS = st.builds(
@@ -44,9 +44,9 @@ def shares(replicas: int, instances: int, chance: random.Random) -> list[int]:
 def choose_ways(chance: random.Random) -> None:
     """Let small arrays go the ways that large ones go, or not."""
     small = chance.random() < 0.7
-    ways.SMALL = 0 if small else 64 * 1024
-    task.BLOCK = 5 if small else 256 * 1024
-    spread.LONG_MESSAGE = 8 if chance.random() < 0.5 else 16 * 1024
+    algorithms.SMALL = 0 if small else 64 * 1024
+    job.BLOCK = 5 if small else 256 * 1024
+    layout.LONG_MESSAGE = 8 if chance.random() < 0.5 else 16 * 1024
 
 
 def part(tree: Any, mapped: Any, rows: slice) -> Any:

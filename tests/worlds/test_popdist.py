@@ -360,7 +360,7 @@ popdist.synchronize()
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in which this process makes notes."""
     monkeypatch.setenv(activity.FOLDER, str(tmp_path))
-    monkeypatch.setattr(activity, "_write", None)
+    monkeypatch.setattr(activity, "_opened", False)
     monkeypatch.setattr(activity.atexit, "register", lambda *_: None)
     yield tmp_path
 
@@ -407,11 +407,11 @@ def test_notes_of_a_forked_child_are_not_the_instances(notes: Path) -> None:
 
 def test_what_is_no_note_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "instance-1").write_bytes(b"short")
-    (tmp_path / "instance-2").write_bytes(bytes(activity.FILE_BYTES))
-    (tmp_path / "instance-3").write_bytes(b"\xff" * activity.FILE_BYTES)
+    (tmp_path / "instance-2").write_bytes(bytes(4096))
+    (tmp_path / "instance-3").write_bytes(b"\xff" * 4096)
     (tmp_path / "instance-4").mkdir()
     assert activity.read(tmp_path) == {}
     assert activity.read(tmp_path / "missing") == {}
     monkeypatch.setenv(activity.FOLDER, str(tmp_path / "missing"))
-    monkeypatch.setattr(activity, "_write", None)
+    monkeypatch.setattr(activity, "_opened", False)
     activity.note("nobody reads this")  # and nothing is raised

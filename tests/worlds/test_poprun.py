@@ -21,7 +21,7 @@ import pytest
 from gpusim.runtime.activity import Activity
 from gpusim.tools.launch import main, mpirun, report
 from gpusim.tools.launch.layout import hosts_of, lay_out
-from gpusim.tools.launch.report import Failure, failure_in, left_alone
+from gpusim.tools.launch.report import Failure, blocking_instance, failure_in
 from tests.oracles.machine_time import PATIENCE, running
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_a_killed_instance_ends_the_run_and_is_named(poprun) -> None:
     program = (
         HELLO
         + """
-from gpusim import activity
+from gpusim.runtime import activity
 activity.note("lax.psum over 'i' of float32[4]" if rank != 2 else None)
 print("ready", flush=True)
 if rank == 1:
@@ -305,7 +305,12 @@ def test_a_signal_leaves_no_process(poprun, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("victim", ["poprun", "mpirun"])
-def test_not_even_sigkill_leaves_a_process(poprun, victim: str) -> None:
+def test_not_even_sigkill_leaves_a_process_or_a_session_folder(
+    poprun, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     run = poprun(STAY, "--num-instances", "2")
     run.lines_until("ready", 2)
     if victim == "poprun":
@@ -319,6 +324,7 @@ def test_not_even_sigkill_leaves_a_process(poprun, victim: str) -> None:
         assert code == 128 + signal.SIGKILL
         assert "poprun: mpirun ended with exit code 137" in errors
     assert run.all_gone(), run.left()
+    assert not list(temporary.rglob("ompi.*")) and not list(temporary.iterdir())
 
 
 def test_ctrl_c_of_a_terminal_reaches_all_once(tmp_path: Path) -> None:
@@ -375,7 +381,7 @@ time.sleep(300)
         ("--num-instances 3 --num-replicas 2 true", "--num-replicas 2: expected at least one"),
         ("--num-instances 2 --host a,b,c true", "expected at least one for each of 3 hosts"),
         ("--host a,,b true", "expected names like H1,H2 or H[1-3,5]"),
-        ("--host a[3-1] true", "3-1 is no range"),
+        ("--host a[3-1] true", "3-1 is not an ascending range"),
         ("--host a,a --num-instances 2 true", "a is named twice"),
         ("--only-output-from-instance 1 true", "expected less than --num-instances 1"),
         ("--update-partition maybe true", "expected yes or no, got 'maybe'"),
@@ -405,7 +411,7 @@ def test_too_few_simulated_ipus_are_said(
     ("program", "message"),
     [
         ("no-such-program", "there is no program 'no-such-program'"),
-        (str(ROOT), "is a folder, and no program"),
+        (str(ROOT), "is a folder, not a program"),
         (str(ROOT / "README.md"), "is not executable: put its interpreter before it"),
     ],
 )
@@ -484,13 +490,13 @@ def test_what_mpirun_says_is_understood(said: str, failure: Failure | None) -> N
     assert failure_in(said, 9) == failure
 
 
-def test_who_waits_a_while_is_not_left_alone() -> None:
+def test_who_waits_a_while_is_not_blocking_instance() -> None:
     late = 100.0 + report.BLOCKED_TOGETHER
     ended, waits = Activity(report.ENDED, 99.0, 1), Activity("lax.psum", 100.0, 2)
-    found = left_alone({0: waits, 1: ended}, 2, late)
+    found = blocking_instance({0: waits, 1: ended}, 2, late)
     assert found and found.instance == 1
-    assert left_alone({0: waits, 1: ended}, 2, late - 0.1) is None  # not for long enough
-    assert left_alone({0: Activity(None, 1.0, 2), 1: ended}, 2, late) is None  # it computes
-    assert left_alone({1: ended}, 2, late) is None  # the other has not said anything yet
-    assert left_alone({0: ended, 1: ended}, 2, late) is None  # both end
-    assert left_alone({0: waits, 1: waits}, 2, late) is None  # a long exchange
+    assert blocking_instance({0: waits, 1: ended}, 2, late - 0.1) is None  # not for long enough
+    assert blocking_instance({0: Activity(None, 1.0, 2), 1: ended}, 2, late) is None  # it computes
+    assert blocking_instance({1: ended}, 2, late) is None  # the other has not said anything yet
+    assert blocking_instance({0: ended, 1: ended}, 2, late) is None  # both end
+    assert blocking_instance({0: waits, 1: waits}, 2, late) is None  # a long exchange

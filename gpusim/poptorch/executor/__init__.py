@@ -9,7 +9,7 @@
   `grouping`: groups of replicas with weights of their own.
 - `instances`: the other processes. `devices`: the IPUs. `hooks`, `context`: for programs that want
   to know. `profile`, `log_file`: what is told, and `repeats`: how often.
-- `saving`: files of compiled models, of which `described`, `pickled` and `tensor_file` are parts.
+- `saving`: files of compiled models; `described` and `pickled` are their parts.
 """
 
 from __future__ import annotations

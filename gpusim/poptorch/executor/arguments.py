@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import Parameter
 from typing import Any
 
@@ -52,7 +53,7 @@ class Arguments:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    @property
+    @cached_property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors, those of positional arguments first."""
         return flatten((self.args, self.kwargs))[0]
@@ -79,7 +80,8 @@ class Arguments:
             )
         for name, compiled, value in zip(self.names, self.args, given.args, strict=True):
             compare(name, compiled, value)
-        compare("named arguments", self.kwargs, given.kwargs, "{key}")
+        if self.kwargs or given.kwargs:
+            compare("named arguments", self.kwargs, given.kwargs, "{key}")
 
 
 def mismatch(text: str) -> Error:
@@ -171,11 +173,12 @@ class Binder:
         target = model.forward if isinstance(model, torch.nn.Module) else model
         if not callable(target):
             raise TypeError("Expected a torch.nn.Module or a callable")
-        self._parameters = parameters_of(target)
-        self._names = [parameter.name for parameter in self._parameters]
-        kinds = {parameter.kind for parameter in self._parameters}
+        # names and kinds beside the parameters, whose properties take time in every call
+        self._parameters = [(one.name, one.kind, one) for one in parameters_of(target)]
+        self._names = [name for name, _, _ in self._parameters]
+        kinds = {kind for _, kind, _ in self._parameters}
         self._variadic = bool(kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         count = len(args) + len(kwargs)
@@ -188,10 +191,12 @@ class Binder:
                 f"{name} is not a valid parameter.Allowed values are {self._names}"
             )
         found = self._bound(args, kwargs)
-        if any(isinstance(value, dict) for value in (*found.args, *found.kwargs.values())):
-            self._tell(DICTS)
-        if not all(tensor.is_contiguous() for tensor in found.tensors):
-            self._tell(NOT_CONTIGUOUS)  # when they are cut into micro-batches
+        for value in (*found.args, *found.kwargs.values()):
+            if isinstance(value, dict):
+                self._warn_once(DICTS)
+        for tensor in found.tensors:
+            if not tensor.is_contiguous():
+                self._warn_once(NOT_CONTIGUOUS)  # they are copied when they are cut
         return found
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -199,12 +204,11 @@ class Binder:
         values: list[Any] = []
         named: dict[str, Any] = {}
         by_name = False  # what follows *args is given by name
-        for place, parameter in enumerate(self._parameters):
-            name = parameter.name
-            if parameter.kind is Parameter.VAR_KEYWORD:
+        for place, (name, kind, parameter) in enumerate(self._parameters):
+            if kind is Parameter.VAR_KEYWORD:
                 before = self._names[:place]
                 named |= {key: value for key, value in kwargs.items() if key not in before}
-            elif parameter.kind is Parameter.VAR_POSITIONAL:
+            elif kind is Parameter.VAR_POSITIONAL:
                 rest = args[place:]
                 names += [f"*{name}[{index}]" for index in range(len(rest))]
                 values += rest
@@ -213,17 +217,17 @@ class Binder:
                 assert name not in kwargs, f"Parameter {name} was passed more than once"
                 names.append(name)
                 values.append(args[place])
-            elif by_name or parameter.kind is Parameter.KEYWORD_ONLY:
+            elif by_name or kind is Parameter.KEYWORD_ONLY:
                 named[name] = argument(parameter, kwargs)
             else:
                 names.append(name)
                 values.append(argument(parameter, kwargs))
         return Arguments(tuple(names), tuple(values), named)
 
-    def _tell(self, warning: str) -> None:
+    def _warn_once(self, warning: str) -> None:
         """Warn once for each model."""
-        if warning not in self._told:
-            self._told.add(warning)
+        if warning not in self._warned:
+            self._warned.add(warning)
             logger.warning(warning)
 
 

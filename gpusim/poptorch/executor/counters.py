@@ -32,14 +32,14 @@ class Counters:
         self._times: dict[str, Times] = {event: [] for event in EVENTS}
         self.device_seconds = 0.0  #: how long the device has worked
 
-    def note(self, event: str, tensor: int) -> None:
-        """The event happens now, to a tensor of a step; the first step's come in order."""
-        if not self._enabled:
+    def note(self, event: str, tensors: int) -> None:
+        """Note that the event happens now, to so many tensors of a step: all or none."""
+        if not self._enabled or not tensors:
             return
-        times = self._times[event]
-        if tensor == len(times):
-            times.append([])
-        times[tensor] += [time.perf_counter()] * self._replicas
+        times, now = self._times[event], time.perf_counter()
+        times += [[] for _ in range(tensors - len(times))]
+        for one in times:
+            one += [now] * self._replicas
 
     def as_dict(self) -> dict[str, Times]:
         """Lists by event, one for each tensor; one empty list where there are no times."""

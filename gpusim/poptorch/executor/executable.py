@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from gpusim.poptorch.blocks import Plan, compiling
-from gpusim.poptorch.executor.anchors import Anchors
 from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
 from gpusim.poptorch.executor.grouping import Grouping
 from gpusim.poptorch.executor.instances import Instances
 from gpusim.poptorch.executor.micro_batches import Layout
+from gpusim.poptorch.executor.outputs import Anchors
 from gpusim.poptorch.executor.repeats import Warnings
 from gpusim.poptorch.executor.weights import Weights
 from gpusim.poptorch.options import Options

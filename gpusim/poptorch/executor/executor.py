@@ -43,7 +43,6 @@ from gpusim.poptorch.options import Options
 from gpusim.poptorch.options.progress import ProgressBar
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.profiling import Channel
-from gpusim.poptorch.replicas import flatten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -217,7 +216,7 @@ class PoplarExecutor:
             logger.debug("Total number of IPU cycles: %d", self._counters.cycles())
         for place, value in result.changed.items():
             put_back(value, given.tensors[place])
-        for tensor in flatten(result.outputs)[0]:
+        for tensor in result.tensors:
             tensor.backward = no_backward  # type: ignore[method-assign]  # it may not be called
         return result.outputs
 

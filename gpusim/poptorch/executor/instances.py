@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from gpusim.errors import GpusimError
 from gpusim.poptorch.options import Options
@@ -61,11 +61,12 @@ class Instances:
         """The numbers of those that are here."""
         return range(self.first, self.first + self.local)
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[Any]:
         """A block in which collectives over the replicas reach those of the other instances.
 
-        GpusimError inside another `with world:` than the model was compiled in.
+        **Raises**:
+
+        - GpusimError: inside another `with world:` than the model was compiled in.
         """
         around = current_world()
         if around is not None and around is not self._world:
@@ -73,11 +74,7 @@ class Instances:
                 f"the model was compiled for {self.total} replicas, {self.local} of them here, and "
                 f"is called in {around}; compile it there"
             )
-        if self._world is None or around is not None:
-            yield
-            return
-        with self._world:
-            yield
+        return nullcontext() if self._world is None or around is not None else self._world
 
 
 def world_of(options: Options) -> World | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -65,12 +66,12 @@ class Layout:
             "inputReplicaGrouping": [*self.part_of],
         }
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Into how many parts a step's inputs are cut."""
         return max(self.part_of) + 1
 
-    @property
+    @cached_property
     def factor(self) -> int:
         """How many micro-batches the inputs of a call are cut into."""
         return self.iterations * self.accumulations * self.parts
@@ -111,10 +112,12 @@ class MicroBatches:
         own = tuple(range(layout.replicas))
         self._index = None if layout.part_of == own else torch.tensor(layout.part_of)
 
-    def step(self, input: int, iteration: int, accumulation: int) -> torch.Tensor:
-        """One input of all replicas, (replicas, *micro-batch)."""
-        parts = self._cut[input][iteration, accumulation]
-        return parts if self._index is None else parts[self._index.to(parts.device)]
+    def step(self, iteration: int, accumulation: int) -> list[torch.Tensor]:
+        """The inputs of all replicas, each (replicas, *micro-batch)."""
+        inputs = [whole[iteration, accumulation] for whole in self._cut]
+        if self._index is None:
+            return inputs
+        return [parts[self._index.to(parts.device)] for parts in inputs]
 
     def write(self, input: int, iteration: int, accumulation: int, value: torch.Tensor) -> None:
         """Note what a step has made of an input in place; of replicas that share it, the first."""

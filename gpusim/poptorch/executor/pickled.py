@@ -1,7 +1,7 @@
-"""A user's objects as a pickle, with their tensors beside it.
+"""A user's objects as a pickle, with their tensors beside it in the safetensors format.
 
-A tensor in the pickle is a reference: to a stored tensor, and how it looks at that one's memory.
-What shares memory, or is the same tensor, does and is so again.
+A tensor in the pickle is a reference: to a stored tensor, and how it views that one's memory.
+Tensors that share memory, or are the same, do and are so again.
 """
 
 from __future__ import annotations
@@ -11,14 +11,26 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.executor.tensor_file import DTYPES
 from gpusim.poptorch.executor.wrapping import original_class
 
-__all__ = ["pickled", "unpickled"]
+__all__ = ["DTYPES", "pickled", "read_tensors", "tensors_as_bytes", "unpickled"]
+
+#: Dtypes that every version of the safetensors library stores; others are stored as bytes.
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
+)
+LENGTH = (
+    8  # bytes that say how long the table at the beginning of a file is, in little-endian order
+)
 
 
 class Reference(NamedTuple):
@@ -128,6 +140,31 @@ class Unpickler(pickle.Unpickler):
         if of.parameter:
             return nn.Parameter(plain, of.requires_grad)
         return plain.requires_grad_(of.requires_grad)
+
+
+def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """The tensors as a file of the safetensors format.
+
+    >>> read_tensors(tensors_as_bytes({"w": torch.tensor([1.0, 2.0])}))
+    {'w': tensor([1., 2.])}
+    """
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(own)
+
+
+def read_tensors(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a file, each in memory of its own.
+
+    **Raises**:
+
+    - ValueError: if the file is damaged, or of another format.
+    """
+    if len(content) < LENGTH + int.from_bytes(content[:LENGTH], "little"):
+        raise ValueError(f"tensors: {len(content)} bytes are fewer than their table has")
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, KeyError) as error:  # KeyError: for dtypes that torch lacks
+        raise ValueError(f"tensors: {error}") from None
 
 
 def is_plain(value: Tensor) -> bool:

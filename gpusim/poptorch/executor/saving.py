@@ -20,21 +20,25 @@ import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
 
 import gpusim
+from gpusim.files import atomic_write
 from gpusim.groups import CommGroupType
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.atomic import replacing
 from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.executor.arguments import Arguments
 from gpusim.poptorch.executor.described import Undescribed, as_json, from_json
 from gpusim.poptorch.executor.grouping import Grouping
-from gpusim.poptorch.executor.pickled import pickled, unpickled
-from gpusim.poptorch.executor.tensor_file import packed, unpacked
+from gpusim.poptorch.executor.pickled import (
+    pickled,
+    read_tensors,
+    tensors_as_bytes,
+    unpickled,
+)
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
@@ -124,15 +128,13 @@ def write(filename: str | os.PathLike[str], saved: Saved) -> None:
     if path.is_dir():
         logger.warning("save(): %s is a directory, saving model to %s", path, path / DEFAULT_NAME)
         path /= DEFAULT_NAME
-    with replacing(path) as file:
+    with atomic_write(path, "w+b") as file:
         with zipfile.ZipFile(file, "w") as archive:
             archive.comment = b"0" * DIGEST
             archive.writestr(zipfile.ZipInfo(HEADER), json.dumps(header, indent=1))
             if pickle is not None and tensors is not None:
                 archive.writestr(zipfile.ZipInfo(PICKLE), pickle)
-                with archive.open(zipfile.ZipInfo(TENSORS), "w", force_zip64=True) as part:
-                    for piece in packed(tensors):
-                        part.write(piece)
+                archive.writestr(zipfile.ZipInfo(TENSORS), tensors_as_bytes(tensors))
         seal(file)
 
 
@@ -178,7 +180,7 @@ def exported_parts(saved: Saved, header: dict[str, Any]) -> tuple[bytes, dict[st
     return pickled(content, names)
 
 
-def seal(file: BinaryIO) -> None:
+def seal(file: IO[bytes]) -> None:
     """Put the digest of all that comes before into the file's last bytes."""
     end = file.seek(0, os.SEEK_END) - DIGEST
     file.seek(0)
@@ -290,7 +292,7 @@ def checked(parts: dict[str, bytes], version: str) -> dict[str, Any]:
 
 def unpickle(saved: Saved, parts: dict[str, bytes]) -> None:
     try:
-        tensors = unpacked(parts[TENSORS])
+        tensors = read_tensors(parts[TENSORS])
     except ValueError as error:
         raise Invalid(str(error)) from None
     try:

@@ -7,7 +7,7 @@ replica where replicas may change their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -181,14 +181,12 @@ class Weights:
             if self.buffers[name].dtype != buffer.dtype:
                 own[name] = self.buffers[name][0]
         with self.model_kept():
-            self._state.put(own)
+            self._state.assign(own)
             yield
 
-    @contextmanager
-    def model_kept(self) -> Iterator[None]:
+    def model_kept(self) -> AbstractContextManager[None]:
         """A block after which the model holds its own parameters and buffers, whatever it does."""
-        with self._state.kept():
-            yield
+        return self._state.preserved()
 
     # ---------------------------------------------------------------- for the replicas
 

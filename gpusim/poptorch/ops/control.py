@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch.frames import is_traced
+from ...torch.axes import is_traced
 from ..axis import AXIS
 from ..poptorch_core import compiler_error, createPoptorchError
-from ..replicas.phase import phase
-from ..replicas.watch import watch
+from ..replicas.forward import forward_mode, model_context
 from .inside import Inside
 from .kinds import kind
 from .place import only_where
@@ -116,7 +115,7 @@ def cond(
     """
     if not isinstance(then_inps, list) or not isinstance(else_inps, list):
         raise ValueError(NO_LISTS)
-    now = watch()
+    now = forward_mode()
     if now is None:
         return _as_list(then_body(*then_inps) if condition else else_body(*else_inps))
     _refuse_training("cond")
@@ -132,7 +131,7 @@ def cond(
         body, inputs = (then_body, then_inps) if which else (else_body, else_inps)
         counts = is_true if which else ~is_true
         with (
-            now.draws.apart(number, int(which)),
+            now.draws.separate(number, int(which)),
             only_where(counts),
             Inside(copying=True) as inside,
         ):
@@ -145,7 +144,7 @@ def cond(
 
 
 def _refuse_training(name: str) -> None:
-    now = phase()
+    now = model_context()
     if now is not None and now.training:
         raise compiler_error(TRAINED.format(name))
 

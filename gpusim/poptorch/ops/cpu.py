@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..poptorch_core import compiler_error, createPoptorchError
-from ..replicas.phase import phase
+from ..replicas.forward import model_context
 from .host import HOST, Host, Like, on_host
 from .operation import operation
 from .place import place
@@ -84,7 +84,7 @@ class CPU:
         self.out_shapes: list[torch.Size] | None = None
         self.inputs: list[Tensor] | None = None
         self.outputs: list[Tensor] | None = None
-        if phase() is not None:
+        if model_context() is not None:
             _kept.append(self)  # made in forward: the graph calls it when forward is over
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class CPU:
             raise createPoptorchError(
                 f"CPU op '{self._ID}' takes tensors by place, and no {', '.join(kwargs)} by name"
             )
-        now = phase()
+        now = model_context()
         if now is None:
             if _inside.get():
                 raise compiler_error(OVERLAP)

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ..enums import MultiConvPlanType
 from ..poptorch_core import compiler_error
-from ..replicas.phase import phase
+from ..replicas.forward import model_context
 
 __all__ = ["MultiConv"]
 
@@ -115,7 +115,7 @@ class MultiConv:
         return self
 
     def __enter__(self) -> None:
-        if phase() is None:
+        if model_context() is None:
             return
         if _counting() is not None:
             raise compiler_error(NESTED)

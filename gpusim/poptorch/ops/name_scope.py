@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..replicas.watch import watch
+from ..replicas.forward import forward_mode
 
 __all__ = ["NameScope"]
 
@@ -31,11 +31,11 @@ class NameScope:
         self.name = name
 
     def __enter__(self) -> None:
-        now = watch()
+        now = forward_mode()
         if now is not None:
             now.enter_scope(self.name)
 
     def __exit__(self, *_: Any) -> None:
-        now = watch()
+        now = forward_mode()
         if now is not None:
             now.leave_scope()

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...torch.graph_operators import graph_operator
 from ...torch.stacked import batched
 from ..poptorch_core import createPoptorchError
-from ..replicas.phase import phase
+from ..replicas.forward import model_context
 from .operation import operation
 from .place import place
 from .tensor_text import FLOAT_FORMATS, Settings, text
@@ -129,7 +129,7 @@ class Printed(torch.autograd.Function):
 )
 def _printed(x: Tensor, place: Tensor, how: str) -> Tensor:
     """A copy; `place` has the dimensions by which the replicas' tensors are stacked."""
-    now = phase()
+    now = model_context()
     if now is None or not now.compiling:
         title, _, settings = json.loads(how)
         own_values = x.flatten(0, place.dim() - 1) if place.dim() else [x]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..exceptions import popart_exception
 
 if TYPE_CHECKING:
-    from .._ops.op import Op
+    from .._op import Op
     from ..graph import Graph
     from ..tensor import Tensor
 

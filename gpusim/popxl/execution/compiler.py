@@ -10,8 +10,8 @@ from .aliasing import Aliasing, changed_by
 from .program import Program, Step
 
 if TYPE_CHECKING:
-    from .._ops.definition import Definition
-    from .._ops.op import Op
+    from .._definition import Definition
+    from .._op import Op
     from ..graph import Graph
     from ..tensor import Tensor
     from .machine import Machine

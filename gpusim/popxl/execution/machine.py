@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim.collectives import all_gather
-from gpusim.collectives import distributed as across
+from gpusim.collectives import Collective, all_gather
 from gpusim.libraries import to_host
-from gpusim.runtime.world import MAIN_TAG
 
 __all__ = ["HostBuffer", "Machine"]
 
@@ -113,16 +111,10 @@ class Machine:
 
     # Collectives
 
-    def collective(self, definition: Any, *values: Array, **options: Any) -> Any:
+    def collective(self, collective: Collective[Any], *values: Array, **options: Any) -> Any:
         """A collective over the replicas of all instances."""
-        if self.total == self.replicas:
-            return definition(*values, **options)
-        assert self.world is not None, "several instances, and no world between them"
-        spread = across.Spread(self.world, (self.total,), 0, self.world.counts, MAIN_TAG)
-        name = definition.__name__
-        said = [f"{value.dtype}{list(value.shape[1:])}" for value in values]
-        with self.world.call(f"popxl's {name} of {', '.join(said)}", {"values": str(said)}):
-            return across.run(definition, spread, [True] * len(values), *values, **options)
+        world = None if self.total == self.replicas else self.world
+        return collective.on(world, *values, **options)
 
     # Streams
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from .._gradients import Differentiation
+from .._gradients import Differentiation, Plan
 from ..graph import Graph
-from ..ops.call import CallSiteInfo
+from ..ops.calling import CallSiteInfo
 from ..tensor import Tensor
 
 __all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "autodiff"]
@@ -204,7 +204,7 @@ def autodiff(
     return made if return_all_grad_graphs else made[graph]
 
 
-def _info(forward: Graph, plan: Any) -> GradGraphInfo:
+def _info(forward: Graph, plan: Plan) -> GradGraphInfo:
     """A plan of `_gradients` as what users see."""
     fwd, grad = ExpectedConnectionType.Fwd, ExpectedConnectionType.FwdGrad
     inputs = [ExpectedConnection._from_pb(t, grad if g else fwd) for g, t in plan.inputs]
@@ -212,10 +212,8 @@ def _info(forward: Graph, plan: Any) -> GradGraphInfo:
     return GradGraphInfo._from_pb(plan.graph, forward, inputs, outputs)
 
 
-def _plain(info: GradGraphInfo) -> Any:
+def _plain(info: GradGraphInfo) -> Plan:
     """What users see as a plan of `_gradients`."""
-    from .._gradients import Plan
-
     inputs = [
         (each.connection_type is ExpectedConnectionType.FwdGrad, each.fwd_tensor)
         for each in info.expected_inputs

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .._ops.definition import add_op
-from .._ops.elementwise import ADD_LHS_INPLACE, SUM
-from .._ops.hosting import INIT
-from .._ops.op import Op
+from .._definition import add_op
+from .._op import Op
 from ..context import get_current_context, in_sequence
 from ..graph import Graph
+from ..ops.arithmetic import ADD_LHS_INPLACE, SUM
+from ..ops.transfers import INIT
 from ..tensor import TensorSpec
 
 __all__ = ["decompose_sum"]

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from .._ops.definition import Definition
-from .._ops.op import Op, op_class
+from .._definition import Definition, only_compiled
+from .._op import Op, op_class
 from ..context import get_current_context, get_current_graph, in_sequence, io_tiles
 from ..graph import Graph
 
@@ -175,16 +175,12 @@ def _definition(ops: Sequence[Op]) -> Definition:
     return Definition(
         "MultiExchange",
         infer=lambda inputs, attributes: specs,
-        run=_not_alone,
+        run=only_compiled,
         aliases=aliases,
         modifies=tuple(modifies),
         effect=True,
         compile=_compile,
     )
-
-
-def _not_alone(*arguments: Any) -> Any:
-    raise AssertionError("an exchange has no rule on arrays alone")
 
 
 def _compile(compiler: GraphCompiler, op: Op) -> Step:
