@@ -1,4 +1,4 @@
-"""pmap: every replica in a thread of its own, with plain arrays, so that any Python code runs."""
+"""pmap: each replica runs in its own thread on plain arrays, so that any Python code works."""
 
 from __future__ import annotations
 
@@ -147,9 +147,7 @@ def _run_replicas(
         on_its_lane = nullcontext() if lanes is None else lanes.entered(index, frame)
         with bound((frame,)), reductions.entered(states[index]), on_its_lane:
             leaves = [
-                _part(leaf, axis, index)
-                if lanes is None
-                else _placed_part(leaf, axis, index, lanes.place(index))
+                _part(leaf, axis, index, lanes)
                 for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
             ]
             return arguments.call(f, leaves)
@@ -178,26 +176,18 @@ def _run_replicas(
     return run.results
 
 
-def _placed_part(leaf: Any, axis: int | None, index: int, gpu: int | None) -> Any:
-    """One replica's part of an argument on its GPU, or on the host."""
+def _part(leaf: Any, axis: int | None, index: int, lanes: Lanes | None) -> Any:
+    """One replica's read-only part of an argument, on the replica's GPU.
+
+    It is in C order if the mapped axis was not the first one.
+    """
+    gpu = None if lanes is None else lanes.place(index)
     if axis is None:
-        return read_only(moved(leaf, gpu))
+        return read_only(leaf if lanes is None else moved(leaf, gpu))
     data, axes = unpack(as_array(leaf, "argument"))
     view = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
-    part = moved(view, gpu)
+    part = view if lanes is None else moved(view, gpu)
     if axis and part is view:
-        part = part.copy(order="C")
-    part = read_only(part)
-    return wrap(part, axes) if isinstance(leaf, MappedArray) else part
-
-
-def _part(leaf: Any, axis: int | None, index: int) -> Any:
-    """One replica's read-only part of an argument, in C order where the mapped axis was moved."""
-    if axis is None:
-        return read_only(leaf)
-    data, axes = unpack(as_array(leaf, "argument"))
-    part = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
-    if axis:
         part = part.copy(order="C")
     part = read_only(part)
     return wrap(part, axes) if isinstance(leaf, MappedArray) else part

@@ -1,5 +1,4 @@
-"""shard_map: global arrays split over a mesh of replicas, one function on the shards, the results
-put together."""
+"""shard_map: global arrays sharded over a mesh; the function sees one replica's shards."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from .frames import (
     mesh_share,
     new_frames,
 )
-from .mapped_array.align import lead_full, sizes
+from .mapped_array.align import expand, sizes
 from .mapped_array.array import Array, unpack, wrap
 
 
@@ -130,8 +129,8 @@ def shard_map(
 ) -> Callable[..., Any]:
     """Run `f` on the shards of global arrays, one for each replica of a mesh.
 
-    Each argument is split by its PartitionSpec (`P`); `f` sees MappedArrays of shard shape and may
-    use collectives over the mesh's axes; results are put together by `out_specs`.
+    Each argument is split by its PartitionSpec (`P`). `f` sees MappedArrays of shard shape and may
+    use collectives over the mesh's axes. Results are assembled by `out_specs`.
 
     Args:
         f: a function of pytrees of arrays that returns a pytree of arrays.
@@ -139,8 +138,8 @@ def shard_map(
         in_specs: a P, or a tuple with a P or tree prefix of Ps for each argument.
         out_specs: a P or tree prefix of Ps for the results. Mesh axes that a P does not name
             declare the result replicated along them.
-        check_vma: compare the replicas' copies of what out_specs declares replicated; False takes
-            the first copy unseen.
+        check_vma: compare the replicas' copies of results that out_specs declares replicated;
+            False takes the first copy without comparing.
 
     Returns:
         A function with the positional arguments of `f`.
@@ -212,8 +211,7 @@ def _check_specs(what: str, specs: Any, mesh: Mesh) -> None:
             if name not in mesh.shape:
                 raise ValueError(
                     f"shard_map {what} has {spec!r}, but the mesh has no axis {name!r}; its axes "
-                    f"are "
-                    f"{mesh.axis_names!r}"
+                    f"are {mesh.axis_names!r}"
                 )
 
 
@@ -223,7 +221,7 @@ def _frames_of(spec: P, frames: Axes) -> list[list[Frame]]:
 
 
 def _split(leaf: Any, spec: P, frames: Axes, what: str) -> Any:
-    """The argument as a MappedArray of shards: each split axis becomes (mesh axes..., rest)."""
+    """The argument as a MappedArray of shards: a split axis becomes the mesh axes and the rest."""
     if not is_array(leaf) and not spec.entries:
         return leaf
     data, axes = unpack(as_array(leaf, what))
@@ -243,8 +241,7 @@ def _split(leaf: Any, spec: P, frames: Axes, what: str) -> Any:
             names = tuple(frame.name for frame in split)
             raise ValueError(
                 f"{what} has shape {data.shape[outer:]}: axis {axis} of size {length} is not "
-                f"divisible "
-                f"by the size {count} of mesh axes {names!r} (spec {spec!r})"
+                f"divisible by the size {count} of mesh axes {names!r} (spec {spec!r})"
             )
         for frame in split:
             mesh_places[frame] = len(shape)
@@ -262,7 +259,7 @@ def _split(leaf: Any, spec: P, frames: Axes, what: str) -> Any:
 
 
 def _join(part: Any, spec: P, frames: Axes, outer: bool, check: bool, what: str) -> Any:
-    """The global array of which `part` holds the shards."""
+    """The global array that `part` holds the shards of."""
     value = as_array(part, what)
     data, axes = unpack(value)
     around = tuple(frame for frame in axes if frame not in frames)
@@ -274,7 +271,7 @@ def _join(part: Any, spec: P, frames: Axes, outer: bool, check: bool, what: str)
         )
     named = tuple(frame for frame in frames if any(frame in entry for entry in entries))
     data, axes = _one_copy(data, axes, [f for f in frames if f not in named], check, what, spec)
-    full = lead_full(wrap(data, axes), (*around, *named))
+    full = expand(data, axes, (*around, *named))
     places = {frame: len(around) + place for place, frame in enumerate(named)}
     start = len(around) + len(named)
     order = list(range(len(around)))

@@ -1,4 +1,4 @@
-"""vmap: all replicas in lockstep, one batched operation for each operation of the function."""
+"""vmap: all replicas run in lockstep; each operation of the function is one batched operation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Lining up stacked operands, which is what batched rules are made of: mapped axes lead, visible
-axes follow."""
+"""Alignment of stacked operands for batched rules: mapped axes lead, visible axes follow."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ def common_axes(values: Iterable[Any]) -> Axes:
 
 
 def sizes(axes: Axes) -> tuple[int, ...]:
-    """How many replicas each axis has."""
+    """The number of replicas along each axis."""
     return tuple(frame.size for frame in axes)
 
 
@@ -46,8 +45,7 @@ def lead(value: Any, axes: Axes, ndim: int | None = None) -> Array:
     data, own = unpack(value)
     if not isinstance(value, MappedArray) and not on_device(data):
         data = np.asanyarray(data)
-    shown = data.ndim - len(own)
-    pad = 0 if ndim is None else ndim - shown
+    pad = 0 if ndim is None else ndim - (data.ndim - len(own))
     if own == axes and pad == 0:
         return data
     index: list[Any] = [slice(None) if frame in own else None for frame in axes]
@@ -56,15 +54,23 @@ def lead(value: Any, axes: Axes, ndim: int | None = None) -> Array:
 
 
 def lead_full(value: Any, axes: Axes, ndim: int | None = None) -> Array:
-    """As `lead`, but every axis has its full size: a broadcast, read-only view where it does not
-    vary."""
+    """As `lead`, but every axis has its full size: a broadcast, read-only view where the value
+    does not vary."""
     data = lead(value, axes, ndim)
     full = (*sizes(axes), *data.shape[len(axes) :])
     return data if data.shape == full else np.broadcast_to(data, full)
 
 
+def expand(data: Array, own: Axes, axes: Axes) -> Array:
+    """As `lead_full`, for stacked data that its `own` axes lead."""
+    if own == axes:
+        return data
+    data = data[(*(slice(None) if frame in own else None for frame in axes), ...)]
+    return np.broadcast_to(data, (*sizes(axes), *data.shape[len(axes) :]))
+
+
 def library_here() -> Any:
-    """An array of the GPU's library that the arguments of a map around are of; None for NumPy's."""
+    """An array of the GPU's library that an enclosing map's arguments are of; None for NumPy's."""
     for frame in reversed(environment()):
         if frame.like is not None:
             return frame.like
