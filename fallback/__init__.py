@@ -1,5 +1,5 @@
 """The NumPy kernels: fold, copies and rounding, with the bits of the numerics contract.
-Nothing here knows of replicas, axes or collectives."""
+They are independent of replicas, axes and collectives."""
 
 from __future__ import annotations
 

@@ -21,8 +21,10 @@ def check_stacked(members: Any) -> None:
 
 
 def check_listed(members: Sequence[Any]) -> None:
-    """ValueError or TypeError unless a list has members, of one shape and dtype: names the first
-    that differs."""
+    """ValueError or TypeError unless a list has members, of one shape and dtype.
+
+    The message names the first that differs.
+    """
     if not members:
         raise ValueError(NO_MEMBERS)
     for index, array in enumerate(members):
@@ -39,7 +41,7 @@ def check_listed(members: Sequence[Any]) -> None:
 
 
 def check_batch(batch_ndim: int, shape: tuple[int, ...]) -> None:
-    """ValueError unless members of this shape have so many batch axes."""
+    """ValueError unless members of this shape have `batch_ndim` axes or more."""
     if not 0 <= batch_ndim <= len(shape):
         raise ValueError(f"batch_ndim={batch_ndim}: the members have {len(shape)} axes")
 
@@ -61,7 +63,7 @@ def check_window(
 
 
 def check_cut(cut_axis: int, value: tuple[int, ...], members: int) -> int:
-    """How many positions of the axis that a ring cuts are in one slice."""
+    """The number of positions in one slice of the axis that a ring cuts."""
     if not 0 <= cut_axis < len(value):
         raise ValueError(f"cut_axis={cut_axis}: expected 0 to {len(value) - 1}")
     length = value[cut_axis]

@@ -86,10 +86,10 @@ class Arithmetic:
         return self._out == self.computing and self._step.exact
 
     def running(self, width: int) -> tuple[np.ufunc, np.dtype[Any]] | None:
-        """The ufunc whose loops over rows of so many elements do all steps, in rows of that dtype.
+        """The ufunc whose loop over rows of `width` elements does all steps, and the rows' dtype.
 
-        NumPy rounds float16 sums and products as the contract does, after each one: slowly by the
-        element, but in one call.
+        NumPy rounds each float16 sum and product as the contract does: slowly per element, but in
+        one call.
         """
         ufunc = running(self.operator)
         if ufunc is None or width >= limits.ACCUMULATE_WIDTH:
@@ -272,7 +272,7 @@ def _partial(
     accumulator: NumberFormat,
     computing: np.dtype[Any],
 ) -> np.dtype[Any]:
-    """What carries partial results exactly: the narrowest dtype that is known to."""
+    """The smallest dtype that is known to hold all partial results exactly."""
     if kind in ("int", "bool") or computing == BOOL:
         return computing
     held: np.dtype[Any] = computing

@@ -22,7 +22,7 @@ from fallback.orders import ring_bounds
 from fallback.plan import FoldPlan, plan_fold
 from fallback.rings import ring_runs
 from fallback.schedules import ChainSchedule, ReductionGraph
-from fallback.spec import FoldPart, FoldSpec
+from fallback.spec import Extent, FoldSpec
 
 Strides = tuple[tuple[int, ...], ...]
 
@@ -109,7 +109,7 @@ class BlockPlan:
             width = min(width, width * self.layout.total // (max(1, self.layout.held) * blocks))
         # One call adds all rows, unless the first is a partial result, which lies elsewhere.
         one_call = plan.order != "tree" and self.arithmetic.running(width) is not None
-        one_call = one_call and not plan.before
+        one_call = one_call and not plan.extent.before
         converts = self.arithmetic.converts
         wider = limits.CONVERTED if converts else limits.RUNNING if one_call else 1
         return plan.count >= limits.ROW_MEMBERS and width < wider * limits.ROW_WIDTH
@@ -120,7 +120,7 @@ class BlockPlan:
     def _boxes(self, threads: int) -> Iterator[Block]:
         """Blocks for the code path member by member."""
         least = limits.SHARED_WIDTH
-        if self.plan.before and self.plan.count >= limits.ROW_MEMBERS:
+        if self.plan.extent.before and self.plan.count >= limits.ROW_MEMBERS:
             least *= 8  # many calls: in small boxes threads wait for the interpreter's lock
         kernel = code_paths.by_member(self.plan.order)
         for start, region in self._regions():
@@ -181,7 +181,7 @@ class BlockPlan:
         running = None if self.plan.order == "tree" else self.arithmetic.running(size)
         kernel = code_paths.vectorised(self.plan.order, running)
         keeps = running is not None and self.arithmetic.keeps(running[1])
-        plain = not start and not self.plan.before
+        plain = not start and not self.plan.extent.before
         return Block(kernel, box, running=running, keeps=keeps, plain=plain, **start)
 
     def _rotation(self, box: Index) -> NDArray[np.intp]:
@@ -206,7 +206,7 @@ class BlockPlan:
 @lru_cache(maxsize=512)
 def plan_blocks(
     spec: FoldSpec,
-    part: FoldPart | None,
+    extent: Extent | None,
     dtype: np.dtype[Any],
     count: int,
     shape: tuple[int, ...],
@@ -215,7 +215,7 @@ def plan_blocks(
     stacked: bool,
 ) -> BlockPlan:
     """The BlockPlan of members with these `strides`, which include those of a partial result."""
-    plan = plan_fold(spec, part, dtype, count, shape, batch_ndim)
+    plan = plan_fold(spec, extent, dtype, count, shape, batch_ndim)
     return BlockPlan(plan, strides, stacked)
 
 
@@ -234,6 +234,6 @@ def _layout(plan: FoldPlan, strides: Strides, parts: bool) -> Layout:
     runs = [coalesce(shape[a:b], [row[a:b] for row in rows]) for a, b in pairwise(edges)]
     tail = (2,) if parts else ()
     if cut is None:
-        return Layout(runs[0], runs[1] or (1,), tail, None, plan.window)
+        return Layout(runs[0], runs[1] or (1,), tail, None, plan.extent.window)
     before, after = runs[1], runs[3]
     return Layout(runs[0], (*before, shape[cut], *after), tail, len(before), None)

@@ -171,7 +171,7 @@ def _sequence_by_member(job: FoldJob) -> None:
         partial = held
     if job.plan.folded == 1 and partial is not left:
         partial[...] = left
-    for step, member in enumerate(visited, max(job.plan.before, 1)):
+    for step, member in enumerate(visited, max(job.plan.extent.before, 1)):
         right, buffer, reach = job.operand(member)
         bound = job.add(left, right, partial, step, bound, reach)
         left = partial
@@ -272,7 +272,7 @@ def _reduce_by_rows(job: FoldJob) -> None:
         chunk = max(1, job.workspace.capacity // (2 * partial.size) - 1)
         for first in range(0, plan.count, chunk):
             # The first row is what has been folded so far.
-            held = bool(plan.before + first)
+            held = bool(plan.extent.before + first)
             number = min(chunk, plan.count - first) + held
             rows = job.workspace.take(dtype, (number, *job.shape))
             _load_rows(job, rows[1:] if held else rows, first)
@@ -308,7 +308,7 @@ def _add_rows(
 ) -> float:
     """Fill `rows` with what is visited at turn `first` and on, and add them."""
     reach = _load_rows(job, rows, first)
-    next_step = job.plan.before + first
+    next_step = job.plan.extent.before + first
     if not next_step:
         partial[...] = rows[0]
         rows, next_step, bound = rows[1:], 1, reach

@@ -60,7 +60,7 @@ def run_fold(
     part: FoldPart | None = None,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
-    """Fold a group's members as `spec` says.
+    """Fold a group's members according to `spec`.
 
     **Arguments**
 
@@ -86,15 +86,17 @@ def run_fold(
     require_subnormals()
     group = Members.of(members)
     dtype, count, shape, strides = group.dtype, group.count, group.shape, group.strides
-    earlier = None
+    earlier = extent = None
+    if part is not None:
+        extent = part.extent
     if part is not None and part.partial is not None:
         partial = np.asarray(part.partial)
-        plan = plan_fold(spec, part, dtype, count, shape, batch_ndim)
+        plan = plan_fold(spec, extent, dtype, count, shape, batch_ndim)
         check_partial(partial, shape, plan.arithmetic.partial)
         earlier = Members(partial[np.newaxis])
         strides += (partial.strides,)
     counter = call and check_counter("call", call)
-    blocks = plan_blocks(spec, part, dtype, count, shape, batch_ndim, strides, group.stacked)
+    blocks = plan_blocks(spec, extent, dtype, count, shape, batch_ndim, strides, group.stacked)
     arithmetic, offsets = blocks.arithmetic, None
     offset: Any = batch_offset
     if arithmetic.stochastic or type(offset) is not int or not 0 <= offset < 2**64:

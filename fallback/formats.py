@@ -52,7 +52,7 @@ class FormatInfo:
 
     @property
     def overflow(self) -> float:
-        """What a magnitude beyond the largest finite one becomes."""
+        """The result for a magnitude beyond the largest finite one."""
         return math.inf if self.has_infinity else math.nan
 
     @property

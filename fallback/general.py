@@ -31,7 +31,7 @@ class FormatRounder:
     ) -> float:
         """Round `block` in place; its dtype holds all values of the info.
 
-        `lanes` broadcasts against it; None, or a format that is not sub-32-bit: to nearest.
+        `lanes` broadcasts against it. None, or a format of 32 bits or more: to nearest.
         """
         block[...] = rounded(block, self._info, lanes if self.stochastic else None)
         return math.inf
@@ -85,7 +85,7 @@ def _skip_subnormals(
 
 
 def _overflow(result: NDArray[Any], info: FormatInfo) -> None:
-    """What lies beyond the finite values becomes infinity, or NaN where the format has none."""
+    """Values beyond the finite ones become infinity, or NaN in a format without infinity."""
     above, below = result > info.largest, result < info.lowest
     if above.any():
         result[above] = np.inf if info.has_infinity else np.nan

@@ -1,5 +1,5 @@
 """The members of one group: equal-shaped arrays, stacked in one array or listed one by one.
-They are only ever viewed; nothing here copies more than the block that was asked for."""
+They are only viewed; nothing here copies more than the requested block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Members:
 
     @classmethod
     def of(cls, members: NDArray[Any] | Sequence[NDArray[Any]]) -> Members:
-        """Check what the caller gave: ValueError or TypeError names the member that differs."""
+        """Check the caller's members: ValueError or TypeError names the member that differs."""
         if isinstance(members, np.ndarray):
             if not members.ndim or not len(members):
                 check_stacked(members)
@@ -71,7 +71,7 @@ class Members:
         return [array[index] for array in self._arrays[members]]
 
     def gather(self, chosen: NDArray[np.intp], index: Index) -> NDArray[Any]:
-        """A copy of the block in which `chosen` (rows, *block) says whose element each one is."""
+        """A copy of the block; `chosen` (rows, *block) holds the member of each element."""
         rows = self.rows(slice(None), index)
         stacked = rows if isinstance(rows, np.ndarray) else np.stack(rows)
         return np.take_along_axis(stacked, chosen, axis=0)

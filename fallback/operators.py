@@ -37,7 +37,7 @@ def _multiply_complex(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any]
 
 
 def _both_zero(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Where both are zero, or None if that is nowhere; NumPy leaves the sign open there."""
+    """A mask of the elements where both are zero, or None; NumPy leaves their sign open."""
     zeros: NDArray[np.bool_] = left == 0
     if not zeros.any():
         return None

@@ -1,5 +1,5 @@
-"""What is decided about a fold before its data is seen, once per spec, part, dtype and shape.
-All sets of kernels begin here; how they lay out and cut up the work is their own."""
+"""Plans of folds: all that follows from spec, part, dtype and shape, decided once and cached.
+NumPy and CUDA share them; each lays out and cuts up the work by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fallback.arguments import check_batch, check_cut, check_nodes, check_window
 from fallback.arithmetic import Arithmetic
 from fallback.formats import FormatInfo
 from fallback.schedules import ChainSchedule, CompiledOrder, Schedule, compile_order
-from fallback.spec import WHOLE, FoldPart, FoldSpec, TreeNodes
+from fallback.spec import Extent, FoldSpec, TreeNodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,11 +23,10 @@ class FoldPlan:
 
     **Attributes**:
 
-    - `spec`, `dtype`, `count`, `shape`, `batch_ndim`: what was asked for.
+    - `spec`, `dtype`, `count`, `shape`, `batch_ndim`: as requested.
     - `arithmetic`: dtypes, operator and roundings.
-    - `order`: what the kernels follow.
-    - `window`: the first element held, and the number of elements of the whole value; None: all.
-    - `before`, `final`: as in FoldPart. `nodes`: where in a tree the members are.
+    - `order`: the order that the kernels follow.
+    - `extent`: which part of a fold this is.
     - `slice`: for a ring with a `cut_axis`, the positions of that axis in one slice.
     """
 
@@ -38,10 +37,7 @@ class FoldPlan:
     batch_ndim: int
     arithmetic: Arithmetic
     order: CompiledOrder
-    window: tuple[int, int] | None
-    before: int
-    final: bool
-    nodes: TreeNodes | None
+    extent: Extent
     slice: int | None
 
     @property
@@ -56,18 +52,20 @@ class FoldPlan:
 
     @property
     def folded(self) -> int:
-        """How many members the whole fold has had when these are folded."""
-        return self.nodes.total if self.nodes else self.before + self.count
+        """The number of members folded after this part."""
+        nodes = self.extent.nodes
+        return nodes.total if nodes else self.extent.before + self.count
 
     @property
     def tree(self) -> TreeNodes:
         """Where in a tree the members are; without `nodes` they are all of it."""
-        return self.nodes or TreeNodes(0, 0, self.count)
+        return self.extent.nodes or TreeNodes(0, 0, self.count)
 
     @property
     def total(self) -> int:
         """The number of elements of the whole value."""
-        return self.window[1] if self.window else math.prod(self.value)
+        window = self.extent.window
+        return window[1] if window else math.prod(self.value)
 
     @property
     def in_blocks(self) -> bool:
@@ -78,22 +76,24 @@ class FoldPlan:
 @lru_cache(maxsize=1024)
 def plan_fold(
     spec: FoldSpec,
-    part: FoldPart | None,
+    extent: Extent | None,
     dtype: np.dtype[Any],
     count: int,
     shape: tuple[int, ...],
     batch_ndim: int,
 ) -> FoldPlan:
-    """Check that spec and part fit such members, and decide what the kernels have in common.
+    """Check that spec and extent fit such members, and plan the fold.
+
+    `extent` is a part's; None: the whole fold.
 
     **Raises**: ValueError and TypeError for what does not fit.
     """
-    part = part or WHOLE
-    arithmetic = _arithmetic(spec, part.final, dtype, count)
+    extent = extent or Extent()
+    arithmetic = _arithmetic(spec, extent.final, dtype, count)
     check_batch(batch_ndim, shape)
     value = shape[batch_ndim:]
-    window = check_window(part.window, math.prod(value), spec.cut_axis)
-    _check_part(spec, part, count, arithmetic.draws)
+    window = check_window(extent.window, math.prod(value), spec.cut_axis)
+    _check_extent(spec, extent, count, arithmetic.draws)
     order = compile_order(
         spec.order,
         members=count,
@@ -103,21 +103,7 @@ def plan_fold(
     length = None
     if order == "ring" and spec.cut_axis is not None:
         length = check_cut(spec.cut_axis, value, count)
-    nodes = None if part.nodes is None else TreeNodes(*part.nodes)
-    return FoldPlan(
-        spec,
-        dtype,
-        count,
-        shape,
-        batch_ndim,
-        arithmetic,
-        order,
-        window,
-        part.before,
-        part.final,
-        nodes,
-        length,
-    )
+    return FoldPlan(spec, dtype, count, shape, batch_ndim, arithmetic, order, extent, length)
 
 
 def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -> Arithmetic:
@@ -134,7 +120,7 @@ def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -
     )
 
 
-def _check_part(spec: FoldSpec, part: FoldPart, count: int, draws: bool) -> None:
+def _check_extent(spec: FoldSpec, part: Extent, count: int, draws: bool) -> None:
     """ValueError unless members can be folded in such a part; `draws`: with random numbers."""
     order, whole = spec.order, not part.before and part.final
     if part.before >= 2**64 - count:

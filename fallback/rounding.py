@@ -173,7 +173,7 @@ def _stochastic_by_bits(
 def _below_normal(
     bits: NDArray[np.uint32], target: FormatInfo, scratch: NDArray[np.uint32]
 ) -> NDArray[np.bool_] | None:
-    """Where magnitudes are below the normal numbers, and not zero; None if that is nowhere."""
+    """A mask of the nonzero magnitudes below the normal numbers; None if there are none."""
     np.bitwise_and(bits, np.uint32(2**31 - 1), out=scratch)
     scratch -= np.uint32(1)  # zeros become the largest
     limit = np.float32(2.0**target.min_exponent).view(np.uint32) - np.uint32(1)
@@ -216,7 +216,7 @@ def _stochastic_bfloat16(block: NDArray[Any], lanes: NDArray[np.uint32]) -> None
 
 
 def _overflow(block: NDArray[Any], target: FormatInfo) -> None:
-    """What is beyond the largest finite number becomes infinity, or NaN in formats without one."""
+    """Values beyond the largest finite number become infinity, or NaN in a format without it."""
     if not block.size or all_within(block, target.largest):
         return
     beyond = np.abs(block) > target.largest

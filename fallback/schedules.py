@@ -248,7 +248,7 @@ class ReductionGraph:
 
 
 Order = str | Schedule
-#: What kernels follow. The orders with names have fast code paths.
+#: The order that kernels follow. The orders with names have fast code paths.
 CompiledOrder = str | ChainSchedule | ReductionGraph
 
 

@@ -1,5 +1,5 @@
-"""What a fold computes: FoldSpec for the numbers, FoldPart for a fold that is done in parts.
-Both are checked when they are made, and can be keys of a cache."""
+"""The specification of a fold: FoldSpec, and FoldPart for a fold that is done in parts.
+Both are checked when they are made, and are hashable."""
 
 from __future__ import annotations
 
@@ -100,7 +100,16 @@ class TreeNodes(NamedTuple):
     total: int
 
 
-@dataclass(frozen=True)
+class Extent(NamedTuple):
+    """A FoldPart without its partial result: `before` says whether there is one."""
+
+    window: tuple[int, int] | None = None
+    before: int = 0
+    final: bool = True
+    nodes: TreeNodes | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class FoldPart:
     """The part of a larger fold that the given members are.
 
@@ -124,8 +133,6 @@ class FoldPart:
       `total` members. The random numbers are then those of the whole tree. A tree that is folded
       in parts and draws random numbers needs it.
 
-    Parts compare by all fields but `partial`: `before` says whether one is given.
-
     **Raises** ValueError for values outside these.
 
     >>> FoldPart(window=(4, 10)).final
@@ -133,10 +140,12 @@ class FoldPart:
     """
 
     window: tuple[int, int] | None = None
-    partial: Any = field(default=None, compare=False)
+    partial: Any = None
     before: int = 0
     final: bool = True
     nodes: tuple[int, int, int] | None = None
+    #: What plans of folds depend on.
+    extent: Extent = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         before = operator.index(self.before)
@@ -148,18 +157,14 @@ class FoldPart:
             found = "none is given" if self.partial is None else "one is given"
             expected = "one where it is not 0" if before else "none where it is 0"
             raise ValueError(f"partial, beside before={before}: {found}, expected {expected}")
-        changed: dict[str, Any] = {"before": before, "final": bool(self.final)}
+        window = nodes = None
         if self.window is not None:
             first, total = map(operator.index, self.window)
-            changed["window"] = first, total
+            window = first, total
         if self.nodes is not None:
-            changed["nodes"] = TreeNodes(*map(operator.index, self.nodes))
-        for name, value in changed.items():
-            object.__setattr__(self, name, value)
+            nodes = TreeNodes(*map(operator.index, self.nodes))
+        object.__setattr__(self, "extent", Extent(window, before, bool(self.final), nodes))
 
-
-#: The part that is everything.
-WHOLE = FoldPart()
 
 _SPEC = ("op", "order", "accumulate", "out_dtype", "rounding", "seed", "divisor", "cut_axis")
 _PART = ("window", "partial", "before", "final", "nodes")

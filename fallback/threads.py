@@ -24,7 +24,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def configured() -> int:
+def default_count() -> int:
     """The number of threads that the environment asks for.
 
     GPUSIM_THREADS wins, whatever the number of cores; OMP_NUM_THREADS only makes it less than that.
@@ -114,7 +114,7 @@ class _Pool:
 
     def count(self) -> int:
         if self._count is None:
-            self._count = configured()
+            self._count = default_count()
         return self._count
 
     def helpers(self) -> ThreadPoolExecutor:

@@ -27,7 +27,7 @@ _FLAGS = (
 
 
 class GfloatInfo(Protocol):
-    """What is read of gfloat's FormatInfo; gfloat itself is not imported."""
+    """The attributes of gfloat's FormatInfo that are read; gfloat itself is not imported."""
 
     name: str
     k: int
@@ -43,7 +43,7 @@ class GfloatInfo(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Format:
-    """A binary floating-point format of which float64 holds every value.
+    """A binary floating-point format whose values float64 can all hold.
 
     The codes of one sign count up from zero: subnormal numbers while the exponent's field is zero,
     then normal ones, then infinity, then NaNs.
@@ -56,7 +56,7 @@ class Format:
       also in formats that have no code for NaN.
     - `high_nans`: how many of the highest codes of each sign are NaN. None is IEEE's
       2**mantissa_bits - 1 with infinities, and 1 without them (0 if -0's code is NaN).
-    - `has_subnormals`: if False, the field zero is an exponent like others, but for code 0.
+    - `has_subnormals`: if False, the field zero is an exponent like others, except in code 0.
     - `has_negative_zero`: if False, the code of -0 is NaN, and a zero is always +0. None is True
       for formats with a sign bit.
     - `is_signed`: if False, there is no sign bit, and negative values become NaN.

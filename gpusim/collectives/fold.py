@@ -1,5 +1,5 @@
-"""How a collective folds: a Reduction and its counters, the fold of each group, and the way from
-values per replica to values per group and back."""
+"""The folds of collectives: a Reduction with its counters, the fold of each group, and conversions
+between values per replica and values per group."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from .operand import Array
 
 
 class Kernels(Protocol):
-    """What a set of kernels offers; `fallback` says what each of them does."""
+    """A set of kernels; their definitions are in `fallback`."""
 
     def fold(self, members: Any, **keywords: Any) -> Array: ...
 

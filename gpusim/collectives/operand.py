@@ -1,6 +1,6 @@
-"""What goes into a collective and what comes out of it: R values, one per replica.
+"""Operands and results of collectives: R values, one per replica.
 
-They are stacked in one array or kept apart in a list; the collectives treat both alike.
+They are stacked in one array or separate in a list; collectives treat both alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GroupsLike: TypeAlias = Groups | Sequence[Sequence[int]] | None
 
 
 class Result(NamedTuple):
-    """What a collective returns.
+    """The result of a collective.
 
     A mapped ``value`` differs between replicas: (R, *batch, *s'), or a list of R arrays for a list.
     One that is not mapped is the same on every replica and stored once: (*batch, *s').
@@ -140,8 +140,8 @@ class Operand:
         """The same values in another dtype; one value for all remains one."""
         values: Any
         if self.listed:
-            once = {id(value): value.astype(dtype) for value in self.values}
-            values = [once[id(value)] for value in self.values]
+            converted = {id(value): value.astype(dtype) for value in self.values}
+            values = [converted[id(value)] for value in self.values]
         elif self.same:
             values = np.broadcast_to(self[0].astype(dtype), self.values.shape)
         else:

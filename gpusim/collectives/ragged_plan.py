@@ -1,4 +1,4 @@
-"""What a ragged_all_to_all copies: its arguments checked, all of them before anything is written.
+"""The copies of a ragged_all_to_all; all arguments are checked before anything is written.
 
 The plan is a table with one row for each slice that is not empty.
 """
@@ -133,7 +133,7 @@ def _as_int64(values: Operand, slices: int) -> NDArray[np.int64]:
 
 
 def _routes(groups: Groups, slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each replica's slices (replicas, slices) go: the receiver, and which of its slices."""
+    """The receiver of each replica's slices (replicas, slices), and which of its slices each is."""
     per_member = slices // groups.group_size
     member, within = np.divmod(np.arange(slices), per_member)
     receiver = np.empty((groups.size, slices), dtype=np.int64)

@@ -53,7 +53,7 @@ def send_back(
     segments: NDArray[np.int64],
     cotangents: Operand,
 ) -> None:
-    """Copy received rows to where they were sent from; rows sent more than once get the sum."""
+    """Copy received rows back to their sources; rows that were sent several times get the sum."""
     pairs = overlapping(segments, SENDER, SENT_FROM)
     if len(pairs):
         overlaps = np.isin(segments[:, SENDER], segments[pairs[:, 0], SENDER])

@@ -146,9 +146,9 @@ class Collective(Generic[P]):
         return self.on(current_world(), *args, **options)
 
     def on(self, world: World | None, *args: Any, **options: Any) -> Any:
-        """The same call for the replicas of a world, of which the values are this instance's.
+        """Call the collective for the replicas of `world`; the operands are this instance's.
 
-        None: all replicas are here, also inside a World.
+        None: all replicas are local, even inside a World.
         """
         for name in options:
             if name not in self.__signature__.parameters:
@@ -175,17 +175,17 @@ class Collective(Generic[P]):
 
     def _stacked_signature(self) -> inspect.Signature:
         """The signature of a call on stacked arrays, for people and their editors."""
-        kept = [
+        parameters = [
             parameter.replace(name="groups") if name == "axis_index_groups" else parameter
             for name, parameter in self._parameters.items()
             if name != self._axis
         ]
         more = {"batch_ndim": 0, **({"call": None, "places": None} if self._sums else {})}
-        kept += [
+        parameters += [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
             for name, default in more.items()
         ]
-        return inspect.Signature(kept)
+        return inspect.Signature(parameters)
 
     def __repr__(self) -> str:
         return f"<collective {self.name}>"

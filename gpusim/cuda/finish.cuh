@@ -1,5 +1,5 @@
 // The end of a fold: division, the one rounding to the output's dtype, and the store.
-// What the output is, is a number that all threads share: the branches cost once per element.
+// The output's format is an argument that all threads share: its branches cost once per element.
 #pragma once
 
 #include "layout.cuh"
@@ -58,8 +58,8 @@ __device__ __forceinline__ C last_value(C value, const Finish& finish, u32 lane)
   return value;
 }
 
-// The last element leaves, all others move up, and `value` becomes the last: after COUNT turns all
-// are in their places again. So a loop that is not unrolled can take registers one by one.
+// Drop the first element, move the others up, and append `value`: after COUNT turns all elements are
+// where they were. So a loop that is not unrolled can take registers one by one.
 template <class C, int COUNT>
 __device__ __forceinline__ void turn(C (&values)[COUNT], C value) {
 #pragma unroll
@@ -87,7 +87,7 @@ __device__ __forceinline__ u64 wrapped(u64 value, const Finish& finish) {
                           : value << unused >> unused;
 }
 
-// The code of a value in BYTES bytes, of which the format's values are a part.
+// The code, in BYTES bytes, of a value that the format holds.
 template <int BYTES, class C>
 __device__ __forceinline__ u64 encode(C value, const Finish& finish) {
   if constexpr (!IsFloat<C>::value) {

@@ -270,8 +270,8 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, i
   for (int element = 0; element < COUNT; ++element) total[element] = nodes[0][element];
 }
 
-// The additions of any tree, by a machine with a stack, which lies in shared memory as that of
-// in_a_tree does; its last value is `total`.
+// The additions of any graph, by a machine with a stack in shared memory, as in in_a_tree; its last
+// value is `total`.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
 __device__ __forceinline__ void by_graph(C (&total)[COUNT], const Chain& chain, const Fold& fold,
                                            const Draw& draw) {
@@ -301,9 +301,9 @@ __device__ __forceinline__ void by_graph(C (&total)[COUNT], const Chain& chain, 
   }
 }
 
-// Neighbours in pairs, level by level. A stack in shared memory, of which each thread has columns
-// of its own, holds one partial result for each level, as a binary counter does. AHEAD members
-// (8 or 1) make its leaves.
+// Neighbours in pairs, level by level. A stack in shared memory, with columns of its own for each
+// thread, holds one partial result per level, like a binary counter. AHEAD members (8 or 1) make
+// its leaves.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT, int AHEAD>
 __device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Chain& chain, const Fold& fold,
                                           const Draw& draw) {

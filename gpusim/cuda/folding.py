@@ -1,4 +1,4 @@
-"""fold on a device: which template, with which arguments. The contract is fallback.fold's.
+"""run_fold on a device: the template and the arguments of its launch, from fallback's plan.
 Everything is decided here, so that the kernels only load, add, round and store."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a fold does to numbers: dtypes are those of real parts where values are complex."""
+    """The arithmetic of a fold; for complex values dtypes are those of their real parts."""
 
     op: str
     source: np.dtype[Any]
@@ -62,7 +62,7 @@ class Numbers:
 
     @property
     def step(self) -> str:
-        """What partial results are rounded to, as fold.cu's enumeration Step names it."""
+        """The rounding of partial results, by its name in fold.cu's enumeration Step."""
         if self.members == 1 or self.op in ("max", "min") or self.source not in _FLOATS:
             return "EXACT"
         if self.accumulator == self.computing:
@@ -101,7 +101,8 @@ def run_fold(
 ) -> Array:
     """`fallback.run_fold` for arrays of `device`: the same arguments, errors and bits."""
     group = Members.of(members, device)
-    plan = plan_fold(spec, part, group.dtype, group.count, group.shape, batch_ndim)
+    extent = None if part is None else part.extent
+    plan = plan_fold(spec, extent, group.dtype, group.count, group.shape, batch_ndim)
     counter = check_counter("call", call)
     earlier = None
     if part is not None and part.partial is not None:
@@ -173,7 +174,7 @@ C_NAMES = {
 
 
 def numbers_of(plan: FoldPlan) -> Numbers:
-    """The numbers' side of a plan."""
+    """The arithmetic of a plan."""
     arithmetic = plan.arithmetic
     return Numbers(
         plan.spec.op,
@@ -181,11 +182,11 @@ def numbers_of(plan: FoldPlan) -> Numbers:
         arithmetic.computing,
         arithmetic.accumulator,
         real_of(arithmetic.result),
-        plan.spec.divisor if plan.final else None,
+        plan.spec.divisor if plan.extent.final else None,
         plan.folded,
         plan.spec.stochastic and kind_of(plan.dtype) == "float",
         plan.dtype.kind == "c",
-        plan.final,
+        plan.extent.final,
         arithmetic.from_zero,
     )
 
@@ -199,7 +200,7 @@ def _fold_numbers(
     earlier: Array | None,
     out: Array,
 ) -> None:
-    numbers, order, window = numbers_of(plan), plan.order, plan.window
+    numbers, order, window = numbers_of(plan), plan.order, plan.extent.window
     parts = 2 if group.dtype.kind == "c" else 1
     integer = numbers.source not in _FLOATS
     drawn = numbers.step_drawn or numbers.last_drawn
@@ -245,7 +246,7 @@ def _fold_numbers(
         arguments["instructions"] = len(order.postfix)
     if earlier is not None:
         stored = real_of(earlier.dtype)
-        arguments["before"], arguments["partial"] = plan.before, device.pointer(earlier)
+        arguments["before"], arguments["partial"] = plan.extent.before, device.pointer(earlier)
         arguments["stored_bytes"] = stored.itemsize
         arguments["stored"] = ENCODINGS.index("integer" if integer else encoding_of(stored))
     arguments["level"], arguments["node"], arguments["leaves"] = plan.tree
@@ -271,7 +272,7 @@ def _fold_numbers(
     # Small blocks where there are few threads: they spread over more multiprocessors.
     block, shared = (64 if threads < device.busy_threads else 256), 0
     if isinstance(order, ReductionGraph) and not integer:
-        levels = 1 << max(0, order.depth - 1)  # of which a stack holds all but the last value
+        levels = 1 << max(0, order.depth - 1)  # the stack holds all values but the last
         block, shared = tree_block(levels, 1, chunk * computing.itemsize, block)
     elif order == "tree" and not integer:
         leaves = 1 if kernel.name.endswith(", 1>") else 8
@@ -350,7 +351,7 @@ def _fold_logical(
     earlier: Array | None,
     out: Array,
 ) -> None:
-    """0 or 1 by whether members are nonzero; max of bools is their logical_or."""
+    """0 or 1 according to whether members are nonzero; max of bools is their logical_or."""
     itemsize = min(group.dtype.itemsize, 8)
     words = group.dtype.itemsize // itemsize
     group, rows = laid_out(device, group, 0, itemsize, words)
@@ -378,7 +379,7 @@ def _fold_logical(
 
 
 def _mask(dtype: np.dtype[Any]) -> int:
-    """The bits of a word of which one makes a value nonzero: of floats, all but the sign."""
+    """The bits of a word that make a value nonzero: for floats, all but the sign."""
     bits = 8 * min(dtype.itemsize, 8)
     everything = (1 << bits) - 1
     if dtype.kind in "biu" or (dtype in SUB_32_BIT and not SUB_32_BIT[dtype].has_negative_zero):

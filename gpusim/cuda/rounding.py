@@ -1,5 +1,4 @@
-"""round_to on a device: one kernel, the finish of a fold. The contract is fallback.round_to's.
-Everything else is a matter of arguments."""
+"""round_to on a device: one kernel, the finish of a fold, to the bits of fallback.round_to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels' arguments, laid out as the .cu sources declare them: every member has 8 bytes.
+"""The kernels' arguments, laid out as in the .cu sources: every field has 8 bytes.
 One struct per kernel, passed by value."""
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ RAGGED = np.dtype(
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
-    """One struct, zero but for `values`."""
+    """One struct with these `values`; the other fields are zero."""
     result = np.zeros((), dtype)
     for name, value in values.items():
         result[name] = value

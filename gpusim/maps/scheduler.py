@@ -1,9 +1,7 @@
-"""Turns and meetings of the replicas' threads: who runs, who waits for whom, and how all of it
-ends.
+"""The scheduler of pmap's replica threads: execution slots, rendezvous, deadlocks and errors.
 
-Every pmap inside a pmap joins the outermost one's scheduler. One lock guards all state; a replica
-that waits holds no turn, and when nobody runs and nobody is ready the ones that wait can never go
-on.
+A pmap inside a pmap joins the outermost one's scheduler. One lock guards all state. A replica that
+waits holds no slot. When no replica runs and none is ready, those that wait are deadlocked.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ ENDING_POLL = 0.05
 
 
 ENDING_GRACE = 0.1
-"""Seconds in which replicas may end by themselves, at their next collective. (An exception posted
-to a thread may be raised, and lost, in a destructor; most replicas need none.)"""
+"""Seconds in which replicas may end by themselves, at their next collective. Most do, and need no
+posted exception, which is lost if it is raised in a destructor."""
 
 NEVER_INTERRUPTED = frozenset(("coverage.collector", __name__))
-"""Modules that take a lock in one place and release it in another. A replica is not ended while it
-runs their code: coverage's measuring does so at every call of a function."""
+"""Modules that take a lock in one function and release it in another, as coverage does whenever a
+traced function is called. A replica is not ended while it runs their code."""
 
 SIGNAL_POLL = 0.2
 """Seconds after which the thread that called pmap looks whether Ctrl-C was pressed."""
@@ -72,9 +70,9 @@ class Task:
     """One replica of one pmap call: its thread, its frame, and what it waits for.
 
     Attributes:
-        inside: True while the thread runs gpusim's own code, where nobody may end it from outside;
-            it looks at `ended` itself.
-        waiting: the meeting it waits in, or the inner pmap call.
+        inside: True while the thread runs gpusim's own code. No exception is posted to it then;
+            it checks `ended` itself.
+        waiting: the rendezvous it waits in, or the inner pmap call.
     """
 
     def __init__(self, run: Run, frame: Frame, context: Context) -> None:
@@ -87,8 +85,8 @@ class Task:
         self.finished = False
         self.ended = False
         self.inside = True
-        self.waiting: Meeting | Run | None = None
-        self.place = 0  # its place in the meeting
+        self.waiting: Rendezvous | Run | None = None
+        self.position = 0  # its position in the rendezvous
         self.lane: Any = None  # its GPU and stream, of `streams`
         self.outcome: Any = None
         self.error: BaseException | None = None
@@ -96,31 +94,31 @@ class Task:
     def meet(
         self,
         threads: Axes,
-        around: Axes,
+        enclosing: Axes,
         terms: dict[str, Any],
-        offer: Any,
+        contribution: Any,
         compute: Callable[[list[Any]], list[Any]],
     ) -> Any:
-        """Meet the other replicas along `threads`; the last to arrive computes everybody's outcome.
+        """Wait for the other replicas along `threads`; the last to arrive computes all outcomes.
 
-        Whatever `compute` raises is raised in every replica.
+        An exception in `compute` is raised in every replica.
         """
         scheduler = self.run.scheduler
-        line = call_site()
+        site = call_site()
         with scheduler.lock:
             self.inside = not self.ended
             self.check_ended()
-            meeting = scheduler.meeting_of(threads, around)
-            complete = meeting.arrive(self, threads, terms, offer, line)
+            rendezvous = scheduler.rendezvous_of(threads, enclosing)
+            complete = rendezvous.arrive(self, threads, terms, contribution, site)
             if self.ended:  # the terms differ
                 self.inside = False
                 raise ReplicaEnded
             if not complete:
-                self.waiting = meeting
-                scheduler.give_up_turn()
+                self.waiting = rendezvous
+                scheduler.release_slot()
         if complete:
-            goes_on = scheduler.conclude(meeting, self, compute)
-        if not complete or not goes_on:
+            keeps_slot = scheduler.complete_rendezvous(rendezvous, self, compute)
+        if not complete or not keeps_slot:
             self.wake.acquire()
         with scheduler.lock:
             self.inside = False
@@ -133,35 +131,35 @@ class Task:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """A block in which this replica waits for other instances, and may be told to end.
+        """A block in which this replica waits for other instances, and can be ended.
 
-        It holds no turn meanwhile: those for whom the others wait may need it. Where one replica
-        runs at a time it keeps it, so that everything happens in the same order always.
+        It holds no slot in the block, as the replicas that the other instances wait for may need
+        it. If one replica runs at a time, it keeps its slot, so that the order is always the same.
         """
         scheduler = self.run.scheduler
         with scheduler.lock:
             before = self.inside
             self.inside = before or not self.ended
             self.check_ended()
-            scheduler.leave()
+            scheduler.release_slot_for_instances()
         try:
             with while_waiting(self.check_ended):
                 yield
         finally:
             with scheduler.lock:
-                scheduler.come_back(self)
+                scheduler.request_slot(self)
             if not scheduler.one_at_a_time:
                 self.wake.acquire()
             with scheduler.lock:
                 self.inside = before
 
     def check_ended(self) -> None:
-        """Raise in a replica that was told to end."""
+        """Raise ReplicaEnded if this replica is to end."""
         if self.ended:
             raise ReplicaEnded
 
-    def live(self, function: Callable[[int], Any]) -> None:
-        """The whole life of the thread."""
+    def run_in_thread(self, function: Callable[[int], Any]) -> None:
+        """Run `function` for this replica. (In the replica's thread.)"""
         error: BaseException | None = None
         result: Any = None
         try:
@@ -173,7 +171,7 @@ class Task:
         except BaseException as raised:
             error = raised
         self.absorb_posted()
-        self.run.retire(self, result, error)
+        self.run.finish(self, result, error)
 
     def absorb_posted(self) -> None:
         """Accept no more exceptions from other threads, and drop one that is posted already."""
@@ -210,8 +208,8 @@ def enclosing_task() -> Task | None:
     return task if task is not None and task.thread is threading.current_thread() else None
 
 
-class Meeting:
-    """The replicas that have arrived at one collective, and what they brought."""
+class Rendezvous:
+    """The replicas that have arrived at one collective, with their contributions."""
 
     def __init__(self, scheduler: Scheduler, key: Any, threads: Axes) -> None:
         count = math.prod(frame.size for frame in threads)
@@ -221,59 +219,59 @@ class Meeting:
         self.run = scheduler.runs[threads[0]]
         self.missing = count
         self.tasks: list[Task | None] = [None] * count
-        self.offers: list[Any] = [None] * count
-        self.lines: list[str] = [""] * count
+        self.contributions: list[Any] = [None] * count
+        self.call_sites: list[str] = [""] * count
         self.terms: dict[str, Any] | None = None
 
     def arrive(
-        self, task: Task, threads: Axes, terms: dict[str, Any], offer: Any, line: str
+        self, task: Task, threads: Axes, terms: dict[str, Any], contribution: Any, site: str
     ) -> bool:
-        """Take a replica in; True when it is the last. Differing terms end the whole pmap call."""
-        place = 0
+        """Add a replica; True if it is the last. Differing terms end the whole pmap call."""
+        position = 0
         for frame in threads:
-            place = place * frame.size + (frame.index or 0)
+            position = position * frame.size + (frame.index or 0)
         if self.terms is None:
             self.terms = terms
         elif self.terms != terms:
-            self.run.abort(CollectiveMismatchError(self.describe_mismatch(place, line, terms)))
+            self.run.abort(CollectiveMismatchError(self.describe_mismatch(position, site, terms)))
             return False
-        self.tasks[place] = task
-        self.offers[place] = offer
-        self.lines[place] = line
+        self.tasks[position] = task
+        self.contributions[position] = contribution
+        self.call_sites[position] = site
         self.missing -= 1
-        task.place = place
+        task.position = position
         if self.missing == 0:
-            del self.scheduler.meetings[self.key]
+            del self.scheduler.pending[self.key]
         return self.missing == 0
 
     def withdraw(self, task: Task) -> None:
-        """Take a replica that ends out again."""
-        self.tasks[task.place] = None
+        """Remove a replica that ends."""
+        self.tasks[task.position] = None
         self.missing += 1
         if (
             all(other is None for other in self.tasks)
-            and self.scheduler.meetings.get(self.key) is self
+            and self.scheduler.pending.get(self.key) is self
         ):
-            del self.scheduler.meetings[self.key]
+            del self.scheduler.pending[self.key]
 
     @property
     def present(self) -> list[int]:
-        """The places of those who have arrived."""
-        return [place for place, task in enumerate(self.tasks) if task is not None]
+        """The positions of those who have arrived."""
+        return [position for position, task in enumerate(self.tasks) if task is not None]
 
-    def index(self, place: int) -> Any:
+    def index(self, position: int) -> Any:
         """A replica's index: an int on one axis, a tuple on several."""
         index = []
         for frame in reversed(self.threads):
-            index.append(frame.offset + place % frame.size)
-            place //= frame.size
+            index.append(frame.offset + position % frame.size)
+            position //= frame.size
         return index[0] if len(index) == 1 else tuple(reversed(index))
 
     def describe_axes(self) -> str:
         names = [repr(frame.name) for frame in self.threads]
         return ("axis " if len(names) == 1 else "axes ") + ", ".join(names)
 
-    def describe_mismatch(self, place: int, line: str, terms: dict[str, Any]) -> str:
+    def describe_mismatch(self, position: int, site: str, terms: dict[str, Any]) -> str:
         assert self.terms is not None
         other = self.present[0]
         differences = [
@@ -284,34 +282,34 @@ class Meeting:
         return (
             f"replicas of {self.describe_axes()} do not make the same call: "
             f"replica {self.index(other)} calls {_describe_call(self.terms)} at "
-            f"{self.lines[other]}, "
-            f"replica {self.index(place)} calls {_describe_call(terms)} at {line}; they differ in "
-            + "; ".join(differences)
+            f"{self.call_sites[other]}, "
+            f"replica {self.index(position)} calls {_describe_call(terms)} at {site}; "
+            f"they differ in {'; '.join(differences)}"
         )
 
     def describe_wait(self) -> str:
         assert self.terms is not None
         here = self.present
-        away = [place for place, task in enumerate(self.tasks) if task is None]
+        away = [position for position, task in enumerate(self.tasks) if task is None]
         returned = away
         if len(self.threads) == 1:
-            returned = [place for place in away if self.run.tasks[place].finished]
-        elsewhere = [place for place in away if place not in returned]
-        lines = sorted({self.lines[place] for place in here})
+            returned = [position for position in away if self.run.tasks[position].finished]
+        elsewhere = [position for position in away if position not in returned]
+        call_sites = sorted({self.call_sites[position] for position in here})
         text = (
-            f"{self.describe_places(here)} of {self.describe_axes()} wait in "
-            f"{_describe_call(self.terms)} at {', '.join(lines)}"
+            f"{self.describe_replicas(here)} of {self.describe_axes()} wait in "
+            f"{_describe_call(self.terms)} at {', '.join(call_sites)}"
         )
         if returned:
-            text += f", but {self.describe_places(returned)} returned without calling it"
+            text += f", but {self.describe_replicas(returned)} returned without calling it"
         if elsewhere:
-            text += f", but {self.describe_places(elsewhere)} wait elsewhere"
+            text += f", but {self.describe_replicas(elsewhere)} wait elsewhere"
         return text
 
-    def describe_places(self, places: Sequence[int]) -> str:
-        shown = ", ".join(str(self.index(place)) for place in places[:8])
-        more = f" and {len(places) - 8} more" if len(places) > 8 else ""
-        return ("replica " if len(places) == 1 else "replicas ") + shown + more
+    def describe_replicas(self, positions: Sequence[int]) -> str:
+        shown = ", ".join(str(self.index(position)) for position in positions[:8])
+        more = f" and {len(positions) - 8} more" if len(positions) > 8 else ""
+        return ("replica " if len(positions) == 1 else "replicas ") + shown + more
 
 
 def _describe_call(terms: dict[str, Any]) -> str:
@@ -342,23 +340,22 @@ class Run:
         self.error: BaseException | None = None
         self.interrupt: BaseException | None = None
         self.streams: bool = parent is not None and parent.run.streams  # replicas are on GPUs
-        self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the steward of the outermost call
-        self.over = threading.Lock()
+        self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the supervisor of the outermost call
+        self.over = threading.Lock()  # released when all replicas have ended
         self.over.acquire()
 
     def add(self, frame: Frame, context: Context) -> None:
-        """One replica more."""
+        """Add a replica."""
         task = Task(self, frame, context)
         context.run(_current.set, task)
         self.tasks.append(task)
         self.results.append(None)
         self.unfinished += 1
 
-    # All below: with the scheduler's lock held, but for execute and the waits.
+    # Methods below are called with the scheduler's lock held, unless they say otherwise.
 
     def abort(self, error: BaseException) -> None:
-        """End all replicas of this call, and of calls inside it; the first error is the one
-        reported."""
+        """End all replicas of this call and of calls inside it. The first error is reported."""
         if self.error is None:
             self.error = error
         scheduler = self.scheduler
@@ -381,11 +378,11 @@ class Run:
         if scheduler.root is not None:
             scheduler.ending = True
             scheduler.root.signal.put(None)
-        self.conclude_if_finished()
-        scheduler.dispatch()
+        self.wake_caller_if_finished()
+        scheduler.fill_slots()
 
-    def conclude_if_finished(self) -> None:
-        """When the last replica has ended, let the caller go on."""
+    def wake_caller_if_finished(self) -> None:
+        """Let the caller of pmap continue if all replicas have ended."""
         if self.unfinished:
             return
         if self.parent is None:
@@ -394,8 +391,8 @@ class Run:
             self.parent.waiting = None
             self.scheduler.ready.append(self.parent)
 
-    def retire(self, task: Task, result: Any, error: BaseException | None) -> None:
-        """Record how a replica ended and pass its turn on. (Takes the lock.)"""
+    def finish(self, task: Task, result: Any, error: BaseException | None) -> None:
+        """Record how a replica ended, and release its slot. (Takes the lock.)"""
         scheduler = self.scheduler
         with scheduler.lock:
             assert task.frame.index is not None
@@ -407,13 +404,12 @@ class Run:
             if error is not None and not (task.ended and isinstance(error, ReplicaEnded)):
                 self.abort(self.error or self.report(task.frame.index, error))
             else:
-                self.conclude_if_finished()
-            scheduler.dispatch()
+                self.wake_caller_if_finished()
+            scheduler.fill_slots()
             scheduler.check_stalled()
 
     def execute(self) -> None:
-        """Run all replicas to their end; the outcome is in `results` and `error`. (Takes the
-        lock.)"""
+        """Run all replicas. Sets `results` and `error`. (Takes the lock.)"""
         if self.parent is None:
             self.execute_as_root()
         else:
@@ -425,51 +421,53 @@ class Run:
             parent.check_ended()
             self.enqueue()
             parent.waiting = self
-            self.scheduler.give_up_turn()
+            self.scheduler.release_slot()
         parent.wake.acquire()
         with self.scheduler.lock:
-            self.forget()
+            self.unregister()
             parent.inside = False
             parent.check_ended()
 
     def execute_as_root(self) -> None:
-        """Let a steward conduct the replicas, and wait for it.
+        """Start the supervisor thread, which runs the replicas, and wait for it.
 
-        Ctrl-C is raised in the main thread between any two bytecodes, so that thread, which may
-        be this one, touches no state: it leaves a note for the steward.
+        Ctrl-C is raised in the main thread between any two bytecodes. That may be this thread, so
+        it changes no state that replicas share: it sets `interrupt` for the supervisor.
         """
         self.scheduler.root = self
-        steward = threading.Thread(target=self.conduct, name="gpusim steward", daemon=True)
+        supervisor = threading.Thread(
+            target=self.run_replicas, name="gpusim supervisor", daemon=True
+        )
         try:
-            steward.start()
+            supervisor.start()
             # With a time-out, as a signal that comes just before acquire() blocks does not wake it.
             while not self.over.acquire(timeout=SIGNAL_POLL):
                 pass
         except BaseException as raised:
             self.interrupt = raised
             self.signal.put(None)
-            while not self.wait_for(steward):
+            while not self.wait_for(supervisor):
                 pass
             raise
 
-    def wait_for(self, steward: threading.Thread) -> bool:
-        """Whether the steward has ended; one more Ctrl-C does not shorten the wait for replicas."""
+    def wait_for(self, supervisor: threading.Thread) -> bool:
+        """Whether the supervisor has ended. Another Ctrl-C does not end the wait for replicas."""
         try:
-            return self.over.acquire(timeout=1) or not steward.is_alive()
+            return self.over.acquire(timeout=1) or not supervisor.is_alive()
         except KeyboardInterrupt:
             return False
 
-    def conduct(self) -> None:
-        """Start the replicas and see them to their end. (In the steward's thread.)"""
+    def run_replicas(self) -> None:
+        """Start the replicas, and end them if one fails. (In the supervisor thread.)"""
         # On CPython 3.11 a traced function waits at its entry until a posted exception is raised.
         sys.settrace(None)
         sys.setprofile(None)
         scheduler = self.scheduler
-        patience = 0.0
+        grace_ends = 0.0
         try:
             with scheduler.lock:
                 self.enqueue()
-                scheduler.dispatch()
+                scheduler.fill_slots()
             while self.unfinished:
                 if self.interrupt is not None and self.error is None:
                     with scheduler.lock:
@@ -477,9 +475,9 @@ class Run:
                     continue
                 if not scheduler.ending:
                     self.signal.get()
-                    patience = time.monotonic() + ENDING_GRACE
+                    grace_ends = time.monotonic() + ENDING_GRACE
                     continue
-                if time.monotonic() > patience:
+                if time.monotonic() > grace_ends:
                     scheduler.end_running()
                 with suppress(Empty):
                     self.signal.get(timeout=ENDING_POLL)
@@ -494,30 +492,30 @@ class Run:
             self.scheduler.runs[task.frame] = self
         self.scheduler.ready.extend(self.tasks)
 
-    def forget(self) -> None:
+    def unregister(self) -> None:
         for task in self.tasks:
             self.scheduler.runs.pop(task.frame, None)
 
 
 class Scheduler:
-    """Hands out turns: at most `turns` replicas run at once."""
+    """Execution slots for replicas: at most `slots` of them run at once."""
 
-    def __init__(self, turns: int, one_at_a_time: bool) -> None:
+    def __init__(self, slots: int, one_at_a_time: bool) -> None:
         self.lock = threading.Lock()
-        self.turns = turns
+        self.slots = slots
         self.one_at_a_time = one_at_a_time
         self.running = 0
         self.elsewhere = 0  # replicas that wait for other instances
         self.ready: deque[Task] = deque()
         self.started: set[Task] = set()
-        self.meetings: dict[Any, Meeting] = {}
+        self.pending: dict[Any, Rendezvous] = {}
         self.runs: dict[Frame, Run] = {}
         self.root: Run | None = None
         self.ending = False
 
-    def dispatch(self) -> None:
-        """Give free turns to those who are ready."""
-        while self.running < self.turns and self.ready:
+    def fill_slots(self) -> None:
+        """Let ready replicas run in the free slots."""
+        while self.running < self.slots and self.ready:
             task = self.ready.popleft()
             self.running += 1
             if task.thread is not None:
@@ -526,9 +524,9 @@ class Scheduler:
             self.start(task)
 
     def start(self, task: Task) -> None:
-        """Start a replica's thread; when the system has no more threads, end the pmap call."""
+        """Start a replica's thread. If the system refuses a thread, end the pmap call."""
         task.thread = threading.Thread(
-            target=task.live,
+            target=task.run_in_thread,
             args=(task.run.function,),
             name=f"gpusim replica {task.frame.index} of axis {task.frame.name!r}",
             daemon=True,
@@ -549,66 +547,64 @@ class Scheduler:
             failure.__cause__ = error
             task.run.abort(failure)
 
-    def give_up_turn(self) -> None:
-        """The calling task waits from now on."""
+    def release_slot(self) -> None:
+        """Release the slot of the calling replica, which waits from now on."""
         self.running -= 1
-        self.dispatch()
+        self.fill_slots()
         self.check_stalled()
 
-    def leave(self) -> None:
-        """The calling task waits for other instances from now on."""
+    def release_slot_for_instances(self) -> None:
+        """Release the slot of the calling replica, which waits for other instances from now on."""
         if not self.one_at_a_time:
             self.running -= 1
             self.elsewhere += 1
-            self.dispatch()
+            self.fill_slots()
 
-    def come_back(self, task: Task) -> None:
-        """The calling task asks for a turn again; its `wake` tells it when it has one."""
+    def request_slot(self, task: Task) -> None:
+        """Make the calling replica ready again; its `wake` is released when it has a slot."""
         if not self.one_at_a_time:
             self.elsewhere -= 1
             self.ready.append(task)
-            self.dispatch()
+            self.fill_slots()
 
     def check_stalled(self) -> None:
-        """When nobody can go on any more, end those who wait."""
+        """Raise DeadlockError in the replicas that wait, if none runs or is ready."""
         if self.running or self.ready or self.elsewhere:
             return
-        meetings = list(self.meetings.values())
-        if meetings:
+        pending = list(self.pending.values())
+        if pending:
             error = DeadlockError(
                 "no replica can go on: "
-                + "; ".join(meeting.describe_wait() for meeting in meetings)
+                + "; ".join(rendezvous.describe_wait() for rendezvous in pending)
             )
-            min(meetings, key=lambda meeting: meeting.threads[0].depth).run.abort(error)
+            min(pending, key=lambda rendezvous: rendezvous.threads[0].depth).run.abort(error)
 
-    def meeting_of(self, threads: Axes, around: Axes) -> Meeting:
-        """The meeting of those replicas along `threads` that stand where this one stands on other
-        axes."""
+    def rendezvous_of(self, threads: Axes, enclosing: Axes) -> Rendezvous:
+        """The rendezvous of the replicas along `threads` with the caller's other indices."""
         path: list[Any] = [id(self.runs[threads[0]])]
-        for frame in around[threads[0].depth + 1 :]:
+        for frame in enclosing[threads[0].depth + 1 :]:
             if frame.index is not None:
                 path.append((frame.name, frame.size, "*" if frame in threads else frame.index))
         key = tuple(path)
-        meeting = self.meetings.get(key)
-        if meeting is None:
-            meeting = self.meetings[key] = Meeting(self, key, threads)
-        return meeting
+        rendezvous = self.pending.get(key)
+        if rendezvous is None:
+            rendezvous = self.pending[key] = Rendezvous(self, key, threads)
+        return rendezvous
 
-    def conclude(
-        self, meeting: Meeting, last: Task, compute: Callable[[list[Any]], list[Any]]
+    def complete_rendezvous(
+        self, rendezvous: Rendezvous, last: Task, compute: Callable[[list[Any]], list[Any]]
     ) -> bool:
-        """Compute, hand the outcomes over, let everybody go on; True if the last to arrive does at
-        once."""
+        """Compute all outcomes and make the replicas ready; True if the last one keeps its slot."""
         error: BaseException | None = None
-        outcomes: list[Any] = [None] * len(meeting.tasks)
+        outcomes: list[Any] = [None] * len(rendezvous.tasks)
         try:
-            outcomes = compute(meeting.offers)
+            outcomes = compute(rendezvous.contributions)
         except Exception as raised:
             error = raised
         except ReplicaEnded:  # while it waited for other instances; the others are not to blame
             error = DeadlockError("the replica that was to compute a collective for all was ended")
         with self.lock:
-            for task, outcome in zip(meeting.tasks, outcomes, strict=True):
+            for task, outcome in zip(rendezvous.tasks, outcomes, strict=True):
                 if task is None:  # ended meanwhile
                     continue
                 task.outcome, task.error = outcome, error
@@ -617,11 +613,11 @@ class Scheduler:
                     self.ready.append(task)
             if self.one_at_a_time:
                 self.running -= 1
-            self.dispatch()
+            self.fill_slots()
         return not self.one_at_a_time
 
     def end_running(self) -> None:
-        """Raise ReplicaEnded in every replica that was told to end and still runs its own code."""
+        """Post a ReplicaEnded to each replica that is to end and still runs user code."""
         with self.lock:
             for task in self.started:
                 if task.ended and not task.finished and not task.inside and task.thread is not None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import sys
-from types import TracebackType
-
 from gpusim.errors import GpusimError
 from gpusim.popdist.replicas import (
     getInstanceIndex,
@@ -45,14 +41,7 @@ def init() -> None:
             )
         from gpusim.runtime.engines import mpi
 
-        _engine = mpi.connect()
-        if (_engine.instances, _engine.instance) != (launch.instances, launch.instance):
-            raise ValueError(
-                f"{launch.launcher} started instance {launch.instance} of {launch.instances}, and "
-                f"MPI says {_engine.instance} of {_engine.instances}: mpi4py uses another MPI "
-                "library than the launcher"
-            )
-        end_others_on_error(_engine)
+        _engine = mpi.connect(launch)
     _initialized = True
     activity.note(None)
 
@@ -80,22 +69,3 @@ def rank_and_size() -> tuple[int, int]:
         launch = environment.read()
         return launch.instance, launch.instances
     return getInstanceIndex(), getNumInstances()
-
-
-def end_others_on_error(engine: Engine) -> None:
-    """Make an uncaught exception end all instances, for which MPI_Finalize would wait."""
-    uncaught: list[str] = []
-    print_error = sys.excepthook
-
-    def record(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        uncaught.append(kind.__name__)
-        print_error(kind, error, trace)
-
-    def end() -> None:
-        if uncaught:
-            engine.abort(f"gpusim: instance {engine.instance} failed with {uncaught[0]}; see above")
-
-    sys.excepthook = record
-    atexit.register(end)

@@ -59,7 +59,7 @@ class Options(poptorch.Options):
         self._popart.set("globalReplicaOffset", getReplicaIndexOffset())
 
     def useIpuId(self, ipu_id: int) -> NoReturn:
-        """RuntimeError: the instance has its own device."""
+        """RuntimeError: poprun sets the device."""
         blocked("useIpuId")
 
     def replicationFactor(self, replication_factor: int) -> NoReturn:

@@ -184,10 +184,8 @@ class LossFinder:
         for tensor in tensors:
             key, storage = _memory(tensor)
             before = self._upon.get(key, (None, frozenset()))[1]
-            self._upon[key] = (
-                storage,
-                before | upon,
-            )  # a reference, so that no other storage gets the key
+            # with a reference to the storage, so that no other one gets its key
+            self._upon[key] = storage, before | upon
 
 
 def _memory(tensor: Tensor) -> tuple[int, Any]:

@@ -151,7 +151,7 @@ def add_op(
     stem = name or default_name(definition.op_type)
     for number, spec in enumerate(specs):
         label = output_names[number] if output_names is not None else f"{stem}_out"
-        op.outputs.append(Tensor._made(graph, graph._new_id(label), spec, op, number))
+        op.outputs.append(Tensor._create(graph, graph._new_id(label), spec, op, number))
     graph._append(op)
     context._created(op)
     return tuple(op.outputs)

@@ -31,7 +31,7 @@ def keep_paths(package: str, paths: Mapping[ModuleType, str] | None = None) -> N
 
     **Arguments**
 
-    - `package`: the name of the package; all its names are set.
+    - `package`: the name of the package, which calls this at the end of its `__init__`.
     - `paths`: the further names of a module, separated by spaces.
 
     >>> import importlib

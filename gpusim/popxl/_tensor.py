@@ -84,7 +84,7 @@ class Tensor(Operators):
         raise RuntimeError("popxl.Tensor cannot be constructed directly.")
 
     @classmethod
-    def _made(
+    def _create(
         cls, graph: Graph, id: str, spec: TensorSpec, producer: Op | None = None, index: int = 0
     ) -> Any:
         tensor = object.__new__(cls)

@@ -164,13 +164,7 @@ class World:
             return cls([total or replicas or 1], check=check)
         from .engines import mpi
 
-        engine = mpi.connect()
-        if (engine.instances, engine.instance) != (launch.instances, launch.instance):
-            raise ValueError(
-                f"{launch.launcher} has started instance {launch.instance} of {launch.instances}, "
-                f"but MPI counts it as {engine.instance} of {engine.instances}: mpi4py belongs to "
-                "another MPI library than the launcher"
-            )
+        engine = mpi.connect(launch)
         if total is None:
             wanted = launch.instances if replicas is None else replicas
             return cls(environment.spread(wanted, launch.instances), engine, check=check)

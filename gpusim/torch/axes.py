@@ -102,7 +102,7 @@ def rebound(enclosing: Sequence[EnclosingAxis], unnamed: Sequence[int]) -> Itera
     Axes of pmap are those of the running replica.
 
     Raises:
-        GpusimError: where this is no replica of such a pmap, or the axis was bound for tracing.
+        GpusimError: outside of a replica of such a pmap, or if the axis was bound for tracing.
     """
     here = environment()
     frames: list[Frame] = []

@@ -1,5 +1,5 @@
-"""How collectives are differentiated: cotangents go back through the transposed collective, in the
-reduction that the forward pass had."""
+"""Derivatives of collectives: cotangents go back through the transposed collective, in the
+reduction of the forward pass."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def save(ctx: Any, plan: Plan, operands: Sequence[Tensor], more: Sequence[Tensor
     ctx.linear = [x.is_floating_point() or x.is_complex() for x in operands]
     ctx.shapes = [x.shape for x in operands]
     ctx.state = current()
-    kept = [x for x, linear in zip(operands, ctx.linear, strict=True) if not linear]
-    indices = kept if plan.operation.operands > 1 else []
+    integers = [x for x, linear in zip(operands, ctx.linear, strict=True) if not linear]
+    indices = integers if plan.operation.operands > 1 else []
     ctx.save_for_backward(*indices, *more)
     ctx.save_for_forward(*indices, *more)
 

@@ -23,7 +23,7 @@ from .tensors import dtype_of
 __all__ = ["axis_index", "collective"]
 
 
-class Level(torch.autograd.Function):
+class VmapLevel(torch.autograd.Function):
     """A collective on its way down through the levels of torch.func, to where all is stacked.
 
     Each named axis that it needs comes with a marker, a tensor that is batched at the level of that
@@ -73,7 +73,7 @@ class Level(torch.autograd.Function):
         marked = list(zip(places, tensors[count:], dims[count:], strict=True))
         here = [place for place, _, dim in marked if dim is not None]
         left = [(place, marker) for place, marker, dim in marked if dim is None]
-        results = Level.apply(
+        results = VmapLevel.apply(
             plan,
             (*(here or [UNNAMED]), *lead),
             tuple(place for place, _ in left),
@@ -91,7 +91,9 @@ def _again(ctx: Any) -> tuple[Sequence[Tensor], Run]:
     markers = saved[split:]
 
     def run(operands: Sequence[Tensor], plan: Plan) -> Any:
-        return Level.apply(plan.encode(), ctx.lead, ctx.marked, len(operands), *operands, *markers)
+        return VmapLevel.apply(
+            plan.encode(), ctx.lead, ctx.marked, len(operands), *operands, *markers
+        )
 
     return saved[:split], run
 
@@ -120,7 +122,7 @@ def _run(
     marked = [frame for frame in _needed(plan, frames) if frame.marker is not None]
     places = tuple(frame.depth for frame in marked)
     markers = [frame.marker for frame in marked]
-    return list(Level.apply(plan.encode(), (), places, len(operands), *operands, *markers))
+    return list(VmapLevel.apply(plan.encode(), (), places, len(operands), *operands, *markers))
 
 
 def _needed(plan: Plan, frames: Sequence[Frame]) -> list[TensorAxis]:
@@ -160,7 +162,7 @@ def collective(
 
     Raises:
         NameError: for an axis that is not bound.
-        TypeError: for one whose values are no tensors.
+        TypeError: for an axis whose values are not tensors.
     """
     if not torch.compiler.is_dynamo_compiling():  # which cannot look up axes
         spec = replace(spec, sizes=traced_sizes(names))

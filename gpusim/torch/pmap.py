@@ -131,7 +131,7 @@ def _gather(results: list[Any], out_dims: Any) -> Any:
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(as_result("pmap", leaf))
-    places = trees.spread_prefix(out_dims, results[0], "pmap out_dims")
+    places = trees.broadcast_prefix(out_dims, results[0], "pmap out_dims")
     stacked = [_gather_leaf(column, p) for column, p in zip(columns, places, strict=True)]
     return trees.unflatten(structure, stacked)
 

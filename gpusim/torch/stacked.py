@@ -1,5 +1,5 @@
-"""gpusim::stacked, the operator that computes: all replicas' values are in its operands, of which
-the leading dimensions are the axes around. (In a replica's thread the operands are its own.)"""
+"""gpusim::stacked, the operator that computes. Its operands hold all replicas' values; the leading
+dimensions are the enclosing axes. (In a replica's thread the operands are its own.)"""
 
 from __future__ import annotations
 
@@ -99,17 +99,15 @@ def _leave(result: Any, axes: Axes, plan: Plan) -> Tensor:
     """A result with all of these leading dimensions; what is the same on all replicas is in memory
     once."""
     data, own = unpack(result)
-    kept = [axis for axis in axes if axis in own]
-    order = [own.index(axis) for axis in kept]
+    leading = [axis for axis in axes if axis in own]
+    order = [own.index(axis) for axis in leading]
     if order != [*range(len(own))]:
         data = data.transpose(*order, *range(len(own), data.ndim))
-    found = as_tensor(
-        data, copy=on_device(data)
-    ).contiguous()  # a GPU's views are no read-only ones
-    if len(kept) == len(axes):
+    found = as_tensor(data, copy=on_device(data)).contiguous()  # a GPU's views are writable
+    if len(leading) == len(axes):
         return found
-    index = tuple(slice(None) if axis in kept else None for axis in axes)
-    shape = (*(axis.size for axis in axes), *found.shape[len(kept) :])
+    index = tuple(slice(None) if axis in leading else None for axis in axes)
+    shape = (*(axis.size for axis in axes), *found.shape[len(leading) :])
     expanded = found[(*index, ...)].expand(shape)
     return expanded if plan.replicated else expanded.contiguous()
 

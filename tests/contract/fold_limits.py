@@ -11,7 +11,7 @@ from fallback import blocks, limits
 
 @contextmanager
 def fold_limits(**sizes: int) -> Iterator[None]:
-    """Plan folds anew, by these sizes, inside the `with` block."""
+    """Plan folds with these sizes inside the `with` block; the cache of plans is dropped."""
     blocks.plan_blocks.cache_clear()
     try:
         with mock.patch.multiple(limits, **sizes):

@@ -60,7 +60,7 @@ ALL = [*DTYPES.values(), *ODD]
 
 
 def target_of(fmt: FormatInfo) -> Any:
-    """What gpusim has for a format: the dtype, if it is one's, else the FormatInfo itself."""
+    """gpusim's argument for a format: its dtype if it has one, else the FormatInfo."""
     for name, entry in DTYPES.items():
         if entry is fmt:
             return np.dtype(getattr(ml_dtypes, name, name))

@@ -146,7 +146,7 @@ def test_every_accumulator_takes_every_input(
 @pytest.mark.parametrize("accumulate", ["float16", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("order", [*ORDERS, "ring cut at axis 0", "ring cut at the last axis"])
 def test_every_rounding_has_a_lane_of_its_own(order: str, accumulate: str, cut: str) -> None:
-    """Values of one scale, of which every sum is inexact in the accumulator."""
+    """Values of one scale, whose sums are all inexact in the accumulator."""
     dtype, random = np.dtype(accumulate), np.random.default_rng(5)
     for members, shape, batch_ndim in [(7, (2, 14, 7), 1), (6, (12, 6), 0), (1, (3, 9), 1)]:
         x = random.normal(size=(members, *shape)).astype(np.float32)

@@ -63,7 +63,7 @@ def subtrees(
 ) -> Any:
     """A tree over the results of the trees over `size` members each, a power of two.
 
-    `named`: the kernel is told which nodes of the whole tree it is given.
+    `named`: whether the kernel gets the nodes of the whole tree.
     """
     total, level = len(members), size.bit_length() - 1
     parts = [

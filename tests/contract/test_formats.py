@@ -223,7 +223,7 @@ def test_values_are_held_in_float64_where_float32_is_too_small() -> None:
     assert fold(x, accumulate=Format(8, 24).info, out_dtype=np.float64) == 1 + 2.0**-23
 
 
-# What a Format is.
+# The fields of a Format.
 
 
 def test_formats_compare_by_their_fields_and_not_by_name() -> None:
@@ -362,7 +362,7 @@ def test_what_cannot_be_rounded_is_named(
 
 
 def original(x: np.ndarray, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
-    """What poptorch-experimental-addons computes to nearest, on the bits of float32."""
+    """poptorch-experimental-addons' rounding to nearest, on the bits of float32."""
     top = 2 ** (exponent_bits - 1) - 1
     largest = np.float32(2.0**top * (2 - 2.0**-mantissa_bits))
     scale = np.float32(2.0 ** (126 - top))

@@ -221,7 +221,7 @@ def test_empty_values_and_single_numbers_are_folded(name: str, shape: tuple[int,
 
 
 def test_what_has_a_name_is_compiled_to_it() -> None:
-    """The named orders have faster ways."""
+    """The named orders have faster code paths."""
 
     def of(fold: Any, members: int = 8, elements: int = 100) -> Any:
         return compile_order(schedule(fold), members=members, elements=elements, itemsize=4)

@@ -1,4 +1,4 @@
-"""The kernels' threads: the same bits for any number of them, and nobody ever hangs."""
+"""The kernels' threads: the same bits for any number of them, and no caller ever hangs."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def test_the_environment_says_how_many_threads(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(threads, "cores", lambda: 6)
-    assert threads.configured() == expected
+    assert threads.default_count() == expected
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", "²"])
 def test_another_gpusim_threads_is_named(given: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GPUSIM_THREADS", given)
     with pytest.raises(ValueError, match=f"GPUSIM_THREADS='{given}': expected a positive integer"):
-        threads.configured()
+        threads.default_count()
 
 
 def helpers() -> set[threading.Thread]:
@@ -165,7 +165,7 @@ def test_an_exception_of_a_helper_is_raised_at_the_call():
 
     with threads.limited(2), pytest.raises(LookupError, match="a helper's"):
         threads.run(fail, range(100_000))
-    assert len(done) < 100_000  # what nobody had begun is left
+    assert len(done) < 100_000  # the items that no thread had begun are left
 
 
 def test_an_exception_of_the_caller_waits_for_the_helpers():
@@ -212,7 +212,7 @@ def test_a_helper_may_call_run():
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_replicas_of_a_pmap_fold(count: int):
-    """Groups meet in several replicas' threads at once, each of which shares its fold."""
+    """Groups meet in several replicas' threads at once, and each thread shares its fold."""
     x = numbers(8, 4000)
     pairs = [[0, 1], [2, 3], [4, 5], [6, 7]]
     with threads.limited(count), fold_limits(**ODD):

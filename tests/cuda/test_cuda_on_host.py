@@ -272,7 +272,7 @@ def test_windows_beyond_32_bits_have_their_bits() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.float8_e5m2])
 def test_members_may_lie_anywhere(dtype: Any) -> None:
-    """Whatever the addresses are modulo 16 bytes, no access is misaligned (run() looks)."""
+    """For any addresses modulo 16 bytes, no access is misaligned (run() checks)."""
     flat = moderate((4000,), dtype)
     for offset, length, pitch in product(range(9), (1, 15, 40), (48, 49)):
         x = flat[offset : offset + 5 * pitch].reshape(5, pitch)[:, :length]

@@ -230,7 +230,7 @@ def cases(replicas: int) -> Iterator[Case]:
 
 
 def nested_cases(replicas: int) -> Iterator[Case]:
-    """Programs of two axes, of which the outer one spans the instances."""
+    """Programs of two axes; the outer one spans the instances."""
 
     def two(f: Callable[..., Any]) -> Callable[..., Any]:
         return gpusim.vmap(f, axis_name="j")
@@ -273,13 +273,13 @@ def run(world: gpusim.World) -> dict[str, np.ndarray]:
 
     with world:
         for number, (name, f, arguments) in enumerate(cases(world.replicas)):
-            own = [argument[here] for argument in arguments]
-            keep(f"vmap {name}", gpusim.vmap(f, axis_name="i")(*own))
+            local = [argument[here] for argument in arguments]
+            keep(f"vmap {name}", gpusim.vmap(f, axis_name="i")(*local))
             if number % 4 == 0:  # that both have the same bits is another test's claim
-                keep(f"pmap {name}", gpusim.pmap(f, "i")(*own))
+                keep(f"pmap {name}", gpusim.pmap(f, "i")(*local))
         for name, f, arguments in nested_cases(world.replicas):
-            own = [argument[here] for argument in arguments]
-            keep(f"vmap {name}", gpusim.vmap(f, axis_name="i")(*own))
+            local = [argument[here] for argument in arguments]
+            keep(f"vmap {name}", gpusim.vmap(f, axis_name="i")(*local))
         for name, result in stacked_calls(world, here):
             value = result.value
             shape = (world.local_replicas, *value.shape)

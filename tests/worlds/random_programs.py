@@ -65,7 +65,7 @@ def check(
         )
     world = gpusim.World(shares(program.sizes[0], engine.instances, chance), engine)
     rows = slice(world.replica_offset, world.replica_offset + world.local_replicas)
-    own = part(whole, program.mapped, rows)
+    local = part(whole, program.mapped, rows)
     runs = ps.executors(program)
     if reference.error is not None and len(program.axes) > 1:
         # An error in one inner thread ends others while they wait for other instances, and with
@@ -75,7 +75,7 @@ def check(
         for name in chance.sample(sorted(runs), 3):
             where = f"{name} of {program}, {how}, {world.counts}"
             with gpusim.reduction(**how):
-                ours = ps.outcome(lambda run=runs[name]: run(program, own))
+                ours = ps.outcome(lambda run=runs[name]: run(program, local))
             if reference.error is not None or ours.error is not None:
                 assert type(ours.error) is type(reference.error), (where, ours, reference)
                 continue

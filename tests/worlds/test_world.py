@@ -49,7 +49,7 @@ def digest(found: dict[str, np.ndarray]) -> str:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[int, dict[str, np.ndarray]]:
-    """What one instance finds, by the number of replicas."""
+    """The results of one instance, by the number of replicas."""
     return {replicas: everything.run(gpusim.World([replicas])) for replicas in (7, 8)}
 
 

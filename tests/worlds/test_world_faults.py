@@ -99,7 +99,7 @@ def commit(
     launcher: Sequence[str],
     meddle: Callable[[subprocess.Popen[str], str], float] | None = None,
 ) -> Outcome:
-    """Run a program that goes wrong, or that somebody meddles with, who tells when that was."""
+    """Run a program with a fault. `meddle` may cause one from outside, and returns the time."""
     mark = uuid.uuid4().hex
     begin = running()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -262,7 +262,7 @@ def test_poprun_ends_in_the_same_way() -> None:
 
 
 def joined(process: subprocess.Popen[str], instances: int) -> dict[int, int]:
-    """Wait until all instances have said their process ids."""
+    """Wait until all instances have printed their process ids."""
     assert process.stdout is not None
     pids: dict[int, int] = {}
     while len(pids) < instances:

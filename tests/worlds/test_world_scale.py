@@ -16,7 +16,7 @@ INSTANCES = 4
 
 
 def start(*program: str) -> str:
-    """What a program under mpirun prints."""
+    """The output of a program under mpirun."""
     command = [mpirun.find(), "-n", str(INSTANCES), "--oversubscribe", "--allow-run-as-root"]
     done = subprocess.run(
         [*command, sys.executable, "-m", *program],

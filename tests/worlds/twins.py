@@ -41,7 +41,7 @@ def cases(replicas: int) -> Iterator[tuple[str, Any, np.ndarray]]:
 
 
 def run(world: gpusim.World) -> dict[str, np.ndarray]:
-    """What the replicas that are here have got, by case."""
+    """The results of the local replicas, by case."""
     here = slice(world.replica_offset, world.replica_offset + world.local_replicas)
     with world:
         return {

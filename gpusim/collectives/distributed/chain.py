@@ -78,7 +78,7 @@ class _Delivery:
         self.source = None if rank == count - 1 else chain[rank - 1]
         forward = (rank + 1) % count
         self.target = None if forward == count - 1 else chain[forward]
-        # A block has been through the chain when so many more have begun.
+        # A block has passed the whole chain when `count` more have begun.
         self.lag = 0 if self.source is None else count
         self.coming: deque[tuple[Array, Pending]] = deque()
         self.asked = 0

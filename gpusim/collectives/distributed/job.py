@@ -20,7 +20,7 @@ from .layout import Layout, Numbers
 
 #: Elements of a value that are exchanged at a time, while those before are folded.
 BLOCK = 256 * 1024
-#: Blocks that are on their way at once.
+#: The number of blocks in flight.
 AHEAD = 3
 
 
@@ -85,7 +85,7 @@ class FoldJob:
 
     @property
     def rank(self) -> int:
-        """Which of `instances` this one is."""
+        """The position of this instance among `instances`."""
         return self.instances.index(self.layout.instance)
 
     @property
@@ -123,7 +123,7 @@ class FoldJob:
 
 
 def flat(job: FoldJob, array: Array) -> Array:
-    """(batch entries, elements) where elements are told apart; else (1, all of them)."""
+    """(batch entries, elements) if elements are distinguished by their index; else (1, all)."""
     # Orders that may cut a value into blocks do so in each entry.
     apart = job.stochastic or job.order not in ("linear", "reverse", "tree")
     entries = math.prod(array.shape[: job.batch_ndim]) if apart else 1

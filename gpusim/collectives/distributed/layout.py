@@ -1,5 +1,4 @@
-"""Where the members of one collective's group are, over the instances of a world; and the exchange
-of their values."""
+"""The layout of a group's members over a world's instances, and the exchange of their values."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ from ..operand import Array, as_slice
 
 Numbers = NDArray[np.intp]
 
-#: Parts of so many bytes are sent as they lie, without being packed together.
+#: Parts of at least this many bytes are sent in place, without packing.
 LONG_MESSAGE = 16 * 1024
 
 
 class _Tables(NamedTuple):
-    """Which instance holds each member; see `Layout`."""
+    """The lookup tables of a `Layout`."""
 
     members_of: tuple[Numbers, ...]
     instance_of: Numbers
@@ -48,7 +47,7 @@ def _tables(shape: tuple[int, ...], axis: int, counts: tuple[int, ...]) -> _Tabl
 
 @dataclass(frozen=True)
 class Layout:
-    """The members of a group over several axes, of which the world shares one out.
+    """The members of a group over several axes, one of them sharded over a world's instances.
 
     Members are numbered row-major in the axes' order; an instance holds those with its indices of
     the shared axis, in ascending order.
@@ -138,7 +137,7 @@ class Layout:
 
 
 def all_gather_bytes(layout: Layout, own: bytes) -> list[bytes]:
-    """What each instance has to say, of any length."""
+    """The byte strings of all instances; their lengths may differ."""
     lengths = np.zeros((layout.world.instances, 1), np.int64)
     lengths[layout.instance] = len(own)
     layout.exchange(

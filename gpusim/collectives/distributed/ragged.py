@@ -27,7 +27,7 @@ Segments = NDArray[np.int64]
 
 
 class RowPlan(NamedTuple):
-    """What this instance has to do: segments of slices, in the plan's order.
+    """The copies of this instance: segments of slices, in the plan's order.
 
     Senders and receivers that are here are counted as here, (place among the instance's members) *
     entries + entry; those that are not are -1.
@@ -161,7 +161,7 @@ def _rows(segments: Segments) -> int:
 
 
 def _starts(segments: Segments) -> Segments:
-    """Where each segment begins in a buffer that holds them one behind the other."""
+    """The start of each segment in a buffer that holds them consecutively."""
     ends: Segments = np.cumsum(segments[:, ROWS])
     return ends - segments[:, ROWS]
 

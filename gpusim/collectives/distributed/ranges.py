@@ -1,5 +1,5 @@
-"""Folds of which each instance does some of the elements: it gets them of all members, and gives
-all the others the results."""
+"""Folds by ranges of elements: each instance receives its range from all members, folds it, and
+sends the result to all others."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class _Ranges:
         copy(arrived)
 
     def apart(self, width: int) -> bool:
-        """Whether members of so many elements are sent as they lie, in a message each."""
+        """Whether members of this width are sent in place, in one message each."""
         return self.rows == 1 and width * self.own[0].itemsize >= LONG_MESSAGE
 
     def messages(self, parts: list[Array], to: int) -> list[Buffer]:

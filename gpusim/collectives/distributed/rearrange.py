@@ -134,7 +134,7 @@ def all_to_all(
                 yield member, place
 
     def target(member: int, place: int) -> Array:
-        """Where what ``member`` sends to that place of its group, which is here, is to be."""
+        """The destination of the piece that `member` sends to that position of its group, here."""
         receiver = int(layout.position[mates[member][place]])
         return out[receiver][(*(slice(None),) * concat, order[member], ...)]
 
@@ -172,7 +172,7 @@ def _all_to_all_packed(
     assignment = np.asarray(partition.assignment)
 
     def between(sender: int, receiver: int) -> tuple[Numbers, Numbers, Numbers]:
-        """What one instance sends to another: senders, receivers, and these' places."""
+        """The pieces from one instance to another: senders, receivers, and their positions."""
         members = layout.members_of[sender]
         receivers = groups[assignment[members]]
         rows, places = np.nonzero(layout.instance_of[receivers] == receiver)

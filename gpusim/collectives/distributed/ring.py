@@ -1,5 +1,5 @@
-"""Ring folds across instances: the blocks that begin at an instance's members go once round all
-instances, and come home for the members before them."""
+"""Ring folds across instances: the blocks that start at an instance's members travel round all
+instances, and return for the members before them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Piece = tuple[int, int, int]  # ring block, first element, end
 
 
 def around_the_ring(job: FoldJob) -> Array:
-    """The blocks that begin at an instance's members go once round all instances."""
+    """Fold by a ring: blocks that start at an instance's members travel round all instances."""
     ring = _Ring(job)
     ring.turn_round()
     return ring.out
@@ -51,7 +51,8 @@ class _Ring:
         """The region of an instance in pieces (ring block, first element, end), small enough to be
         on their way while others are folded.
 
-        Blocks whose additions need not be told apart go together, but for the region's first.
+        Blocks are merged, except for the region's first, if no random numbers distinguish their
+        additions.
         """
         first, end = self.runs[turn]
         blocks = [(b, self.bounds[b], self.bounds[b + 1]) for b in range(first, end)]
@@ -182,7 +183,7 @@ class _Ring:
         turn, count = self.job.rank, self.count
 
         def ranges(of: int) -> list[tuple[int, int]]:
-            """What an instance has finished."""
+            """The ranges that an instance has finished."""
             first, end = self.runs[of]
             begun = self.runs[(of + 1) % count][0]
             return [

@@ -104,7 +104,7 @@ def _exchange(
 
 
 def _wanted(layout: Layout, groups: Groups, sender: int, receiver: int) -> list[tuple[int, int]]:
-    """What one instance sends to another: (member, position of the receiver in its group)."""
+    """The pieces that one instance sends to another: (member, receiver's position in its group)."""
     return [
         (member, position)
         for member in layout.members_of[sender].tolist()

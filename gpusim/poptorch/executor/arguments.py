@@ -37,7 +37,7 @@ MISMATCH = (
     "compile the model.\nTo recompile the model for the new inputs create a new inferenceModel / "
     "trainingModel wrapper or call destroy() on the current one and try again."
 )
-# What an IPU has not, and what it has instead.
+# Dtypes that an IPU lacks, and those that it has instead.
 CONVERTED = {
     torch.int64: torch.int32,
     torch.float64: torch.float32,
@@ -64,15 +64,15 @@ class Arguments:
         return Arguments(self.names, args, kwargs)
 
     def described(self) -> Arguments:
-        """The same without the tensors' values: what `check` compares with."""
+        """The same without the tensors' values, for `check`."""
         return self.with_tensors(torch.empty_like(one, device="meta") for one in self.tensors)
 
     def example(self) -> Arguments:
-        """The same with zeros: what a model can be compiled with that runs for its trace."""
+        """The same with zeros, to compile a model with that runs for its trace."""
         return self.with_tensors(torch.zeros_like(one, device="cpu") for one in self.tensors)
 
     def check(self, given: Arguments) -> None:
-        """poptorch.Error if a call's arguments are not like these, the compiled ones."""
+        """Raise poptorch.Error if a call's arguments differ from these, the compiled ones."""
         if len(given.args) != len(self.args):
             raise mismatch(
                 f"Number of positional arguments mismatch: expected {len(self.args)} arguments "
@@ -92,7 +92,7 @@ def mismatch(text: str) -> Error:
 
 
 def compare(name: str, compiled: Any, given: Any, inner: str = "{name}[{key}]") -> None:
-    """poptorch.Error, which names the argument, unless the two agree in all but tensors' values."""
+    """Raise poptorch.Error, which names the argument, if more than tensors' values differ."""
     if isinstance(compiled, torch.Tensor) and isinstance(given, torch.Tensor):
         compare_tensors(name, compiled, given)
         return
@@ -147,7 +147,7 @@ def compare_keys(name: str, compiled: Iterable[Any], given: Iterable[Any]) -> No
 
 
 def same(compiled: Any, given: Any) -> bool:
-    """Whether two constants are equal; arrays are if all their elements are."""
+    """Whether two constants are equal; arrays by all of their elements."""
     if compiled is given:
         return True
     equal = compiled == given
@@ -158,10 +158,13 @@ def same(compiled: Any, given: Any) -> bool:
 
 
 class Binder:
-    """Gives a call's arguments to the parameters of a model's forward, or of a function.
+    """Binds a call's arguments to the parameters of a model's forward, or of a function.
 
-    TypeError for what cannot be called. Calls raise AssertionError for arguments that are too many,
-    unknown or given twice, and poptorch.Error for one that is missing.
+    **Raises**:
+
+    - TypeError: if the model cannot be called.
+    - AssertionError: by a call, for arguments that are too many, unknown or given twice.
+    - poptorch.Error: by a call, for a missing argument.
 
     >>> bind = Binder(lambda x, scale=2.0, *rest: x)
     >>> bound = bind((torch.zeros(1),), {})
@@ -242,7 +245,7 @@ def argument(parameter: Parameter, kwargs: dict[str, Any]) -> Any:
 def parameters_of(target: Callable[..., Any]) -> list[Parameter]:
     try:
         return list(inspect.signature(target).parameters.values())
-    except ValueError:  # some of torch's own functions do not say: they are given what comes
+    except ValueError:  # torch functions without a signature take any arguments
         return [
             Parameter("args", Parameter.VAR_POSITIONAL),
             Parameter("kwargs", Parameter.VAR_KEYWORD),
@@ -257,7 +260,7 @@ def for_device(tensor: torch.Tensor, warn: Callable[[str], None] | None = None) 
 
     **Arguments**
 
-    - `warn`: is told what is done to it, when a model is compiled.
+    - `warn`: called with a description of each change.
 
     >>> for_device(torch.tensor([1, 2]), print)
     Input tensor of type torch.int64 coerced to torch.int32
@@ -275,4 +278,4 @@ def for_device(tensor: torch.Tensor, warn: Callable[[str], None] | None = None) 
 
 
 def silent(text: str) -> None:
-    """Says nothing."""
+    """Ignore a warning."""

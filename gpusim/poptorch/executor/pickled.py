@@ -37,7 +37,7 @@ class Reference(NamedTuple):
     """A tensor, as a pickle has it.
 
     - `number`: equal for the same tensor; `name`: of the stored one.
-    - `parameter`, `requires_grad`, `dtype`, `device`, `size`, `stride`, `offset`: what it is.
+    - `parameter`, `requires_grad`, `dtype`, `device`, `size`, `stride`, `offset`: its properties.
     """
 
     number: int
@@ -58,7 +58,7 @@ def pickled(value: Any, names: Mapping[int, str]) -> tuple[bytes, dict[str, Tens
 
     **Arguments**
 
-    - `names`: what to call tensors, by their id; others are called tensor.0 and so on.
+    - `names`: the names of tensors, by their id; others are called tensor.0 and so on.
 
     Raises what pickling raises.
     """
@@ -69,9 +69,9 @@ def pickled(value: Any, names: Mapping[int, str]) -> tuple[bytes, dict[str, Tens
 
 
 def unpickled(content: bytes, tensors: Mapping[str, Tensor]) -> Any:
-    """What was pickled. This runs whatever the pickle says.
+    """The object that was pickled. Unpickling runs code from the pickle.
 
-    Tensors of a GPU that is not there are on the CPU, with a warning.
+    Tensors of a GPU that is missing here go to the CPU, with a warning.
     """
     return Unpickler(io.BytesIO(content), tensors).load()
 
@@ -82,7 +82,7 @@ class Pickler(pickle.Pickler):
         self._names = names
         self._memories: dict[int, str] = {}
         self._references: dict[int, Reference] = {}
-        self._kept: list[Tensor] = []  # so that no id is given twice
+        self._kept: list[Tensor] = []  # so that ids stay unique
         self.tensors: dict[str, Tensor] = {}
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
@@ -168,14 +168,14 @@ def read_tensors(content: bytes) -> dict[str, Tensor]:
 
 
 def is_plain(value: Tensor) -> bool:
-    """Whether a reference says all about a tensor."""
+    """Whether a reference describes a tensor completely."""
     dense = value.layout is torch.strided and not value.is_quantized and not value.is_meta
     looks = not value.is_conj() and not value.is_neg()
     return dense and looks and value.is_leaf and not vars(value) and not value._backward_hooks
 
 
 def stored(value: Tensor) -> Tensor:
-    """All of a tensor's memory: as the tensor itself if that is all, or else as bytes."""
+    """A tensor's whole memory: the tensor itself if it covers that, otherwise bytes."""
     memory = value.untyped_storage()
     whole = value.numel() * value.element_size() == memory.nbytes()
     if whole and value.is_contiguous() and value.dtype in DTYPES:

@@ -1,4 +1,4 @@
-"""What an executor writes of itself with `Options.enableProfiling`: a row for each replica."""
+"""An executor's events with `Options.enableProfiling`: a row for each replica."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ class Profile:
 
     **Arguments**
 
-    - `options`: whether and where; `training`: of which the default name is made.
+    - `options`: they ask for a trace, and name its folder; `training`: gives the default name.
 
-    ValueError for a POPLAR_ENGINE_OPTIONS that is no JSON object; OSError for a folder that cannot
-    be written.
+    **Raises**:
+
+    - ValueError: if POPLAR_ENGINE_OPTIONS is not a JSON object.
+    - OSError: if the folder cannot be written.
 
     Attribute: `path` of the trace, or None.
     """
@@ -45,7 +47,7 @@ class Profile:
             weakref.finalize(self, released, self._trace)
 
     def compiled(self, replicas: range, ipus: int) -> None:
-        """The model is compiled for these replicas, each with so many IPUs."""
+        """Make the rows of the replicas, which have `ipus` IPUs each."""
         if self._trace is not None:
             names = [named(replica, ipus) for replica in replicas]
             self._rows = [self._trace.row("replicas", name, (id(self), name)) for name in names]
@@ -61,7 +63,7 @@ class Profile:
                 self._trace.add(row, name, category, begin, end, **args)
 
     def flush(self) -> None:
-        """Write what there is."""
+        """Write all events."""
         if self._trace is not None:
             self._trace.flush()
 
@@ -103,7 +105,7 @@ class Span:
 
 
 def path_of(options: Options, training: bool) -> Path | None:
-    """The trace's file; None if nobody asked for one."""
+    """The trace's file; None without profiling."""
     engine = engine_options(options)
     if not any(str(engine.get(name)).lower() == "true" for name in WANTED):
         return None
@@ -119,7 +121,7 @@ def name_of(options: Options, training: bool) -> str:
 
 
 def engine_options(options: Options) -> dict[str, Any]:
-    """Poplar's engine options: the program's, and those of the environment, which count more."""
+    """Poplar's engine options; those of the environment override the program's."""
     found = dict(options._Popart.options.get("engineOptions", {}))
     if text := os.environ.get(VARIABLE, "").strip():
         try:

@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..poptorch_core import compiler_error, createPoptorchError
 from ..replicas.forward import model_context
-from .host import HOST, Host, Like, on_host
+from .host import HOST, HostFunction, Like, on_host, replica_index
 from .operation import operation
-from .place import place
 
 __all__ = ["CPU"]
 
@@ -170,7 +169,7 @@ class CPU:
 
 @operation
 def cpu_op(inputs: list[Tensor], number: int) -> list[Tensor]:
-    return on_host("cpu", [*inputs, place()], number=number)
+    return on_host("cpu", [*inputs, replica_index()], number=number)
 
 
 def _likes(operands: Sequence[Like], arguments: dict[str, Any]) -> list[Like]:
@@ -192,4 +191,4 @@ def _kinds(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, tuple[int, ...]
     return [(x.dtype, tuple(x.shape)) for x in tensors]
 
 
-HOST["cpu"] = Host(_likes, _compute)
+HOST["cpu"] = HostFunction(_likes, _compute)

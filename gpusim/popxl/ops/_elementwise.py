@@ -20,9 +20,18 @@ from .._definition import (
     shape_spec,
 )
 from ..tensor import TensorSpec
-from ._stacked import aligned, even, narrow, unbroadcast, wide
+from ._stacked import align, even, narrow, unbroadcast, wide
 
-__all__ = ["binary", "broadcast_spec", "flat", "in_place", "one_spec", "plain", "reduced", "unary"]
+__all__ = [
+    "binary",
+    "broadcast_spec",
+    "flat",
+    "in_place",
+    "one_spec",
+    "plain",
+    "broadcast_gradient",
+    "unary",
+]
 
 # One input
 
@@ -98,11 +107,11 @@ def one_spec(inputs: Specs, attributes: Attributes) -> Specs:
 Function = Callable[[ModuleType, Arrays], Array]
 
 
-def reduced(op_type: str, compute: Function) -> Definition:
+def broadcast_gradient(op_type: str, compute: Function) -> Definition:
     """A gradient that is computed in the broadcast shape and summed to the input's shape."""
 
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-        values = [wide(x) for x in aligned(*inputs)]
+        values = [wide(x) for x in align(*inputs)]
         gradient = unbroadcast(xp, compute(xp, values), attributes["shape"])
         return [narrow(gradient, attributes["dtype"].as_numpy())]
 
@@ -115,7 +124,7 @@ def plain(compute: Function) -> Callable[..., Arrays]:
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         lhs, rhs = inputs
         if lhs.ndim != rhs.ndim:
-            inputs = aligned(lhs, rhs)
+            inputs = align(lhs, rhs)
         return [compute(xp, inputs)]
 
     return run
@@ -129,7 +138,7 @@ def binary(
 ) -> Definition:
     """An op of two inputs that broadcast, with the gradient of each as a function."""
     rules = [
-        None if side is None else (reduced(f"{op_type}Arg{index}Grad", side[0]), side[1])
+        None if side is None else (broadcast_gradient(f"{op_type}Arg{index}Grad", side[0]), side[1])
         for index, side in enumerate((left, right))
     ]
     return Definition(op_type, one_spec, plain(compute), gradient_ops(*rules), names=("lhs", "rhs"))

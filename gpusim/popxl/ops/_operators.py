@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import index as as_index
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,7 @@ def copy_from_ipu(self: Tensor, dst: int, src: int) -> Tensor:
 def install(tensor: type[Tensor], *sources: type[Tensor]) -> None:
     """Give a class the methods of `Operators`, and classes of tensors that no op makes theirs."""
     for name, member in vars(Operators).items():
-        if name not in vars(type("Bare", (), {})):
+        if isinstance(member, (FunctionType, property)):
             setattr(tensor, name, member)
-    for source in sources:
-        source.copy_to_ipu = copy_from_ipu  # type: ignore[method-assign]  # PopXL's signature
+    for source in sources:  # with the signature that PopXL has for them
+        source.copy_to_ipu = copy_from_ipu  # type: ignore[assignment, method-assign]

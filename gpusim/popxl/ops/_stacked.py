@@ -46,7 +46,7 @@ def raise_rank(x: Array, rank: int) -> Array:
     return x if missing <= 0 else x.reshape(x.shape[0], *(1,) * missing, *x.shape[1:])
 
 
-def aligned(*arrays: Array) -> Arrays:
+def align(*arrays: Array) -> Arrays:
     """The arrays reshaped so that they broadcast against each other, replica by replica."""
     rank = max(x.ndim for x in arrays) - 1
     return [raise_rank(x, rank) for x in arrays]
@@ -93,7 +93,7 @@ def _trailing(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...] | No
     return (0, *(i + 1 for i in order)), rows
 
 
-def flattened(xp: ModuleType, x: Array, axes: Iterable[int]) -> Array:
+def flatten_axes(xp: ModuleType, x: Array, axes: Iterable[int]) -> Array:
     """[R, *others, n]: the axes moved behind the others and merged into one, in C order."""
     order, rows = _trailing(x.shape[1:], tuple(axes))
     if order is not None:
@@ -105,7 +105,7 @@ def total(xp: ModuleType, x: Array, axes: Sequence[int], keepdims: bool = False)
     """The sum over axes; float16 is added in float32 and rounded once, integers wrap."""
     if not axes:
         return x
-    summed = add_up(xp, flattened(xp, wide(x), axes))
+    summed = add_up(xp, flatten_axes(xp, wide(x), axes))
     shape = reduced_shape(x.shape[1:], tuple(axes), keepdims)
     return narrow(summed, x.dtype).reshape(x.shape[0], *shape)
 

@@ -18,8 +18,8 @@ from .._definition import (
 )
 from ..tensor import Tensor, TensorSpec, constant
 from ..typing_ import TensorLike
-from ._elementwise import binary, flat, in_place, one_spec, reduced, unary
-from ._stacked import aligned, even, narrow, wide
+from ._elementwise import binary, broadcast_gradient, flat, in_place, one_spec, unary
+from ._stacked import align, even, narrow, wide
 
 __all__ = [
     "add",
@@ -272,14 +272,14 @@ def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
 def _add_all(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     if len(inputs) == 1:
         return [inputs[0]]
-    values = [wide(x) for x in aligned(*inputs)]
+    values = [wide(x) for x in align(*inputs)]
     added = values[0] + values[1]
     for value in values[2:]:
         added = added + value
     return [narrow(added, inputs[0].dtype)]
 
 
-SUM_GRAD = reduced("SumArgGrad", lambda xp, v: v[0])
+SUM_GRAD = broadcast_gradient("SumArgGrad", lambda xp, v: v[0])
 SUM = Definition("Sum", one_spec, _add_all, gradient_ops((SUM_GRAD, "")))
 
 
@@ -303,7 +303,7 @@ def _scaled_add(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Array
     for value, name in ((x, "a"), (y, "b")):
         factor = attributes[name]
         if factor is None:
-            factor = aligned(wide(next(factors)), value)[0]
+            factor = align(wide(next(factors)), value)[0]
             factor = narrow(factor.reshape(-1, *(1,) * (value.ndim - 1)), value.dtype)
         scaled.append(value if isinstance(factor, float) and factor == 1 else value * factor)
     return [narrow(scaled[0] + scaled[1], inputs[0].dtype)]

@@ -54,7 +54,7 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
         for take, (program, slots) in zip((chosen, ~chosen), branches, strict=True):
             rows = np.flatnonzero(take)
             at = machine.upload(rows)
-            with machine.narrowed(rows):
+            with machine.restrict(rows):
                 parts = program.run([values[slot][at] for slot in slots])[: len(outputs)]
             if not results:
                 results = [machine.xp.empty((len(chosen), *p.shape[1:]), p.dtype) for p in parts]

@@ -19,7 +19,7 @@ from .._definition import (
 )
 from ..tensor import Tensor, TensorSpec
 from ._elementwise import Function, broadcast_spec, plain
-from ._stacked import aligned, narrow, unbroadcast
+from ._stacked import align, narrow, unbroadcast
 from .utils import cast_if_needed
 
 __all__ = [
@@ -187,12 +187,12 @@ def _where_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _where(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    return [xp.where(*aligned(*inputs))]
+    return [xp.where(*align(*inputs))]
 
 
 def _chosen(op_type: str, when: bool) -> Definition:
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-        dy, condition = aligned(*inputs)
+        dy, condition = align(*inputs)
         chosen = xp.where(condition, dy, 0) if when else xp.where(condition, 0, dy)
         return [unbroadcast(xp, narrow(chosen, dy.dtype), attributes["shape"])]
 

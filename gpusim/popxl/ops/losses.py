@@ -22,7 +22,7 @@ from .._definition import (
     shape_spec,
 )
 from ..tensor import Tensor, TensorSpec, constant
-from ._stacked import flattened, narrow, wide
+from ._stacked import flatten_axes, narrow, wide
 
 __all__ = ["nll_loss", "nll_loss_with_softmax_grad"]
 
@@ -78,7 +78,7 @@ def _share(xp: ModuleType, counted: Array, attributes: Attributes) -> Array:
     if attributes["reduction"] != "mean":
         return counted
     axes = range(counted.ndim - 1)
-    number = flattened(xp, counted, axes).sum(axis=-1)
+    number = flatten_axes(xp, counted, axes).sum(axis=-1)
     number = xp.maximum(number, 1)  # if all are ignored the mean is 0
     return counted / number.reshape(-1, *(1,) * (counted.ndim - 1))
 
@@ -91,7 +91,7 @@ def _loss(xp: ModuleType, probs: Array, labels: Array, attributes: Attributes) -
     counted = _counted(xp, labels, attributes)
     losses = -logarithm * _share(xp, counted, attributes)
     if attributes["reduction"] != "none":
-        losses = flattened(xp, losses, range(losses.ndim - 1)).sum(axis=-1)
+        losses = flatten_axes(xp, losses, range(losses.ndim - 1)).sum(axis=-1)
     return narrow(losses, probs.dtype)
 
 

@@ -17,7 +17,7 @@ from .._definition import (
     gradient_ops,
 )
 from ..tensor import Tensor, TensorSpec
-from ._stacked import flattened, narrow, normal_axes, total, wide
+from ._stacked import flatten_axes, narrow, normal_axes, total, wide
 
 __all__ = ["softmax", "group_norm", "layer_norm", "batch_norm_inference"]
 
@@ -117,7 +117,7 @@ def _group_gradient_specs(inputs: Specs, attributes: Attributes) -> Specs:
 def _over_channel(xp: ModuleType, x: Array) -> Array:
     """The sum over all axes except that of channels, [R, C]."""
     axes = [axis for axis in range(x.ndim - 1) if axis != 1]
-    return flattened(xp, x, axes).sum(axis=-1)
+    return flatten_axes(xp, x, axes).sum(axis=-1)
 
 
 def _group_norm_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:

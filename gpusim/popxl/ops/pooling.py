@@ -79,7 +79,7 @@ def _spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((*spec.shape[:2], *w.out), spec.dtype)]
 
 
-def _folded(
+def _fold_taps(
     xp: ModuleType, image: Array, w: Windows, fold: Callable[[Array, Array], Array]
 ) -> Array:
     """The taps of each window folded into one: [..., *out]."""
@@ -96,13 +96,13 @@ def _folded(
 def _counts(xp: ModuleType, w: Windows) -> Array:
     """The number of image elements in each window, [*out]."""
     ones = pad(xp, xp.ones(w.image, np.float32), w)
-    return _folded(xp, ones, w, xp.add)
+    return _fold_taps(xp, ones, w, xp.add)
 
 
 def _average(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     w = _geometry(x.shape[3:], attributes)
-    summed = _folded(xp, pad(xp, wide(x), w), w, xp.add)
+    summed = _fold_taps(xp, pad(xp, wide(x), w), w, xp.add)
     return [narrow(summed / _counts(xp, w).astype(summed.dtype), x.dtype)]
 
 
@@ -172,7 +172,7 @@ def _lowest(dtype: np.dtype[Any]) -> Any:
 def _maximum(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     w = _geometry(x.shape[3:], attributes)
-    return [_folded(xp, pad(xp, x, w, _lowest(x.dtype)), w, xp.maximum)]
+    return [_fold_taps(xp, pad(xp, x, w, _lowest(x.dtype)), w, xp.maximum)]
 
 
 def _max_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:

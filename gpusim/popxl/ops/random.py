@@ -55,7 +55,7 @@ def _words_by_seed(seeds: Array) -> list[int]:
     return (halves[:, 0] | halves[:, 1] << np.uint64(32)).tolist()
 
 
-def _drawn(seeds: Array, count: int, make: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> Array:
+def _draw(seeds: Array, count: int, make: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> Array:
     """[R, count] numbers made of each replica's words. Equal seeds are drawn once."""
     numbers = _words_by_seed(seeds)
     made = {n: make(kernels.Stream(n, 0, _DRAWS).words(count)[0]) for n in set(numbers)}
@@ -82,7 +82,7 @@ def _uniform(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (seeds,) = inputs
     shape, dtype = attributes["shape"], attributes["dtype"].as_numpy()
     low, high = dtype.type(attributes["low"]), dtype.type(attributes["high"])
-    rows = _drawn(seeds, math.prod(shape), lambda w: kernels.uniform(w, low, high, dtype))
+    rows = _draw(seeds, math.prod(shape), lambda w: kernels.uniform(w, low, high, dtype))
     return [rows.reshape(-1, *shape)]
 
 
@@ -124,7 +124,7 @@ def _normal(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (seeds,) = inputs
     shape, dtype = attributes["shape"], attributes["dtype"].as_numpy()
     mean, std = np.float64(attributes["mean"]), np.float64(attributes["std"])
-    rows = _drawn(seeds, math.prod(shape), lambda w: kernels.normal(w, mean, std, dtype))
+    rows = _draw(seeds, math.prod(shape), lambda w: kernels.normal(w, mean, std, dtype))
     return [rows.reshape(-1, *shape)]
 
 
@@ -177,7 +177,7 @@ def _dropout(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, seeds = inputs
     ratio, shape = attributes["ratio"], attributes["mask"]
     dropped = np.float64(ratio)
-    mask = _drawn(seeds, math.prod(shape), lambda w: kernels.bernoulli(w, dropped))
+    mask = _draw(seeds, math.prod(shape), lambda w: kernels.bernoulli(w, dropped))
     mask = broadcast_to(xp, mask.reshape(-1, *shape), t.shape[1:])
     value = wide(t)
     kept = xp.where(mask, value.dtype.type(0), value * value.dtype.type(1 / (1 - ratio)))

@@ -25,8 +25,8 @@ from .._definition import (
     shape_spec,
 )
 from ..tensor import Tensor, TensorSpec, constant
-from ._elementwise import one_spec, reduced
-from ._stacked import add_up, aligned, flattened, narrow, normal_axes, reduced_shape, wide
+from ._elementwise import broadcast_gradient, one_spec
+from ._stacked import add_up, align, flatten_axes, narrow, normal_axes, reduced_shape, wide
 from .utils import one_axis
 
 __all__ = [
@@ -71,7 +71,7 @@ def _folding(fold: Fold) -> Callable[..., Arrays]:
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         (x,) = inputs
         axes, _ = _along(x, attributes)
-        folded = narrow(fold(xp, flattened(xp, wide(x), axes)), x.dtype)
+        folded = narrow(fold(xp, flatten_axes(xp, wide(x), axes)), x.dtype)
         shape = reduced_shape(x.shape[1:], axes, attributes["keepdims"])
         return [folded.reshape(x.shape[0], *shape)]
 
@@ -258,7 +258,7 @@ def _scalar_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 def _lamb_square(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
-    row = flattened(xp, x, range(x.ndim - 1)).astype(np.float32)
+    row = flatten_axes(xp, x, range(x.ndim - 1)).astype(np.float32)
     return [add_up(xp, row * row)]
 
 
@@ -294,7 +294,7 @@ def _product_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) ->
     axes, kept = _along(x, attributes)
     rank = x.ndim - 1
     order = [0, *(i + 1 for i in range(rank) if i not in axes), *(i + 1 for i in axes)]
-    others = _product_of_others(xp, flattened(xp, wide(x), axes))
+    others = _product_of_others(xp, flatten_axes(xp, wide(x), axes))
     others = others.reshape([x.shape[i] for i in order]).transpose(np.argsort(order).tolist())
     return [narrow(wide(dy).reshape(kept) * others, x.dtype)]
 
@@ -344,14 +344,14 @@ def max(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = Fal
 
 
 def _largest(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    found, *others = aligned(*inputs)
+    found, *others = align(*inputs)
     for other in others:
         found = xp.maximum(found, other)
     return [found]
 
 
 # As in PopART: every input that is the largest gets the whole gradient.
-MAX_GRAD = reduced("MaxArgGrad", lambda xp, v: xp.where(v[1] == v[2], v[0], 0))
+MAX_GRAD = broadcast_gradient("MaxArgGrad", lambda xp, v: xp.where(v[1] == v[2], v[0], 0))
 MAX = Definition("Max", one_spec, _largest, gradient_ops((MAX_GRAD, "xy")), names=("ts_0", "ts_1"))
 
 
@@ -399,7 +399,7 @@ def _median_specs(inputs: Specs, attributes: Attributes) -> Specs:
 def _median(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
     axes, _ = _along(x, attributes)
-    row = flattened(xp, x, axes)
+    row = flatten_axes(xp, x, axes)
     order = xp.argsort(row, axis=-1, kind="stable")
     middle = order[..., (row.shape[-1] - 1) // 2]
     values = xp.take_along_axis(row, middle[..., None], axis=-1)

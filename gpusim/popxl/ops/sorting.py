@@ -21,7 +21,7 @@ from .._definition import (
     shape_spec,
 )
 from ..tensor import Tensor, TensorSpec
-from ._stacked import flattened, normal_axes, reduced_shape, wide
+from ._stacked import flatten_axes, normal_axes, reduced_shape, wide
 from .utils import one_axis
 
 __all__ = ["argmax", "argmin", "topk", "histogram", "check_increment"]
@@ -170,7 +170,7 @@ def _histogram_spec(inputs: Specs, attributes: Attributes) -> Specs:
 
 def _histogram(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
-    row = flattened(xp, wide(x), range(x.ndim - 1))
+    row = flatten_axes(xp, wide(x), range(x.ndim - 1))
     if attributes["absolute"]:
         row = xp.abs(row)
     levels = xp.asarray(np.asarray(attributes["levels"], row.dtype))

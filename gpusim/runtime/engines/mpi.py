@@ -19,6 +19,7 @@ import fallback
 
 from ...errors import InstanceError
 from ...libraries import on_device
+from ..environment import Launch
 from ..reaper import watching_start
 from . import Buffer, Pending, interruption
 from .ending import ExitHandler
@@ -57,13 +58,17 @@ _OPERATORS = {
 _engine: MpiEngine | None = None
 
 
-def connect() -> MpiEngine:
+def connect(launch: Launch | None = None) -> MpiEngine:
     """The engine of this process and all others of its mpirun; made on first use.
 
     From here on an uncaught error ends all instances.
 
-    Raises:
-        ImportError: without mpi4py; it says what to install.
+    **Arguments**
+
+    - `launch`: the launcher's variables, which MPI must agree with.
+
+    **Raises**: ImportError, which says what to install, without mpi4py; ValueError if MPI does not
+    agree with `launch`.
     """
     global _engine
     if _engine is None:
@@ -75,6 +80,13 @@ def connect() -> MpiEngine:
                     "several instances need mpi4py and an MPI library: pip install 'gpusim[mpi]'"
                 ) from error
             _engine = MpiEngine(MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup())
+    rank_and_size = _engine.instance, _engine.instances
+    if launch is not None and rank_and_size != (launch.instance, launch.instances):
+        raise ValueError(
+            f"{launch.launcher} has started instance {launch.instance} of {launch.instances}, "
+            f"but MPI counts it as {_engine.instance} of {_engine.instances}: mpi4py belongs to "
+            "another MPI library than the launcher"
+        )
     return _engine
 
 

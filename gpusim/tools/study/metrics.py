@@ -28,6 +28,13 @@ class Metrics:
     correct: float
     overflowed: float
 
+    def __eq__(self, other: object) -> bool:
+        """Whether all figures are the same; NaN is the same as NaN."""
+        return repr(self) == repr(other) if isinstance(other, Metrics) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
 
 METRICS: dict[str, str] = {
     "relative_error": "relative error (2-norm)",

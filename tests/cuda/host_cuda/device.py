@@ -51,7 +51,7 @@ def library(unit: str) -> ctypes.CDLL:
         digest.update(file.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"gpusim-host-cuda-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    assert folder.stat().st_uid == os.getuid(), f"{folder} belongs to somebody else"
+    assert folder.stat().st_uid == os.getuid(), f"{folder} belongs to another user"
     built = folder / f"{unit.replace(' ', '-')}-{digest.hexdigest()[:16]}.so"
     if not built.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:

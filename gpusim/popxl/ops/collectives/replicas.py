@@ -48,7 +48,7 @@ def local_part(machine: Machine, parts: Array, groups: Groups | None, axis: int)
     return xp.moveaxis(parts, axis, 1)[rows, chosen]
 
 
-def compiled(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler, Op], Step]:
+def compile_rule(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler, Op], Step]:
     """The compile function of a collective."""
 
     def compile(compiler: GraphCompiler, op: Op) -> Step:
@@ -81,11 +81,11 @@ def given_spec(inputs: Specs, attributes: Attributes) -> Specs:
 # All-reduce
 
 
-def reduced(collective: Any, **options: Any) -> Callable[[Machine, Array, Any], Array]:
+def reduction(collective: Any, **options: Any) -> Callable[[Machine, Array, Any], Array]:
     """A reduction over each group, with the result on all of its replicas."""
 
     def rule(machine: Machine, value: Array, groups: Any) -> Array:
-        result = machine.collective(collective, value, groups=groups, **options)
+        result = machine.instances.run(collective, value, groups=groups, **options)
         if result.mapped:
             return result.value
         return machine.xp.broadcast_to(result.value, value.shape)
@@ -94,20 +94,20 @@ def reduced(collective: Any, **options: Any) -> Callable[[Machine, Array, Any], 
 
 
 def square_sum(machine: Machine, value: Array, groups: Any) -> Array:
-    return reduced(collectives.psum)(machine, value * value, groups)
+    return reduction(collectives.psum)(machine, value * value, groups)
 
 
 def operator(op: str) -> Callable[[Machine, Array, Any], Array]:
-    return reduced(collectives.all_reduce, reduction=Reduction(op=op))
+    return reduction(collectives.all_reduce, reduction=Reduction(op=op))
 
 
 #: PopXL's operators. "local" does not reduce.
 OPERATORS: dict[str, Callable[[Machine, Array, Any], Array]] = {
-    "add": reduced(collectives.psum),
-    "mean": reduced(collectives.pmean),
+    "add": reduction(collectives.psum),
+    "mean": reduction(collectives.pmean),
     "mul": operator("prod"),
-    "min": reduced(collectives.pmin),
-    "max": reduced(collectives.pmax),
+    "min": reduction(collectives.pmin),
+    "max": reduction(collectives.pmax),
     "and": operator("logical_and"),
     "or": operator("logical_or"),
     "square_add": square_sum,
@@ -141,7 +141,7 @@ ALL_REDUCE = Definition(
     only_compiled,
     all_reduce_gradient,
     collective=True,
-    compile=compiled(all_reduce),
+    compile=compile_rule(all_reduce),
 )
 ALL_REDUCE_INPLACE = Definition(
     "ReplicatedAllReduceInplace",
@@ -151,7 +151,7 @@ ALL_REDUCE_INPLACE = Definition(
     aliases={0: 0},
     modifies=(0,),
     collective=True,
-    compile=compiled(all_reduce, in_place=True),
+    compile=compile_rule(all_reduce, in_place=True),
 )
 
 
@@ -191,7 +191,7 @@ def replicated_all_reduce_(
 
 def all_gather(machine: Machine, value: Array, groups: Any, attributes: Attributes) -> Array:
     """Gather along a new first axis, and bring the result into the shape of the attributes."""
-    result = machine.collective(collectives.all_gather, value, groups=groups, axis=0)
+    result = machine.instances.run(collectives.all_gather, value, groups=groups, axis=0)
     rows = result.value if result.mapped else result.value[None]  # (replicas or 1, members, *s)
     spec, mode, axis = attributes["spec"], attributes["output_shape"], attributes["axis"]
     if mode == "concat":
@@ -228,7 +228,7 @@ ALL_GATHER = Definition(
     only_compiled,
     all_gather_gradient,
     collective=True,
-    compile=compiled(all_gather),
+    compile=compile_rule(all_gather),
 )
 
 
@@ -305,7 +305,7 @@ def reduce_scatter(machine: Machine, value: Array, groups: Any, attributes: Attr
     if part * size != flat.shape[1]:
         flat = xp.pad(flat, ((0, 0), (0, part * size - flat.shape[1])))
     if name in ("add", "mean"):
-        result = machine.collective(collectives.psum_scatter, flat, groups=groups, tiled=True)
+        result = machine.instances.run(collectives.psum_scatter, flat, groups=groups, tiled=True)
         value = result.value
         if name == "mean":
             value = value // size if value.dtype.kind in "iu" else value / value.dtype.type(size)
@@ -339,7 +339,7 @@ REDUCE_SCATTER = Definition(
     only_compiled,
     reduce_scatter_gradient,
     collective=True,
-    compile=compiled(reduce_scatter),
+    compile=compile_rule(reduce_scatter),
 )
 
 
@@ -381,7 +381,7 @@ def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Te
 # Slices of a value that all replicas hold
 
 
-def sliced(machine: Machine, value: Array, groups: Any, attributes: Attributes) -> Array:
+def slice_value(machine: Machine, value: Array, groups: Any, attributes: Attributes) -> Array:
     """Each member's part of its own value along an axis."""
     axis, size = attributes["axis"] + 1, attributes["group_size"]
     cut = (*value.shape[:axis], size, value.shape[axis] // size, *value.shape[axis + 1 :])
@@ -409,7 +409,7 @@ SLICE = Definition(
     only_compiled,
     slice_gradient,
     collective=True,
-    compile=compiled(sliced),
+    compile=compile_rule(slice_value),
 )
 
 

@@ -184,7 +184,7 @@ def accumulate(kind: str, t: Tensor, X: Tensor | None, f: float | Tensor) -> Ten
 # Accumulation at indices
 
 
-def sparse_accumulated(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
+def sparse_accumulate(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
     """t[..., indices, ...] += f * X. An index may occur several times."""
     target, update, indices = inputs[:3]
     axis = attributes["axis"] + 1
@@ -223,7 +223,7 @@ def sparse_spec(inputs: Specs, attributes: Attributes) -> Specs:
 SPARSE_ACCUMULATE = Definition(
     "SparseAccumulate",
     sparse_spec,
-    sparse_accumulated,
+    sparse_accumulate,
     aliases={0: 0},
     modifies=(0,),
     names=("t", "X", "indices", "f", "W"),

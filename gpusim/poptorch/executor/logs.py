@@ -1,28 +1,30 @@
-"""Log files in `Options.logDir`: what the logger prints, written there too."""
+"""Log files in `Options.logDir`, and warnings that repeat as often as `Options.maxRepeatLogs`."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import weakref
+from collections import Counter
 from pathlib import Path
 
 from gpusim.poptorch._logging import Formatter, logger
 from gpusim.poptorch.options import Options
 
-__all__ = ["log_options", "log_to_file"]
+__all__ = ["Warnings", "log_options", "log_to_file"]
 
 _lock = threading.Lock()
 _files: dict[Path, tuple[logging.FileHandler, int]] = {}
+_repeats: Counter[str] = Counter()
 
 
 def log_to_file(owner: object, options: Options) -> Path | None:
-    """Write the log to a file as well, as long as the owner lives; which one, or None for none.
+    """Write the log to a file as well, as long as the owner lives, and return its path.
 
-    Several owners with one folder share its file; it is appended to. OSError where it cannot be
-    written.
+    Owners with the same folder append to one file. Without a folder there is no file, and the
+    result is None. Raises OSError if the file cannot be written.
     """
-    if not options._log_to_file and options.log_dir == ".":  # which nobody has chosen
+    if not options._log_to_file and options.log_dir == ".":  # the default
         return None
     processes = options.Distributed.numProcesses
     name = f"poptorch.{options.Distributed.processId}.log" if processes > 1 else "poptorch.log"
@@ -40,7 +42,7 @@ def log_to_file(owner: object, options: Options) -> Path | None:
 
 
 def release(path: Path) -> None:
-    """One owner less."""
+    """Remove one owner; the last one closes the file."""
     with _lock:
         handler, count = _files.pop(path)
         if count > 1:
@@ -51,14 +53,29 @@ def release(path: Path) -> None:
 
 
 def log_options(options: Options) -> None:
-    """What they are set to, at DEBUG."""
+    """Log the values of the options at DEBUG."""
     for group in (options, options.Training, options.Distributed, options.TensorLocations):
         for name, value in group._values.items():
             logger.debug("poptorch.Options set %s to value %s", name, value)
 
 
+class Warnings:
+    """Log each warning at most `Options.maxRepeatLogs` times in a process."""
+
+    def __init__(self, options: Options) -> None:
+        self._most: int | None = options.max_repeat_logs
+
+    def __call__(self, text: str) -> None:
+        """Log a warning."""
+        _repeats[text] += 1
+        if self._most is not None and _repeats[text] > self._most:
+            return
+        last = _repeats[text] == self._most
+        logger.warning("%s%s", text, " (no more of these)" if last else "")
+
+
 class Dated(Formatter):
-    """The console's lines, with the day: a file is of many."""
+    """The console's lines, with the date: a file covers many days."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         day = super().formatTime(record, "%Y-%m-%d")
