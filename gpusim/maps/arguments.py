@@ -12,7 +12,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from .. import trees
 from ..libraries import on_device, owner
-from .frames import Frame
+from .axis_environment import AxisEntry
 from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap
 
 PYTHON_SCALARS = (bool, int, float, complex)
@@ -165,19 +165,19 @@ def read_arguments(
     return Arguments(leaves, structure, found, size)
 
 
-def enter(leaf: Any, axis: int | None, frame: Frame) -> Any:
+def enter(leaf: Any, axis: int | None, entry: AxisEntry) -> Any:
     """The argument leaf as the mapped function sees it: its `axis` hidden as that of `frame`."""
     if axis is None and (isinstance(leaf, MappedArray) or not is_array(leaf)):
         return leaf
     data, axes = (leaf, ()) if type(leaf) is np.ndarray else unpack(as_array(leaf, "argument"))
     if type(data) is not np.ndarray and on_device(data):
-        frame.like = data
+        entry.like = data
     if axis is None:
         return wrap(read_only(data), ())
     if axis:
         # in C order, so that reductions add in the same order however the argument was laid out
         data = np.moveaxis(data, len(axes) + axis, len(axes)).copy(order="C")
-    return wrap(read_only(data), (*axes, frame))
+    return wrap(read_only(data), (*axes, entry))
 
 
 def check_out_axes(what: str, out_axes: Any, named: str = "out_axes") -> None:
@@ -196,7 +196,7 @@ def result_axes(
     return trees.broadcast_prefix(out_axes, trees.unflatten(structure, results), f"{what} out_axes")
 
 
-def leave(leaf: Any, axis: int | None, frame: Frame, outer: bool, what: str) -> Any:
+def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str) -> Any:
     """The result leaf outside the map: the axis of `frame` visible again, at position `axis`.
 
     `outer` says whether another vmap or shard_map encloses this one.
@@ -208,14 +208,14 @@ def leave(leaf: Any, axis: int | None, frame: Frame, outer: bool, what: str) -> 
     data, axes = unpack(leaf if type(leaf) is MappedArray else as_array(leaf, f"{what}: a result"))
     if isinstance(data, np.generic):
         data = np.asarray(data)
-    varies = frame in axes
+    varies = entry in axes
     if varies:
         axes = axes[:-1]  # the map that ends is the innermost
     if axis is None:
         if varies:
             raise ValueError(
                 f"{what} out_axes is None for a result of shape {leaf.shape} that is mapped over "
-                f"{frame!r}: only what is the same on all replicas (psum's or all_gather's result, "
+                f"{entry!r}: only what is the same on all replicas (psum's or all_gather's result, "
                 "say) can be returned once"
             )
         data = read_only(data)
@@ -223,7 +223,7 @@ def leave(leaf: Any, axis: int | None, frame: Frame, outer: bool, what: str) -> 
     count = len(axes)
     place = count + normalize_axis_index(axis, data.ndim - count + (not varies))
     if not varies:
-        shape = (*data.shape[:place], frame.size, *data.shape[place:])
+        shape = (*data.shape[:place], entry.size, *data.shape[place:])
         data = np.broadcast_to(np.expand_dims(data, place) if place else data, shape)
     elif place != count:
         data = np.moveaxis(data, count, place)

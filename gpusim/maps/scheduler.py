@@ -20,8 +20,8 @@ from typing import Any
 
 from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from ..runtime.engines import while_waiting
+from .axis_environment import Axes, AxisEntry
 from .call_site import call_site
-from .frames import Axes, Frame
 
 ENDING_POLL = 0.05
 """Seconds between the attempts to end replicas that still run."""
@@ -56,9 +56,9 @@ def _end_thread(thread: threading.Thread) -> None:
     number = ctypes.c_ulong(ident)
     # CPython lets another thread run after a call, but not where a for loop calls its iterator. So
     # the thread is still where it was seen when the exception is posted.
-    for frames in iter(sys._current_frames, None):
+    for stacks in iter(sys._current_frames, None):
         try:
-            if frames[ident].f_globals["__name__"] in NEVER_INTERRUPTED:
+            if stacks[ident].f_globals["__name__"] in NEVER_INTERRUPTED:
                 return
         except KeyError:
             pass
@@ -66,7 +66,7 @@ def _end_thread(thread: threading.Thread) -> None:
         return
 
 
-class Task:
+class ReplicaThread:
     """One replica of one pmap call: its thread, its frame, and what it waits for.
 
     Attributes:
@@ -75,9 +75,9 @@ class Task:
         waiting: the rendezvous it waits in, or the inner pmap call.
     """
 
-    def __init__(self, run: Run, frame: Frame, context: Context) -> None:
-        self.run = run
-        self.frame = frame
+    def __init__(self, call: PmapCall, entry: AxisEntry, context: Context) -> None:
+        self.call = call
+        self.entry = entry
         self.context = context
         self.wake = threading.Lock()
         self.wake.acquire()
@@ -85,15 +85,15 @@ class Task:
         self.finished = False
         self.ended = False
         self.inside = True
-        self.waiting: Rendezvous | Run | None = None
+        self.waiting: Rendezvous | PmapCall | None = None
         self.position = 0  # its position in the rendezvous
-        self.lane: Any = None  # its GPU and stream, of `streams`
+        self.stream_slot: Any = None  # its GPU and stream, of `streams`
         self.outcome: Any = None
         self.error: BaseException | None = None
 
     def meet(
         self,
-        threads: Axes,
+        threaded_axes: Axes,
         enclosing: Axes,
         terms: dict[str, Any],
         contribution: Any,
@@ -103,13 +103,13 @@ class Task:
 
         An exception in `compute` is raised in every replica.
         """
-        scheduler = self.run.scheduler
+        scheduler = self.call.scheduler
         site = call_site()
         with scheduler.lock:
             self.inside = not self.ended
             self.check_ended()
-            rendezvous = scheduler.rendezvous_of(threads, enclosing)
-            complete = rendezvous.arrive(self, threads, terms, contribution, site)
+            rendezvous = scheduler.rendezvous_of(threaded_axes, enclosing)
+            complete = rendezvous.arrive(self, threaded_axes, terms, contribution, site)
             if self.ended:  # the terms differ
                 self.inside = False
                 raise ReplicaEnded
@@ -130,13 +130,13 @@ class Task:
         return outcome
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def without_slot(self) -> Iterator[None]:
         """A block in which this replica waits for other instances, and can be ended.
 
         It holds no slot in the block, as the replicas that the other instances wait for may need
         it. If one replica runs at a time, it keeps its slot, so that the order is always the same.
         """
-        scheduler = self.run.scheduler
+        scheduler = self.call.scheduler
         with scheduler.lock:
             before = self.inside
             self.inside = before or not self.ended
@@ -163,21 +163,21 @@ class Task:
         error: BaseException | None = None
         result: Any = None
         try:
-            with self.run.scheduler.lock:
+            with self.call.scheduler.lock:
                 self.inside = False
                 self.check_ended()
-            assert self.frame.index is not None  # pmap's frames are threaded
-            result = self.context.run(function, self.frame.index)
+            assert self.entry.index is not None  # pmap's frames are threaded
+            result = self.context.run(function, self.entry.index)
         except BaseException as raised:
             error = raised
         self.absorb_posted()
-        self.run.finish(self, result, error)
+        self.call.finish(self, result, error)
 
     def absorb_posted(self) -> None:
         """Accept no more exceptions from other threads, and drop one that is posted already."""
         while True:
             try:
-                with self.run.scheduler.lock:
+                with self.call.scheduler.lock:
                     self.inside = True
                     # At a backward jump the interpreter raises a posted exception. Here the lock is
                     # released then; a profiler's event at the end of the block would skip that.
@@ -188,68 +188,73 @@ class Task:
                 continue
 
 
-_current: ContextVar[Task | None] = ContextVar("gpusim replica", default=None)
+_current: ContextVar[ReplicaThread | None] = ContextVar("gpusim replica", default=None)
 
 
-def current_task() -> Task:
+def current_replica() -> ReplicaThread:
     """The task whose thread this is; only threads of pmap have one."""
-    task = _current.get()
-    if task is None or task.thread is not threading.current_thread():
+    replica = _current.get()
+    if replica is None or replica.thread is not threading.current_thread():
         raise RuntimeError(
             "a collective over a pmap axis was called from a thread that is none of its replicas; "
             "replicas must call collectives from their own thread"
         )
-    return task
+    return replica
 
 
-def enclosing_task() -> Task | None:
+def enclosing_replica() -> ReplicaThread | None:
     """The task whose thread this is, or None outside pmap."""
-    task = _current.get()
-    return task if task is not None and task.thread is threading.current_thread() else None
+    replica = _current.get()
+    return replica if replica is not None and replica.thread is threading.current_thread() else None
 
 
 class Rendezvous:
     """The replicas that have arrived at one collective, with their contributions."""
 
-    def __init__(self, scheduler: Scheduler, key: Any, threads: Axes) -> None:
-        count = math.prod(frame.size for frame in threads)
+    def __init__(self, scheduler: Scheduler, key: Any, threaded_axes: Axes) -> None:
+        count = math.prod(entry.size for entry in threaded_axes)
         self.scheduler = scheduler
         self.key = key
-        self.threads = threads
-        self.run = scheduler.runs[threads[0]]
+        self.threaded_axes = threaded_axes
+        self.call = scheduler.calls[threaded_axes[0]]
         self.missing = count
-        self.tasks: list[Task | None] = [None] * count
+        self.replicas: list[ReplicaThread | None] = [None] * count
         self.contributions: list[Any] = [None] * count
         self.call_sites: list[str] = [""] * count
         self.terms: dict[str, Any] | None = None
 
     def arrive(
-        self, task: Task, threads: Axes, terms: dict[str, Any], contribution: Any, site: str
+        self,
+        replica: ReplicaThread,
+        threaded_axes: Axes,
+        terms: dict[str, Any],
+        contribution: Any,
+        site: str,
     ) -> bool:
         """Add a replica; True if it is the last. Differing terms end the whole pmap call."""
         position = 0
-        for frame in threads:
-            position = position * frame.size + (frame.index or 0)
+        for entry in threaded_axes:
+            position = position * entry.size + (entry.index or 0)
         if self.terms is None:
             self.terms = terms
         elif self.terms != terms:
-            self.run.abort(CollectiveMismatchError(self.describe_mismatch(position, site, terms)))
+            self.call.abort(CollectiveMismatchError(self.describe_mismatch(position, site, terms)))
             return False
-        self.tasks[position] = task
+        self.replicas[position] = replica
         self.contributions[position] = contribution
         self.call_sites[position] = site
         self.missing -= 1
-        task.position = position
+        replica.position = position
         if self.missing == 0:
             del self.scheduler.pending[self.key]
         return self.missing == 0
 
-    def withdraw(self, task: Task) -> None:
+    def withdraw(self, replica: ReplicaThread) -> None:
         """Remove a replica that ends."""
-        self.tasks[task.position] = None
+        self.replicas[replica.position] = None
         self.missing += 1
         if (
-            all(other is None for other in self.tasks)
+            all(other is None for other in self.replicas)
             and self.scheduler.pending.get(self.key) is self
         ):
             del self.scheduler.pending[self.key]
@@ -257,18 +262,18 @@ class Rendezvous:
     @property
     def present(self) -> list[int]:
         """The positions of those who have arrived."""
-        return [position for position, task in enumerate(self.tasks) if task is not None]
+        return [position for position, replica in enumerate(self.replicas) if replica is not None]
 
     def index(self, position: int) -> Any:
         """A replica's index: an int on one axis, a tuple on several."""
         index = []
-        for frame in reversed(self.threads):
-            index.append(frame.offset + position % frame.size)
-            position //= frame.size
+        for entry in reversed(self.threaded_axes):
+            index.append(entry.offset + position % entry.size)
+            position //= entry.size
         return index[0] if len(index) == 1 else tuple(reversed(index))
 
     def describe_axes(self) -> str:
-        names = [repr(frame.name) for frame in self.threads]
+        names = [repr(entry.name) for entry in self.threaded_axes]
         return ("axis " if len(names) == 1 else "axes ") + ", ".join(names)
 
     def describe_mismatch(self, position: int, site: str, terms: dict[str, Any]) -> str:
@@ -290,10 +295,10 @@ class Rendezvous:
     def describe_wait(self) -> str:
         assert self.terms is not None
         here = self.present
-        away = [position for position, task in enumerate(self.tasks) if task is None]
+        away = [position for position, replica in enumerate(self.replicas) if replica is None]
         returned = away
-        if len(self.threads) == 1:
-            returned = [position for position in away if self.run.tasks[position].finished]
+        if len(self.threaded_axes) == 1:
+            returned = [position for position in away if self.call.replicas[position].finished]
         elsewhere = [position for position in away if position not in returned]
         call_sites = sorted({self.call_sites[position] for position in here})
         text = (
@@ -320,13 +325,13 @@ def _describe_call(terms: dict[str, Any]) -> str:
     )
 
 
-class Run:
+class PmapCall:
     """One call of pmap: its replicas, what they returned, and the error that ended them."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        parent: Task | None,
+        parent: ReplicaThread | None,
         function: Callable[[int], Any],
         report: Callable[[int, BaseException], BaseException],
     ) -> None:
@@ -334,21 +339,21 @@ class Run:
         self.parent = parent
         self.function = function
         self.report = report
-        self.tasks: list[Task] = []
+        self.replicas: list[ReplicaThread] = []
         self.results: list[Any] = []
         self.unfinished = 0
         self.error: BaseException | None = None
         self.interrupt: BaseException | None = None
-        self.streams: bool = parent is not None and parent.run.streams  # replicas are on GPUs
+        self.streams: bool = parent is not None and parent.call.streams  # replicas are on GPUs
         self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the supervisor of the outermost call
         self.over = threading.Lock()  # released when all replicas have ended
         self.over.acquire()
 
-    def add(self, frame: Frame, context: Context) -> None:
+    def add(self, entry: AxisEntry, context: Context) -> None:
         """Add a replica."""
-        task = Task(self, frame, context)
-        context.run(_current.set, task)
-        self.tasks.append(task)
+        replica = ReplicaThread(self, entry, context)
+        context.run(_current.set, replica)
+        self.replicas.append(replica)
         self.results.append(None)
         self.unfinished += 1
 
@@ -360,21 +365,23 @@ class Run:
             self.error = error
         scheduler = self.scheduler
         scheduler.ready = deque(
-            task for task in scheduler.ready if task.run is not self or task.thread is not None
+            replica
+            for replica in scheduler.ready
+            if replica.call is not self or replica.thread is not None
         )
-        for task in self.tasks:
-            if task.finished or task.ended:
+        for replica in self.replicas:
+            if replica.finished or replica.ended:
                 continue
-            task.ended = True
-            if task.thread is None:
-                task.finished = True
+            replica.ended = True
+            if replica.thread is None:
+                replica.finished = True
                 self.unfinished -= 1
-            elif isinstance(task.waiting, Run):
-                task.waiting.abort(ReplicaEnded())
-            elif task.waiting is not None:
-                task.waiting.withdraw(task)
-                task.waiting = None
-                scheduler.ready.append(task)
+            elif isinstance(replica.waiting, PmapCall):
+                replica.waiting.abort(ReplicaEnded())
+            elif replica.waiting is not None:
+                replica.waiting.withdraw(replica)
+                replica.waiting = None
+                scheduler.ready.append(replica)
         if scheduler.root is not None:
             scheduler.ending = True
             scheduler.root.signal.put(None)
@@ -391,18 +398,18 @@ class Run:
             self.parent.waiting = None
             self.scheduler.ready.append(self.parent)
 
-    def finish(self, task: Task, result: Any, error: BaseException | None) -> None:
+    def finish(self, replica: ReplicaThread, result: Any, error: BaseException | None) -> None:
         """Record how a replica ended, and release its slot. (Takes the lock.)"""
         scheduler = self.scheduler
         with scheduler.lock:
-            assert task.frame.index is not None
-            self.results[task.frame.index] = result
-            task.finished = True
+            assert replica.entry.index is not None
+            self.results[replica.entry.index] = result
+            replica.finished = True
             self.unfinished -= 1
             scheduler.running -= 1
-            scheduler.started.discard(task)
-            if error is not None and not (task.ended and isinstance(error, ReplicaEnded)):
-                self.abort(self.error or self.report(task.frame.index, error))
+            scheduler.started.discard(replica)
+            if error is not None and not (replica.ended and isinstance(error, ReplicaEnded)):
+                self.abort(self.error or self.report(replica.entry.index, error))
             else:
                 self.wake_caller_if_finished()
             scheduler.fill_slots()
@@ -415,7 +422,7 @@ class Run:
         else:
             self.execute_inside(self.parent)
 
-    def execute_inside(self, parent: Task) -> None:
+    def execute_inside(self, parent: ReplicaThread) -> None:
         with self.scheduler.lock:
             parent.inside = not parent.ended
             parent.check_ended()
@@ -481,20 +488,20 @@ class Run:
                     scheduler.end_running()
                 with suppress(Empty):
                     self.signal.get(timeout=ENDING_POLL)
-            for task in self.tasks:
-                if task.thread is not None:
-                    task.thread.join()
+            for replica in self.replicas:
+                if replica.thread is not None:
+                    replica.thread.join()
         finally:
             self.over.release()
 
     def enqueue(self) -> None:
-        for task in self.tasks:
-            self.scheduler.runs[task.frame] = self
-        self.scheduler.ready.extend(self.tasks)
+        for replica in self.replicas:
+            self.scheduler.calls[replica.entry] = self
+        self.scheduler.ready.extend(self.replicas)
 
     def unregister(self) -> None:
-        for task in self.tasks:
-            self.scheduler.runs.pop(task.frame, None)
+        for replica in self.replicas:
+            self.scheduler.calls.pop(replica.entry, None)
 
 
 class Scheduler:
@@ -505,47 +512,47 @@ class Scheduler:
         self.slots = slots
         self.one_at_a_time = one_at_a_time
         self.running = 0
-        self.elsewhere = 0  # replicas that wait for other instances
-        self.ready: deque[Task] = deque()
-        self.started: set[Task] = set()
+        self.waiting_for_instances = 0  # replicas that wait for other instances
+        self.ready: deque[ReplicaThread] = deque()
+        self.started: set[ReplicaThread] = set()
         self.pending: dict[Any, Rendezvous] = {}
-        self.runs: dict[Frame, Run] = {}
-        self.root: Run | None = None
+        self.calls: dict[AxisEntry, PmapCall] = {}
+        self.root: PmapCall | None = None
         self.ending = False
 
     def fill_slots(self) -> None:
         """Let ready replicas run in the free slots."""
         while self.running < self.slots and self.ready:
-            task = self.ready.popleft()
+            replica = self.ready.popleft()
             self.running += 1
-            if task.thread is not None:
-                task.wake.release()
+            if replica.thread is not None:
+                replica.wake.release()
                 continue
-            self.start(task)
+            self.start(replica)
 
-    def start(self, task: Task) -> None:
+    def start(self, replica: ReplicaThread) -> None:
         """Start a replica's thread. If the system refuses a thread, end the pmap call."""
-        task.thread = threading.Thread(
-            target=task.run_in_thread,
-            args=(task.run.function,),
-            name=f"gpusim replica {task.frame.index} of axis {task.frame.name!r}",
+        replica.thread = threading.Thread(
+            target=replica.run_in_thread,
+            args=(replica.call.function,),
+            name=f"gpusim replica {replica.entry.index} of axis {replica.entry.name!r}",
             daemon=True,
         )
-        self.started.add(task)
+        self.started.add(replica)
         try:
-            task.thread.start()
+            replica.thread.start()
         except RuntimeError as error:
-            self.started.discard(task)
+            self.started.discard(replica)
             self.running -= 1
-            task.thread = None
-            task.finished = True
-            task.run.unfinished -= 1
+            replica.thread = None
+            replica.finished = True
+            replica.call.unfinished -= 1
             failure = GpusimError(
-                f"pmap could not start the thread of replica {task.frame.index} ({error}); "
+                f"pmap could not start the thread of replica {replica.entry.index} ({error}); "
                 "vmap needs no threads"
             )
             failure.__cause__ = error
-            task.run.abort(failure)
+            replica.call.abort(failure)
 
     def release_slot(self) -> None:
         """Release the slot of the calling replica, which waits from now on."""
@@ -557,19 +564,19 @@ class Scheduler:
         """Release the slot of the calling replica, which waits for other instances from now on."""
         if not self.one_at_a_time:
             self.running -= 1
-            self.elsewhere += 1
+            self.waiting_for_instances += 1
             self.fill_slots()
 
-    def request_slot(self, task: Task) -> None:
+    def request_slot(self, replica: ReplicaThread) -> None:
         """Make the calling replica ready again; its `wake` is released when it has a slot."""
         if not self.one_at_a_time:
-            self.elsewhere -= 1
-            self.ready.append(task)
+            self.waiting_for_instances -= 1
+            self.ready.append(replica)
             self.fill_slots()
 
     def check_stalled(self) -> None:
         """Raise DeadlockError in the replicas that wait, if none runs or is ready."""
-        if self.running or self.ready or self.elsewhere:
+        if self.running or self.ready or self.waiting_for_instances:
             return
         pending = list(self.pending.values())
         if pending:
@@ -577,26 +584,28 @@ class Scheduler:
                 "no replica can go on: "
                 + "; ".join(rendezvous.describe_wait() for rendezvous in pending)
             )
-            min(pending, key=lambda rendezvous: rendezvous.threads[0].depth).run.abort(error)
+            min(pending, key=lambda rendezvous: rendezvous.threaded_axes[0].depth).call.abort(error)
 
-    def rendezvous_of(self, threads: Axes, enclosing: Axes) -> Rendezvous:
+    def rendezvous_of(self, threaded_axes: Axes, enclosing: Axes) -> Rendezvous:
         """The rendezvous of the replicas along `threads` with the caller's other indices."""
-        path: list[Any] = [id(self.runs[threads[0]])]
-        for frame in enclosing[threads[0].depth + 1 :]:
-            if frame.index is not None:
-                path.append((frame.name, frame.size, "*" if frame in threads else frame.index))
+        path: list[Any] = [id(self.calls[threaded_axes[0]])]
+        for entry in enclosing[threaded_axes[0].depth + 1 :]:
+            if entry.index is not None:
+                path.append(
+                    (entry.name, entry.size, "*" if entry in threaded_axes else entry.index)
+                )
         key = tuple(path)
         rendezvous = self.pending.get(key)
         if rendezvous is None:
-            rendezvous = self.pending[key] = Rendezvous(self, key, threads)
+            rendezvous = self.pending[key] = Rendezvous(self, key, threaded_axes)
         return rendezvous
 
     def complete_rendezvous(
-        self, rendezvous: Rendezvous, last: Task, compute: Callable[[list[Any]], list[Any]]
+        self, rendezvous: Rendezvous, last: ReplicaThread, compute: Callable[[list[Any]], list[Any]]
     ) -> bool:
         """Compute all outcomes and make the replicas ready; True if the last one keeps its slot."""
         error: BaseException | None = None
-        outcomes: list[Any] = [None] * len(rendezvous.tasks)
+        outcomes: list[Any] = [None] * len(rendezvous.replicas)
         try:
             outcomes = compute(rendezvous.contributions)
         except Exception as raised:
@@ -604,13 +613,13 @@ class Scheduler:
         except ReplicaEnded:  # while it waited for other instances; the others are not to blame
             error = DeadlockError("the replica that was to compute a collective for all was ended")
         with self.lock:
-            for task, outcome in zip(rendezvous.tasks, outcomes, strict=True):
-                if task is None:  # ended meanwhile
+            for replica, outcome in zip(rendezvous.replicas, outcomes, strict=True):
+                if replica is None:  # ended meanwhile
                     continue
-                task.outcome, task.error = outcome, error
-                task.waiting = None
-                if task is not last or self.one_at_a_time:
-                    self.ready.append(task)
+                replica.outcome, replica.error = outcome, error
+                replica.waiting = None
+                if replica is not last or self.one_at_a_time:
+                    self.ready.append(replica)
             if self.one_at_a_time:
                 self.running -= 1
             self.fill_slots()
@@ -619,6 +628,11 @@ class Scheduler:
     def end_running(self) -> None:
         """Post a ReplicaEnded to each replica that is to end and still runs user code."""
         with self.lock:
-            for task in self.started:
-                if task.ended and not task.finished and not task.inside and task.thread is not None:
-                    _end_thread(task.thread)
+            for replica in self.started:
+                if (
+                    replica.ended
+                    and not replica.finished
+                    and not replica.inside
+                    and replica.thread is not None
+                ):
+                    _end_thread(replica.thread)

@@ -17,14 +17,14 @@ from .arguments import (
     result_axes,
     separate,
 )
-from .frames import (
+from .axis_environment import (
+    AxisEntry,
     AxisName,
-    Frame,
-    bound,
-    environment,
+    axis_environment,
+    extend_axis_environment,
     local_axis_size,
-    lockstep_environment,
-    outermost_share,
+    lockstep_axes,
+    outermost_sharding,
 )
 
 
@@ -76,19 +76,19 @@ def vmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         size = axis_size if axis_size is None else local_axis_size("vmap", axis_size)
         arguments = read_arguments("vmap", in_axes, size, args, kwargs)
-        around = environment()
-        share = None if around else outermost_share("vmap", arguments.size)
-        frame = Frame(axis_name, arguments.size, len(around), share=share)
-        outer = bool(around) and bool(lockstep_environment())
-        with bound((frame,)):
+        enclosing = axis_environment()
+        sharding = None if enclosing else outermost_sharding("vmap", arguments.size)
+        entry = AxisEntry(axis_name, arguments.size, len(enclosing), sharding=sharding)
+        outer = bool(enclosing) and bool(lockstep_axes())
+        with extend_axis_environment((entry,)):
             leaves = []
             for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True):
-                leaves.append(enter(leaf, axis, frame))
+                leaves.append(enter(leaf, axis, entry))
             values, structure = trees.flatten(arguments.call(f, leaves))
             axes = result_axes("vmap", out_axes, values, structure)
             results = []
             for value, axis in zip(values, axes, strict=True):
-                results.append(leave(value, axis, frame, outer, "vmap"))
+                results.append(leave(value, axis, entry, outer, "vmap"))
         return trees.unflatten(structure, results if outer else separate(results))
 
     return mapped

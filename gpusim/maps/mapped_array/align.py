@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ...libraries import constant_like, on_device
-from ..frames import Axes, environment, union
+from ..axis_environment import Axes, axis_environment, union
 from .array import Array, MappedArray, unpack
 
 
@@ -24,7 +24,7 @@ def common_axes(values: Iterable[Any]) -> Axes:
 
 def sizes(axes: Axes) -> tuple[int, ...]:
     """The number of replicas along each axis."""
-    return tuple(frame.size for frame in axes)
+    return tuple(entry.size for entry in axes)
 
 
 def visible_ndim(value: Any) -> int:
@@ -48,7 +48,7 @@ def lead(value: Any, axes: Axes, ndim: int | None = None) -> Array:
     pad = 0 if ndim is None else ndim - (data.ndim - len(own))
     if own == axes and pad == 0:
         return data
-    index: list[Any] = [slice(None) if frame in own else None for frame in axes]
+    index: list[Any] = [slice(None) if entry in own else None for entry in axes]
     index += [None] * pad
     return data[(*index, ...)]
 
@@ -65,15 +65,15 @@ def expand(data: Array, own: Axes, axes: Axes) -> Array:
     """As `lead_full`, for stacked data that its `own` axes lead."""
     if own == axes:
         return data
-    data = data[(*(slice(None) if frame in own else None for frame in axes), ...)]
+    data = data[(*(slice(None) if entry in own else None for entry in axes), ...)]
     return np.broadcast_to(data, (*sizes(axes), *data.shape[len(axes) :]))
 
 
 def library_here() -> Any:
     """An array of the GPU's library that an enclosing map's arguments are of; None for NumPy's."""
-    for frame in reversed(environment()):
-        if frame.like is not None:
-            return frame.like
+    for entry in reversed(axis_environment()):
+        if entry.like is not None:
+            return entry.like
     return None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import trees
 from ...libraries import on_device, to_host
-from ..frames import Axes, check_active, lockstep_environment
+from ..axis_environment import Axes, check_active, lockstep_axes
 
 Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protocols
 
@@ -48,7 +48,7 @@ def read_only(data: Array) -> Array:
 
 def lift(value: Any) -> Any:
     """`value` as code inside the running maps sees it: a MappedArray where vmap is around."""
-    return wrap(value, ()) if lockstep_environment() else value
+    return wrap(value, ()) if lockstep_axes() else value
 
 
 def binary_operator(
@@ -156,7 +156,7 @@ class MappedArray:
     @property
     def mapped_axes(self) -> tuple[Any, ...]:
         """The names of the axes along which the values may differ, outermost first."""
-        return tuple(frame.name for frame in self._axes)
+        return tuple(entry.name for entry in self._axes)
 
     # Conversions.
 
@@ -171,7 +171,7 @@ class MappedArray:
     def _only_value(self, conversion: str) -> Array:
         data, axes = unpack(self)
         if axes:
-            names = ", ".join(repr(frame.name) for frame in axes)
+            names = ", ".join(repr(entry.name) for entry in axes)
             raise TypeError(
                 f"{conversion} needs one value, but this array (shape {self.shape}, dtype "
                 f"{self.dtype}) is mapped over {names} and may differ between replicas: choose "
@@ -241,7 +241,7 @@ class MappedArray:
         raise TypeError("a MappedArray cannot be pickled: return it from the mapped function first")
 
     def __repr__(self) -> str:
-        over = ", ".join(f"{frame.name!r}: {frame.size}" for frame in self._axes) or "nothing"
+        over = ", ".join(f"{entry.name!r}: {entry.size}" for entry in self._axes) or "nothing"
         values = np.array2string(to_host(self._data), separator=", ", prefix="MappedArray(")
         return f"MappedArray({values}, shape={self.shape}, dtype={self.dtype}, mapped over {over})"
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ... import trees
 from ...libraries import on_device
+from ..axis_environment import Axes, union
 from ..call_site import call_site
-from ..frames import Axes, union
 from .array import MappedArray, read_only, unpack, wrap
 from .settings import fallback_settings
 
@@ -38,7 +38,7 @@ def _part(leaf: Any, axes: Axes, replica: tuple[int, ...]) -> Any:
     """One replica's part of `leaf`; `replica` is its index along each of `axes`."""
     if not isinstance(leaf, MappedArray):
         return leaf
-    where = tuple(replica[axes.index(frame)] for frame in leaf._axes)
+    where = tuple(replica[axes.index(entry)] for entry in leaf._axes)
     return read_only(leaf._data[(*where, ...)] if leaf.ndim else leaf._data[where])
 
 
@@ -69,7 +69,7 @@ def call_per_replica(
         plain_args, plain_kwargs = trees.unflatten(structure, [_data_of(leaf) for leaf in leaves])
         return trees.map(_wrap_unmapped, function(*plain_args, **plain_kwargs))
     name = name or name_of(function)
-    sizes = tuple(frame.size for frame in axes)
+    sizes = tuple(entry.size for entry in axes)
     if fallback_settings().report:
         logger.warning(
             "%s ran once per replica (%d calls) at %s", name, np.prod(sizes), call_site()
@@ -95,7 +95,7 @@ def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
-    sizes = tuple(frame.size for frame in axes)
+    sizes = tuple(entry.size for entry in axes)
     return trees.unflatten(structure, [_stack(name, column, axes, sizes) for column in columns])
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ...libraries import on_device, to_library_of
-from ..frames import Axes
+from ..axis_environment import Axes
 from .align import common_axes, lead, lead_full, sizes, visible_ndim
 from .array import Array, MappedArray, wrap
 from .dispatch import NoRule
-from .indices import Place, as_tuple, is_basic, locate, stack_basic
+from .indices import StackedIndex, as_tuple, is_basic, stack_basic, stack_index
 from .per_replica import call_per_replica
 from .settings import fallback_settings
 
@@ -284,7 +284,7 @@ def _write_stacked(
     copy = lead_full(x, axes).copy()
     if isinstance(copy, np.generic):  # a sum over all axes, say: NumPy's scalars do not change
         copy = np.asarray(copy)
-    place = locate(index, copy, axes)
+    place = stack_index(index, copy, axes)
     if write is not _assign and any(visible_ndim(value) > len(place.shape) for value in values):
         raise NoRule  # of all writers, only assignment drops leading axes of length 1
     fitted = [_fitted(_converted(value, copy), place) for value in values]
@@ -292,7 +292,7 @@ def _write_stacked(
     return wrap(copy, axes)
 
 
-def _fitted(value: Any, place: Place) -> Array:
+def _fitted(value: Any, place: StackedIndex) -> Array:
     """`value` broadcast to each replica's part at `place`, in the order in which NumPy finds it."""
     ndim = len(place.shape)
     surplus = max(visible_ndim(value) - ndim, 0)
