@@ -18,7 +18,7 @@ from fallback import random as kernels
 from fallback.formats import BFLOAT16, kind_of
 
 from .libraries import on_device, to_host, to_library_of
-from .maps.frames import Axes, Frame, environment, lockstep_environment, union
+from .maps.axis_environment import Axes, AxisEntry, axis_environment, lockstep_axes, union
 from .maps.mapped_array.align import (
     common_axes,
     elementwise,
@@ -30,7 +30,7 @@ from .maps.mapped_array.align import (
 )
 from .maps.mapped_array.array import Array, MappedArray, lift, unpack, wrap
 from .maps.names import is_positional, resolve_names, split_names
-from .maps.scheduler import Run, Task, enclosing_task
+from .maps.scheduler import PmapCall, ReplicaThread, enclosing_replica
 
 __all__ = ["rng"]
 
@@ -338,7 +338,7 @@ class rng:
             return order
         data, axes = unpack(order)
         order = to_library_of(unpack(array)[0], data)  # what is on a GPU has its order there
-        return np.take(array, wrap(order, axes) if lockstep_environment() else order, axis=axis)
+        return np.take(array, wrap(order, axes) if lockstep_axes() else order, axis=axis)
 
     def _draw(
         self,
@@ -374,10 +374,12 @@ class rng:
 
     def _counter(self) -> _Counter:
         """The counter of this thread's pmap replica, or of the code outside all pmaps."""
-        return self._counter_of(enclosing_task())
+        return self._counter_of(enclosing_replica())
 
     def _own_counter(self) -> _Counter:
-        if enclosing_task() is None and any(frame.index is not None for frame in environment()):
+        if enclosing_replica() is None and any(
+            entry.index is not None for entry in axis_environment()
+        ):
             raise RuntimeError(
                 "a generator was used inside pmap from a thread that is none of its replicas, "
                 "which would make the order of the draws a matter of chance; draw in the replica's "
@@ -385,11 +387,11 @@ class rng:
             )
         return self._counter()
 
-    def _counter_of(self, task: Task | None) -> _Counter:
-        if task is None:
+    def _counter_of(self, replica: ReplicaThread | None) -> _Counter:
+        if replica is None:
             counter = self._outside
         else:
-            counter = self._counter_of(task.run.parent).inside(task)
+            counter = self._counter_of(replica.call.parent).inside(replica)
         counter.settle()
         return counter
 
@@ -403,16 +405,16 @@ class _Counter:
         self.calls = calls
         self.forks: list[_Fork] = []
 
-    def inside(self, task: Task) -> _Counter:
+    def inside(self, replica: ReplicaThread) -> _Counter:
         """The counter of one replica of a pmap called from here."""
         for fork in self.forks:
-            if fork.run() is task.run:
+            if fork.call() is replica.call:
                 break
         else:
-            fork = _Fork(task.run, self.calls)
+            fork = _Fork(replica.call, self.calls)
             self.forks.append(fork)
-        assert task.frame.index is not None
-        return fork.members.setdefault(task.frame.index, _Counter(fork.start))
+        assert replica.entry.index is not None
+        return fork.members.setdefault(replica.entry.index, _Counter(fork.start))
 
     def settle(self) -> None:
         """Go on from where the pmaps that have ended stopped."""
@@ -428,16 +430,16 @@ class _Counter:
 class _Fork:
     """One call of pmap: where its replicas' counters started, and those that have been used."""
 
-    def __init__(self, run: Run, start: int) -> None:
-        self.run = weakref.ref(run)  # which holds all results
+    def __init__(self, call: PmapCall, start: int) -> None:
+        self.call = weakref.ref(call)  # which holds all results
         self.start = start
-        self.size = len(run.tasks)
+        self.size = len(call.replicas)
         self.members: dict[int, _Counter] = {}
 
     @property
     def ended(self) -> bool:
-        run = self.run()
-        return run is None or not run.unfinished
+        call = self.call()
+        return call is None or not call.unfinished
 
     def latest(self) -> int:
         """The largest count of its replicas; those that never drew stand at the start."""
@@ -455,22 +457,22 @@ class _Draw(NamedTuple):
     ndim: int
 
 
-def _global_indices(frames: Sequence[Frame]) -> tuple[Array, Axes]:
+def _global_indices(entries: Sequence[AxisEntry]) -> tuple[Array, Axes]:
     """The replicas' indices along the axes, row-major in their order, and the axes along which they
-    differ here (outermost first): those of lockstep frames."""
-    axes = tuple(sorted((f for f in frames if f.index is None), key=lambda frame: frame.depth))
+    differ here (outermost first): those of lockstep axes."""
+    axes = tuple(sorted((f for f in entries if f.index is None), key=lambda entry: entry.depth))
     index: Any = np.zeros((1,) * len(axes), np.uint64)
-    for frame in frames:
-        shape = [frame.size if frame is other else 1 for other in axes]
-        here = np.arange(frame.size).reshape(shape) if frame in axes else np.asarray(frame.index)
-        index = index * np.uint64(frame.total) + (frame.offset + here).astype(np.uint64)
+    for entry in entries:
+        shape = [entry.size if entry is other else 1 for other in axes]
+        here = np.arange(entry.size).reshape(shape) if entry in axes else np.asarray(entry.index)
+        index = index * np.uint64(entry.total) + (entry.offset + here).astype(np.uint64)
     return np.asarray(index), axes
 
 
 def _deliver(data: Array, axes: Axes) -> Any:
     """Numbers, drawn on the host, where the map's arguments are: the same bits on every device."""
     data = to_library_of(library_here(), data)
-    return wrap(data, axes) if lockstep_environment() else data
+    return wrap(data, axes) if lockstep_axes() else data
 
 
 # Arguments.

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from .collectives.kernels import kernels
 from .formats import Format, FormatLike, kernel_format
-from .maps.frames import Axes
+from .maps.axis_environment import Axes
 from .maps.mapped_array.array import Array, MappedArray, unpack, wrap
 
 __all__ = ["quantise_fpx", "round_to"]

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..libraries import on_device, to_host
-from .frames import Frame
+from .axis_environment import AxisEntry
 from .mapped_array.array import Array, MappedArray, unpack, wrap
 
 HOST = ("cpu", "host")
@@ -70,7 +70,7 @@ def _is_ipu(device: Any) -> bool:
 
 
 def gpus_of_replicas(
-    devices: Sequence[Any] | None, leaves: Sequence[Any], size: int, outer: Lane | None
+    devices: Sequence[Any] | None, leaves: Sequence[Any], size: int, outer: StreamSlot | None
 ) -> list[int | None]:
     """Which GPU each replica runs on, None for the host: `devices` over and over, in their order.
 
@@ -159,7 +159,7 @@ def _record_current(gpu: int) -> Any:
 
 
 @dataclass
-class Lane:
+class StreamSlot:
     """What a replica on a GPU works on.
 
     Attributes:
@@ -170,11 +170,11 @@ class Lane:
 
     gpu: int
     stream: Any
-    meetings: dict[tuple[int, ...], dict[int, Any]]
+    rendezvous_streams: dict[tuple[int, ...], dict[int, Any]]
     end: Any = None
 
 
-class Lanes:
+class StreamSlots:
     """The lanes of one pmap call's replicas; `of` is None for a replica on the host.
 
     A context: when it is left, the caller's streams go on behind all replicas, and the lanes are
@@ -182,26 +182,29 @@ class Lanes:
     """
 
     def __init__(
-        self, gpus: Sequence[int | None], leaves: Sequence[Any], outer: Lane | None
+        self, gpus: Sequence[int | None], leaves: Sequence[Any], outer: StreamSlot | None
     ) -> None:
         self._root = outer is None
-        self.meetings = {} if outer is None else outer.meetings
+        self.rendezvous_streams = {} if outer is None else outer.rendezvous_streams
         self._gpus = sorted({gpu for gpu in gpus if gpu is not None})
         self._begin = [_record_current(gpu) for gpu in sorted({*self._gpus, *_gpus_of(leaves)})]
         self.of = [
-            None if gpu is None else Lane(gpu, pool.take(gpu), self.meetings) for gpu in gpus
+            None if gpu is None else StreamSlot(gpu, pool.take(gpu), self.rendezvous_streams)
+            for gpu in gpus
         ]
         self.home = self.of[0].gpu if self.of[0] is not None else None
 
-    def __enter__(self) -> Lanes:
+    def __enter__(self) -> StreamSlots:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.follow()
-        held = [(lane.gpu, lane.stream) for lane in self.of if lane is not None]
+        held = [(slot.gpu, slot.stream) for slot in self.of if slot is not None]
         if self._root:
-            held += [pair for streams in self.meetings.values() for pair in streams.items()]
-            self.meetings.clear()
+            held += [
+                pair for streams in self.rendezvous_streams.values() for pair in streams.items()
+            ]
+            self.rendezvous_streams.clear()
         # What was gathered on one GPU was read from all: later work waits for all of it.
         behind = [_record_current(gpu) for gpu in self._gpus]
         for gpu, stream in held:
@@ -212,7 +215,7 @@ class Lanes:
     def follow(self) -> None:
         """The caller's streams go on behind the work of all replicas."""
         cupy = _cupy()
-        ends = [lane.end for lane in self.of if lane is not None and lane.end is not None]
+        ends = [slot.end for slot in self.of if slot is not None and slot.end is not None]
         for gpu in self._gpus:
             with cupy.cuda.Device(gpu):
                 stream = cupy.cuda.get_current_stream()
@@ -220,21 +223,21 @@ class Lanes:
                 stream.wait_event(end)
 
     @contextmanager
-    def entered(self, index: int, frame: Frame) -> Iterator[None]:
+    def entered(self, index: int, entry: AxisEntry) -> Iterator[None]:
         """A replica's work goes to its lane, behind the caller's."""
-        lane = self.of[index]
-        if lane is None:
+        slot = self.of[index]
+        if slot is None:
             yield
             return
         cupy = _cupy()
-        with cupy.cuda.Device(lane.gpu), lane.stream:
+        with cupy.cuda.Device(slot.gpu), slot.stream:
             for event in self._begin:
-                lane.stream.wait_event(event)
-            frame.like = cupy.empty(0)
+                slot.stream.wait_event(event)
+            entry.like = cupy.empty(0)
             try:
                 yield
             finally:
-                lane.end = _record(lane.stream)
+                slot.end = _record(slot.stream)
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -245,8 +248,8 @@ class Lanes:
 
     def place(self, index: int) -> int | None:
         """The replica's GPU."""
-        lane = self.of[index]
-        return None if lane is None else lane.gpu
+        slot = self.of[index]
+        return None if slot is None else slot.gpu
 
 
 def _gpus_of(leaves: Sequence[Any]) -> set[int]:
@@ -257,14 +260,14 @@ def _gpus_of(leaves: Sequence[Any]) -> set[int]:
 # --- moving -------------------------------------------------------------------------------------
 
 
-def moved(value: Any, gpu: int | None) -> Any:
+def move(value: Any, gpu: int | None) -> Any:
     """An array where `gpu`, the current one, has it (None: on the host); what is none stays.
 
     Copies run on the current stream.
     """
     if isinstance(value, MappedArray):
         data, axes = unpack(value)
-        return wrap(moved(data, gpu), axes)
+        return wrap(move(data, gpu), axes)
     if gpu is None:
         return to_host(value) if on_device(value) else value
     if on_device(value):
@@ -286,7 +289,7 @@ class Arrival:
     """A replica that has arrived at a meeting: events behind its work, then one behind the
     meeting's."""
 
-    lane: Lane
+    slot: StreamSlot
     streams: list[Any]  # the lane's, and the one that is current, should it be another
     ready: list[Any]
     done: Any = None
@@ -297,16 +300,16 @@ class Arrival:
             stream.wait_event(self.done)
 
 
-def arrive(lane: Lane) -> Arrival:
+def arrive(slot: StreamSlot) -> Arrival:
     """The replica of this thread waits in a meeting from now on."""
     cupy = _cupy()
-    with cupy.cuda.Device(lane.gpu):  # f may have made another GPU or stream the current one
+    with cupy.cuda.Device(slot.gpu):  # f may have made another GPU or stream the current one
         current = cupy.cuda.get_current_stream()
-        streams = [lane.stream] if current.ptr == lane.stream.ptr else [lane.stream, current]
-        return Arrival(lane, streams, [_record(stream) for stream in streams])
+        streams = [slot.stream] if current.ptr == slot.stream.ptr else [slot.stream, current]
+        return Arrival(slot, streams, [_record(stream) for stream in streams])
 
 
-class Rendezvous:
+class DeviceRendezvous:
     """A meeting of replicas of which some are on GPUs: the values come to one GPU, and go back.
 
     With all on one GPU nothing moves: kernels take the replicas' own pointers.
@@ -315,11 +318,11 @@ class Rendezvous:
     def __init__(self, arrivals: Sequence[Arrival | None]) -> None:
         self.arrivals = arrivals
         self._present = [arrival for arrival in arrivals if arrival is not None]
-        first = self._present[0].lane
+        first = self._present[0].slot
         self.home = first.gpu
-        key = tuple(id(arrival.lane) for arrival in self._present)
-        self._streams = first.meetings.setdefault(key, {})
-        for gpu in {arrival.lane.gpu for arrival in self._present} - self._streams.keys():
+        key = tuple(id(arrival.slot) for arrival in self._present)
+        self._streams = first.rendezvous_streams.setdefault(key, {})
+        for gpu in {arrival.slot.gpu for arrival in self._present} - self._streams.keys():
             self._streams[gpu] = pool.take(gpu)
 
     @contextmanager
@@ -328,7 +331,7 @@ class Rendezvous:
         cupy = _cupy()
         for arrival in self._present:
             for event in arrival.ready:
-                self._streams[arrival.lane.gpu].wait_event(event)
+                self._streams[arrival.slot.gpu].wait_event(event)
         home = self._streams[self.home]
         with cupy.cuda.Device(self.home), home:
             try:
@@ -341,7 +344,7 @@ class Rendezvous:
                         with cupy.cuda.Device(gpu):
                             behind[gpu] = _record(stream)
                 for arrival in self._present:
-                    arrival.done = behind[arrival.lane.gpu]
+                    arrival.done = behind[arrival.slot.gpu]
 
     def gather(self, values: list[Any]) -> list[Any]:
         """One operand of each replica, on the meeting's GPU; if all are NumPy's they stay so."""
@@ -351,7 +354,7 @@ class Rendezvous:
 
     def hand_out(self, values: list[tuple[Any, int]]) -> list[Any]:
         """Results, each for the replica of that place: one copy for each GPU. NumPy's stay so."""
-        places = [None if a is None else a.lane.gpu for a in self.arrivals]
+        places = [None if a is None else a.slot.gpu for a in self.arrivals]
         return self._exchange([(value, places[replica]) for value, replica in values])
 
     def _exchange(
@@ -371,7 +374,7 @@ class Rendezvous:
             elif gpu is None:
                 data = to_host(data) if on_device(data) else data
             elif collecting:
-                data = moved(data, gpu)
+                data = move(data, gpu)
             results.append(wrap(data, axes) if isinstance(value, MappedArray) else data)
         return results
 

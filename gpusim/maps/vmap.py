@@ -1,4 +1,4 @@
-"""vmap: all replicas in lockstep, one batched operation for each operation of the function."""
+"""vmap: all replicas run in lockstep; each operation of the function is one batched operation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from .arguments import (
     check_out_axes,
     enter,
     leave,
-    part_company,
     read_arguments,
+    result_axes,
+    separate,
 )
-from .frames import (
+from .axis_environment import (
+    AxisEntry,
     AxisName,
-    bound,
+    axis_environment,
+    extend_axis_environment,
     local_axis_size,
-    lockstep_environment,
-    new_frames,
-    outermost_share,
+    lockstep_axes,
+    outermost_sharding,
 )
 
 
@@ -72,24 +74,21 @@ def vmap(
 
     @functools.wraps(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        size = local_axis_size("vmap", axis_size)
+        size = axis_size if axis_size is None else local_axis_size("vmap", axis_size)
         arguments = read_arguments("vmap", in_axes, size, args, kwargs)
-        share = outermost_share("vmap", arguments.size)
-        (frame,) = new_frames((axis_name,), (arguments.size,), share=share)
-        with bound((frame,)):
-            leaves = [
-                enter(leaf, axis, frame)
-                for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
-            ]
-            results, structure = trees.flatten(arguments.call(f, leaves))
-            places = trees.broadcast_prefix(
-                out_axes, trees.unflatten(structure, results), "vmap out_axes"
-            )
-            results = [
-                leave(leaf, axis, frame, "vmap") for leaf, axis in zip(results, places, strict=True)
-            ]
-        if not lockstep_environment():
-            results = part_company(results)
-        return trees.unflatten(structure, results)
+        enclosing = axis_environment()
+        sharding = None if enclosing else outermost_sharding("vmap", arguments.size)
+        entry = AxisEntry(axis_name, arguments.size, len(enclosing), sharding=sharding)
+        outer = bool(enclosing) and bool(lockstep_axes())
+        with extend_axis_environment((entry,)):
+            leaves = []
+            for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True):
+                leaves.append(enter(leaf, axis, entry))
+            values, structure = trees.flatten(arguments.call(f, leaves))
+            axes = result_axes("vmap", out_axes, values, structure)
+            results = []
+            for value, axis in zip(values, axes, strict=True):
+                results.append(leave(value, axis, entry, outer, "vmap"))
+        return trees.unflatten(structure, results if outer else separate(results))
 
     return mapped

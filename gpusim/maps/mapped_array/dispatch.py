@@ -14,9 +14,10 @@ import numpy as np
 
 from ... import trees
 from ...libraries import of_one_library
-from .. import routes as _routes
-from . import array as _array
 from .align import library_here
+from .array import MappedArray, binary_operator, unpack, wrap
+from .per_replica import call_per_replica
+from .settings import fallback_settings
 
 Rule = Callable[..., Any]
 
@@ -97,8 +98,10 @@ def _refuse_out(name: str) -> NoReturn:
     )
 
 
-def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """function.method(*inputs, **kwargs), batched."""
+def call_ufunc(
+    array: MappedArray, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+) -> Any:
+    """__array_ufunc__: function.method(*inputs, **kwargs), batched."""
     if "out" in kwargs and any(_is_array(array) for array in _as_tuple(kwargs.pop("out"))):
         _refuse_out(f"np.{function.__name__}")
     if method == "at":
@@ -107,7 +110,7 @@ def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict
             f"not "
             "change: use x.at[index].add(values) (also multiply, min, max) or np.bincount"
         )
-    if not _routes.switches().force:
+    if not fallback_settings().force:
         try:
             return UFUNC_METHODS[method](function, inputs, kwargs)
         except UNSERVED:
@@ -115,12 +118,12 @@ def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
     _check_libraries(name, (inputs, kwargs))
-    return _routes.call_per_replica(called, inputs, kwargs, name)
+    return call_per_replica(called, inputs, kwargs, name)
 
 
 def _check_libraries(name: str, arguments: Any) -> None:
     """TypeError where a call that no rule served mixes NumPy's arrays with a GPU's."""
-    of_one_library(name, (_array.unpack(leaf)[0] for leaf in trees.flatten(arguments)[0]))
+    of_one_library(name, (unpack(leaf)[0] for leaf in trees.flatten(arguments)[0]))
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -144,8 +147,14 @@ def _place_of_out(called: Callable[..., Any]) -> int:
     return sys.maxsize
 
 
-def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """called(*args, **kwargs) for a NumPy function, batched where it has a rule."""
+def call_function(
+    array: Any,
+    called: Callable[..., Any],
+    types: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """__array_function__: called(*args, **kwargs), batched if the NumPy function has a rule."""
     if "out" in kwargs and kwargs["out"] is None:
         kwargs = {name: value for name, value in kwargs.items() if name != "out"}
     place = _place_of_out(called)
@@ -157,25 +166,35 @@ def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             f"change: use {CHANGES_IN_PLACE[called]}"
         )
     batched = RULES.get(called)
-    if batched is not None and (called in WITHOUT_VALUES or not _routes.switches().force):
+    if batched is not None and (called in WITHOUT_VALUES or not fallback_settings().force):
         try:
             return batched(*args, **kwargs)
         except UNSERVED:
             pass
     if called in CREATE and (like := library_here()) is not None:
-        return _array.wrap(called(*args, **kwargs, like=like), ())
+        return wrap(called(*args, **kwargs, like=like), ())
     _check_libraries(f"np.{called.__name__}", (args, kwargs))
-    return _routes.call_per_replica(called, args, kwargs)
+    return call_per_replica(called, args, kwargs)
 
 
-def getitem(array: Any, index: Any) -> Any:
+def get_item(array: Any, index: Any) -> Any:
     """array[index], batched."""
-    if not _routes.switches().force:
+    if not fallback_settings().force:
         try:
             return RULES[operator.getitem](array, index)
         except NoRule:
             pass
-    return _routes.call_per_replica(operator.getitem, (array, index), {}, "indexing")
+    return call_per_replica(operator.getitem, (array, index), {}, "indexing")
 
 
-_array.serve = sys.modules[__name__]
+def power(base: Any, exponent: Any) -> Any:
+    """base ** exponent, which is not quite np.power."""
+    return call_function(None, operator.pow, (), (base, exponent), {})
+
+
+def install(mapped_array: type[MappedArray]) -> None:
+    """Attach NumPy's protocols, indexing and ``**``, which the rules of this module compute."""
+    mapped_array.__array_ufunc__ = call_ufunc
+    mapped_array.__array_function__ = call_function
+    mapped_array.__getitem__ = get_item
+    mapped_array.__pow__, mapped_array.__rpow__ = binary_operator(power)

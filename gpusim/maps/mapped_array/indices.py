@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...libraries import on_device, to_host, to_library_of
-from ..frames import Axes, union
+from ..axis_environment import Axes, union
 from .align import common_axes, lead, sizes, visible_ndim, visible_shape
 from .array import Array, MappedArray, unpack, wrap
 from .dispatch import NoRule
@@ -26,7 +26,7 @@ Entry = (
 
 
 @dataclass(frozen=True)
-class Place:
+class StackedIndex:
     """Where an index expression reads and writes in stacked data, and how that is arranged.
 
     Attributes:
@@ -89,7 +89,7 @@ def stack_basic(index: tuple[Any, ...], mapped: int) -> tuple[Any, ...]:
     return (slice(None),) * mapped + index + end
 
 
-def locate(index: tuple[Any, ...], data: Array, axes: Axes) -> Place:
+def stack_index(index: tuple[Any, ...], data: Array, axes: Axes) -> StackedIndex:
     """The place of `index` in `data`, which `axes` lead.
 
     Raises:
@@ -101,18 +101,18 @@ def locate(index: tuple[Any, ...], data: Array, axes: Axes) -> Place:
     entries = _without_masks(_expand([_entry(entry) for entry in index], len(shape)), shape)
     rest, arrays, first = _survey(entries, shape)
     if not arrays:
-        return Place(stack_basic(tuple(entries), len(axes)), axes, tuple(rest))
+        return StackedIndex(stack_basic(tuple(entries), len(axes)), axes, tuple(rest))
     try:
         block = np.broadcast_shapes(*(visible_shape(array) for array in arrays))
     except ValueError:
         raise NoRule from None
     every = union(axes, common_axes(arrays))
-    stacked: list[Any] = [_all_along(frame, every, len(block), data) for frame in axes]
+    stacked: list[Any] = [_all_along(mapped_axis, every, len(block), data) for mapped_axis in axes]
     stacked += [
         lead(entry, every, len(block)) if isinstance(entry, MappedArray) else entry
         for entry in entries
     ]
-    return Place(
+    return StackedIndex(
         tuple(stacked),
         every,
         (*rest[:first], *block, *rest[first:]),
@@ -121,11 +121,11 @@ def locate(index: tuple[Any, ...], data: Array, axes: Axes) -> Place:
     )
 
 
-def _all_along(frame: Any, axes: Axes, ndim: int, data: Array) -> Array:
+def _all_along(mapped_axis: Any, axes: Axes, ndim: int, data: Array) -> Array:
     """The index array by which each replica reads its own, beside others of `ndim` axes."""
     shape = [1] * (len(axes) + ndim)
-    shape[axes.index(frame)] = frame.size
-    return np.arange(frame.size, like=data).reshape(shape)
+    shape[axes.index(mapped_axis)] = mapped_axis.size
+    return np.arange(mapped_axis.size, like=data).reshape(shape)
 
 
 def _survey(entries: list[Entry], shape: tuple[int, ...]) -> tuple[list[int], list[Any], int]:

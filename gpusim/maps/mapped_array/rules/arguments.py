@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ....libraries import on_device
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import sizes
 from ..array import Array, MappedArray, unpack
 from ..dispatch import NoRule
-from ..layout import NoLayout, apart
+from ..layout import NoLayout, copy_replica_major
 
 
 @cache
@@ -74,7 +74,7 @@ def plain(value: Any) -> Any:
 def arranged(data: Array, mapped: int, axis_count: int = 1) -> Array:
     """`data` in a layout whose reductions have each replica's bits."""
     try:
-        return apart(data, mapped, axis_count)
+        return copy_replica_major(data, mapped, axis_count)
     except NoLayout:
         raise NoRule from None
 

@@ -11,7 +11,7 @@ from ....libraries import on_device
 from ..align import common_axes, elementwise, visible_ndim, visible_shape
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
-from ..layout import replicas_interleave
+from ..layout import is_interleaved
 from .arguments import named, plain
 
 
@@ -47,7 +47,7 @@ def _loops_differ(part: Any, mapped: int) -> bool:
         and isinstance(part, np.ndarray)
         and part.ndim >= mapped
         and part.dtype.char in "eFD"
-        and replicas_interleave(part, mapped)
+        and is_interleaved(part, mapped)
     )
 
 

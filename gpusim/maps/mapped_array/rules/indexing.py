@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ....libraries import on_device
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import common_axes, elementwise, lead, shift_axis, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
-from ..indices import as_tuple, is_basic, locate, nonzero, stack_basic
+from ..indices import as_tuple, is_basic, nonzero, stack_basic, stack_index
 from .products import operand, raveled
 from .ufuncs import wrap_all
 
@@ -41,7 +41,7 @@ def getitem(array: Any, index: Any) -> Any:
 
 
 def _found(entries: tuple[Any, ...], data: Array, axes: Axes) -> Any:
-    place = locate(entries, data, axes)
+    place = stack_index(entries, data, axes)
     return wrap(place.arrange(data[place.stacked]), place.axes)
 
 

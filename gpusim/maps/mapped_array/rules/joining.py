@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ....libraries import constant_like, on_device, to_library_of
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import common_axes, lead, lead_full, shift_axis, visible_ndim, visible_shape
 from ..array import Array, unpack, wrap
 from ..dispatch import NoRule, Rule, rule

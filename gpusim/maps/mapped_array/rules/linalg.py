@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ....libraries import on_device
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import common_axes, lead, shift_axes, sizes, visible_ndim, visible_shape
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....libraries import constant_like, on_device, to_host, to_library_of, zeros_like
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import (
     common_axes,
     lead_full,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ....libraries import empty_like, on_device
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import common_axes, lead, lead_full, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from ....libraries import zeros_like
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import (
     lead,
     shift_axes,

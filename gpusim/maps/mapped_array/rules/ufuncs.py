@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ....libraries import on_device, to_library_of
-from ...frames import Axes, check_active
+from ...axis_environment import Axes, check_active
 from ..align import (
     common_axes,
     elementwise,
@@ -23,7 +23,7 @@ from ..align import (
 )
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule, ufunc_method
-from ..layout import replicas_interleave, spaced
+from ..layout import copy_with_gaps, is_interleaved
 from .arguments import arranged, plain, stacked
 
 
@@ -80,9 +80,9 @@ def _as_one_replica_loops(ufunc: np.ufunc, data: list[Any], mapped: int) -> list
         raise NoRule
     if all(part.dtype.char != "e" for part in arrays):
         return data
-    if any(replicas_interleave(part, mapped) for part in (stacks if alone else rows)):
+    if any(is_interleaved(part, mapped) for part in (stacks if alone else rows)):
         return [
-            spaced(part) if isinstance(part, np.ndarray) and part.ndim == ndim else part
+            copy_with_gaps(part) if isinstance(part, np.ndarray) and part.ndim == ndim else part
             for part in data
         ]
     return data

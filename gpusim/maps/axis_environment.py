@@ -1,6 +1,6 @@
 """The axis environment: which named axes are bound around the running code, outermost first.
 
-vmap and shard_map bind lockstep frames (all replicas advance in one batched operation); pmap binds,
+vmap and shard_map bind lockstep axes (all replicas advance in one batched operation); pmap binds,
 in each replica's thread, a threaded frame that knows the replica's own index.
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ AxisName = Hashable
 
 
 @dataclass(frozen=True)
-class Share:
+class Sharding:
     """The part of an axis that one instance of a world holds.
 
     Attributes:
@@ -40,7 +39,7 @@ class Share:
         return sum(self.counts[: self.world.instance])
 
 
-class Frame:
+class AxisEntry:
     """One binding of an axis: its name, its size, how deep it nests, and where a thread stands on
     it.
 
@@ -55,7 +54,7 @@ class Frame:
         active: False once the map has ended; its values must not be used any more.
     """
 
-    __slots__ = ("active", "depth", "index", "like", "name", "share", "size")
+    __slots__ = ("active", "depth", "index", "like", "name", "sharding", "size")
 
     def __init__(
         self,
@@ -63,73 +62,78 @@ class Frame:
         size: int,
         depth: int,
         index: int | None = None,
-        share: Share | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         self.name = name
         self.size = size
         self.depth = depth
         self.index = index
-        self.share = share
+        self.sharding = sharding
         self.like: Any = None
         self.active = True
 
     @property
     def total(self) -> int:
         """The number of replicas along the axis, on all instances."""
-        return self.size if self.share is None else sum(self.share.counts)
+        return self.size if self.sharding is None else sum(self.sharding.counts)
 
     @property
     def offset(self) -> int:
         """The number of the first replica that this instance holds."""
-        return 0 if self.share is None else self.share.offset
+        return 0 if self.sharding is None else self.sharding.offset
 
     def __repr__(self) -> str:
         where = "" if self.index is None else f"[{self.offset + self.index}]"
         return f"{self.name!r}{where} (size {self.total})"
 
 
-Axes = tuple[Frame, ...]
+Axes = tuple[AxisEntry, ...]
 
-_environment: ContextVar[Axes] = ContextVar("gpusim axis environment", default=())
+_axis_environment: ContextVar[Axes] = ContextVar("gpusim axis environment", default=())
 
 
-def environment() -> Axes:
+def axis_environment() -> Axes:
     """The bound frames, outermost first."""
-    return _environment.get()
+    return _axis_environment.get()
 
 
-def lockstep_environment() -> Axes:
+def lockstep_axes() -> Axes:
     """The bound frames that MappedArrays may be mapped over."""
-    return tuple(frame for frame in _environment.get() if frame.index is None)
+    return tuple(entry for entry in _axis_environment.get() if entry.index is None)
 
 
-@contextmanager
-def bound(frames: Axes) -> Iterator[None]:
-    """Bind `frames` inside the present ones; on leaving they are ended for good."""
-    token = _environment.set(_environment.get() + frames)
-    try:
-        yield
-    finally:
-        for frame in frames:
-            frame.active = False
-        _environment.reset(token)
+class extend_axis_environment:
+    """A block in which `entries` are bound inside the present ones; afterwards they are ended."""
+
+    __slots__ = ("entries", "token")
+
+    def __init__(self, entries: Axes) -> None:
+        self.entries = entries
+
+    def __enter__(self) -> None:
+        self.token = _axis_environment.set(_axis_environment.get() + self.entries)
+
+    def __exit__(self, *exception: object) -> None:
+        for entry in self.entries:
+            entry.active = False
+        _axis_environment.reset(self.token)
 
 
-def new_frames(
+def new_axes(
     names: Sequence[AxisName],
     sizes: Sequence[int],
     index: int | None = None,
-    share: Share | None = None,
+    sharding: Sharding | None = None,
 ) -> Axes:
     """Frames for the axes of one map, to be bound inside the present environment.
 
     `share` is that of the first, whose size then is not looked at.
     """
-    if share is not None:
-        sizes = (share.counts[share.world.instance], *sizes[1:])
-    depth = len(_environment.get())
+    if sharding is not None:
+        sizes = (sharding.counts[sharding.world.instance], *sizes[1:])
+    depth = len(_axis_environment.get())
     return tuple(
-        Frame(name, size, depth + place, index, None if place else share)
+        AxisEntry(name, size, depth + place, index, None if place else sharding)
         for place, (name, size) in enumerate(zip(names, sizes, strict=True))
     )
 
@@ -141,7 +145,7 @@ def local_axis_size(what: str, axis_size: int | None) -> int | None:
         ValueError: when the outermost axis of a world is to have another size than the world.
     """
     world = current_world()
-    if axis_size is None or world is None or _environment.get():
+    if axis_size is None or world is None or _axis_environment.get():
         return axis_size
     if axis_size != world.replicas:
         raise ValueError(
@@ -151,31 +155,31 @@ def local_axis_size(what: str, axis_size: int | None) -> int | None:
     return world.local_replicas
 
 
-def outermost_share(what: str, size: int) -> Share | None:
+def outermost_sharding(what: str, size: int) -> Sharding | None:
     """How the outermost axis of a vmap or pmap lies over the instances; None: it is all here.
 
     Raises:
         ValueError: when `size`, what there is of it here, is not what this instance holds.
     """
     world = current_world()
-    if world is None or _environment.get():
+    if world is None or _axis_environment.get():
         return None
     if size != world.local_replicas:
         raise ValueError(
             f"{what} inside `with world` maps over the world's replicas: instance "
             f"{world.instance} holds {world.local_replicas} of {world.replicas}, but got {size}"
         )
-    return Share(world, world.counts) if world.instances > 1 else None
+    return Sharding(world, world.counts) if world.instances > 1 else None
 
 
-def mesh_share(what: str, mesh: Sequence[int]) -> Share | None:
+def mesh_sharding(what: str, mesh: Sequence[int]) -> Sharding | None:
     """The same for a mesh, whose replicas, or first axis, are the world's.
 
     Raises:
         ValueError: when they are not, or some instances would hold parts of a row.
     """
     world = current_world()
-    if world is None or _environment.get():
+    if world is None or _axis_environment.get():
         return None
     inner = math.prod(mesh[1:])
     each = {mesh[0] * inner: inner, mesh[0]: 1}.get(world.replicas)
@@ -191,32 +195,32 @@ def mesh_share(what: str, mesh: Sequence[int]) -> Share | None:
         )
     if world.instances == 1:
         return None
-    return Share(world, tuple(count // each for count in world.counts))
+    return Sharding(world, tuple(count // each for count in world.counts))
 
 
-def agree_on(value: Any, share: Share | None, what: str) -> None:
+def agree_on(value: Any, sharding: Sharding | None, what: str) -> None:
     """Make sure that a value that replicas are to share has the same bits on all instances.
 
     Raises:
         CollectiveMismatchError: when it has not.
     """
-    if share is None:
+    if sharding is None:
         return
     bits = hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
-    share.world.agree(f"{what} of bits {bits[:16]}", {"what": what, "bits": bits})
+    sharding.world.agree(f"{what} of bits {bits[:16]}", {"what": what, "bits": bits})
 
 
-def resolve(axis_name: AxisName) -> Frame:
+def resolve(axis_name: AxisName) -> AxisEntry:
     """The innermost frame of that name.
 
     Raises:
         NameError: when no enclosing map binds the name.
     """
-    frames = _environment.get()
-    for frame in reversed(frames):
-        if frame.name is not None and frame.name == axis_name:
-            return frame
-    names = ", ".join(repr(frame.name) for frame in frames if frame.name is not None)
+    entries = _axis_environment.get()
+    for entry in reversed(entries):
+        if entry.name is not None and entry.name == axis_name:
+            return entry
+    names = ", ".join(repr(entry.name) for entry in entries if entry.name is not None)
     raise NameError(
         f"unbound axis name: {axis_name!r}; "
         + (f"the axes bound here are {names}" if names else "no axis is bound here")
@@ -230,8 +234,8 @@ def union(first: Axes, second: Axes) -> Axes:
         return first
     if not first:
         return second
-    frames = sorted({*first, *second}, key=lambda frame: frame.depth)
-    return tuple(frames)
+    entries = sorted({*first, *second}, key=lambda entry: entry.depth)
+    return tuple(entries)
 
 
 def check_active(axes: Axes) -> None:
@@ -240,9 +244,9 @@ def check_active(axes: Axes) -> None:
     Raises:
         GpusimError: naming the axis.
     """
-    for frame in axes:
-        if not frame.active:
+    for entry in axes:
+        if not entry.active:
             raise GpusimError(
-                f"a MappedArray mapped over axis {frame.name!r} (size {frame.size}) was used after "
+                f"a MappedArray mapped over axis {entry.name!r} (size {entry.size}) was used after "
                 "its map had ended; return it from the mapped function instead of keeping it"
             )
