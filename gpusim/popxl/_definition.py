@@ -133,7 +133,7 @@ def add_op(
     inputs = list(inputs)
     check_inputs(graph, definition, inputs)
     if len(inputs) > 1 and len(definition.names) > 1 and definition.compile is None:
-        check_places(definition, inputs)
+        check_placement(definition, inputs)
     values = dict(attributes or {})
     specs = infer(definition, [tensor.spec for tensor in inputs], values)
     if definition.compile is None:
@@ -153,7 +153,7 @@ def add_op(
         label = output_names[number] if output_names is not None else f"{stem}_out"
         op.outputs.append(Tensor._create(graph, graph._new_id(label), spec, op, number))
     graph._append(op)
-    context._created(op)
+    context._register(op)
     return tuple(op.outputs)
 
 
@@ -184,7 +184,7 @@ def check_inputs(graph: Graph, definition: Definition, inputs: Sequence[Tensor])
         raise ValueError(f"The input tensor `{name}` is not in the current Graph {graph.name}.")
 
 
-def check_places(definition: Definition, inputs: Sequence[Tensor]) -> None:
+def check_placement(definition: Definition, inputs: Sequence[Tensor]) -> None:
     """Raise ValueError if ops on different IPUs or tile sets made the inputs."""
     producers = [(n, t._producer) for n, t in enumerate(inputs) if t._producer is not None]
     for attribute, what in (("ipu", "IPUs"), ("tile_set", "tile sets")):

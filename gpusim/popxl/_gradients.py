@@ -23,13 +23,13 @@ from .ops.calling import CALL, LOOP_GRAD, REPEAT
 from .ops.transfers import init
 from .tensor import Constant, Tensor, constant, graph_input, graph_output
 
-__all__ = ["Differentiation", "Plan"]
+__all__ = ["Differentiation", "GradientPlan"]
 
 PREFIX = "Gradient___"
 
 
 @dataclass
-class Plan:
+class GradientPlan:
     """A gradient graph, and the forward tensors of its inputs and outputs."""
 
     graph: Graph
@@ -40,16 +40,16 @@ class Plan:
 class Differentiation:
     """One call of autodiff: its gradient graphs, and those it was given."""
 
-    def __init__(self, known: Mapping[Graph, Plan]) -> None:
+    def __init__(self, known: Mapping[Graph, GradientPlan]) -> None:
         self.known = dict(known)
-        self.made: dict[Graph, Plan] = {}
+        self.made: dict[Graph, GradientPlan] = {}
 
     def differentiate(
         self,
         graph: Graph,
         provided: Iterable[Tensor] | None = None,
         required: Iterable[Tensor] | None = None,
-    ) -> Plan:
+    ) -> GradientPlan:
         """Make the gradient graph of a graph."""
         outputs = [t for t in graph.outputs if t.dtype.is_floating_point]
         inputs = [t for t in graph.inputs if t.dtype.is_floating_point]
@@ -61,7 +61,7 @@ class Differentiation:
         self.made[graph] = plan
         return plan
 
-    def of_called(self, graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Plan:
+    def of_called(self, graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> GradientPlan:
         """A gradient graph of a called graph, from some outputs' gradients to some inputs'.
 
         It may take and make more. A given one that takes or makes less is refused.
@@ -123,7 +123,7 @@ class GradientGraph:
         self.differentiation, self.forward_graph = differentiation, forward
         stem = forward.id.partition("_subgraph")[0] or forward.name
         graph = forward.ir.create_empty_graph(f"{stem}_bwd")
-        self.plan = Plan(graph, [], [])
+        self.plan = GradientPlan(graph, [], [])
         self._forward: dict[str, Tensor] = {}
         self._found: dict[str, list[Tensor]] = {}
         self._relevant = dependents(forward, required)
@@ -201,7 +201,7 @@ class GradientGraph:
         graph = self.forward_graph
         if not any(tensor is each for each in (*graph._inputs, *graph._outputs)):
             graph._outputs.append(tensor)
-            graph.ir._changed()
+            graph.ir._mark_changed()
 
     def _result(self, tensor: Tensor) -> Tensor:
         """A required gradient with its name."""

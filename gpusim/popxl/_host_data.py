@@ -198,7 +198,7 @@ class Weights:
         held = variable._host
         return held if isinstance(held, np.memmap) else held.copy()
 
-    def checked(self, variable: Variable, data: Any) -> NDArray[Any]:
+    def check(self, variable: Variable, data: Any) -> NDArray[Any]:
         """The array to store for new values of a variable, with all checks."""
         name = variable.id
         if variable.dtype in FLOAT8 and getattr(data, "dtype", None) != variable.dtype.as_numpy():

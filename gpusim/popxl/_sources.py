@@ -174,7 +174,7 @@ def remote_variable(
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     made = _new_variable(array, name, replica_grouping, retrieval_mode)
     remote_buffer.validate_tensor_matches_buffer(made)
-    return _placed(made, remote_buffer, offset)
+    return _place(made, remote_buffer, offset)
 
 
 def replica_sharded_buffer(
@@ -234,7 +234,7 @@ def remote_replica_sharded_variable(
     made = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
     remote_buffer.validate_tensor_matches_buffer(made, shards)
     remote_buffer.meta_shape, remote_buffer._shards = shape, shards
-    return _placed(made, remote_buffer, offset)
+    return _place(made, remote_buffer, offset)
 
 
 def replica_sharded_variable(
@@ -362,7 +362,7 @@ def _new_variable(
     return made
 
 
-def _placed(made: Variable, remote_buffer: RemoteBuffer, offset: int) -> Variable:
+def _place(made: Variable, remote_buffer: RemoteBuffer, offset: int) -> Variable:
     """The variable with its place in a buffer."""
     if not 0 <= offset < remote_buffer.entries:
         raise ValueError(

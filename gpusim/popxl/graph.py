@@ -189,4 +189,4 @@ class Graph:
 
     def _append(self, op: Op) -> None:
         self._ops.append(op)
-        self._ir._changed()
+        self._ir._mark_changed()

@@ -102,7 +102,7 @@ class Ir:
         """A new, empty graph. Its name begins with `name`, by default "graph"."""
         return self._new_graph(self._subgraph_id(name or "graph"))
 
-    def _changed(self) -> None:
+    def _mark_changed(self) -> None:
         self._version += 1
 
     def _new_graph(self, id: str) -> Graph:

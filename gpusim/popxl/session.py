@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ._device import Device, acquire
+from ._device import SessionDevice, acquire
 from ._host_data import Weights, as_transfers, host_buffer
 from .execution import Compiler
 from .execution.machine import HostBuffer
@@ -67,7 +67,7 @@ class Session:
                 "try adding more operations to your graphs."
             )
         self._ir = ir
-        self._device: Device = acquire(ir, device_desc)
+        self._device: SessionDevice = acquire(ir, device_desc)
         self._weights_to_host_on_exit = weights_to_host_on_exit
         self._machine = self._device.machine()
         self._weights = Weights(ir, self._machine)
@@ -112,7 +112,7 @@ class Session:
         machine.inputs = {
             stream.tensor_id: HostBuffer(
                 as_transfers(
-                    to_numpy(data, _wanted(stream, data), downcast_inputs, copy=False),
+                    to_numpy(data, _dtype_for(stream, data), downcast_inputs, copy=False),
                     stream, self._ir,
                 )
             )
@@ -212,20 +212,20 @@ class Session:
 
     def write_variables_data(self, tensors: Mapping[Variable, NDArray[Any]]) -> None:
         """Set the values of several variables, all or none, as `write_variable_data`."""
-        checked = {tensor: self._checked(tensor, data) for tensor, data in tensors.items()}
+        checked = {tensor: self._check(tensor, data) for tensor, data in tensors.items()}
         for tensor, data in checked.items():
             self._weights.set(tensor, data)
             if self.is_attached:
                 self._weights.send(tensor)
 
-    def _checked(self, tensor: Any, data: Any) -> NDArray[Any]:
+    def _check(self, tensor: Any, data: Any) -> NDArray[Any]:
         if not isinstance(tensor, Variable):
             name = tensor.id if isinstance(tensor, Tensor) else repr(tensor)
             raise TypeError(
                 f"Tensor {name} is not of type Variable. write_variable_data is not supported "
                 "for this type."
             )
-        return self._weights.checked(tensor, data)
+        return self._weights.check(tensor, data)
 
     # The device
 
@@ -269,7 +269,7 @@ class Session:
             self._device.detach()
 
 
-def _wanted(stream: Stream, data: Any) -> Any:
+def _dtype_for(stream: Stream, data: Any) -> Any:
     """The stream's dtype for plain numbers; None if it cannot hold them, which is a mismatch."""
     if hasattr(data, "dtype"):
         return None

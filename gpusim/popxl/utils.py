@@ -52,7 +52,7 @@ def to_numpy(
     (array([1. , 2.5], dtype=float32), array(3., dtype=float16))
     """
     if isinstance(x, np.memmap):
-        return _mapped(x, dtype, downcast)
+        return _check_memmap(x, dtype, downcast)
     if hasattr(x, "detach") and hasattr(x, "cpu"):
         x = _from_torch(x)
     elif hasattr(x, "__cuda_array_interface__"):
@@ -79,7 +79,7 @@ def to_numpy(
     return array.copy() if copy and given else array
 
 
-def _mapped(x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool) -> NDArray[Any]:
+def _check_memmap(x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool) -> NDArray[Any]:
     """A memory-mapped array itself: the variable's values are those of the file."""
     if dtype is not None and dtype.as_numpy() != x.dtype:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..tensor import Constant, Variable
 from .aliasing import Aliasing, changed_by
-from .program import Program, Step
+from .program import CompiledGraph, Step
 
 if TYPE_CHECKING:
     from .._definition import Definition
@@ -26,9 +26,9 @@ class Compiler:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[str, CompiledGraph] = {}
 
-    def program(self, graph: Graph) -> Program:
+    def program(self, graph: Graph) -> CompiledGraph:
         """The program of a graph, compiled on first use."""
         if graph.id not in self._programs:
             self._programs[graph.id] = GraphCompiler(self, graph).program
@@ -42,7 +42,7 @@ class GraphCompiler:
         self.compiler, self.machine, self.graph = compiler, compiler.machine, graph
         self.aliasing = Aliasing(graph)
         self.aliasing.check_order()
-        self.program = Program(graph.name, self.machine)
+        self.program = CompiledGraph(graph.name, self.machine)
         self._slots = {tensor._id: slot for slot, tensor in enumerate(graph.tensors)}
         self._links = [op for op in graph._ops if op.definition.write_back is not None]
         self._compile()
@@ -76,7 +76,7 @@ class GraphCompiler:
         for op in ops:
             self._add(op, self.slots(freed[op.id]))
 
-    def _preset(self, tensor: Tensor, program: Program) -> None:
+    def _preset(self, tensor: Tensor, program: CompiledGraph) -> None:
         """Set the initial value of a tensor: a constant's value, or a variable's array."""
         slot = self.slot(tensor)
         if isinstance(tensor, Constant):
@@ -93,9 +93,9 @@ class GraphCompiler:
         compiled = op.definition.compile
         step = self.plain(op) if compiled is None else compiled(self, op)
         steps = [step]
-        if needs_own(op, self.aliasing):
-            steps.append(own_step(self.slots(op.outputs), self.slots(op.inputs)))
-        steps += self._synchronised(op)
+        if must_not_share(op, self.aliasing):
+            steps.append(unshare(self.slots(op.outputs), self.slots(op.inputs)))
+        steps += self._synchronise(op)
         self.program.steps.append(in_turn(steps, freed) if freed or len(steps) > 1 else step)
 
     def plain(self, op: Op) -> Step:
@@ -122,7 +122,7 @@ class GraphCompiler:
 
         return several
 
-    def _synchronised(self, op: Op) -> list[Step]:
+    def _synchronise(self, op: Op) -> list[Step]:
         """Steps that carry a change into views that do not share its memory."""
         roots = {self.aliasing.root(op.inputs[index]) for index in changed_by(op)}
         if not roots:
@@ -189,14 +189,14 @@ def last_uses(ops: Sequence[Op], kept: set[str]) -> dict[int, list[Tensor]]:
     return freed
 
 
-def needs_own(op: Op, aliasing: Aliasing) -> bool:
+def must_not_share(op: Op, aliasing: Aliasing) -> bool:
     """Whether outputs must not share memory, because they or the inputs change in place."""
     if op.definition.aliases or not op.outputs:
         return False
     return any(map(aliasing.is_changed, (*op.inputs, *op.outputs)))
 
 
-def own_step(outputs: list[int], inputs: list[int]) -> Step:
+def unshare(outputs: list[int], inputs: list[int]) -> Step:
     """Copy outputs that share memory with other arrays."""
 
     def step(values: list[Any]) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .machine import Machine
 
-__all__ = ["Program", "Step"]
+__all__ = ["CompiledGraph", "Step"]
 
 Array = Any
 #: What an op has become: it reads and writes slots.
 Step = Callable[[list[Any]], None]
 
 
-class Program:
+class CompiledGraph:
     """The compiled form of a graph; it can run any number of times."""
 
     def __init__(self, name: str, machine: Machine) -> None:

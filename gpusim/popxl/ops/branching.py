@@ -18,7 +18,7 @@ from .calling import CallSiteInfo, arguments_of, index_of
 
 if TYPE_CHECKING:
     from ..execution.compiler import GraphCompiler
-    from ..execution.program import Program, Step
+    from ..execution.program import CompiledGraph, Step
 
 __all__ = ["conditional", "conditional_with_info", "ConditionalSiteInfo"]
 
@@ -44,11 +44,11 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
             program, slots = branches[0 if chosen[0] else 1]
             results = program.run(copy_modified(program, [values[slot] for slot in slots]))
         else:
-            results = diverged(chosen, values)
+            results = diverge(chosen, values)
         for slot, result in zip(outputs, results, strict=False):
             values[slot] = result
 
-    def diverged(chosen: Any, values: list[Any]) -> Arrays:
+    def diverge(chosen: Any, values: list[Any]) -> Arrays:
         """Run each branch for the replicas that take it, and join their results."""
         results: Arrays = []
         for take, (program, slots) in zip((chosen, ~chosen), branches, strict=True):
@@ -65,7 +65,7 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
     return step
 
 
-def copy_modified(program: Program, arguments: Arrays) -> Arrays:
+def copy_modified(program: CompiledGraph, arguments: Arrays) -> Arrays:
     """Copy the arguments that a graph changes in place."""
     for index in program.modified:
         arguments[index] = arguments[index].copy()

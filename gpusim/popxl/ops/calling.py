@@ -153,7 +153,7 @@ class CallSiteInfo:
             )
         modified = dict.fromkeys((*self._op.attributes.get("modified", ()), *found))
         self._op.attributes["modified"] = tuple(modified)
-        self._op.graph.ir._changed()
+        self._op.graph.ir._mark_changed()
 
 
 def subgraph_op(

@@ -137,7 +137,7 @@ def _conv_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((data.shape[0], weight.shape[0], *w.out), dtype)]
 
 
-def _scaled(xp: ModuleType, out: Array, inputs: Arrays, attributes: Attributes) -> Arrays:
+def _scale(xp: ModuleType, out: Array, inputs: Arrays, attributes: Attributes) -> Arrays:
     """The result of a convolution, times 2 ** log2_scale if that is a third input."""
     if len(inputs) == 3:
         out = xp.ldexp(out, inputs[2].reshape(-1, *(1,) * (out.ndim - 1)))
@@ -148,7 +148,7 @@ def _scaled(xp: ModuleType, out: Array, inputs: Arrays, attributes: Attributes) 
 def _conv(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     x, weight = (_in_float32(value) for value in inputs[:2])
     w = _geometry(x.shape[3:], weight.shape[3:], attributes)
-    return _scaled(xp, _forward(xp, x, weight, w, attributes["groups"]), inputs, attributes)
+    return _scale(xp, _forward(xp, x, weight, w, attributes["groups"]), inputs, attributes)
 
 
 def _conv_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -313,7 +313,7 @@ def _transpose_spec(inputs: Specs, attributes: Attributes) -> Specs:
 def _conv_transpose(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     x, weight = (_in_float32(value) for value in inputs[:2])
     w = _transposed(x.shape[3:], weight.shape[3:], attributes)
-    return _scaled(xp, _data_gradient(xp, x, weight, w, attributes["groups"]), inputs, attributes)
+    return _scale(xp, _data_gradient(xp, x, weight, w, attributes["groups"]), inputs, attributes)
 
 
 def _transpose_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -431,7 +431,7 @@ def multi_conv_options(
     return {name: value for name, value in given.items() if value}
 
 
-def checked_pad_type(mode: str | None) -> str:
+def check_pad_type(mode: str | None) -> str:
     """The type of padding; ValueError for an unknown one."""
     found = mode or "not_set"
     if found not in PAD_TYPES:
@@ -456,7 +456,7 @@ def _attributes(
         "padding": per_axis(padding, (0, 0, 0, 0), 2 * axes, 0),
         "dilation": per_axis(dilation, (1, 1), axes, 1),
         "groups": groups or 1,
-        "pad_type": checked_pad_type(mode),
+        "pad_type": check_pad_type(mode),
         "output_type": None,
     }
 

@@ -373,7 +373,7 @@ def _index_shape(
     return indices
 
 
-def _spread_indices(xp: ModuleType, indices: Array, data: tuple[int, ...], a: Attributes) -> Array:
+def _broadcast_indices(xp: ModuleType, indices: Array, data: tuple[int, ...], a: Attributes) -> Array:
     (axis,) = normal_axes(a["axis"], len(data))
     shape = _index_shape(data, indices.shape[1:], axis, a["grouped"])
     return broadcast_to(xp, indices.reshape(indices.shape[0], *shape), data)
@@ -392,7 +392,7 @@ def _scatter_reduce(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> A
     (axis,) = normal_axes(attributes["axis"], data.ndim - 1)
     reduction = attributes["reduction"]
     shape = (*data.shape[1 : axis + 1], attributes["axis_size"], *data.shape[axis + 2 :])
-    spread = _spread_indices(xp, indices, data.shape[1:], attributes)
+    spread = _broadcast_indices(xp, indices, data.shape[1:], attributes)
     places = _element_places(xp, spread, shape, axis)
     values = wide(data)
     start = wide(inputs[2]) if len(inputs) == 3 else None
@@ -420,7 +420,7 @@ def _scatter_reduce_data_gradient(xp: ModuleType, inputs: Arrays, attributes: At
     dy, indices = inputs[:2]
     data = tuple(attributes["shape"])
     (axis,) = normal_axes(attributes["axis"], len(data))
-    spread = _spread_indices(xp, indices, data, attributes)
+    spread = _broadcast_indices(xp, indices, data, attributes)
     places = _element_places(xp, spread, dy.shape[1:], axis)
     picked = dy[places]
     if len(inputs) == 4:  # extremes: the values that equal their place's
@@ -438,7 +438,7 @@ def _scatter_reduce_initial_gradient(
         return [dy]
     if reduction == "none":
         (axis,) = normal_axes(attributes["axis"], dy.ndim - 1)
-        spread = _spread_indices(xp, inputs[1], tuple(attributes["data"]), attributes)
+        spread = _broadcast_indices(xp, inputs[1], tuple(attributes["data"]), attributes)
         out = dy.copy()
         out[_element_places(xp, spread, dy.shape[1:], axis)] = 0
         return [out]

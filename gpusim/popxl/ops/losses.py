@@ -61,7 +61,7 @@ def _label(labels: Array, attributes: Attributes, classes: int) -> Array:
     return places[..., None]
 
 
-def _counted(xp: ModuleType, labels: Array, attributes: Attributes) -> Array:
+def _count_mask(xp: ModuleType, labels: Array, attributes: Attributes) -> Array:
     """1 for each label that counts, and 0 for ignored labels."""
     ignored = attributes["ignore_index"]
     if ignored is None:
@@ -88,7 +88,7 @@ def _loss(xp: ModuleType, probs: Array, labels: Array, attributes: Attributes) -
     logarithm = wide(picked)[..., 0]
     if not attributes["log_prob"]:
         logarithm = xp.log(xp.maximum(logarithm, _least(probs.dtype)))
-    counted = _counted(xp, labels, attributes)
+    counted = _count_mask(xp, labels, attributes)
     losses = -logarithm * _share(xp, counted, attributes)
     if attributes["reduction"] != "none":
         losses = flatten_axes(xp, losses, range(losses.ndim - 1)).sum(axis=-1)
@@ -105,7 +105,7 @@ def _weight(xp: ModuleType, dy: Array, labels: Array, attributes: Attributes) ->
     dy = wide(dy)
     if attributes["reduction"] != "none":
         dy = dy.reshape(-1, *(1,) * (labels.ndim - 1))
-    return (dy * _share(xp, _counted(xp, labels, attributes), attributes))[..., None]
+    return (dy * _share(xp, _count_mask(xp, labels, attributes), attributes))[..., None]
 
 
 def _nll_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -178,7 +178,7 @@ def _direct(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         dy = dy.reshape(-1, *(1,) * (labels.ndim - 1))
     places = _label(labels, attributes, probs.shape[-1])
     right = (places == xp.arange(probs.shape[-1])).astype(wide(probs[:0]).dtype)
-    weight = (wide(dy) * _share(xp, _counted(xp, labels, attributes), attributes))[..., None]
+    weight = (wide(dy) * _share(xp, _count_mask(xp, labels, attributes), attributes))[..., None]
     return [loss, narrow((wide(probs) - right) * weight, probs.dtype)]
 
 

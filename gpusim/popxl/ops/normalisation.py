@@ -29,7 +29,7 @@ def _same_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(inputs[0].shape, inputs[0].dtype)]
 
 
-def _summed(xp: ModuleType, x: Array, axis: int) -> Array:
+def _sum_along(xp: ModuleType, x: Array, axis: int) -> Array:
     return total(xp, x, (axis,), keepdims=True)
 
 
@@ -38,14 +38,14 @@ def _softmax(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (axis,) = normal_axes(attributes["axis"], x.ndim - 1)
     value = wide(x)
     powers = xp.exp(value - value.max(axis=axis + 1, keepdims=True))
-    return [narrow(powers / _summed(xp, powers, axis), x.dtype)]
+    return [narrow(powers / _sum_along(xp, powers, axis), x.dtype)]
 
 
 def _softmax_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, y = inputs
     (axis,) = normal_axes(attributes["axis"], y.ndim - 1)
     weighted = wide(dy) * wide(y)
-    return [narrow(weighted - wide(y) * _summed(xp, weighted, axis), y.dtype)]
+    return [narrow(weighted - wide(y) * _sum_along(xp, weighted, axis), y.dtype)]
 
 
 SOFTMAX_GRAD = Definition("SoftmaxGrad", _same_spec, _softmax_gradient)

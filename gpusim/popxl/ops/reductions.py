@@ -103,7 +103,7 @@ def reduced_axes(axis: int | Iterable[int] | None, keepdims: bool) -> dict[str, 
 # Sums and means
 
 
-def _spread(op_type: str, fold: Fold, mean: bool) -> Definition:
+def _sum_or_mean(op_type: str, fold: Fold, mean: bool) -> Definition:
     """A sum or mean: its gradient is that of the output, repeated."""
 
     def run_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -120,7 +120,7 @@ def _spread(op_type: str, fold: Fold, mean: bool) -> Definition:
     return Definition(op_type, _reduced_spec, _folding(fold), gradient_ops((grad, "")))
 
 
-REDUCE_SUM = _spread("ReduceSum", add_up, mean=False)
+REDUCE_SUM = _sum_or_mean("ReduceSum", add_up, mean=False)
 
 
 def sum(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -150,7 +150,7 @@ def _mean(xp: ModuleType, x: Array) -> Array:
     return (summed - xp.fmod(summed, x.shape[-1])) // x.shape[-1]  # rounded to zero
 
 
-REDUCE_MEAN = _spread("ReduceMean", _mean, mean=True)
+REDUCE_MEAN = _sum_or_mean("ReduceMean", _mean, mean=True)
 
 
 def mean(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:

@@ -82,7 +82,7 @@ def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, 
     return tuple(t.nelms // rest if size == -1 and rest else size for size in sizes)
 
 
-def _checked(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
+def _check_shape(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
     sizes = tuple(shape)
     if any(size < -1 or (size == 0 and t.nelms) for size in sizes):
         raise ValueError(f"Invalid shape value in reshape. Must be '>0' or '-1'. Provided {sizes}.")
@@ -101,7 +101,7 @@ def reshape(t: Tensor, shape: Iterable[int]) -> Tensor:
     ...     popxl.ops.reshape(popxl.constant([1.0, 2.0, 3.0, 4.0]), (2, -1))
     Tensor[reshape_out popxl.dtypes.float32 (2, 2)]
     """
-    return add_op(RESHAPE, [t], {"shape": _checked(t, shape)})[0]
+    return add_op(RESHAPE, [t], {"shape": _check_shape(t, shape)})[0]
 
 
 def reshape_(t: Tensor, shape: Iterable[int]) -> Tensor:
@@ -112,7 +112,7 @@ def reshape_(t: Tensor, shape: Iterable[int]) -> Tensor:
     ...     popxl.ops.reshape_(popxl.constant([1.0, 2.0, 3.0, 4.0]), (2, -1))
     Tensor[reshapeinplace_out popxl.dtypes.float32 (2, 2)]
     """
-    return add_op(RESHAPE_INPLACE, [t], {"shape": _checked(t, shape)})[0]
+    return add_op(RESHAPE_INPLACE, [t], {"shape": _check_shape(t, shape)})[0]
 
 
 def flatten(t: Tensor) -> Tensor:

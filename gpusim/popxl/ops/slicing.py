@@ -152,7 +152,7 @@ def process_args(
     ([-1, 0], [-2147483648, 3], [-1, 1], [0, 1])
     """
     given = {"start": start, "stop": stop, "step": step, "axis": axis}
-    listed = {name: _listed(value) for name, value in given.items()}
+    listed = {name: _as_list(value) for name, value in given.items()}
     count = None
     for k, v in listed.items():
         if v is None:
@@ -161,19 +161,19 @@ def process_args(
         if len(v) != N:
             raise ValueError(f"All inputs must have same length. `{k}` has length {len(v)} != {N}.")
     steps = [1 if by is None else by for by in listed["step"] or [None] * (count or 0)]
-    starts = _filled(listed["start"], steps, (0, -1))
-    stops = _filled(listed["stop"], steps, (INT_MAX, INT_MIN))
+    starts = _fill(listed["start"], steps, (0, -1))
+    stops = _fill(listed["stop"], steps, (INT_MAX, INT_MIN))
     axes: Any = listed["axis"]
     return starts, stops, steps, list(range(count or 0)) if axes is None else axes
 
 
-def _listed(value: Bounds) -> list[int | None] | None:
+def _as_list(value: Bounds) -> list[int | None] | None:
     if value is None:
         return None
     return [value] if isinstance(value, int) else list(value)
 
 
-def _filled(
+def _fill(
     values: list[int | None] | None, steps: list[int], defaults: tuple[int, int]
 ) -> list[int]:
     """The values, with the default for a forward or a backward step instead of None."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from .._gradients import Differentiation, Plan
+from .._gradients import Differentiation, GradientPlan
 from ..graph import Graph
 from ..ops.calling import CallSiteInfo
 from ..tensor import Tensor
@@ -206,7 +206,7 @@ def autodiff(
     return made if return_all_grad_graphs else made[graph]
 
 
-def _info(forward: Graph, plan: Plan) -> GradGraphInfo:
+def _info(forward: Graph, plan: GradientPlan) -> GradGraphInfo:
     """A plan of `_gradients` as the public object."""
     fwd, grad = ExpectedConnectionType.Fwd, ExpectedConnectionType.FwdGrad
     inputs = [ExpectedConnection._from_pb(t, grad if g else fwd) for g, t in plan.inputs]
@@ -214,10 +214,10 @@ def _info(forward: Graph, plan: Plan) -> GradGraphInfo:
     return GradGraphInfo._from_pb(plan.graph, forward, inputs, outputs)
 
 
-def _plain(info: GradGraphInfo) -> Plan:
+def _plain(info: GradGraphInfo) -> GradientPlan:
     """The public object as a plan of `_gradients`."""
     inputs = [
         (each.connection_type is ExpectedConnectionType.FwdGrad, each.fwd_tensor)
         for each in info.expected_inputs
     ]
-    return Plan(info.graph, inputs, list(info.outputs))
+    return GradientPlan(info.graph, inputs, list(info.outputs))

@@ -58,7 +58,7 @@ def _decompose(graph: Graph, op: Op) -> None:
     made[0].after = list(op.after)
     if graph._last_in_sequence is op:
         graph._last_in_sequence = last
-    graph.ir._changed()
+    graph.ir._mark_changed()
 
 
 def _add_chain(op: Op, spec: TensorSpec) -> None:

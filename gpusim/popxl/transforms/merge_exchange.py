@@ -88,7 +88,7 @@ def _merge(graph: Graph, ops: Sequence[Op]) -> list[Op]:
             last.append(op)
         else:
             groups.append([op])
-    return [_merged(graph, group) for group in groups if len(group) > 1]
+    return [_merge_ops(graph, group) for group in groups if len(group) > 1]
 
 
 def _depends(graph: Graph, op: Op, earlier: Sequence[Op]) -> bool:
@@ -108,7 +108,7 @@ def _depends(graph: Graph, op: Op, earlier: Sequence[Op]) -> bool:
     return False
 
 
-def _merged(graph: Graph, ops: Sequence[Op]) -> Op:
+def _merge_ops(graph: Graph, ops: Sequence[Op]) -> Op:
     """One op for several, at the place of the first; the others move as far as necessary."""
     inputs = [tensor for op in ops for tensor in op.inputs]
     merged = op_class("MultiExchange")(
@@ -129,15 +129,15 @@ def _merged(graph: Graph, ops: Sequence[Op]) -> Op:
     graph._ops[:] = [op for op in graph._ops if op.id not in replaced]
     for op in graph._ops:
         op.after = [merged if each.id in replaced else each for each in op.after]
-    graph._ops[:] = _sorted(graph._ops)
+    graph._ops[:] = _sort(graph._ops)
     last = graph._last_in_sequence
     if last is not None and last.id in replaced:
         graph._last_in_sequence = merged
-    graph.ir._changed()
+    graph.ir._mark_changed()
     return merged
 
 
-def _sorted(ops: Sequence[Op]) -> list[Op]:
+def _sort(ops: Sequence[Op]) -> list[Op]:
     """The ops, each after those that it needs, otherwise in their order."""
     place = {op.id: index for index, op in enumerate(ops)}
     needed: list[set[int]] = []
