@@ -188,8 +188,8 @@ def check_placement(definition: Definition, inputs: Sequence[Tensor]) -> None:
     """Raise ValueError if ops on different IPUs or tile sets made the inputs."""
     producers = [(n, t._producer) for n, t in enumerate(inputs) if t._producer is not None]
     for attribute, what in (("ipu", "IPUs"), ("tile_set", "tile sets")):
-        found = [(n, getattr(op, attribute)) for n, op in producers]
-        placed = [(n, place) for n, place in found if place is not None]
+        places = [(n, getattr(op, attribute)) for n, op in producers]
+        placed = [(n, place) for n, place in places if place is not None]
         for number, place in placed[1:]:
             first, expected = placed[0]
             if place != expected:
@@ -250,16 +250,16 @@ def gradient_ops(*rules: tuple[Definition, str] | None) -> GradientRule:
 
     def gradient(site: GradientSite) -> list[Tensor | None]:
         dy = site.gradient(0)
-        made: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         for index, tensor in enumerate(site.op.inputs):
             rule = rules[min(index, len(rules) - 1)]
             if rule is None or dy is None or not site.needs(index):
-                made.append(None)
+                gradients.append(None)
                 continue
-            taken = [forward_tensor(site, index, letter) for letter in rule[1]]
+            tensors = [forward_tensor(site, index, letter) for letter in rule[1]]
             attributes = {**site.attributes, "shape": tensor.shape, "dtype": tensor.dtype}
-            made += add_op(rule[0], [dy, *taken], attributes)
-        return made
+            gradients += add_op(rule[0], [dy, *tensors], attributes)
+        return gradients
 
     return gradient
 

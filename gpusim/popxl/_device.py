@@ -91,11 +91,11 @@ def hardware(ir: Ir, ipus: int) -> Connection:
             table = Table.from_environment()
             chosen = table.device(popdist.getDeviceId(ipus // ir.instance_replication_factor))
             return Connection(chosen, ConnectionType.OnDemand)
-        found = select_by_count(ipus)
+        device = select_by_count(ipus)
     except GpusimError as error:
         raise RuntimeError(
             f"Failed to acquire device with {ipus} IPUs. Ensure that there are sufficient IPUs "
             "available. If you have enabled the Poplar SDK you can check device availability with "
             f"the `gc-monitor` command-line utility. {error}"
         ) from error
-    return Connection(found, ConnectionType.OnDemand)
+    return Connection(device, ConnectionType.OnDemand)

@@ -60,26 +60,27 @@ def as_transfers(array: NDArray[Any], stream: Stream, ir: Ir) -> NDArray[Any]:
 def check_shape(array: NDArray[Any], stream: Stream, ir: Ir, kind: str) -> None:
     """Raise ValueError if an array has another shape than a stream's host side needs."""
     transfers, replicas = ir.num_host_transfers, ir.instance_replication_factor
-    wanted = stream_shape(stream, ir)
-    given = array.shape
-    if array.ndim == len(wanted):
-        if transfers > 1 and given[0] < transfers:
+    expected = stream_shape(stream, ir)
+    shape = array.shape
+    if array.ndim == len(expected):
+        if transfers > 1 and shape[0] < transfers:
             raise ValueError(
-                f"Dimension 0 ({given[0]}) for the array provided for {kind} stream "
+                f"Dimension 0 ({shape[0]}) for the array provided for {kind} stream "
                 f"{stream.tensor_id} is not large enough.\nIt should be at least of size "
                 f"num_host_transfers = {transfers}"
             )
-        if replicas > 1 and given[at := int(transfers > 1)] != replicas:
+        if replicas > 1 and shape[at := int(transfers > 1)] != replicas:
             raise ValueError(
-                f"Dimension {at} ({given[at]}) for the array provided for {kind} stream "
+                f"Dimension {at} ({shape[at]}) for the array provided for {kind} stream "
                 f"{stream.tensor_id} is the wrong size.\nIt should be of size replication_factor = "
                 f"{replicas}"
             )
-        given = wanted[:1] + given[1:] if transfers > 1 else given
-    if given != wanted:
+        shape = expected[:1] + shape[1:] if transfers > 1 else shape
+    if shape != expected:
         raise ValueError(
             f"Shape mismatch for {kind} stream {stream.tensor_id}:\nStream shape = {stream.shape}, "
-            f"therefore expected full global batch shape {wanted}. Got array shape = {array.shape}"
+            f"therefore expected full global batch shape {expected}. "
+            f"Got array shape = {array.shape}"
         )
 
 
@@ -181,8 +182,8 @@ class Weights:
         """The whole values of some replicas, joined from shards if they are cut."""
         array = self._array(variable)
         if not variable._shards:
-            found: NDArray[Any] = self._machine.rows_of(array, rows)
-            return found
+            values: NDArray[Any] = self._machine.rows_of(array, rows)
+            return values
         domains = [domain_of(variable, row) for row in rows]
         parts = self._machine.rows_of(array, [member for domain in domains for member in domain])
         flat = parts.reshape(len(rows), -1)[:, : variable.nelms]

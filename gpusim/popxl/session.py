@@ -143,8 +143,10 @@ class Session:
     def _ordered_outputs(self) -> list[DeviceToHostStream]:
         return sorted(self._ir.get_all_d2h_streams(), key=lambda stream: stream.tensor_id)
 
-    def _check_streams(self, kind: str, wanted: Iterable[Stream], given: Iterable[Stream]) -> None:
-        unexpected, missing = set(given) - set(wanted), set(wanted) - set(given)
+    def _check_streams(
+        self, kind: str, expected: Iterable[Stream], provided: Iterable[Stream]
+    ) -> None:
+        unexpected, missing = set(provided) - set(expected), set(expected) - set(provided)
         if unexpected or missing:
             names = [sorted(stream.tensor_id for stream in some) for some in (unexpected, missing)]
             raise ValueError(
@@ -183,8 +185,8 @@ class Session:
         self, tensors: Iterable[Variable | Constant]
     ) -> dict[Constant | Variable, NDArray[Any]]:
         """The values of several variables and constants, as `get_tensor_data`."""
-        wanted = list(tensors)
-        for tensor in wanted:
+        requested = list(tensors)
+        for tensor in requested:
             if not isinstance(tensor, (Variable, Constant)):
                 raise TypeError(
                     f"{tensor} is not of type Constant or Variable. get_tensor_data is not"
@@ -194,7 +196,7 @@ class Session:
             self._to_host()
         return {
             tensor: tensor._data if isinstance(tensor, Constant) else self._weights.on_host(tensor)
-            for tensor in wanted
+            for tensor in requested
         }
 
     def write_variable_data(self, tensor: Variable, data: NDArray[Any]) -> None:
@@ -273,8 +275,8 @@ def _dtype_for(stream: Stream, data: Any) -> Any:
     """The stream's dtype for plain numbers; None if it cannot hold them, which is a mismatch."""
     if hasattr(data, "dtype"):
         return None
-    given = np.asarray(data)
+    numbers = np.asarray(data)
     held = stream.dtype.is_floating_point or np.array_equal(
-        given.astype(stream.dtype.as_numpy()), given
+        numbers.astype(stream.dtype.as_numpy()), numbers
     )
     return stream.dtype if held else None

@@ -71,15 +71,17 @@ def to_numpy(
             "Non-default value for 'nan_on_overflow' is not supported for  dtypes that are not "
             "popxl.float8_143 or popxl.float8_152"
         )
-    wanted = array.dtype if dtype is None else dtype.as_numpy()
+    target = array.dtype if dtype is None else dtype.as_numpy()
     if downcast:
-        wanted = DOWNCAST.get(wanted, wanted)
-    array = array.astype(wanted, order="C", copy=False)
-    given = isinstance(x, np.ndarray) and np.may_share_memory(array, x)
-    return array.copy() if copy and given else array
+        target = DOWNCAST.get(target, target)
+    array = array.astype(target, order="C", copy=False)
+    shared = isinstance(x, np.ndarray) and np.may_share_memory(array, x)
+    return array.copy() if copy and shared else array
 
 
-def _check_memmap(x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool) -> NDArray[Any]:
+def _check_memmap(
+    x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool
+) -> NDArray[Any]:
     """A memory-mapped array itself: the variable's values are those of the file."""
     if dtype is not None and dtype.as_numpy() != x.dtype:
         raise ValueError(

@@ -69,12 +69,12 @@ class GraphCompiler:
             index for index, tensor in enumerate(graph.inputs) if self.aliasing.is_changed(tensor)
         )
         ops = live_ops(graph)
-        kept = {tensor._id for tensor in graph.outputs}
+        outputs = {tensor._id for tensor in graph.outputs}
         if self._links:  # a change may have to pass through tensors that nothing uses any more
-            kept |= {t._id for t in graph.tensors if self.aliasing.is_changed(t)}
-        freed = last_uses(ops, kept)
+            outputs |= {t._id for t in graph.tensors if self.aliasing.is_changed(t)}
+        last = last_uses(ops, outputs)
         for op in ops:
-            self._add(op, self.slots(freed[op.id]))
+            self._add(op, self.slots(last[op.id]))
 
     def _preset(self, tensor: Tensor, program: CompiledGraph) -> None:
         """Set the initial value of a tensor: a constant's value, or a variable's array."""
@@ -87,7 +87,7 @@ class GraphCompiler:
         elif tensor._id in self.machine.variables:
             program.template[slot] = self.machine.variables[tensor._id]
 
-    def _add(self, op: Op, freed: list[int]) -> None:
+    def _add(self, op: Op, emptied: list[int]) -> None:
         for tensor in op.inputs:
             check_usable(tensor, op)
         compiled = op.definition.compile
@@ -96,7 +96,7 @@ class GraphCompiler:
         if must_not_share(op, self.aliasing):
             steps.append(unshare(self.slots(op.outputs), self.slots(op.inputs)))
         steps += self._synchronise(op)
-        self.program.steps.append(in_turn(steps, freed) if freed or len(steps) > 1 else step)
+        self.program.steps.append(in_turn(steps, emptied) if emptied or len(steps) > 1 else step)
 
     def plain(self, op: Op) -> Step:
         """The step of an op that is one call of its `run`."""
@@ -166,27 +166,27 @@ def live_ops(graph: Graph) -> list[Op]:
 
 def has_effect(graph: Graph) -> bool:
     """Whether running a graph does more than compute its outputs; cached until the Ir changes."""
-    version, found = graph._effect
+    version, effect = graph._effect
     if version != graph.ir._version:
-        found = any(
+        effect = any(
             op.definition.effect or any(map(has_effect, op.getCalledGraphs())) for op in graph._ops
         )
-        graph._effect = graph.ir._version, found
-    return found
+        graph._effect = graph.ir._version, effect
+    return effect
 
 
-def last_uses(ops: Sequence[Op], kept: set[str]) -> dict[int, list[Tensor]]:
+def last_uses(ops: Sequence[Op], outputs: set[str]) -> dict[int, list[Tensor]]:
     """For each op the tensors, made by ops, that no later op uses."""
-    seen = set(kept)
-    freed: dict[int, list[Tensor]] = {}
+    seen = set(outputs)
+    last: dict[int, list[Tensor]] = {}
     for op in reversed(ops):
-        freed[op.id] = []
+        last[op.id] = []
         for tensor in (*op.outputs, *op.inputs):
             if tensor._id not in seen:
                 seen.add(tensor._id)
                 if tensor._producer is not None:
-                    freed[op.id].append(tensor)
-    return freed
+                    last[op.id].append(tensor)
+    return last
 
 
 def must_not_share(op: Op, aliasing: Aliasing) -> bool:
@@ -200,12 +200,12 @@ def unshare(outputs: list[int], inputs: list[int]) -> Step:
     """Copy outputs that share memory with other arrays."""
 
     def step(values: list[Any]) -> None:
-        taken = {id(values[slot]) for slot in inputs}
+        seen = {id(values[slot]) for slot in inputs}
         for slot in outputs:
             array = values[slot]
-            if array.base is not None or id(array) in taken or not is_writable(array):
+            if array.base is not None or id(array) in seen or not is_writable(array):
                 array = values[slot] = array.copy()
-            taken.add(id(array))
+            seen.add(id(array))
 
     return step
 
@@ -215,14 +215,14 @@ def is_writable(array: Array) -> bool:
     return bool(getattr(array.flags, "writeable", True))
 
 
-def in_turn(steps: Sequence[Step], freed: list[int]) -> Step:
+def in_turn(steps: Sequence[Step], emptied: list[int]) -> Step:
     """Several steps as one, which then empties some slots."""
     if len(steps) == 1:
         (only,) = steps
 
         def step(values: list[Any]) -> None:
             only(values)
-            for slot in freed:
+            for slot in emptied:
                 values[slot] = None
 
         return step
@@ -230,7 +230,7 @@ def in_turn(steps: Sequence[Step], freed: list[int]) -> Step:
     def several(values: list[Any]) -> None:
         for each in steps:
             each(values)
-        for slot in freed:
+        for slot in emptied:
             values[slot] = None
 
     return several

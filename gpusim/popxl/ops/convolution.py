@@ -267,20 +267,20 @@ def transposed_padding(
     extra = tuple(attributes["output_padding"] or (0,) * rank)
     sizes = zip(data, kernel, attributes["stride"], attributes["dilation"], extra, strict=True)
     full = [(n - 1) * s + (k - 1) * d + 1 + e for n, k, s, d, e in sizes]
-    wanted = tuple(attributes["output_shape"] or ())[-rank:]
-    if not wanted and attributes["pad_type"] in ("same_upper", "same_lower"):
-        wanted = tuple(n * s for n, s in zip(data, attributes["stride"], strict=True))
-    if not wanted:
+    target = tuple(attributes["output_shape"] or ())[-rank:]
+    if not target and attributes["pad_type"] in ("same_upper", "same_lower"):
+        target = tuple(n * s for n, s in zip(data, attributes["stride"], strict=True))
+    if not target:
         if attributes["pad_type"] == "valid":
             padding = (0,) * (2 * rank)
         before, after = padding[:rank], padding[rank:]
         cut = zip(full, before, after, strict=True)
         return tuple(f - b - a for f, b, a in cut), padding
-    total = [f - n for f, n in zip(full, wanted, strict=True)]
+    total = [f - n for f, n in zip(full, target, strict=True)]
     less = [int(t / 2) for t in total]  # as C divides: negative where the result is longer
     more = [t - half for t, half in zip(total, less, strict=True)]
     sides = (less, more) if attributes["pad_type"] == "same_upper" else (more, less)
-    return wanted, (*sides[0], *sides[1])
+    return target, (*sides[0], *sides[1])
 
 
 def _transposed(data: tuple[int, ...], kernel: tuple[int, ...], attributes: Attributes) -> Windows:
@@ -423,28 +423,28 @@ def multi_conv_options(
     enable_conv_dithering: Sequence[int] | None,
 ) -> dict[str, Any]:
     """The options of a convolution that are given, by name. They have no effect here."""
-    given = {
+    options = {
         "availableMemoryProportions": available_memory_proportions,
         "partialsTypes": partials_types,
         "enableConvDithering": enable_conv_dithering,
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in options.items() if value}
 
 
 def check_pad_type(mode: str | None) -> str:
     """The type of padding; ValueError for an unknown one."""
-    found = mode or "not_set"
-    if found not in PAD_TYPES:
+    pad_type = mode or "not_set"
+    if pad_type not in PAD_TYPES:
         raise ValueError(
             f"pad type {mode} is not valid, must be not_set, same_upper, same_lower or valid"
         )
-    return found
+    return pad_type
 
 
 def per_axis(sizes: Sizes, default: Sequence[int], count: int, fill: int) -> tuple[int, ...]:
     """Numbers for `count` axes. The default, which is that of images, fits any number of axes."""
-    given = tuple(default if sizes is None else sizes)
-    return (fill,) * count if given == tuple(default) else given
+    numbers = tuple(default if sizes is None else sizes)
+    return (fill,) * count if numbers == tuple(default) else numbers
 
 
 def _attributes(

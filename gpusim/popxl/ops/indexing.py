@@ -373,7 +373,9 @@ def _index_shape(
     return indices
 
 
-def _broadcast_indices(xp: ModuleType, indices: Array, data: tuple[int, ...], a: Attributes) -> Array:
+def _broadcast_indices(
+    xp: ModuleType, indices: Array, data: tuple[int, ...], a: Attributes
+) -> Array:
     (axis,) = normal_axes(a["axis"], len(data))
     shape = _index_shape(data, indices.shape[1:], axis, a["grouped"])
     return broadcast_to(xp, indices.reshape(indices.shape[0], *shape), data)
@@ -451,17 +453,17 @@ def _build_scatter_reduce_gradient(site: GradientSite) -> list[Any]:
     data = site.op.inputs[0].shape
     out: list[Any] = [None] * len(site.op.inputs)
     if site.needs(0):
-        given = [site.gradient(0), site.input(1)]
-        given += [site.input(0), site.output(0)] if extreme else []
-        out[0] = add_op(SCATTER_REDUCE_GRAD, given, {**site.attributes, "shape": data})[0]
+        inputs = [site.gradient(0), site.input(1)]
+        inputs += [site.input(0), site.output(0)] if extreme else []
+        out[0] = add_op(SCATTER_REDUCE_GRAD, inputs, {**site.attributes, "shape": data})[0]
     if len(out) == 3 and site.needs(2):
-        given = [site.gradient(0)]
+        inputs = [site.gradient(0)]
         if extreme:
-            given += [site.input(2), site.output(0)]
+            inputs += [site.input(2), site.output(0)]
         elif site.attributes["reduction"] == "none":
-            given += [site.input(1)]
+            inputs += [site.input(1)]
         attributes = {**site.attributes, "shape": site.op.inputs[2].shape, "data": data}
-        out[2] = add_op(SCATTER_REDUCE_INITIAL_GRAD, given, attributes)[0]
+        out[2] = add_op(SCATTER_REDUCE_INITIAL_GRAD, inputs, attributes)[0]
     return out
 
 

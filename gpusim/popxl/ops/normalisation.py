@@ -144,8 +144,8 @@ def _build_group_gradient(site: GradientSite) -> list[Any]:
     dy = site.gradient(0)
     if dy is None:
         return [None, None, None]
-    given = [dy, site.input(0), site.input(1), site.output(1), site.output(2)]
-    return list(add_op(GROUP_NORM_GRAD, given, site.attributes))
+    inputs = [dy, site.input(0), site.input(1), site.output(1), site.output(2)]
+    return list(add_op(GROUP_NORM_GRAD, inputs, site.attributes))
 
 
 GROUP_NORM_GRAD = Definition("GroupNormalizationGrad", _group_gradient_specs, _group_norm_gradient)
@@ -244,8 +244,8 @@ def _batch_norm_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes)
 
 
 def _build_batch_gradient(site: GradientSite) -> list[Any]:
-    given = [site.gradient(0), *(site.input(i) for i in (0, 1, 3, 4))]
-    return [*add_op(BATCH_NORM_GRAD, given, site.attributes), None, None]
+    inputs = [site.gradient(0), *(site.input(i) for i in (0, 1, 3, 4))]
+    return [*add_op(BATCH_NORM_GRAD, inputs, site.attributes), None, None]
 
 
 BATCH_NORM_GRAD = Definition("BatchNormalizationGrad", _batch_gradient_specs, _batch_norm_gradient)

@@ -85,8 +85,8 @@ def _reduction(op_type: str, fold: Fold, share: Share | None = None) -> Definiti
 
     def run_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         dy, x, y = inputs
-        _, kept = _along(x, attributes)
-        gradient = share(xp, wide(dy).reshape(kept), wide(x), wide(y).reshape(kept))
+        _, shape = _along(x, attributes)
+        gradient = share(xp, wide(dy).reshape(shape), wide(x), wide(y).reshape(shape))
         return [narrow(gradient, x.dtype)]
 
     grad = Definition(f"{op_type}Grad", shape_spec, run_gradient)
@@ -112,8 +112,8 @@ def _sum_or_mean(op_type: str, fold: Fold, mean: bool) -> Definition:
         axes = normal_axes(attributes["axes"], len(shape))
         if mean:
             dy = narrow(wide(dy) / math.prod(shape[i] for i in axes), dy.dtype)
-        kept = dy.reshape(dy.shape[0], *reduced_shape(shape, axes, True))
-        return [xp.broadcast_to(kept, (dy.shape[0], *shape))]
+        rows = dy.reshape(dy.shape[0], *reduced_shape(shape, axes, True))
+        return [xp.broadcast_to(rows, (dy.shape[0], *shape))]
 
     grad = Definition(f"{op_type}Grad", shape_spec, run_gradient)
 
@@ -291,12 +291,12 @@ def _product_of_others(xp: ModuleType, x: Array) -> Array:
 
 def _product_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, x = inputs
-    axes, kept = _along(x, attributes)
+    axes, shape = _along(x, attributes)
     rank = x.ndim - 1
     order = [0, *(i + 1 for i in range(rank) if i not in axes), *(i + 1 for i in axes)]
     others = _product_of_others(xp, flatten_axes(xp, wide(x), axes))
     others = others.reshape([x.shape[i] for i in order]).transpose(np.argsort(order).tolist())
-    return [narrow(wide(dy).reshape(kept) * others, x.dtype)]
+    return [narrow(wide(dy).reshape(shape) * others, x.dtype)]
 
 
 PROD_GRAD = Definition("ReduceProdGrad", shape_spec, _product_gradient)
@@ -344,10 +344,10 @@ def max(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = Fal
 
 
 def _largest(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    found, *others = align(*inputs)
+    largest, *others = align(*inputs)
     for other in others:
-        found = xp.maximum(found, other)
-    return [found]
+        largest = xp.maximum(largest, other)
+    return [largest]
 
 
 # As in PopART: every input that is the largest gets the whole gradient.
@@ -411,11 +411,11 @@ def _median_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> 
     dy, indices = inputs
     shape = tuple(attributes["shape"])
     axes = normal_axes(attributes["axes"], len(shape))
-    kept = reduced_shape(shape, axes, False)
+    rest = reduced_shape(shape, axes, False)
     count = math.prod(shape[i] for i in axes)
     replicas = dy.shape[0]
-    places = indices.reshape(replicas, *kept)[..., None] == xp.arange(count, dtype=np.int32)
-    rows = xp.where(places, dy.reshape(replicas, *kept)[..., None], xp.zeros((), dy.dtype))
+    places = indices.reshape(replicas, *rest)[..., None] == xp.arange(count, dtype=np.int32)
+    rows = xp.where(places, dy.reshape(replicas, *rest)[..., None], xp.zeros((), dy.dtype))
     order = [i for i in range(len(shape)) if i not in axes] + list(axes)
     back = np.argsort(order).tolist()
     moved = rows.reshape(replicas, *(shape[i] for i in order))

@@ -196,10 +196,10 @@ def interpolate(
         (nearest_mode, NEAREST_MODES),
         (coordinate_transformation_mode, COORDINATES),
     )
-    for given, known in checked:
-        if given not in known:
-            listed = f"{', '.join(known[:-1])} or {known[-1]}"
-            raise ValueError(f"interpolate type {given} is not valid, must be {listed}.")
+    for value, allowed in checked:
+        if value not in allowed:
+            listed = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+            raise ValueError(f"interpolate type {value} is not valid, must be {listed}.")
     attributes = {
         "scales": tuple(float(scale) for scale in scale_factor or (1.0,) * t.rank),
         "mode": mode,

@@ -159,8 +159,8 @@ def squeeze(t: Tensor, axes: Iterable[int] | None = None) -> Tensor:
             raise ValueError(f"Can't squeeze axis '{i}' as tensor has rank '{t.rank}'")
         if shape[i] != 1:
             raise ValueError(f"Can't squeeze axis '{i}' as length of axis is >1: {shape[i]}")
-    kept = tuple(size for i, size in enumerate(shape) if i not in places)
-    return add_op(RESHAPE, [t], {"shape": kept})[0]
+    rest = tuple(size for i, size in enumerate(shape) if i not in places)
+    return add_op(RESHAPE, [t], {"shape": rest})[0]
 
 
 # Transposes
@@ -220,10 +220,10 @@ def _order(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...]:
     if permutation is None:
         return tuple(range(t.rank))[::-1]
     order = tuple(axis + t.rank if axis < 0 else axis for axis in permutation)
-    found = tuple(axis for axis in order if axis >= t.rank)
-    if found:
+    beyond = tuple(axis for axis in order if axis >= t.rank)
+    if beyond:
         raise ValueError(
-            f"Values in permutation must be less than the tensor's rank {t.rank}. Found {found}"
+            f"Values in permutation must be less than the tensor's rank {t.rank}. Found {beyond}"
         )
     return order
 
@@ -244,7 +244,7 @@ def _concat_spec(inputs: Specs, attributes: Attributes) -> Specs:
     for spec in inputs[1:]:
         same = [n for i, n in enumerate(spec.shape) if i != axis]
         if len(spec.shape) != len(first) or same != [n for i, n in enumerate(first) if i != axis]:
-            shapes = ", ".join(str(given.shape) for given in inputs)
+            shapes = ", ".join(str(each.shape) for each in inputs)
             raise ValueError(f"The shapes {shapes} differ in more than the axis {axis}")
     count = sum(spec.shape[axis] for spec in inputs)
     return [TensorSpec((*first[:axis], count, *first[axis + 1 :]), inputs[0].dtype)]
@@ -345,24 +345,24 @@ def _split(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 def _split_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    given = iter(inputs)
+    gradients = iter(inputs)
     shape, axis = attributes["shape"], attributes["axis"]
     out = xp.zeros((inputs[0].shape[0], *shape), inputs[0].dtype)
     cuts = _cuts(attributes["counts"], axis)
     for places, present in zip(cuts, attributes["present"], strict=True):
         if present:
-            out[places] = next(given)
+            out[places] = next(gradients)
     return [out]
 
 
 def _split_back(site: GradientSite) -> list[Any]:
-    found = [site.gradient(index) for index in range(len(site.op.outputs))]
+    gradients = [site.gradient(index) for index in range(len(site.op.outputs))]
     attributes = {
         **site.attributes,
         "shape": site.op.inputs[0].shape,
-        "present": tuple(gradient is not None for gradient in found),
+        "present": tuple(gradient is not None for gradient in gradients),
     }
-    present = [gradient for gradient in found if gradient is not None]
+    present = [gradient for gradient in gradients if gradient is not None]
     return [add_op(SPLIT_GRAD, present, attributes)[0]] if present else [None]
 
 

@@ -151,8 +151,8 @@ def process_args(
     >>> process_args(stop=[None, 3], step=[-1, None])
     ([-1, 0], [-2147483648, 3], [-1, 1], [0, 1])
     """
-    given = {"start": start, "stop": stop, "step": step, "axis": axis}
-    listed = {name: _as_list(value) for name, value in given.items()}
+    arguments = {"start": start, "stop": stop, "step": step, "axis": axis}
+    listed = {name: _as_list(value) for name, value in arguments.items()}
     count = None
     for k, v in listed.items():
         if v is None:

@@ -70,8 +70,8 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
     """
     if not isinstance(h2d_stream, HostToDeviceStream):
         raise TypeError(f"h2d_stream must be a HostToDeviceStream, got {h2d_stream!r}")
-    given = name or h2d_stream.tensor_id
-    return add_op(HOST_LOAD, [], {"stream": h2d_stream}, name, output_names=[given])[0]
+    label = name or h2d_stream.tensor_id
+    return add_op(HOST_LOAD, [], {"stream": h2d_stream}, name, output_names=[label])[0]
 
 
 def compile_host_store(compiler: GraphCompiler, op: Op) -> Step:
@@ -334,4 +334,4 @@ def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
     """Raise NotImplementedError, as PopXL does."""
-    raise NotImplementedError(f"{__name__} op is not yet implemented.")
+    raise NotImplementedError("popxl.ops.code_copy op is not yet implemented.")

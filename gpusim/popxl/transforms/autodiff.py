@@ -35,9 +35,9 @@ class ExpectedConnection:
 
     @classmethod
     def _from_pb(cls, tensor: Tensor, type: ExpectedConnectionType) -> ExpectedConnection:
-        made = object.__new__(cls)
-        made._tensor, made._type = tensor, type
-        return made
+        new = object.__new__(cls)
+        new._tensor, new._type = tensor, type
+        return new
 
     @property
     def fwd_tensor(self) -> Tensor:
@@ -74,10 +74,10 @@ class GradGraphInfo:
         inputs: Iterable[ExpectedConnection],
         outputs: Iterable[ExpectedConnection],
     ) -> GradGraphInfo:
-        made = object.__new__(cls)
-        made._graph, made._forward = graph, forward
-        made._inputs, made._outputs = tuple(inputs), tuple(outputs)
-        return made
+        new = object.__new__(cls)
+        new._graph, new._forward = graph, forward
+        new._inputs, new._outputs = tuple(inputs), tuple(outputs)
+        return new
 
     @property
     def graph(self) -> Graph:
@@ -199,11 +199,11 @@ def autodiff(
     >>> [tensor.shape for tensor in info.graph.outputs]
     [(3, 4)]
     """
-    known = {g: _plain(info) for g, info in (called_graphs_grad_info or {}).items()}
-    differentiation = Differentiation(known)
+    existing = {g: _plain(info) for g, info in (called_graphs_grad_info or {}).items()}
+    differentiation = Differentiation(existing)
     differentiation.differentiate(graph, grads_provided, grads_required)
-    made = {g: _info(g, plan) for g, plan in differentiation.made.items()}
-    return made if return_all_grad_graphs else made[graph]
+    infos = {g: _info(g, plan) for g, plan in differentiation.plans.items()}
+    return infos if return_all_grad_graphs else infos[graph]
 
 
 def _info(forward: Graph, plan: GradientPlan) -> GradGraphInfo:

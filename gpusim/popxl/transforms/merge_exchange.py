@@ -37,13 +37,13 @@ def merge_exchange() -> Iterator[None]:
     """
     context = get_current_context()
     graph = context.graph
-    made: list[Op] = []
-    handle = graph.register_op_created_hook(made.append)
+    ops: list[Op] = []
+    handle = graph.register_op_created_hook(ops.append)
     try:
         yield
     finally:
         graph.remove_op_created_hook(handle)
-    for op in _merge(graph, [op for op in made if op.opType() in _MERGED]):
+    for op in _merge(graph, [op for op in ops if op.opType() in _MERGED]):
         for hook in (*context._hooks.values(), *graph._hooks.values()):
             hook(op)
 
@@ -63,14 +63,14 @@ def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
     ...     popxl.ops.host_store(popxl.d2h_stream((), popxl.float32), popxl.constant(1.0))
     """
     graph = get_current_graph()
-    made: list[Op] = []
-    handle = graph.register_op_created_hook(made.append)
+    ops: list[Op] = []
+    handle = graph.register_op_created_hook(ops.append)
     try:
         with io_tiles(), merge_exchange(), in_sequence(False):
             yield
     finally:
         graph.remove_op_created_hook(handle)
-    left = [op for op in graph._ops if op.opType() != "Init" and any(op is each for each in made)]
+    left = [op for op in graph._ops if op.opType() != "Init" and any(op is each for each in ops)]
     if verify_overlap and len(left) > 1:
         ops_debug = "\n   ".join(op.debugName() for op in left)
         raise RuntimeError(
@@ -144,11 +144,11 @@ def _sort(ops: Sequence[Op]) -> list[Op]:
     users: list[list[int]] = [[] for _ in ops]
     for index, op in enumerate(ops):
         producers = (tensor._producer for tensor in op.inputs)
-        found = {place[each.id] for each in (*producers, *op.after) if each and each.id in place}
-        needed.append(found)
-        for each in found:
+        earlier = {place[each.id] for each in (*producers, *op.after) if each and each.id in place}
+        needed.append(earlier)
+        for each in earlier:
             users[each].append(index)
-    ready = [index for index, found in enumerate(needed) if not found]
+    ready = [index for index, earlier in enumerate(needed) if not earlier]
     out: list[Op] = []
     while ready:
         index = heappop(ready)
