@@ -26,6 +26,7 @@ __all__ = [
     "Specs",
     "add_op",
     "check_inputs",
+    "fixed_spec",
     "gradient_ops",
     "no_gradient",
     "only_compiled",
@@ -235,6 +236,11 @@ def same_spec(inputs: Specs, attributes: Attributes) -> Specs:
 def shape_spec(inputs: Specs, attributes: Attributes) -> Specs:
     """Infer the attribute `shape`, and the attribute `dtype` or else the first input's dtype."""
     return [TensorSpec(attributes["shape"], attributes.get("dtype") or inputs[0].dtype)]
+
+
+def fixed_spec(inputs: Specs, attributes: Attributes) -> Specs:
+    """Infer the attribute `spec`."""
+    return [attributes["spec"]]
 
 
 def gradient_ops(*rules: tuple[Definition, str] | None) -> GradientRule:

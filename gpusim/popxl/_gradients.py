@@ -140,7 +140,7 @@ class GradientGraph:
                 graph_output(self._result(tensor))
                 self.plan.outputs.append(tensor)
 
-    # What rules ask for
+    # For the rules
 
     def forward(self, tensor: Tensor) -> Tensor:
         """A forward tensor in the gradient graph: an input of it, or a copy of a constant."""

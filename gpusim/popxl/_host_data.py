@@ -93,7 +93,7 @@ class Weights:
     def __init__(self, ir: Ir, machine: Machine) -> None:
         self._ir, self._machine = ir, machine
         self.variables = ir.main_graph.variables
-        self.stale = False  # whether a run may have changed what the host does not know yet
+        self.stale = False  # whether a run may have changed values since the last transfer
         self._allocate()
 
     def _allocate(self) -> None:

@@ -248,7 +248,7 @@ def replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> tuple[Variable, Tensor]:
-    """A variable of which each replica holds one shard, flat and padded with zeros.
+    """A variable in shards: each replica holds one, flat and padded with zeros.
 
     **Arguments**: as in `variable`; `shard_over`: the number of neighbours of a group with one
     shard each, by default all of the group.

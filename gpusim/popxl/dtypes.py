@@ -173,7 +173,7 @@ half, double = float16, float64
 _BY_PYTHON: dict[Any, dtype] = {
     builtins.bool: _new("bool", np.bool_, "b"),
     builtins.int: int64,
-    builtins.float: float32,  # what a Python number becomes on an IPU
+    builtins.float: float32,  # as on an IPU
 }
 _BY_NAME |= {"half": float16, "float": float32, "double": float64}
 float = float32

@@ -14,7 +14,7 @@ from .typing_ import HostScalarTensor
 
 __all__ = ["table_to_string", "to_numpy"]
 
-#: What 64-bit data becomes, as IPUs have none.
+#: 64-bit dtypes, which IPUs lack, and what they become.
 DOWNCAST = {
     np.dtype(np.float64): np.dtype(np.float32),
     np.dtype(np.int64): np.dtype(np.int32),

@@ -23,8 +23,8 @@ class Aliasing:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        # By tensor id, the id of another of the same class: of those that are one array when a
-        # program runs, and of those that count as one memory.
+        # By tensor id, the id of another member of its class. Members of one class are one array
+        # when a program runs, or count as one memory.
         self._arrays: dict[str, str] = {}
         self._classes: dict[str, str] = {}
         for op in graph._ops:

@@ -70,7 +70,7 @@ class GraphCompiler:
         )
         ops = live_ops(graph)
         outputs = {tensor._id for tensor in graph.outputs}
-        if self._links:  # a change may have to pass through tensors that nothing uses any more
+        if self._links:  # a change may pass through tensors without further uses
             outputs |= {t._id for t in graph.tensors if self.aliasing.is_changed(t)}
         last = last_uses(ops, outputs)
         for op in ops:
@@ -311,7 +311,7 @@ def write_back(compiler: GraphCompiler, link: Op, index: int) -> Step:
     def step(values: list[Any]) -> None:
         arrays = [values[slot] for slot in inputs]
         if values[output] is None or any(array is None for array in arrays):
-            return  # nothing comes of the view, so that it has not been made
+            return  # the view is not used, and so does not exist
         others = [array if at == index else array.copy() for at, array in enumerate(arrays)]
         write(xp, values[output], others, attributes)
 

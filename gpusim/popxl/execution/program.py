@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGraph", "Step"]
 
 Array = Any
-#: What an op has become: it reads and writes slots.
+#: The compiled form of an op: it reads and writes slots.
 Step = Callable[[list[Any]], None]
 
 
@@ -22,9 +22,9 @@ class CompiledGraph:
         self.name = name
         self.machine = machine
         self.steps: list[Step] = []
-        self.template: list[Any] = []  # a value for each slot: those of constants, else None
-        self.constants: list[int] = []  # the slots of the template that hold one
-        self.owned: list[int] = []  # those among them that are changed in place
+        self.template: list[Any] = []  # a value for each slot: that of a constant, else None
+        self.constants: list[int] = []  # the slots of constants
+        self.owned: list[int] = []  # constants that are changed in place
         self.inputs: list[int] = []
         self.outputs: list[int] = []
         self.modified: frozenset[int] = frozenset()  # inputs that are changed in place

@@ -44,13 +44,15 @@ class Windows:
         )
 
     def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Each place in the kernel, with the slices of the padded image under it."""
-        for place in itertools.product(*map(range, self.kernel)):
+        """Each position in the kernel, with the slices of the padded image under it."""
+        for position in itertools.product(*map(range, self.kernel)):
             yield (
-                place,
+                position,
                 tuple(
                     slice(p * d, p * d + (o - 1) * s + 1, s)
-                    for p, d, s, o in zip(place, self.dilation, self.stride, self.out, strict=True)
+                    for p, d, s, o in zip(
+                        position, self.dilation, self.stride, self.out, strict=True
+                    )
                 ),
             )
 

@@ -1,6 +1,6 @@
 """Convolutions over one to three spatial axes, their gradients, and transposed convolutions.
 
-There is one matrix product for each place in the kernel, added in float32: no copies of windows.
+There is one matrix product for each position in the kernel, added in float32: no copies of windows.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ def _in_float32(x: Array) -> Array:
 
 
 def _forward(xp: ModuleType, x: Array, weight: Array, w: Windows, groups: int) -> Array:
-    """A product for each tap: [R, G, M/G, C/G] with [R, N, G, C/G, places]."""
+    """A product for each tap: [R, G, M/G, C/G] with [R, N, G, C/G, positions]."""
     r, n, c = x.shape[:3]
     m = weight.shape[1]
     image = pad(xp, x, w)
     filters = weight.reshape(r, 1, groups, m // groups, c // groups, *w.kernel)
     out: Array = 0
-    for place, where in w.taps():
+    for position, where in w.taps():
         seen = xp.ascontiguousarray(image[(..., *where)])
         seen = seen.reshape(r, n, groups, c // groups, -1)
-        out += xp.matmul(xp.ascontiguousarray(filters[(..., *place)]), seen)
+        out += xp.matmul(xp.ascontiguousarray(filters[(..., *position)]), seen)
     return out.reshape(r, n, m, *w.out)
 
 
@@ -99,8 +99,8 @@ def _data_gradient(xp: ModuleType, dy: Array, weight: Array, w: Windows, groups:
     rows = xp.ascontiguousarray(dy).reshape(r, n, groups, m // groups, -1)
     filters = weight.reshape(r, 1, groups, m // groups, c // groups, *w.kernel)
     image = xp.zeros((r, n, c, *w.padded), dy.dtype)
-    for place, where in w.taps():
-        tap = xp.ascontiguousarray(filters[(..., *place)].swapaxes(-1, -2))
+    for position, where in w.taps():
+        tap = xp.ascontiguousarray(filters[(..., *position)].swapaxes(-1, -2))
         image[(..., *where)] += xp.matmul(tap, rows).reshape(r, n, c, *w.out)
     return unpad(xp, image, w)
 
@@ -113,15 +113,15 @@ def _weight_gradient(xp: ModuleType, dy: Array, x: Array, w: Windows, groups: in
     # The images of a batch side by side, so that one product adds them.
     rows = _side_by_side(xp, dy, groups, m)
     out = xp.empty((r, m, c // groups, *w.kernel), dy.dtype)
-    for place, where in w.taps():
+    for position, where in w.taps():
         seen = _side_by_side(xp, image[(..., *where)], groups, c)
         product = xp.matmul(rows, seen.swapaxes(-1, -2))
-        out[(..., *place)] = product.reshape(r, m, c // groups)
+        out[(..., *position)] = product.reshape(r, m, c // groups)
     return out
 
 
 def _side_by_side(xp: ModuleType, x: Array, groups: int, channels: int) -> Array:
-    """[R, N, C, *places] as [R, G, C/G, N * places]."""
+    """[R, N, C, *positions] as [R, G, C/G, N * positions]."""
     r = x.shape[0]
     return xp.ascontiguousarray(xp.moveaxis(x, 1, 2)).reshape(r, groups, channels // groups, -1)
 

@@ -1,6 +1,6 @@
 """Random numbers, dropout and seeds. A replica's numbers depend on its seed tensor alone.
 
-The words are those of gpusim.random (Philox, call 0, replica 0), with the seed tensor as seed.
+The words are those of gpusim.rng (Philox, call 0, replica 0), with the seed tensor as seed.
 """
 
 from __future__ import annotations

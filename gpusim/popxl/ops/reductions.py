@@ -356,7 +356,7 @@ MAX = Definition("Max", one_spec, _largest, gradient_ops((MAX_GRAD, "xy")), name
 
 
 def maximum(*ts: Tensor) -> Tensor:
-    """The greatest of the tensors' elements at each place. Shapes broadcast as in NumPy.
+    """The greatest of the tensors' elements at each position. Shapes broadcast as in NumPy.
 
     Every tensor that has the greatest element gets the whole gradient.
 
@@ -414,8 +414,8 @@ def _median_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> 
     rest = reduced_shape(shape, axes, False)
     count = math.prod(shape[i] for i in axes)
     replicas = dy.shape[0]
-    places = indices.reshape(replicas, *rest)[..., None] == xp.arange(count, dtype=np.int32)
-    rows = xp.where(places, dy.reshape(replicas, *rest)[..., None], xp.zeros((), dy.dtype))
+    positions = indices.reshape(replicas, *rest)[..., None] == xp.arange(count, dtype=np.int32)
+    rows = xp.where(positions, dy.reshape(replicas, *rest)[..., None], xp.zeros((), dy.dtype))
     order = [i for i in range(len(shape)) if i not in axes] + list(axes)
     back = np.argsort(order).tolist()
     moved = rows.reshape(replicas, *(shape[i] for i in order))

@@ -149,17 +149,17 @@ def squeeze(t: Tensor, axes: Iterable[int] | None = None) -> Tensor:
     """
     shape = t.shape
     if axes is None:
-        places = [i for i, size in enumerate(shape) if size == 1]
+        positions = [i for i, size in enumerate(shape) if size == 1]
     else:
-        places = [i if i >= 0 else i + t.rank for i in axes]
-    if len(set(places)) != len(places):
+        positions = [i if i >= 0 else i + t.rank for i in axes]
+    if len(set(positions)) != len(positions):
         raise ValueError("Axes contains duplicates")
-    for i in places:
+    for i in positions:
         if not 0 <= i < t.rank:
             raise ValueError(f"Can't squeeze axis '{i}' as tensor has rank '{t.rank}'")
         if shape[i] != 1:
             raise ValueError(f"Can't squeeze axis '{i}' as length of axis is >1: {shape[i]}")
-    rest = tuple(size for i, size in enumerate(shape) if i not in places)
+    rest = tuple(size for i, size in enumerate(shape) if i not in positions)
     return add_op(RESHAPE, [t], {"shape": rest})[0]
 
 
@@ -171,7 +171,7 @@ def _transpose_spec(inputs: Specs, attributes: Attributes) -> Specs:
     order = attributes["permutation"]
     if sorted(order) != list(range(len(spec.shape))):
         raise ValueError(
-            f"{order} is no permutation of the axes of a rank-{len(spec.shape)} tensor"
+            f"{order} is not a permutation of the axes of a rank-{len(spec.shape)} tensor"
         )
     return [TensorSpec(tuple(spec.shape[i] for i in order), spec.dtype)]
 
@@ -257,8 +257,8 @@ def _concat(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 def _write_concatenated(xp: Any, output: Array, inputs: Arrays, attributes: Attributes) -> None:
     axis = attributes["axis"]
     counts = [x.shape[axis + 1] for x in inputs]
-    for x, places in zip(inputs, _cuts(counts, axis), strict=True):
-        x[...] = output[places]
+    for x, positions in zip(inputs, _cuts(counts, axis), strict=True):
+        x[...] = output[positions]
 
 
 def _concat_back(site: GradientSite) -> list[Any]:
@@ -341,7 +341,7 @@ def _split_specs(inputs: Specs, attributes: Attributes) -> Specs:
 
 def _split(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     cuts = _cuts(attributes["counts"], attributes["axis"])
-    return [inputs[0][places] for places in cuts]
+    return [inputs[0][positions] for positions in cuts]
 
 
 def _split_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -349,9 +349,9 @@ def _split_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> A
     shape, axis = attributes["shape"], attributes["axis"]
     out = xp.zeros((inputs[0].shape[0], *shape), inputs[0].dtype)
     cuts = _cuts(attributes["counts"], axis)
-    for places, present in zip(cuts, attributes["present"], strict=True):
+    for positions, present in zip(cuts, attributes["present"], strict=True):
         if present:
-            out[places] = next(gradients)
+            out[positions] = next(gradients)
     return [out]
 
 
@@ -383,14 +383,14 @@ def split(t: Tensor, splits: int | Sequence[int], axis: int = 0) -> list[Tensor]
     >>> [part.shape for part in parts]
     [(1,), (2,)]
     """
-    place = one_axis(t, axis)
+    position = one_axis(t, axis)
     if isinstance(splits, int):
-        axis_len = t.shape[place]
+        axis_len = t.shape[position]
         if splits < 1 or axis_len % splits:
             raise ValueError(
                 f"Split {splits} does not equally divide tensor axis {axis} of length {axis_len}."
             )
         splits = [axis_len // splits] * splits
     names = [f"split_out_{number}" for number in range(len(splits))]
-    attributes = {"counts": tuple(splits), "axis": place}
+    attributes = {"counts": tuple(splits), "axis": position}
     return list(add_op(SPLIT, [t], attributes, output_names=names))

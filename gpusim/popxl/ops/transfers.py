@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .. import dtypes
-from .._definition import Attributes, Definition, Specs, add_op, only_compiled
+from .._definition import Attributes, Definition, Specs, add_op, fixed_spec, only_compiled
 from .._op import Op
 from ..context import get_current_graph
 from ..graph import Graph
@@ -118,10 +118,6 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
 # New tensors
 
 
-def init_spec(inputs: Specs, attributes: Attributes) -> Specs:
-    return [attributes["spec"]]
-
-
 def compile_init(compiler: GraphCompiler, op: Op) -> Step:
     machine, spec = compiler.machine, op.attributes["spec"]
     output, dtype = compiler.slot(op.outputs[0]), spec.dtype.as_numpy()
@@ -132,8 +128,8 @@ def compile_init(compiler: GraphCompiler, op: Op) -> Step:
     return step
 
 
-#: What is undefined on an IPU is zero here, so that programs always print the same.
-INIT = Definition("Init", init_spec, only_compiled, compile=compile_init)
+#: Values that are undefined on an IPU are zero here, so that programs are deterministic.
+INIT = Definition("Init", fixed_spec, only_compiled, compile=compile_init)
 
 
 def init(

@@ -11,7 +11,16 @@ import numpy as np
 from gpusim import collectives
 from gpusim.reduction import Reduction
 
-from ..._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, only_compiled
+from ..._definition import (
+    Array,
+    Attributes,
+    Definition,
+    GradientSite,
+    Specs,
+    add_op,
+    fixed_spec,
+    only_compiled,
+)
 from ..._op import Op
 from ...replica_grouping import ReplicaGrouping
 from ...tensor import Tensor, TensorSpec
@@ -41,11 +50,11 @@ Rule = Callable[["Machine", Array, "Groups | None", Attributes], Array]
 def local_part(machine: Machine, parts: Array, groups: Groups | None, axis: int) -> Array:
     """From (replicas, ..., members, ...) each replica's entry along the members' axis."""
     replicas = range(machine.offset, machine.offset + machine.replicas)
-    place = {r: p for members in groups.members for p, r in enumerate(members)} if groups else None
-    positions = [replica if place is None else place[replica] for replica in replicas]
+    members = groups.members if groups else [range(machine.total)]
+    position = {replica: at for group in members for at, replica in enumerate(group)}
     xp = machine.xp
-    rows, chosen = xp.arange(len(parts)), xp.asarray(positions)
-    return xp.moveaxis(parts, axis, 1)[rows, chosen]
+    positions = xp.asarray([position[replica] for replica in replicas])
+    return xp.moveaxis(parts, axis, 1)[xp.arange(len(parts)), positions]
 
 
 def compile_rule(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler, Op], Step]:
@@ -72,10 +81,6 @@ def compile_rule(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler,
         return step
 
     return compile
-
-
-def given_spec(inputs: Specs, attributes: Attributes) -> Specs:
-    return [attributes["spec"]]
 
 
 # All-reduce
@@ -224,7 +229,7 @@ def all_gather_gradient(site: GradientSite) -> Sequence[Tensor | None]:
 
 ALL_GATHER = Definition(
     "ReplicatedAllGather",
-    given_spec,
+    fixed_spec,
     only_compiled,
     all_gather_gradient,
     collective=True,
@@ -335,7 +340,7 @@ def reduce_scatter_gradient(site: GradientSite) -> Sequence[Tensor | None]:
 
 REDUCE_SCATTER = Definition(
     "ReplicatedReduceScatter",
-    given_spec,
+    fixed_spec,
     only_compiled,
     reduce_scatter_gradient,
     collective=True,
@@ -405,7 +410,7 @@ def slice_gradient(site: GradientSite) -> Sequence[Tensor | None]:
 
 SLICE = Definition(
     "ReplicatedSlice",
-    given_spec,
+    fixed_spec,
     only_compiled,
     slice_gradient,
     collective=True,
