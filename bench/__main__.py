@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import machine, memory, overhead, popxl, table, training, worlds
+from bench import machine, memory, overhead, popxl, small, table, training, worlds
 from bench.cases import (
     COLLECTIVES,
     DEFAULT_VARIANTS,
@@ -34,7 +34,7 @@ QUICK_BUDGET = 0.6
 WORLDS, QUICK_WORLDS = (3.0, worlds.SIZES), (1.0, worlds.QUICK_SIZES)
 # Seconds for a step of training, and the numbers of replicas.
 TRAININGS, QUICK_TRAININGS = (4.0, training.REPLICAS), (1.5, training.QUICK_REPLICAS)
-PARTS = ("memory", "overhead", "worlds", "training", "cases")
+PARTS = ("memory", "overhead", "small", "worlds", "training", "cases")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -108,6 +108,12 @@ def parser() -> argparse.ArgumentParser:
         help=f"{', '.join(PARTS)}: parts to leave out",
     )
     add(
+        "--beside",
+        metavar="PATH",
+        type=Path,
+        help="an older checkout of gpusim, whose small calls are measured in turns with these",
+    )
+    add(
         "--show", metavar="FILE", type=Path, help="show results of another run, and measure nothing"
     )
     return made  # fmt: skip
@@ -122,6 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not given.json.parent.is_dir():
         print(f"--json {given.json}: there is no such folder", file=sys.stderr)
+        return 2
+    if given.beside and not (given.beside / "gpusim").is_dir():
+        print(f"--beside {given.beside}: there is no gpusim in it", file=sys.stderr)
         return 2
     results = Results(machine.survey(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", machine.load())
     start = time.monotonic()
@@ -141,6 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds = 0.1 if given.quick else 0.3
             results.overheads += overhead.overheads(seconds)
             results.overheads += popxl.measured(seconds)
+        if "small" not in given.without:
+            seconds = 1.0 if given.quick else 3.0
+            beside = given.beside and given.beside.resolve()
+            for call in small.small_calls(seconds, beside):
+                results.small.append(call)
+                keep(results, start, given.json, peers)
         if "worlds" not in given.without:
             for exchange in worlds.exchanges(*QUICK_WORLDS if given.quick else WORLDS):
                 results.exchanges.append(exchange)
@@ -156,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.interrupted = True
         print("interrupted", file=sys.stderr)
     keep(results, start, given.json, peers)
-    table.show(results)
+    table.show(Results.load(given.json))  # rounded as in the file, so that --show shows the same
     return 130 if results.interrupted else 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.cases import Case, size_name
 from bench.timing import Timing
+from gpusim.files import atomic_write
 
 SCHEMA = 1
 OURS = "gpusim"
@@ -136,6 +137,37 @@ class Training:
 
 
 @dataclass(frozen=True)
+class SmallCall:
+    """A call on small arrays, of which the dispatch is most of the time.
+
+    Attributes:
+        before: the Python calls that it made in an older checkout.
+        calls: the Python calls that it makes.
+        ours, numpy, old: by gpusim, by one NumPy call, and by the older checkout.
+        problem: why there are no times.
+    """
+
+    name: str
+    before: int
+    calls: int | None = None
+    ours: Timing | None = None
+    numpy: Timing | None = None
+    old: Timing | None = None
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> SmallCall:
+        """What `dataclasses.asdict` made of one."""
+        names = ("ours", "numpy", "old")
+        return cls(**given | {name: given[name] and Timing(**given[name]) for name in names})
+
+    def ratio(self, over: str) -> float | None:
+        """How many times as long gpusim takes as `over`."""
+        other: Timing | None = getattr(self, over)
+        return self.ours.min / other.min if other and self.ours else None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """A target and what was measured; `met` is None where nothing was."""
 
@@ -165,6 +197,7 @@ class Results:
     interrupted: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     overheads: list[Overhead] = field(default_factory=list)
+    small: list[SmallCall] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     trainings: list[Training] = field(default_factory=list)
     targets: list[Verdict] = field(default_factory=list)
@@ -175,6 +208,7 @@ class Results:
             **{name: getattr(self, name) for name in ABOUT},
             "cases": [_outcome_to_dict(outcome) for outcome in self.outcomes],
             "overheads": [asdict(overhead) for overhead in self.overheads],
+            "small": [asdict(call) for call in self.small],
             "worlds": [asdict(exchange) for exchange in self.exchanges],
             "trainings": [asdict(training) for training in self.trainings],
             "targets": [asdict(verdict) for verdict in self.targets],
@@ -189,6 +223,7 @@ class Results:
             **{name: given[name] for name in ABOUT},
             outcomes=[_outcome_of(case) for case in given["cases"]],
             overheads=[Overhead(**overhead) for overhead in given["overheads"]],
+            small=[SmallCall.of(call) for call in given.get("small", [])],
             exchanges=[Exchange.of(exchange) for exchange in given.get("worlds", [])],
             trainings=[Training.of(training) for training in given.get("trainings", [])],
             targets=[Verdict(**verdict) for verdict in given["targets"]],
@@ -196,9 +231,8 @@ class Results:
 
     def save(self, path: Path) -> None:
         """Write the JSON; the file is whole at any time."""
-        draft = path.with_name(f".{path.name}.draft")
-        draft.write_text(json.dumps(_rounded(self.to_dict()), indent=1) + "\n")
-        draft.replace(path)
+        with atomic_write(path) as file:
+            file.write(json.dumps(_rounded(self.to_dict()), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Results:

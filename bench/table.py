@@ -89,6 +89,8 @@ def tables(results: Results) -> list[Table]:
     made = [cases_table(size_name(size), list(outcomes)) for size, outcomes in by_size]
     if results.overheads:
         made.append(overhead_table(results))
+    if results.small:
+        made.append(small_table(results))
     if results.exchanges:
         made.append(worlds_table(results))
     if results.trainings:
@@ -139,6 +141,22 @@ def overhead_table(results: Results) -> Table:
         for o in results.overheads
     ]
     return Table("Overhead", ["operation", "us", "note"], rows)
+
+
+def small_table(results: Results) -> Table:
+    """Small calls: Python calls, and times beside NumPy's and an older checkout's."""
+    rows, notes = [], []
+    for found in results.small:
+        if found.problem:
+            notes.append(f"{found.name}: {found.problem}")
+            continue
+        times = [None if t is None else t.min for t in (found.ours, found.numpy, found.old)]
+        ratios = [factor(found.ratio(over)) for over in ("numpy", "old")]
+        counts = [str(found.calls), str(found.before)]
+        rows.append([found.name, *counts, *ratios, *map(duration, times)])
+    headings = ["operation", "Python calls", "before", "/ NumPy", "/ before"]
+    headings += ["gpusim", "NumPy's", "before's"]
+    return Table("Small calls", headings, rows, tuple(notes))
 
 
 def worlds_table(results: Results) -> Table:

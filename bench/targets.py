@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bench.cases import COLLECTIVES, KI, MI, Case, Size
 from bench.overhead import NUMPY_CALL
 from bench.popxl import NOTE as OP
-from bench.results import LIMIT, Exchange, Outcome, Results, Training, Verdict
+from bench.results import LIMIT, Exchange, Outcome, Results, SmallCall, Training, Verdict
 
 LARGE: tuple[Size, ...] = ((8, 4 * MI), (256, 64 * KI))
 JAX = "JAX shard_map"
@@ -74,6 +74,10 @@ DISPATCH_MICROSECONDS = 10.0
 
 TRAINING = (64, 5.0)  # replicas, and how many times as fast as a loop over them
 
+#: Python calls at most, by the beginning of a small call's name.
+SMALL_CALLS = {"psum": 110, "PopTorch step": 400}
+SMALL_FASTER = 2.0  # a small psum, than in the older checkout
+
 LARGE_VALUE = 16 * MI  # bytes: of smaller ones the messages' own time is the most
 
 
@@ -121,7 +125,8 @@ def judge(results: Results) -> list[Verdict]:
     verdicts = [_judge(target, results.outcomes) for target in TARGETS]
     worlds = [_judge_world(target, results.exchanges) for target in WORLD_TARGETS]
     training = _judge_training(results.trainings)
-    return [*verdicts, *worlds, training, _dispatch(results), _session(results)]
+    small = _judge_small(results.small)
+    return [*verdicts, *worlds, training, *small, _dispatch(results), _session(results)]
 
 
 def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
@@ -169,6 +174,25 @@ def _judge_training(trainings: Iterable[Training]) -> Verdict:
     ratio = next((t.ratio() for t in trainings if t.replicas == replicas), None)
     met = None if ratio is None else ratio >= faster
     return Verdict(description, ratio, bound, met, "CPU" if ratio is not None else "")
+
+
+def _judge_small(found: Iterable[SmallCall]) -> Iterator[Verdict]:
+    """The Python calls of each small call, and the time of the psum beside an older checkout."""
+    by_name = {name: call for call in found for name in SMALL_CALLS if call.name.startswith(name)}
+    for name, most in SMALL_CALLS.items():
+        call = by_name.get(name)
+        calls = call.calls if call else None
+        met = None if calls is None else calls <= most
+        basis = f"{call.before} before" if call and calls is not None else ""
+        yield Verdict(f"Python calls of a small {name}", calls, f"≤ {most}", met, basis)
+    ratio = by_name["psum"].ratio("old") if "psum" in by_name else None
+    faster = 1 / ratio if ratio else None
+    yield Verdict(
+        "a small psum under vmap, than in the checkout beside (--beside)",
+        faster,
+        f"≥ {SMALL_FASTER:g}x faster",
+        None if faster is None else faster >= SMALL_FASTER,
+    )
 
 
 def _dispatch(results: Results) -> Verdict:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ INSTANCES = 2
 SIZES: tuple[Size, ...] = ((1, 4 * MI), (1, 16 * MI), (4, 4 * MI), (4, 16 * MI))
 QUICK_SIZES = tuple(size for size in SIZES if size[1] == 4 * MI)
 PATIENCE = 300.0  # seconds for all of it
+ERROR = re.compile(r"[\w.]*Error(:|$)")  # a traceback's last line, and none of its source lines
 COPIES = 6  # of an instance's values, that it needs beside all values of one
 
 
@@ -91,8 +93,8 @@ def _run(command: Sequence[str], log: IO[bytes], patience: float) -> Iterator[Ex
         elif code:
             log.seek(0)
             said = log.read().decode(errors="replace").splitlines()
-            words = next((text.strip() for text in said if "Error" in text), f"exit code {code}")
-            yield failure(words[:160])
+            words = (text.strip() for text in said if ERROR.match(text.strip()))
+            yield failure(next(words, f"exit code {code}")[:160])
     finally:
         timer.cancel()
         end(process, patience=0)

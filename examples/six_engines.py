@@ -19,7 +19,7 @@ import numpy as np
 
 import gpusim
 from gpusim import Reduction, lax
-from gpusim.tools.demo import data, model
+from gpusim.tools import digits
 
 ENGINES = ("xla-cpu", "openmpi-linear", "openmpi-ring", "mpich", "gloo-ring", "nccl-tree")
 RATE, LOSS_SCALE = 0.2, 128.0
@@ -39,7 +39,7 @@ class Run:
 
 def replica_step(dtype: Any, weights: Tree, images: Any, labels: Any) -> tuple[Tree, Any, Any]:
     """One step of gradient descent. All gradients are one array, as frameworks' buckets are."""
-    loss, gradients = model.loss_and_gradients(weights, images, labels)
+    loss, gradients = digits.loss_and_gradients(weights, images, labels)
     flat = np.concatenate([g.reshape(-1) for g in gradients.values()])
     total = lax.psum((flat * np.float32(LOSS_SCALE)).astype(dtype), "i")
     mean = total.astype(np.float32) / np.float32(LOSS_SCALE * lax.axis_size("i"))
@@ -50,15 +50,15 @@ def replica_step(dtype: Any, weights: Tree, images: Any, labels: Any) -> tuple[T
     return updated, total, lax.pmean(loss, "i", reduction=Reduction())
 
 
-def train(digits: data.Digits, engine: str, dtype: Any, epochs: int) -> Run:
+def train(data: digits.Digits, engine: str, dtype: Any, epochs: int) -> Run:
     """Train from the seed's first weights, with the sums of one engine."""
     step = gpusim.vmap(
         partial(replica_step, dtype), in_axes=(None, 0, 0), out_axes=None, axis_name="i"
     )
-    weights = {k: w.astype(np.float32) for k, w in model.initial(digits.seed).items()}
+    weights = {k: w.astype(np.float32) for k, w in digits.initial(data.seed).items()}
     sums: list[np.ndarray] = []
     by_step, losses = [], []
-    for images, labels in digits.deal(epochs):
+    for images, labels in data.deal(epochs):
         with gpusim.reduction(Reduction.like(engine)):
             weights, total, loss = step(
                 weights, images.astype(np.float32), labels.astype(np.float32)
@@ -66,8 +66,8 @@ def train(digits: data.Digits, engine: str, dtype: Any, epochs: int) -> Run:
         sums = sums or [np.asarray(total)]
         by_step.append(np.concatenate([np.asarray(w).reshape(-1) for w in weights.values()]))
         losses.append(float(loss))
-    accuracy = model.accuracy(weights, digits.test_images, digits.test_digits)
-    return Run(engine, sums[0], by_step, float(np.mean(losses[-digits.steps :])), accuracy)
+    accuracy = digits.accuracy(weights, data.test_images, data.test_digits)
+    return Run(engine, sums[0], by_step, float(np.mean(losses[-data.steps :])), accuracy)
 
 
 def row(run: Run, reference: Run) -> str:
@@ -91,10 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     dtype = np.dtype(getattr(ml_dtypes, options.dtype, options.dtype))
-    digits = data.load(options.replicas, seed=0)
-    runs = [train(digits, engine, dtype, options.epochs) for engine in ENGINES]
+    data = digits.load(options.replicas, seed=0)
+    runs = [train(data, engine, dtype, options.epochs) for engine in ENGINES]
     first = runs[0]
-    print(f"{options.replicas} replicas, {options.epochs} epochs of {digits.steps} steps, {dtype}")
+    print(f"{options.replicas} replicas, {options.epochs} epochs of {data.steps} steps, {dtype}")
     print(f"beside {first.engine}:")
     print(
         f"{'engine':16} {'first sum':>10} {'1st weights':>12} {'last weights':>12} {'of them':>10}"
@@ -104,9 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(row(run, first))
 
     for run in runs:  # every bit again, when it is run again; and no sum far from the others
-        again = train(digits, run.engine, dtype, 1)
+        again = train(data, run.engine, dtype, 1)
         np.testing.assert_array_equal(again.first_sum, run.first_sum)
-        np.testing.assert_array_equal(again.weights[-1], run.weights[digits.steps - 1])
+        np.testing.assert_array_equal(again.weights[-1], run.weights[data.steps - 1])
         assert abs(run.accuracy - first.accuracy) < 0.05, (run.engine, run.accuracy)
     print("agreed: each run with itself to the bit, all of them within five points of accuracy")
 

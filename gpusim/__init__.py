@@ -5,9 +5,7 @@ collectives; `Reduction` and `reduction` say in which order and precision they a
 are the same operations on stacked arrays.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
-from . import collectives, groups, lax
+from . import collectives, deprecated, groups, lax
 from .devices import devices
 from .errors import (
     CollectiveMismatchError,
@@ -24,11 +22,9 @@ from .random import rng
 from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
 from .runtime.world import World
+from .version import __version__
 
-try:
-    __version__ = version("gpusim")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+deprecated.install()
 
 __all__ = [
     "CollectiveMismatchError",

@@ -1,7 +1,7 @@
-"""After `import gpusim.aliases`, `import poptorch` and `import popdist` give gpusim's modules.
+"""After `import gpusim.aliases`, `import poptorch` and `import popdist` import gpusim's modules.
 
-Submodules included, and the same module objects. Also a pytest plugin, `pytest -p gpusim.aliases`,
-and what `gpusim run script.py` does first.
+They are the same module objects, including submodules. It is also a pytest plugin, `pytest -p
+gpusim.aliases`; `gpusim run script.py` imports it first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STAND_INS = str(Path(__file__).parent / "standins")
 
 
 class AliasWarning(UserWarning):
-    """A package that is really there, and gpusim's of the same name."""
+    """An installed package and gpusim's have the same name."""
 
 
 def aliased() -> tuple[str, ...]:
@@ -50,8 +50,8 @@ class Finder(MetaPathFinder):
             real = find_spec(f"gpusim.{fullname}")
         except ModuleNotFoundError as error:
             if not str(error.name).startswith("gpusim."):
-                raise  # gpusim has it, and it lacks something else
-            return None  # the package above it is not there, or has no modules
+                raise  # the module exists, and something that it needs is missing
+            return None  # the parent package is missing, or has no submodules
         if real is None:
             return None
         package = real.submodule_search_locations is not None
@@ -59,22 +59,22 @@ class Finder(MetaPathFinder):
 
 
 class Alias(Loader):
-    """Gives a name gpusim's module, which keeps its own name, spec and loader."""
+    """Gives a name gpusim's module, which keeps its name, spec and loader."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(f"gpusim.{spec.name}")
-        self.own = module.__spec__  # the import system is about to put `spec` in its place
+        self.original = module.__spec__  # which the import system is about to replace
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.own
+        module.__spec__ = self.original
 
 
 def install() -> None:
-    """Let the names mean gpusim's modules in this process, and in those that it starts.
+    """Make the names mean gpusim's modules in this process, and in those that it starts.
 
-    A package of such a name that is really installed is hidden, which is an AliasWarning; one
-    that has been imported stays what it is, which is another. Does nothing the second time.
+    An AliasWarning says if this hides an installed package. A package that is already imported
+    stays what it is, also with an AliasWarning. Does nothing the second time.
     """
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
@@ -82,27 +82,27 @@ def install() -> None:
         if name in sys.modules:
             origin = getattr(sys.modules[name], "__file__", None)
             if not is_stand_in(origin):
-                told(f"{name} was imported before gpusim.aliases, from {origin}: it stays")
+                warn(f"{name} was imported before gpusim.aliases, from {origin}: it stays")
         elif (found := PathFinder.find_spec(name)) and not is_stand_in(found.origin):
-            told(f"{name} means gpusim.{name}; the one installed at {found.origin} is hidden")
+            warn(f"{name} means gpusim.{name}; the one installed at {found.origin} is hidden")
     sys.meta_path.insert(0, Finder())
     if STAND_INS not in sys.path:
         sys.path.append(STAND_INS)
 
 
 def stand_in(name: str) -> None:
-    """For the files in `standins`: put gpusim's module where the import system will look.
+    """Put gpusim's module where the import system will look, for the files in `standins`.
 
-    ModuleNotFoundError if gpusim has none.
+    ModuleNotFoundError if gpusim does not have the module.
     """
     if name not in NAMES:
-        return  # somebody looks at the file itself, as gpusim.standins.poptorch
+        return  # the file itself is imported, as gpusim.standins.poptorch
     if name not in aliased():
         raise ModuleNotFoundError(f"No module named {name!r}: gpusim has none yet", name=name)
     sys.modules[name] = importlib.import_module(f"gpusim.{name}")
 
 
-def told(text: str) -> None:
+def warn(text: str) -> None:
     warnings.warn(text, AliasWarning, stacklevel=3)
 
 

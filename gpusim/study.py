@@ -1,14 +1,13 @@
-"""Precision studies by their public name; the implementation is `gpusim.tools.study`."""
+"""Precision studies: what a reduction does to its result, by order, format, rounding and replicas.
 
-from __future__ import annotations
+`sweep` measures sums of any input against the exact ones; `train` trains a small network in narrow
+formats. Both are `gpusim study` on the command line; `short` runs a short form of both.
+"""
 
-from importlib import import_module
-from typing import Any
+from gpusim.tools.study.results import Measurement, Row, Study
+from gpusim.tools.study.settings import Setting
+from gpusim.tools.study.short_study import short
+from gpusim.tools.study.sweeping import sweep
+from gpusim.tools.study.training import Training, train
 
-
-def __getattr__(name: str) -> Any:
-    return getattr(import_module("gpusim.tools.study"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(import_module("gpusim.tools.study").__all__)
+__all__ = ["Measurement", "Row", "Setting", "Study", "Training", "short", "sweep", "train"]

@@ -1,11 +1,11 @@
-"""Simulated IPUs: which there are, who may use them, and what gc-info says about them.
+"""Simulated IPUs: their ids, exclusive use by one owner at a time, and gc-info.
 
-- `table`: the devices and their ids. `selection`: by id or by number of IPUs. `placement`: on
-  which GPU and stream an IPU is.
-- `attach`: exclusive use, with waiting. `connection`: when an owner attaches. `holders`: who has.
-- `gc_info`, `gc_monitor`: the commands; `attributes`: what they print about an IPU.
-- `locks`, `runtime_folder`: flock, and the folder of the lock files. `gpus`, `nvml`, `host`:
-  what the hardware says. `errors`: what goes wrong.
+- `table`: the devices and their ids. `selection`: by id or by number of IPUs. `placement`: the
+  GPUs, and the GPU and the stream of an IPU.
+- `attach`: exclusive use, with waiting. `connection`: when an owner attaches. `holders`: the
+  processes that are attached. `locks`: the lock files.
+- `gc_info`, `gc_monitor`: the commands, with `command` in common. `attributes`: what they print.
+- `host`: this machine's hardware. `probes`: drivers, asked in other processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attaching to a device: exclusive, with waiting, and over when its owner is gone."""
+"""Exclusive use of a device, with waiting, until its owner detaches, is collected or dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from gpusim.devices.errors import AcquireError
-from gpusim.devices.holders import Holder, holders, own_record
+from gpusim.devices.holders import Holder, holders, local_record
 from gpusim.devices.locks import Hold, try_hold
 from gpusim.devices.table import Device
 
@@ -21,14 +21,14 @@ __all__ = ["Attachment", "attach", "default_timeout"]
 logger = logging.getLogger("gpusim.devices")
 
 FIRST_SLEEP, LONGEST_SLEEP = 0.05, 1.0  # seconds, doubling in between
-MOST_NAMED = 4  # holders that an error names
+MAX_NAMED = 4  # holders that an error names
 
 
 class Attachment:
-    """A device that nobody else can attach to, until `detach`.
+    """A device that no other owner can attach to, until `detach`.
 
-    It is also over when this object is collected, when the process ends in any way, and at the
-    end of a `with`. Forked and spawned processes do not inherit it.
+    The attachment also ends when this object is collected, when the process ends in any way, and
+    at the end of a `with`. Forked and spawned processes do not inherit it.
     """
 
     def __init__(self, device: Device, hold: Hold) -> None:
@@ -42,7 +42,7 @@ class Attachment:
         return self._hold.held
 
     def detach(self) -> None:
-        """Let others have the device; does nothing the second time."""
+        """Release the device for other owners; does nothing the second time."""
         self._finalizer()
 
     def __enter__(self) -> Attachment:
@@ -67,16 +67,21 @@ class Attachment:
 def attach(device: Device | Iterable[Device], *, timeout: float | None = None) -> Attachment:
     """Attach to a device, or to the first of several that is free.
 
+    Waiting is logged.
+
     **Arguments**
 
-    - `device`: a device, or those that would do, as `select_by_count` gives them. A group attaches
-      to all of its IPUs.
-    - `timeout`: how many seconds to wait for one to become free: 0 not at all, `math.inf` for as
-      long as it takes. None is what POPTORCH_WAIT_FOR_IPU says: 0 or unset not at all, 1 for as
-      long as it takes. Waiting is logged.
+    - `device`: a device, or several candidates, as `select_by_count` gives them. Attaching to a
+      group takes all of its IPUs.
+    - `timeout`: the number of seconds to wait for a free device: 0 does not wait, `math.inf` waits
+      as long as it takes. None means what POPTORCH_WAIT_FOR_IPU says: 0 or unset does not wait, 1
+      waits as long as it takes.
 
-    AcquireError, which says who has it, if none was free in that time; DeviceError if the runtime
-    folder cannot be used; ValueError for arguments or variables that make no sense.
+    **Raises**
+
+    - `AcquireError`: if no device was free in that time. It names the processes that use them.
+    - `DeviceError`: if the runtime folder cannot be used.
+    - `ValueError`: for invalid arguments or variables.
     """
     candidates = (device,) if isinstance(device, Device) else tuple(device)
     if not candidates:
@@ -90,22 +95,22 @@ def attach(device: Device | Iterable[Device], *, timeout: float | None = None) -
 
 
 def default_timeout() -> float:
-    """What POPTORCH_WAIT_FOR_IPU says: 0.0 if it is 0 or unset, infinity if it is 1."""
-    given = os.environ.get("POPTORCH_WAIT_FOR_IPU", "")
-    waits = {"": 0.0, "0": 0.0, "1": math.inf}
+    """The timeout that POPTORCH_WAIT_FOR_IPU sets: 0.0 if it is 0 or unset, infinity if it is 1."""
+    value = os.environ.get("POPTORCH_WAIT_FOR_IPU", "")
+    timeouts = {"": 0.0, "0": 0.0, "1": math.inf}
     try:
-        return waits[given.strip()]
+        return timeouts[value.strip()]
     except KeyError:
-        raise ValueError(f"POPTORCH_WAIT_FOR_IPU={given!r}: expected 0 or 1") from None
+        raise ValueError(f"POPTORCH_WAIT_FOR_IPU={value!r}: expected 0 or 1") from None
 
 
 def wait_for(candidates: tuple[Device, ...], patience: float) -> Attachment:
-    """Try until one is free or `patience` has passed; the last try is at its end."""
+    """Try until a device is free or `patience` seconds have passed; try once more at the end."""
     deadline = time.monotonic() + patience
     sleep, level = FIRST_SLEEP, logging.WARNING
     while True:
         for device in candidates:
-            hold = try_hold(device.ipus, own_record(device))
+            hold = try_hold(device.ipus, local_record(device))
             if hold is not None:
                 return Attachment(device, hold)
         left = deadline - time.monotonic()
@@ -118,15 +123,15 @@ def wait_for(candidates: tuple[Device, ...], patience: float) -> Attachment:
 
 
 def failure(candidates: tuple[Device, ...], patience: float) -> str:
-    """What could not be had, and who has it."""
+    """The message of an AcquireError."""
     only = candidates[0]
     what = f"device Id {only.id}" if len(candidates) == 1 else f"{len(only)} IPU(s)"
     ipus = sorted({ipu for device in candidates for ipu in device.ipus})
     found = list(holders(ipus).values())
     waited = f" within {patience:g} seconds" if patience else ""
-    said = "; ".join(map(in_use, found[:MOST_NAMED]))
-    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"Failed to acquire {what}{waited}" + (f": {said}{more}" if said else "")
+    users = "; ".join(map(in_use, found[:MAX_NAMED]))
+    more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return f"Failed to acquire {what}{waited}" + (f": {users}{more}" if users else "")
 
 
 def in_use(holder: Holder) -> str:

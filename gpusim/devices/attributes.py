@@ -1,6 +1,6 @@
 """The attributes of simulated IPUs, gc-info's `key: value` lines: measured, or N/A.
 
-They come from NVML where a GPU backs the IPU, from the host otherwise, and from its holder.
+They come from NVML where a GPU backs the IPU, else from the host, and from the holder's record.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpusim.devices import nvml
-from gpusim.devices.gpus import Gpu, gpus, same_form
+from gpusim.devices import probes
 from gpusim.devices.holders import Holder
 from gpusim.devices.host import host_attributes
-from gpusim.devices.placement import place
+from gpusim.devices.placement import Gpu, gpus, normal_pci_id, place
 from gpusim.devices.table import PARTITION, Ipu
 
 __all__ = ["ARCHITECTURE", "IPU_VERSION", "KEYS", "UNKNOWN", "Hardware", "attributes", "inspect"]
@@ -55,9 +54,9 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Hardware:
-    """What was measured, once for all IPUs: by GPU, and for the host.
+    """Measurements of the GPUs and of the host, which all IPUs share.
 
-    `problem` says why NVML knows nothing about the GPUs that there are.
+    `problem` says why NVML does not answer although there are GPUs.
     """
 
     gpus: tuple[Gpu, ...]
@@ -67,10 +66,10 @@ class Hardware:
 
 
 def inspect() -> Hardware:
-    """Ask the driver, NVML and the operating system. Raises nothing, whatever is broken."""
+    """Ask the driver, NVML and the operating system; raises nothing, whatever is broken."""
     usable = gpus()
-    answer = nvml.ask() if usable else {}
-    found = {same_form(gpu["pci id"]): gpu for gpu in answer.get("gpus", ())}
+    answer = probes.ask("nvml") if usable else {}
+    found = {normal_pci_id(gpu["pci id"]): gpu for gpu in answer.get("gpus", ())}
     measured = {
         gpu.pci_id: found[gpu.pci_id]
         for gpu in usable
@@ -84,12 +83,12 @@ def attributes(
 ) -> dict[str, str]:
     """Every attribute of an IPU by key, sorted; N/A where nothing is known.
 
+    Measurements of a GPU are those of the whole GPU, for each of its IPUs.
+
     **Arguments**
 
-    - `hardware`: from `inspect`, which is called without it.
-    - `holder`: who is attached to the IPU, from `holders`; None if nobody is.
-
-    What is measured of a GPU is that of the whole GPU, whichever of its IPUs is asked about.
+    - `hardware`: the result of `inspect`, which is called without it.
+    - `holder`: the process that is attached to the IPU, from `holders`; None if the IPU is free.
     """
     hardware = hardware or inspect()
     known = measured(ipu, hardware) | simulated(ipu, hardware) | used_by(holder)
@@ -97,7 +96,7 @@ def attributes(
 
 
 def measured(ipu: Ipu, hardware: Hardware) -> dict[str, str]:
-    """What is known of the GPU or the host that the IPU is on."""
+    """The attributes of the GPU or the host that the IPU is on."""
     placement = place(ipu, len(hardware.gpus))
     if placement.gpu is None:
         return dict(hardware.host)
@@ -109,7 +108,7 @@ def measured(ipu: Ipu, hardware: Hardware) -> dict[str, str]:
 
 
 def simulated(ipu: Ipu, hardware: Hardware) -> dict[str, str]:
-    """What the IPU is by definition."""
+    """The attributes that follow from the IPU's number."""
     return {
         "board ipu index": str(ipu.number),
         "gpusim backend": str(place(ipu, len(hardware.gpus))),
@@ -121,7 +120,7 @@ def simulated(ipu: Ipu, hardware: Hardware) -> dict[str, str]:
 
 
 def used_by(holder: Holder | None) -> dict[str, str]:
-    """What the holder says about itself."""
+    """The attributes of the holder, from its record."""
     if holder is None:
         return {}
     return {

@@ -1,7 +1,7 @@
-"""What gc-info and gc-monitor have in common: errors, interrupts and exit codes.
+"""The common part of gc-info and gc-monitor: errors, interrupts and exit codes.
 
-Exit codes: 0 done, 1 could not be done (the reason is on standard error), 2 arguments that make
-no sense, 130 interrupted.
+Exit codes: 0 for success, 1 for a failure (the reason is on standard error), 2 for invalid
+arguments, 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Callable
 
-import gpusim
 from gpusim.errors import GpusimError
+from gpusim.version import __version__
 
 __all__ = ["complain", "parser_of", "run"]
 
@@ -20,13 +20,13 @@ INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
 
 
 def parser_of(program: str, description: str) -> argparse.ArgumentParser:
-    """A parser that knows --help and --version."""
+    """A parser with --help and --version."""
     parser = argparse.ArgumentParser(
         prog=program,
         description=description,
-        epilog="GPUSIM_IPUS says how many simulated IPUs there are (default: 16).",
+        epilog="GPUSIM_IPUS sets the number of simulated IPUs (default: 16).",
     )
-    parser.add_argument("--version", action="version", version=f"gpusim {gpusim.__version__}")
+    parser.add_argument("--version", action="version", version=f"gpusim {__version__}")
     return parser
 
 
@@ -38,7 +38,7 @@ def run(program: str, body: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
+    except BrokenPipeError:  # the reader, `head` for example, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (GpusimError, OSError, ValueError) as error:
         complain(program, error)
@@ -46,6 +46,6 @@ def run(program: str, body: Callable[[], None]) -> int:
     return 0
 
 
-def complain(program: str, about: object) -> None:
-    """A line on standard error."""
-    print(f"{program}: {about}", file=sys.stderr)
+def complain(program: str, problem: object) -> None:
+    """Print a line on standard error."""
+    print(f"{program}: {problem}", file=sys.stderr)

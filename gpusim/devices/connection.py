@@ -28,12 +28,12 @@ class Connection:
 
     **Arguments**
 
-    - `device`: a device, or those that would do; the first that is free is taken, and the
-      connection keeps to it. It may be empty for `Never`.
-    - `type`: `Always` attaches now.
+    - `device`: a device, or several candidates. The connection takes the first that is free, and
+      keeps to it. The candidates may be empty for `Never`.
+    - `type`: when to attach; `Always` attaches now.
     - `timeout`: as for `attach`.
 
-    Errors are those of `attach`, and DeviceError for what the state or the type does not allow.
+    **Raises**: the errors of `attach`; DeviceError for calls that the state or the type forbids.
 
     >>> from gpusim.devices import Table
     >>> offline = Connection(Table(4).device(6), ConnectionType.Never)
@@ -55,13 +55,13 @@ class Connection:
         self._candidates = (device,) if isinstance(device, Device) else tuple(device)
         self._attachment: Attachment | None = None
         self.type = ConnectionType(type)  #: when it attaches
-        self.timeout = timeout  #: for how long it waits then
+        self.timeout = timeout  #: how long it waits then
         if self.type is ConnectionType.Always:
             self.attach()
 
     @property
     def device(self) -> Device | None:
-        """The device; None as long as there are several that would do."""
+        """The device; None as long as there are several candidates."""
         return self._candidates[0] if len(self._candidates) == 1 else None
 
     @property
@@ -70,7 +70,7 @@ class Connection:
         return self._attachment is not None and self._attachment.attached
 
     def attach(self) -> Device:
-        """Attach, and return the device. DeviceError if it is attached, or never is."""
+        """Attach, and return the device. DeviceError if it is attached, or for `Never`."""
         if self.type is ConnectionType.Never:
             raise DeviceError("Trying to attach to an offline device (ConnectionType.Never)")
         if self.attached:
@@ -80,16 +80,16 @@ class Connection:
         return self._attachment.device
 
     def detach(self) -> None:
-        """Let others have the device. DeviceError if it is not attached."""
+        """Release the device for other owners. DeviceError if it is not attached."""
         if self._attachment is None or not self._attachment.attached:
             raise DeviceError("Device is not attached")
         self._attachment.detach()
 
     def before_run(self) -> Device:
-        """The device, attached: what an owner calls before it runs something.
+        """Attach if necessary, and return the device: an owner calls this before each run.
 
-        Attaches where it is not attached: `OnDemand` at its first run, and whoever has detached.
-        `Never` is a DeviceError.
+        `OnDemand` attaches at its first run, and every type but `Never` after a `detach`. `Never`
+        is a DeviceError.
         """
         if self.type is ConnectionType.Never:
             raise DeviceError("Trying to run on an offline device (ConnectionType.Never)")

@@ -1,4 +1,4 @@
-"""What goes wrong with simulated IPUs: asking for what there is not, or for what others use."""
+"""The errors of simulated IPUs: devices that do not exist, and devices that are in use."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class DeviceIdError(DeviceError, ValueError):
 class IpuCountError(DeviceError, ValueError):
     """A number of IPUs that no device has, or that the selected device does not have.
 
-    `requested` is what was asked for; `reserved` what would be reserved with rounding up, or what
-    the selected device has; None where neither applies.
+    `requested` is the number that was asked for. `reserved` is the number that rounding up would
+    reserve, or that the selected device has; None where neither applies.
     """
 
     def __init__(self, message: str, requested: int, reserved: int | None = None) -> None:
@@ -32,4 +32,4 @@ class IpuCountError(DeviceError, ValueError):
 
 
 class AcquireError(DeviceError):
-    """Every device that would do is in use, and waiting was not asked for or took too long."""
+    """Every candidate is in use, and waiting was not asked for or took too long."""

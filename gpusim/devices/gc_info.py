@@ -1,6 +1,6 @@
-"""The command `gc-info`: lists the devices, and says what is known about one.
+"""The command `gc-info`: lists the devices, and prints the attributes of one.
 
-The lines are Graphcore's, so that scripts which read them work.
+Its lines have Graphcore's form, so that scripts which read them work.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command_line() -> argparse.ArgumentParser:
     """The parser; `command` is the function to call with the device id."""
-    parser = parser_of(PROGRAM, "Lists the simulated IPUs, and says what is known about one.")
+    parser = parser_of(PROGRAM, "Lists the simulated IPUs, and prints the attributes of one.")
     parser.add_argument(
         "-d",
         "--device-id",
         type=int,
         metavar="ID",
-        help="the device that a command is about, by its id in the list",
+        help="the id of the device, as in the list",
     )
     commands = parser.add_argument_group("commands").add_mutually_exclusive_group()
     for names, command, text in (
@@ -48,7 +48,7 @@ def command_line() -> argparse.ArgumentParser:
         (("-i", "--device-info"), show_info, "print the attributes of the device"),
         (("--ipu-count",), show_count, "print the number of IPUs, of the device or of all"),
         (("--ipu-arch",), show_architecture, "print the architecture that is simulated"),
-        (("--tile-clock-speed",), show_clock, "print the clock of what the device runs on"),
+        (("--tile-clock-speed",), show_clock, "print the clock of the GPU or the host"),
     ):
         commands.add_argument(
             *names, dest="command", action="store_const", const=command, help=text
@@ -69,7 +69,7 @@ def show_info(id: int) -> None:
         complain(PROGRAM, f"NVML does not answer: {hardware.problem}")
     try:
         found = holders(device.ipus)
-    except DeviceError as error:  # what does not depend on it is still worth knowing
+    except DeviceError as error:  # the other attributes are still worth printing
         complain(PROGRAM, error)
         found = {}
     print("\n".join(describe(device, hardware, found)))
@@ -110,8 +110,8 @@ def listing(devices: Sequence[Device]) -> Iterator[str]:
             yield f"{head}, {address(device.members[0])}"
             continue
         yield head
-        for place, ipu in enumerate(device.members):
-            yield f" |--- Id: [{ipu.id}], DNC Id: [{place}], {address(ipu)}"
+        for index, ipu in enumerate(device.members):
+            yield f" |--- Id: [{ipu.id}], DNC Id: [{index}], {address(ipu)}"
 
 
 def address(ipu: Ipu) -> str:
@@ -121,7 +121,7 @@ def address(ipu: Ipu) -> str:
 def describe(device: Device, hardware: Hardware, found: dict[int, Holder]) -> Iterator[str]:
     """The lines of --device-info: id and target, then `key: value`, sorted by key.
 
-    A group is followed by its IPUs, which have the attributes.
+    A group is followed by its IPUs, with their attributes.
     """
     if len(device) > 1:
         yield from block(device, {"ipu count": str(len(device)), "ipu ids": ids(device)})

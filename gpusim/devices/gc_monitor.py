@@ -1,4 +1,4 @@
-"""The command `gc-monitor`: which IPUs there are, and who uses them. Disturbs nobody."""
+"""The command `gc-monitor`: shows the IPUs and the processes that use them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from gpusim.devices.attributes import UNKNOWN
 from gpusim.devices.command import parser_of, run
-from gpusim.devices.gpus import gpus
 from gpusim.devices.holders import Holder, holders
-from gpusim.devices.placement import place
+from gpusim.devices.placement import gpus, place
 from gpusim.devices.table import IPUS_PER_MACHINE, PARTITION, Table
 
 __all__ = ["attached", "cards", "main"]
@@ -40,7 +39,7 @@ def show(*, with_cards: bool) -> None:
 
 
 def cards(table: Table, gpus: int) -> Iterator[str]:
-    """The table of the IPUs, a rule between IPU-Machines."""
+    """The table of the IPUs, with a rule between IPU-Machines."""
     title = f"{PROGRAM}: partition {PARTITION} [active] has {table.count} IPUs"
     rows = [(ipu.host, str(ipu.id), str(ipu.number), str(place(ipu, gpus))) for ipu in table.ipus]
     machines = [rows[k : k + IPUS_PER_MACHINE] for k in range(0, len(rows), IPUS_PER_MACHINE)]
@@ -48,7 +47,7 @@ def cards(table: Table, gpus: int) -> Iterator[str]:
 
 
 def attached(found: dict[int, Holder], now: float) -> Iterator[str]:
-    """The table of the attached IPUs: one row each, a rule between attachments."""
+    """The table of the attached IPUs: a row each, with a rule between attachments."""
     if not found:
         return boxed(f"No attached processes in partition {PARTITION}", (), [])
     attachments: dict[tuple[object, ...], list[Row]] = {}
@@ -93,7 +92,7 @@ def duration(seconds: float) -> str:
 
 
 def boxed(title: str, head: Row, groups: Sequence[Sequence[Row]]) -> Iterator[str]:
-    """A table drawn with ASCII: the title, the head, and groups of rows between rules."""
+    """A table in ASCII: the title, the head, and groups of rows between rules."""
     rows = [head, *(row for group in groups for row in group)] if head else []
     widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
     inner = max(sum(widths) + len(widths) - 1, len(title) + 2)

@@ -1,4 +1,4 @@
-"""Who uses which IPU: what a holder writes about itself, and reading it."""
+"""The processes that are attached to IPUs: the record that each writes, and reading it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 from gpusim.devices.locks import read_locked
 from gpusim.devices.table import Device, Table
 
-__all__ = ["Holder", "holders", "own_record"]
+__all__ = ["Holder", "holders", "local_record"]
 
 LONGEST_COMMAND = 4096  # characters
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who is attached to an IPU; None is what it did not say.
+    """The process that is attached to an IPU, from its record; None where the record says nothing.
 
-    `device` is the id it attached to, of the IPU itself or of a group; `since` seconds of the
-    Unix time.
+    `device` is the id that it attached to, of the IPU itself or of a group. `since` is a Unix time
+    in seconds.
     """
 
     ipu: int
@@ -51,8 +51,8 @@ class Holder:
         return f"{who} of {self.user}" if self.user else who
 
 
-def own_record(device: Device) -> bytes:
-    """What this process says about itself while it is attached to `device`."""
+def local_record(device: Device) -> bytes:
+    """The record of this process while it is attached to `device`."""
     record = {
         "device": device.id,
         "pid": os.getpid(),
@@ -72,22 +72,22 @@ def user_name() -> str:
 
 
 def holders(ipus: Iterable[int] | None = None) -> dict[int, Holder]:
-    """Who is attached to the given IPUs (default: all of the table), by IPU; free ones are missing.
+    """The processes that are attached to the given IPUs (default: all), by IPU, without free ones.
 
-    Disturbs nobody. What crashed processes left behind is ignored.
+    Looking changes nothing. Records that crashed processes have left are ignored.
     """
     asked = range(Table.from_environment().count) if ipus is None else ipus
     return {ipu: parse(ipu, record) for ipu, record in read_locked(tuple(asked)).items()}
 
 
 def parse(ipu: int, record: bytes) -> Holder:
-    """The record as a Holder. Others may have written it: anything can be in it."""
+    """The record as a Holder. Other users may have written it: it can contain anything."""
     try:
         fields = json.loads(record)
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        return Holder(ipu)  # it is attached, and that is all that is known
+        return Holder(ipu)  # attached; nothing else is known
     return Holder(
         ipu,
         device=whole(fields.get("device")),
@@ -107,7 +107,7 @@ def number(value: Any) -> float | None:
 
 
 def printable(value: Any) -> str | None:
-    """The text without what would move a terminal's cursor or change its colours."""
+    """The text without control characters, which could move a terminal's cursor."""
     if not isinstance(value, str):
         return None
     return "".join(char if char.isprintable() else "?" for char in value)

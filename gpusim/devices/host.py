@@ -1,17 +1,15 @@
-"""What the operating system knows about this machine, as gc-info's attributes.
+"""What the operating system knows about this machine, also as gc-info's attributes.
 
-Read from Linux's /proc and /sys; elsewhere most of it is not known.
+Linux's /proc and /sys are read. Elsewhere most of it is unknown.
 """
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 
-from gpusim.tools.info import memory_bytes
-
-__all__ = ["host_attributes"]
+__all__ = ["host_attributes", "memory_bytes"]
 
 PROC = Path("/proc")
 THERMAL = Path("/sys/class/thermal")
@@ -19,7 +17,7 @@ DIE_SENSORS = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal")
 
 
 def host_attributes() -> dict[str, str]:
-    """What is known; the rest is missing."""
+    """The attributes that are known."""
     found = {
         "average die temp": die_temperature(),
         "board type": first_value(PROC / "cpuinfo", "model name") or platform.machine() or None,
@@ -30,16 +28,16 @@ def host_attributes() -> dict[str, str]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def clock() -> str | None:
-    text = first_value(PROC / "cpuinfo", "cpu MHz")
+def memory_bytes() -> int | None:
+    """The machine's memory; None where the system does not say."""
     try:
-        return None if text is None else f"{float(text):.0f}MHz"
-    except ValueError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
         return None
 
 
 def memory_used() -> str | None:
-    """What is not available to new programs."""
+    """The memory that is not available to new programs."""
     sizes = [first_value(PROC / "meminfo", key) for key in ("MemTotal", "MemAvailable")]
     try:
         total, available = (int((size or "").removesuffix("kB")) for size in sizes)
@@ -48,23 +46,22 @@ def memory_used() -> str | None:
     return str(1024 * (total - available))
 
 
-def die_temperature() -> str | None:
-    """The mean of the processors' own sensors; None in most virtual machines and containers."""
-    found = [temperature for zone in zones() if (temperature := millidegrees(zone)) is not None]
-    return f"{sum(found) / len(found) / 1000:.1f} C" if found else None
-
-
-def zones() -> Iterator[Path]:
-    for zone in THERMAL.glob("thermal_zone*"):
-        if read(zone / "type").strip() in DIE_SENSORS:
-            yield zone
-
-
-def millidegrees(zone: Path) -> int | None:
+def clock() -> str | None:
+    value = first_value(PROC / "cpuinfo", "cpu MHz")
     try:
-        return int(read(zone / "temp"))
+        return None if value is None else f"{float(value):.0f}MHz"
     except ValueError:
         return None
+
+
+def die_temperature() -> str | None:
+    """The mean of the processors' own sensors; None in most virtual machines and containers."""
+    found = []
+    for zone in THERMAL.glob("thermal_zone*"):
+        text = read(zone / "temp").strip()
+        if read(zone / "type").strip() in DIE_SENSORS and text.removeprefix("-").isdecimal():
+            found.append(int(text) / 1000)
+    return f"{sum(found) / len(found):.1f} C" if found else None
 
 
 def first_value(file: Path, key: str) -> str | None:
@@ -77,7 +74,7 @@ def first_value(file: Path, key: str) -> str | None:
 
 
 def read(file: Path) -> str:
-    """The file's text; empty if there is none."""
+    """The file's text; empty if it is missing."""
     try:
         return file.read_text(errors="replace")
     except OSError:

@@ -1,212 +1,202 @@
-"""Exclusive locks on simulated IPUs: flock on a file each, among processes and within one.
+"""Exclusive locks on simulated IPUs: a lock file each, in a folder that the user's processes share.
 
-flock belongs to the opened file, so two owners in one process exclude each other, which fcntl's
-locks do not; the kernel releases it when the process dies, however it dies.
+The locks are `filelock`'s. They exclude the owners in one process as well, a forked child does not
+inherit them, and the kernel releases those of a process that dies.
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
-import threading
-import time
+import stat
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpusim.devices.errors import DeviceError
-from gpusim.devices.runtime_folder import WAY_OUT, open_file, open_folder, runtime_folder
 
-__all__ = ["Hold", "read_locked", "try_hold"]
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+__all__ = ["Hold", "read_locked", "runtime_folder", "try_hold"]
 
 GATE = "gate.lock"
-GATE_PATIENCE = 10.0  # seconds: whoever holds the gate for longer was stopped inside
+GATE_PATIENCE = 10.0  # seconds: a process that holds the gate for longer was stopped inside
 GATE_POLL = 0.001
-MOST_RECORD = 65536  # bytes read of what a holder wrote about itself
-
-_no_fork = threading.RLock()  # held while there are descriptors that no Hold has yet
+MAX_RECORD = 65536  # bytes that are read of a holder's record
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block us
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+WAY_OUT = "name another folder with GPUSIM_RUNTIME_DIR"
 
 
 class Hold:
     """The locks on some IPUs, from `try_hold` until `release` or the end of the process."""
 
-    def __init__(self, folder: int, files: list[int], record: bytes) -> None:
-        self._folder = folder
-        self._files = files
-        _holds.add(self)
-        for file in files:
-            with suppress(OSError):  # a full disk: the lock is what counts
-                os.ftruncate(file, 0)
-                os.pwrite(file, record, 0)
+    def __init__(self, locks: list[BaseFileLock]) -> None:
+        self._locks = locks
 
     @property
     def held(self) -> bool:
         """Whether the locks are this process's: not after `release`, and not in a forked child."""
-        return bool(self._files)
+        return any(lock.is_locked for lock in self._locks)
 
     def release(self) -> None:
-        """Let go of the locks; does nothing the second time, nor in a forked child."""
-        with _no_fork:
-            for file in reversed(self._files):
-                with suppress(OSError):
-                    os.ftruncate(file, 0)
-                unlock(file)
-            if self._files:
-                os.close(self._folder)
-            self._files.clear()
-            _holds.discard(self)
-
-    def abandon(self) -> None:
-        """Close what a fork has copied. Unlocking would take the locks from the parent."""
-        for descriptor in (*self._files, self._folder):
-            with suppress(OSError):
-                os.close(descriptor)
-        self._files.clear()
-
-
-_holds: set[Hold] = set()
-
-
-def _in_child() -> None:
-    while _holds:
-        _holds.pop().abandon()
-    _no_fork.release()
-
-
-os.register_at_fork(
-    before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_in_child
-)
+        """Release the locks; does nothing the second time, and nothing in a forked child."""
+        for lock in reversed(self._locks):
+            if lock.is_locked:
+                with suppress(OSError, DeviceError):  # the lock is what counts
+                    write_record(Path(lock.lock_file), b"")
+                lock.release()
 
 
 def try_hold(ipus: Sequence[int], record: bytes) -> Hold | None:
-    """Lock all the IPUs, or none: then None, at once. `record` is left for others to read.
+    """Lock all the IPUs, or return None at once. Others can read `record` meanwhile.
 
-    The files are taken in ascending order and behind a gate, so that two groups that overlap
-    neither block each other nor both fail, and nobody sees half of an attempt.
+    The gate lets one attempt in at a time. Two groups that overlap therefore neither block each
+    other nor both fail, and no process sees half of an attempt.
     """
-    with _no_fork:
-        folder = open_folder(make=True)
-        assert folder is not None
+    folder = open_folder()
+    with gate(folder):
+        hold = Hold([])
         try:
-            with gate(folder):
-                files = locked_files(folder, sorted(ipus))
+            for ipu in sorted(ipus):
+                path = folder / f"ipu-{ipu}.lock"
+                lock = locked(path) or locked(path)  # again: a file may be replaced meanwhile
+                if lock is None:
+                    hold.release()
+                    return None
+                hold._locks.append(lock)
+                write_record(path, record)
         except BaseException:
-            os.close(folder)
+            hold.release()
             raise
-        if files is None:
-            os.close(folder)
-            return None
-        # systemd-tmpfiles leaves a folder alone that is locked: a lock file must not be cleaned
-        # away under its holder after ten days
-        with suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return Hold(folder, files, record)
-
-
-def locked_files(folder: int, ipus: Sequence[int]) -> list[int] | None:
-    """The IPUs' files, all locked; None, and none locked, if somebody has one of them.
-
-    What was locked in vain is unlocked in here, before the caller leaves the gate.
-    """
-    files: list[int] = []
-    complete = False
-    try:
-        for ipu in ipus:
-            file = locked_file(folder, f"ipu-{ipu}.lock")
-            if file is None:
-                return None
-            files.append(file)
-        complete = True
-        return files
-    finally:
-        if not complete:
-            for file in files:
-                unlock(file)
-
-
-def locked_file(folder: int, name: str) -> int | None:
-    """A descriptor of the file with its lock taken; None if somebody has it."""
-    while True:
-        file = open_file(folder, name, make=True)
-        assert file is not None
-        try:
-            taken = lock(file, fcntl.LOCK_EX)
-        except DeviceError:
-            os.close(file)
-            raise
-        if not taken:
-            os.close(file)
-            return None
-        with suppress(FileNotFoundError):
-            there = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if os.path.samestat(there, os.fstat(file)):
-                return file
-        unlock(file)  # the file was removed meanwhile: others would lock another
+    return hold
 
 
 def read_locked(ipus: Sequence[int]) -> dict[int, bytes]:
-    """What the holders of the IPUs have written, by IPU; free ones are missing. Changes nothing.
+    """The records of the holders, by IPU, without the IPUs that are free. Changes nothing.
 
-    Looking means to try the lock; behind the gate no attaching process can take that for a
-    holder. What dead holders have left is not locked, and not read.
+    A look tries the lock. The gate keeps attaching processes from taking that for a holder. A
+    record that a dead process has left is not locked, and not read.
     """
-    with _no_fork:
-        folder = open_folder(make=False)
-        if folder is None:
-            return {}
-        try:
-            with gate(folder):
-                found = ((ipu, peek(folder, f"ipu-{ipu}.lock")) for ipu in ipus)
-                return {ipu: record for ipu, record in found if record is not None}
-        finally:
-            os.close(folder)
+    if not os.path.lexists(runtime_folder()):
+        return {}
+    folder = open_folder()
+    with gate(folder):
+        found = ((ipu, peek(folder / f"ipu-{ipu}.lock")) for ipu in ipus)
+        return {ipu: record for ipu, record in found if record is not None}
 
 
-def peek(folder: int, name: str) -> bytes | None:
-    """The record in a file that is locked; None if it is not, or not there."""
-    file = open_file(folder, name, make=False)
-    if file is None:
+def peek(path: Path) -> bytes | None:
+    """The record in a file that is locked; None if the file is free or missing."""
+    if not os.path.lexists(path):
         return None
+    if lock := locked(path):
+        lock.release()
+        return None
+    with plain_file(path, os.O_RDONLY) as file:
+        return os.pread(file, MAX_RECORD, 0)
+
+
+@contextmanager
+def gate(folder: Path) -> Iterator[None]:
+    """Let one process in at a time, for the milliseconds of an attempt.
+
+    A process that was stopped inside must not stop the others: they go in after GATE_PATIENCE. The
+    locks exclude without the gate too, but an attempt may then fail because of another attempt.
+    """
+    lock = locked(folder / GATE, GATE_PATIENCE)
     try:
-        if lock(file, fcntl.LOCK_SH):
-            fcntl.flock(file, fcntl.LOCK_UN)  # not by closing alone: see unlock
-            return None
-        return os.pread(file, MOST_RECORD, 0)
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def locked(path: Path, patience: float = 0.0) -> BaseFileLock | None:
+    """The lock of a file, acquired; None if another owner keeps it for longer than `patience`.
+
+    A new file has the permissions of its folder: who may write there may open it.
+    """
+    from filelock import FileLock, Timeout
+
+    mode = path.parent.stat().st_mode & 0o666
+    lock = FileLock(path, mode=mode, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=patience, poll_interval=GATE_POLL)
+    except Timeout:
+        return None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in NO_LOCKS:  # some network file systems
+            problem = f"{path.parent} cannot lock files ({reason})"
+        else:
+            problem = f"{path} cannot be used ({reason})"
+        raise DeviceError(f"{problem}: {WAY_OUT}") from error
+    return lock
+
+
+def write_record(path: Path, record: bytes) -> None:
+    """Replace the content of a file that this process has locked.
+
+    The file is sticky as long as it has content: systemd-tmpfiles, which removes old files from
+    /tmp, leaves sticky ones alone.
+    """
+    with plain_file(path, os.O_WRONLY) as file, suppress(OSError):  # a full disk, another's file
+        os.ftruncate(file, 0)
+        os.pwrite(file, record, 0)
+        mode = os.fstat(file).st_mode & 0o777
+        os.fchmod(file, mode | stat.S_ISVTX if record else mode)
+
+
+@contextmanager
+def plain_file(path: Path, access: int) -> Iterator[int]:
+    """A descriptor of a plain file. DeviceError for a link, a FIFO or the like."""
+    file = os.open(path, access | PLAIN)
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
+            raise DeviceError(f"{path} cannot be used (not a plain file): {WAY_OUT}")
+        yield file
     finally:
         os.close(file)
 
 
-@contextmanager
-def gate(folder: int) -> Iterator[None]:
-    """Only one process at a time is inside, for the milliseconds of an attempt.
+# ---------------------------------------------------------------- the folder
 
-    One that was stopped inside must not stop the others: they go in after GATE_PATIENCE. The locks
-    exclude without the gate too, but then an attempt may fail because of another attempt.
+
+def runtime_folder() -> Path:
+    """The folder of the lock files: $GPUSIM_RUNTIME_DIR, or a folder of this user's in /tmp.
+
+    Not XDG_RUNTIME_DIR or TMPDIR: they differ between a login, a cron job and a container's shell
+    of the same user. Those would not see one another's IPUs in use.
     """
-    file = open_file(folder, GATE, make=True)
-    assert file is not None
+    if named := os.environ.get("GPUSIM_RUNTIME_DIR"):
+        return Path(named).absolute()
+    shared = Path("/tmp")
+    base = shared if shared.is_dir() else Path(tempfile.gettempdir())
+    return base / f"gpusim-{os.getuid()}"
+
+
+def open_folder() -> Path:
+    """The runtime folder, which is made if it is missing.
+
+    DeviceError if it is a link, or if the default folder is open to other users. The permissions
+    of a folder that GPUSIM_RUNTIME_DIR names are up to the user.
+    """
+    path = runtime_folder()
     try:
-        deadline = time.monotonic() + GATE_PATIENCE
-        while not lock(file, fcntl.LOCK_EX) and time.monotonic() < deadline:
-            time.sleep(GATE_POLL)
-        yield
-    finally:
-        unlock(file)
-
-
-def lock(file: int, kind: int) -> bool:
-    """Try the lock; False if somebody has it."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # some network file systems cannot
-        reason = f"{runtime_folder()} cannot lock files ({error.strerror})"
-        raise DeviceError(f"{reason}: {WAY_OUT}") from error
-    return True
-
-
-def unlock(file: int) -> None:
-    """Unlock and close: a copy that a child has between fork and exec must not keep the lock."""
-    with suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_UN)
-    os.close(file)
+        path.mkdir(mode=0o700, exist_ok=True)
+        state = path.lstat()
+    except FileNotFoundError:
+        raise DeviceError(f"{path.parent} does not exist: {WAY_OUT}") from None
+    except OSError as error:  # FileExistsError: a file, or a link that leads nowhere
+        raise DeviceError(f"{path} is not a usable folder ({error.strerror}): {WAY_OUT}") from error
+    if not stat.S_ISDIR(state.st_mode):
+        raise DeviceError(f"{path} is not a usable folder (a link): {WAY_OUT}")
+    private = state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077
+    if not private and not os.environ.get("GPUSIM_RUNTIME_DIR"):
+        raise DeviceError(f"{path} is not this user's alone: remove it, or {WAY_OUT}")
+    return path

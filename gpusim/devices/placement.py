@@ -1,19 +1,23 @@
-"""Where a simulated IPU runs: on which GPU and which of its streams, or on the host."""
+"""The placement of simulated IPUs: on a GPU and one of its streams, or on the host.
+
+The GPUs are those that CUDA lets this process use.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpusim.devices import probes
 from gpusim.devices.table import Ipu
 
-__all__ = ["Placement", "place"]
+__all__ = ["Gpu", "Placement", "gpus", "normal_pci_id", "place"]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """`gpu` is CUDA's number of the GPU, None the host; `slot` counts the IPUs it holds, from 0.
+    """A GPU, by CUDA's number (None is the host), and the slot of the IPU on it, from 0.
 
-    IPUs of one GPU have different slots, a stream each.
+    Each slot of a GPU is a stream.
     """
 
     gpu: int | None
@@ -24,7 +28,7 @@ class Placement:
 
 
 def place(ipu: Ipu | int, gpus: int) -> Placement:
-    """IPU k is on GPU k mod `gpus`; without a GPU, on the host.
+    """Return the placement of IPU k: GPU k mod `gpus`, or the host without GPUs.
 
     >>> [str(place(k, gpus=2)) for k in range(4)]
     ['GPU 0, stream 0', 'GPU 1, stream 0', 'GPU 0, stream 1', 'GPU 1, stream 1']
@@ -38,3 +42,37 @@ def place(ipu: Ipu | int, gpus: int) -> Placement:
         return Placement(None, number)
     slot, gpu = divmod(number, gpus)
     return Placement(gpu, slot)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, by its number in CUDA and in CUDA_VISIBLE_DEVICES; NVML finds it by `pci_id`."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    pci_id: str | None = None
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The usable GPUs; none without a driver that works.
+
+    Each call asks the driver in another process. `gpusim info` says what is wrong.
+    """
+    found = probes.ask("cuda").get("devices", ())
+    return tuple(
+        Gpu(gpu["index"], gpu["name"], gpu["memory_bytes"], normal_pci_id(gpu.get("pci_id")))
+        for gpu in found
+    )
+
+
+def normal_pci_id(pci_id: str | None) -> str | None:
+    """A PCI id in Linux's form. CUDA writes capitals, NVML eight digits for the domain.
+
+    >>> normal_pci_id("00000000:1A:00.0")
+    '0000:1a:00.0'
+    """
+    if pci_id is None:
+        return None
+    domain, _, rest = pci_id.partition(":")
+    return f"{int(domain, 16):04x}:{rest.lower()}"

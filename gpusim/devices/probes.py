@@ -1,6 +1,7 @@
-"""Questions to drivers and the libraries on top of them, which may crash or hang who asks.
+"""Questions to drivers and to the libraries on top of them, each asked in another process.
 
-`ask` puts each to a process of its own, which runs this file and imports nothing of gpusim.
+A driver may crash or hang the process that asks. `ask` therefore runs this file as a script. The
+script imports nothing of gpusim.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["PROBES", "ask"]
 
-PATIENCE = 30  # seconds: CuPy's first import on a cold disk takes some ten
+# Seconds. CuPy's first import on a cold disk takes some ten; a driver that is loaded for each call
+# takes one or two.
+PATIENCE = {"cuda": 30.0, "cupy": 30.0, "mpi": 30.0, "nvml": 10.0}
 
 
-def ask(name: str, patience: float = PATIENCE, script: str = __file__) -> dict[str, Any]:
-    """The answer of the probe `name`, or {"problem": why there is none}; raises nothing.
+def ask(name: str, patience: float | None = None) -> dict[str, Any]:
+    """The answer of the probe `name`, or {"problem": why it failed}; raises nothing.
 
-    `script` is the file that has the probe: this one, or another of its kind.
+    `patience` is the number of seconds to wait; the default depends on the probe.
     """
-    command = [sys.executable, "-P", script, name]  # -P: its folder's files are no modules
+    patience = PATIENCE[name] if patience is None else patience
+    command = [sys.executable, "-P", __file__, name]  # -P: no imports from the script's folder
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=patience, stdin=subprocess.DEVNULL
@@ -35,8 +39,8 @@ def ask(name: str, patience: float = PATIENCE, script: str = __file__) -> dict[s
     try:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return {"problem": said[-1]}
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return {"problem": lines[-1]}
     return answer
 
 
@@ -74,7 +78,7 @@ def cuda() -> dict[str, Any]:
 
 
 def cupy() -> dict[str, Any]:
-    """CuPy's version, that of its CUDA runtime, and NCCL's (None without it)."""
+    """The versions of CuPy, its CUDA runtime and NCCL (None without NCCL)."""
     import cupy
     from cupy.cuda import nccl
 
@@ -96,12 +100,75 @@ def mpi() -> dict[str, Any]:
     return {"version": mpi4py.__version__, "library": MPI.Get_library_version().splitlines()[0]}
 
 
+def nvml() -> dict[str, Any]:
+    """NVML's knowledge of every GPU that answers, as gc-info's attributes."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return {"problem": "nvidia-ml-py is not installed: pip install 'gpusim[cuda13]'"}
+    pynvml.nvmlInit()
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            pci_id = text(pynvml.nvmlDeviceGetPciInfo(gpu).busId)
+        except Exception:  # a GPU that fell off its bus must not hide the others
+            continue
+        known = {"pci id": pci_id}
+        for key, query in NVML_QUERIES.items():
+            try:
+                known[key] = query(pynvml, gpu)
+            except Exception:  # the GPU, its driver or an old NVML does not support it
+                continue
+        found.append(known)
+    return {"gpus": found}
+
+
+# by PCIe generation
+GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
+
+Query = Callable[[Any, Any], str]  # of the module pynvml and a GPU's handle
+
+NVML_QUERIES: Mapping[str, Query] = {
+    "average die temp": lambda nvml, gpu: (
+        f"{nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU):.1f} C"
+    ),
+    "board serial number": lambda nvml, gpu: text(nvml.nvmlDeviceGetSerial(gpu)),
+    "board type": lambda nvml, gpu: text(nvml.nvmlDeviceGetName(gpu)),
+    "clock": lambda nvml, gpu: f"{nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)}MHz",
+    "driver version": lambda nvml, gpu: text(nvml.nvmlSystemGetDriverVersion()),
+    "firmware version": lambda nvml, gpu: text(nvml.nvmlDeviceGetVbiosVersion(gpu)),
+    "gpu process ids": lambda nvml, gpu: process_ids(
+        nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    ),
+    "gpu uuid": lambda nvml, gpu: text(nvml.nvmlDeviceGetUUID(gpu)),
+    "ipu utilisation": lambda nvml, gpu: f"{nvml.nvmlDeviceGetUtilizationRates(gpu).gpu:.2f}%",
+    "link speed": lambda nvml, gpu: (
+        f"{GIGATRANSFERS[nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)]} GT/s"
+    ),
+    "link width": lambda nvml, gpu: str(nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)),
+    "memory total (bytes)": lambda nvml, gpu: str(nvml.nvmlDeviceGetMemoryInfo(gpu).total),
+    "memory used (bytes)": lambda nvml, gpu: str(nvml.nvmlDeviceGetMemoryInfo(gpu).used),
+    "total board power": lambda nvml, gpu: f"{nvml.nvmlDeviceGetPowerUsage(gpu) / 1000:.1f} W",
+}
+
+
+def process_ids(processes: Any) -> str:
+    return ", ".join(str(process.pid) for process in processes) or "none"
+
+
+def text(value: str | bytes) -> str:
+    """Older bindings give bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def dotted(number: int, major: int, minor: int) -> str:
     """CUDA's 13020 (major 1000, minor 10) is 13.2, NCCL's 22703 (10000, 100) is 2.27."""
     return f"{number // major}.{number % major // minor}"
 
 
-PROBES: dict[str, Callable[[], dict[str, Any]]] = {"cuda": cuda, "cupy": cupy, "mpi": mpi}
+PROBES: dict[str, Callable[[], dict[str, Any]]]
+PROBES = {"cuda": cuda, "cupy": cupy, "mpi": mpi, "nvml": nvml}
 
 
 if __name__ == "__main__":

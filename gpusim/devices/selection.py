@@ -1,4 +1,4 @@
-"""Which devices would do: by id or by the number of IPUs, with the checks of that number."""
+"""Selecting devices by id or by the number of IPUs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import logging
 from gpusim.devices.errors import IpuCountError
 from gpusim.devices.table import Device, Table
 
-__all__ = ["MOST_PER_PROCESS", "ipus_needed", "reserved", "select_by_count", "select_by_id"]
+__all__ = ["MAX_PER_PROCESS", "ipus_needed", "reserved", "select_by_count", "select_by_id"]
 
 logger = logging.getLogger("gpusim.devices")
 
-MOST_PER_PROCESS = 64  # more take several processes, each with IPUs of its own
+MAX_PER_PROCESS = 64  # more IPUs take several processes
 
 
 def ipus_needed(replicas: int, ipus_per_replica: int = 1) -> int:
-    """How many IPUs a program uses.
+    """The number of IPUs that a program uses.
 
     ValueError for a number below 1; IpuCountError (also a ValueError) for more than 64.
 
@@ -27,21 +27,21 @@ def ipus_needed(replicas: int, ipus_per_replica: int = 1) -> int:
     gpusim.devices.errors.IpuCountError: Too many IPUs requested (128). Experiments that need
     more than 64 IPUs require distributed execution.
     """
-    for name, given in (("replicas", replicas), ("ipus_per_replica", ipus_per_replica)):
-        if given < 1:
-            raise ValueError(f"{name}={given!r}: expected a number of at least 1")
+    for name, value in (("replicas", replicas), ("ipus_per_replica", ipus_per_replica)):
+        if value < 1:
+            raise ValueError(f"{name}={value!r}: expected a number of at least 1")
     needed = replicas * ipus_per_replica
-    if needed > MOST_PER_PROCESS:
+    if needed > MAX_PER_PROCESS:
         raise IpuCountError(
             f"Too many IPUs requested ({needed}). Experiments that need more than "
-            f"{MOST_PER_PROCESS} IPUs require distributed execution.",
+            f"{MAX_PER_PROCESS} IPUs require distributed execution.",
             needed,
         )
     return needed
 
 
 def reserved(needed: int) -> int:
-    """The smallest power of two that is not below `needed`: so many IPUs a device must have.
+    """The number of IPUs that a device must have: the smallest power of two from `needed` up.
 
     >>> [reserved(n) for n in (1, 2, 3, 5, 64)]
     [1, 2, 4, 8, 64]
@@ -60,12 +60,12 @@ def select_by_count(
 
     **Arguments**
 
-    - `replicas`, `ipus_per_replica`: what the program uses is their product.
-    - `round_up`: reserve the next power of two where the product is none, and log a warning.
-    - `table`: the system; by default that of GPUSIM_IPUS.
+    - `replicas`, `ipus_per_replica`: the program needs their product.
+    - `round_up`: reserve the next power of two if the product is not one, and log a warning.
+    - `table`: the system; the default is that of GPUSIM_IPUS.
 
-    IpuCountError if the product is no power of two and `round_up` is False, if it is above 64, or
-    if the system has fewer IPUs.
+    **Raises**: IpuCountError if the product is not a power of two and `round_up` is False, if it
+    is above 64, or if the system has fewer IPUs.
 
     >>> select_by_count(1, 2, table=Table(4))
     (Device(id=4, ipus=(0, 1)), Device(id=5, ipus=(2, 3)))
@@ -77,8 +77,8 @@ def select_by_count(
     if size != needed:
         if not round_up:
             raise IpuCountError(
-                f"{replicas} replicas * {ipus_per_replica} IPUs = {needed} IPUs, which is no "
-                f"power of two: at least {size} would have to be reserved. Use a different "
+                f"{replicas} replicas * {ipus_per_replica} IPUs = {needed} IPUs, which is not "
+                f"a power of two: at least {size} would have to be reserved. Use a different "
                 "number, or ask for rounding up.",
                 needed,
                 size,
@@ -93,7 +93,7 @@ def select_by_count(
     found = table.of_size(size)
     if not found:
         raise IpuCountError(
-            f"{size} IPUs are needed, and there are {table.count}; GPUSIM_IPUS says how many.",
+            f"{size} IPUs are needed, and there are {table.count}; GPUSIM_IPUS sets the number.",
             needed,
             size,
         )
@@ -103,10 +103,12 @@ def select_by_count(
 def select_by_id(
     id: int, replicas: int, ipus_per_replica: int = 1, *, table: Table | None = None
 ) -> Device:
-    """The device of an id of gc-info, if it has the IPUs that the program needs.
+    """The device with an id of gc-info, which must have the IPUs that the program needs.
 
-    More IPUs than replicas times IPUs per replica are a warning in the log, fewer an
-    IpuCountError; DeviceIdError for an id that does not exist. Arguments as for `select_by_count`.
+    The arguments are those of `select_by_count`. A device with more IPUs than replicas times IPUs
+    per replica is a warning in the log.
+
+    **Raises**: IpuCountError for a device with fewer IPUs; DeviceIdError for an unknown id.
 
     >>> select_by_id(5, replicas=2, table=Table(4))
     Device(id=5, ipus=(2, 3))

@@ -1,6 +1,7 @@
 """The simulated IPUs and the devices made of them, in gc-info's numbering.
 
-Single IPUs come first, then the groups of 2, 4, 8, ... neighbours; GPUSIM_IPUS says how many.
+Single IPUs come first, then the groups of 2, 4, 8, ... neighbours. GPUSIM_IPUS sets the number of
+IPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FIRST_HOST = IPv4Address("127.0.0.1")  # IPU-Machines count up from here; all ar
 
 @dataclass(frozen=True)
 class Ipu:
-    """One simulated IPU; `id` is its number and the id of the device that it is alone.
+    """One simulated IPU. `id` is its number, and the id of the device of this IPU alone.
 
     >>> ipu = Ipu(5)
     >>> ipu.host, ipu.number
@@ -43,12 +44,12 @@ class Ipu:
 
     @property
     def machine(self) -> int:
-        """Which IPU-Machine it is in, from 0."""
+        """The number of its IPU-Machine, from 0."""
         return self.id // IPUS_PER_MACHINE
 
     @property
     def host(self) -> str:
-        """The address of its IPU-Machine, one for each four IPUs."""
+        """The address of its IPU-Machine, which has four IPUs."""
         return str(FIRST_HOST + self.machine)
 
     @property
@@ -59,12 +60,12 @@ class Ipu:
 
 @dataclass(frozen=True)
 class Device:
-    """What an id of gc-info selects: a single IPU, or a group of neighbours.
+    """A device of gc-info's list: a single IPU, or a group of neighbours.
 
     **Arguments**
 
-    - `id`: gc-info's number.
-    - `ipus`: the numbers of its IPUs, ascending. Position in it is the DNC Id.
+    - `id`: its id in the list.
+    - `ipus`: the numbers of its IPUs, ascending. The position of an IPU is its DNC Id.
     """
 
     id: int
@@ -88,8 +89,8 @@ class Device:
 class Table:
     """All devices of a system of `count` IPUs, a power of two from 1 to 1024.
 
-    ValueError for another count. Ids are those that gc-info lists: `count` singles, then
-    `count // 2` pairs, and so on up to the group of all.
+    The ids are those that gc-info lists: `count` singles, then `count // 2` pairs, and so on up to
+    the group of all. ValueError for another count.
 
     >>> [len(device) for device in Table(4).devices]
     [1, 1, 1, 1, 2, 2, 4]
@@ -107,18 +108,18 @@ class Table:
 
     @classmethod
     def from_environment(cls) -> Table:
-        """The system that GPUSIM_IPUS describes; 16 IPUs without it. ValueError if it is none."""
+        """The system that GPUSIM_IPUS describes, or 16 IPUs. ValueError for an invalid number."""
         text = os.environ.get("GPUSIM_IPUS", "").strip()
         if not text:
             return cls()
-        # ASCII digits alone: int() would take "1_6" and other scripts' digits
+        # ASCII digits only: int() accepts "1_6" and the digits of other scripts
         if not (text.isascii() and text.isdigit() and is_count(int(text[:9]))):
             raise ValueError(f"GPUSIM_IPUS={text!r}: {EXPECTED}")
         return cls(int(text))
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """Every device; a device's place is its id."""
+        """Every device, by id."""
         found: list[Device] = []
         size = 1
         while size <= self.count:
@@ -134,7 +135,7 @@ class Table:
         return tuple(map(Ipu, range(self.count)))
 
     def device(self, id: int) -> Device:
-        """The device of that id. DeviceIdError (a ValueError) if there is none.
+        """The device with this id. DeviceIdError (a ValueError) for an unknown id.
 
         >>> Table(2).device(3)
         Traceback (most recent call last):
@@ -148,7 +149,7 @@ class Table:
         return self.devices[id]
 
     def of_size(self, ipus: int) -> tuple[Device, ...]:
-        """The devices that have exactly so many IPUs, by id; empty if none has."""
+        """The devices that have exactly this number of IPUs, by id."""
         return tuple(device for device in self.devices if len(device) == ipus)
 
 
@@ -156,12 +157,12 @@ EXPECTED = f"expected a power of two from 1 to {MOST_IPUS}, the number of simula
 
 
 def is_count(number: int) -> bool:
-    """Whether a system may have so many IPUs: each group is a power of two, so the whole is."""
+    """Whether a system may have this number of IPUs: a power of two, as in each group."""
     return 1 <= number <= MOST_IPUS and number & (number - 1) == 0
 
 
 def devices() -> tuple[Device, ...]:
-    """The devices of this machine by id, as many as GPUSIM_IPUS says: singles first, then groups.
+    """The devices of this machine by id: singles first, then groups. See GPUSIM_IPUS.
 
     >>> devices()[0].ipus, len(devices()[-1]) == Table.from_environment().count
     ((0,), True)

@@ -1,6 +1,6 @@
-"""A folder for the end of sys.path: `import poptorch` finds its file here if nobody else has one.
+"""A folder for the end of sys.path, in which `import poptorch` finds a file if none is installed.
 
-Processes that a program starts anew inherit sys.path and nothing else of `gpusim.aliases`.
+Processes that a program starts inherit sys.path, but not the import hook of `gpusim.aliases`.
 """
 
 from __future__ import annotations

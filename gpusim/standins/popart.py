@@ -1,4 +1,4 @@
-"""`import popart`, where gpusim.aliases has not been imported yet."""
+"""`import popart` in a process that has not imported gpusim.aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import poptorch`, where gpusim.aliases has not been imported yet."""
+"""`import poptorch` in a process that has not imported gpusim.aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import poptorch_experimental_addons`, where gpusim.aliases has not been imported yet."""
+"""`import poptorch_experimental_addons` in a process that has not imported gpusim.aliases."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import gpusim
 from gpusim.errors import GpusimError
-from gpusim.tools import program
-from gpusim.tools.schedule import command as schedule
+from gpusim.tools import program, schedule
+from gpusim.tools.arguments import whole_number
 from gpusim.tools.study import command as study
 from gpusim.tools.twins import command as twin
 
@@ -124,23 +124,6 @@ def command_line() -> argparse.ArgumentParser:
     twin.add(commands)
     schedule.add(commands)
     return parser
-
-
-def whole_number(smallest: int) -> Callable[[str], int]:
-    """An argparse type: an integer of at least `smallest`."""
-
-    def convert(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = smallest - 1
-        if number < smallest:
-            raise argparse.ArgumentTypeError(
-                f"a whole number of at least {smallest} is needed, got {text!r}"
-            )
-        return number
-
-    return convert
 
 
 def run_program(arguments: argparse.Namespace, rest: Sequence[str]) -> int:

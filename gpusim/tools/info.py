@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from typing import Any
 
 import gpusim
 from gpusim.devices import probes
+from gpusim.devices.host import memory_bytes
+from gpusim.optional import available
 
-__all__ = ["Machine", "Part", "show", "survey", "to_json", "to_text"]
+__all__ = ["Survey", "Part", "show", "survey", "to_json", "to_text"]
 
 GIB = 2**30
 
@@ -40,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Survey:
     """The answer of `survey`."""
 
     gpusim: str
@@ -58,11 +59,11 @@ class Machine:
         return f"gpusim {self.gpusim}, Python {self.python}, {self.platform}"
 
 
-def survey() -> Machine:
+def survey() -> Survey:
     """Look at the machine and at what is installed."""
     driver = probes.ask("cuda")
     cuda_extra = "cuda12" if (driver.get("cuda") or "").startswith("12.") else "cuda13"
-    return Machine(
+    return Survey(
         gpusim=gpusim.__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
@@ -80,6 +81,7 @@ def needed() -> Iterator[Part]:
     yield Part("NumPy", "all arithmetic, on the CPU", version_of("numpy"))
     yield Part("ml_dtypes", "bfloat16 and the 8-bit formats", version_of("ml_dtypes"))
     yield Part("optree", "pytrees", version_of("optree"))
+    yield Part("filelock", "exclusive use of simulated IPUs", version_of("filelock"))
 
 
 def gpu_parts(extra: str) -> Iterator[Part]:
@@ -151,20 +153,12 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def memory_bytes() -> int | None:
-    """The machine's memory; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
 # ---------------------------------------------------------------- printing
 
 Row = tuple[str, str, str]  # name, what is there, what it is for
 
 
-def rows(machine: Machine) -> list[Row]:
+def rows(machine: Survey) -> list[Row]:
     """The table's rows: the machine, then what is installed."""
     memory = f"{machine.memory_bytes / GIB:.1f} GiB" if machine.memory_bytes else "unknown"
     table = [("cores", str(machine.cores), "usable by this process"), ("memory", memory, "")]
@@ -176,17 +170,17 @@ def rows(machine: Machine) -> list[Row]:
     return table + [(part.name, part.state, part.use) for part in machine.parts]
 
 
-def installs(machine: Machine) -> list[str]:
+def installs(machine: Survey) -> list[str]:
     """The commands that get what is missing, each once."""
     return list(dict.fromkeys(part.install for part in machine.parts if part.install))
 
 
-def to_json(machine: Machine) -> str:
+def to_json(machine: Survey) -> str:
     """The survey as JSON, for scripts and bug reports."""
     return json.dumps(asdict(machine), indent=2)
 
 
-def to_text(machine: Machine) -> str:
+def to_text(machine: Survey) -> str:
     """The survey as plain text, one line a row."""
     table = rows(machine)
     name_width, state_width = (max(len(row[k]) for row in table) for k in (0, 1))
@@ -195,9 +189,9 @@ def to_text(machine: Machine) -> str:
     return "\n".join([machine.heading, *lines, *(["To install for more:", *more] if more else [])])
 
 
-def show(machine: Machine) -> None:
+def show(machine: Survey) -> None:
     """Print the survey: as a table on a terminal that rich is there for, else as plain text."""
-    if not (sys.stdout.isatty() and find_spec("rich")):
+    if not (sys.stdout.isatty() and available("rich")):
         print(to_text(machine))
         return
     from rich.console import Console

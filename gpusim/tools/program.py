@@ -25,7 +25,7 @@ OURS = (__file__, *(f"<frozen importlib.{part}>" for part in IMPORTING))
 
 
 @dataclass(frozen=True)
-class Program:
+class UserProgram:
     """What to run, and as what."""
 
     code: CodeType
@@ -92,7 +92,7 @@ def run(script: str | None, module: str | None, arguments: Sequence[str]) -> int
 # ---------------------------------------------------------------- finding it
 
 
-def found_script(script: str) -> Program:
+def found_script(script: str) -> UserProgram:
     """A file, or a folder or an archive with a `__main__.py`."""
     if os.path.isdir(script) or zipfile.is_zipfile(script):
         return found_in(script)
@@ -104,20 +104,20 @@ def found_script(script: str) -> Program:
         reason = f"can't open file {path!r}: {error.strerror}"
         raise NoProgramError(reason, CANNOT_OPEN) from None
     code = compile(source, path, "exec", dont_inherit=True)
-    return Program(code, script, path, os.path.dirname(os.path.realpath(script)))
+    return UserProgram(code, script, path, os.path.dirname(os.path.realpath(script)))
 
 
-def found_in(place: str) -> Program:
+def found_in(place: str) -> UserProgram:
     folder = os.path.abspath(place)
     spec = importlib.machinery.PathFinder.find_spec("__main__", [folder])
     code = code_of(spec, "__main__")
     if spec is None or code is None:
         reason = f"can't find '__main__' module in {place!r}"
         raise NoProgramError(reason, FAILED)
-    return Program(code, place, str(spec.origin), folder, spec)
+    return UserProgram(code, place, str(spec.origin), folder, spec)
 
 
-def found_module(name: str) -> Program:
+def found_module(name: str) -> UserProgram:
     """A module by its name, or a package's `__main__`."""
     lead_path(os.getcwd())
     if name.startswith("."):
@@ -136,7 +136,7 @@ def found_module(name: str) -> Program:
     code = code_of(spec, name)
     if code is None:
         raise NoProgramError(f"No code object available for {name}", FAILED)
-    return Program(code, str(spec.origin), str(spec.origin), os.getcwd(), spec)
+    return UserProgram(code, str(spec.origin), str(spec.origin), os.getcwd(), spec)
 
 
 def code_of(spec: ModuleSpec | None, name: str) -> CodeType | None:
@@ -154,7 +154,7 @@ def lead_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def main_module(program: Program) -> ModuleType:
+def main_module(program: UserProgram) -> ModuleType:
     """A new `__main__`, as Python makes it."""
     main = ModuleType("__main__")
     spec = program.spec

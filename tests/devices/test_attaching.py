@@ -1,4 +1,4 @@
-"""Attaching is exclusive: among processes, threads and owners, and over when its owner is gone."""
+"""Attaching is exclusive among processes, threads and owners, and ends with its owner."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,6 @@ from gpusim.devices import (
     attach,
     holders,
     locks,
-    runtime_folder,
 )
 from tests.oracles.machine_time import PATIENCE, running
 
@@ -78,8 +78,18 @@ print("attached", flush=True)
             process.kill()
 
 
+def descriptors_in(folder: Path) -> list[int]:
+    """The descriptors of this process on files in the folder."""
+    found = []
+    for descriptor in range(1024):
+        with suppress(OSError):
+            if str(folder) in os.readlink(f"/proc/self/fd/{descriptor}"):
+                found.append(descriptor)
+    return found
+
+
 def in_fork(question: Callable[[], object]) -> str:
-    """What `question` answers in a forked child that ends without cleaning up."""
+    """The result of `question` in a forked child that ends without cleaning up."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -211,10 +221,10 @@ def test_an_attempt_that_fails_has_given_back_before_the_next_begins(
     really_gate, left_locked = locks.gate, []
 
     @contextmanager
-    def gate(folder: int) -> Iterator[None]:
+    def gate(folder: Path) -> Iterator[None]:
         with really_gate(folder):
             yield
-            left_locked.append(locks.peek(folder, "ipu-0.lock") is not None)
+            left_locked.append(locks.peek(folder / "ipu-0.lock") is not None)
 
     with attach(TABLE.device(1)):
         monkeypatch.setattr(locks, "gate", gate)
@@ -229,16 +239,13 @@ def test_attempts_and_looks_come_one_after_the_other(
 ) -> None:
     monkeypatch.setattr(locks, "GATE_PATIENCE", 60)
     attach(PAIR).detach()
-    descriptor = locks.open_folder(make=False)
-    assert descriptor is not None
     thread = threading.Thread(target=action)
-    with locks.gate(descriptor):
+    with locks.gate(locks.open_folder()):
         thread.start()
         thread.join(0.1)
         assert thread.is_alive()
     thread.join(10)
     assert not thread.is_alive()
-    os.close(descriptor)
 
 
 # ---------------------------------------------------------------- waiting
@@ -403,15 +410,8 @@ def test_a_forked_child_that_ends_cleanly_leaves_its_parent_attached() -> None:
 def test_a_forked_child_has_no_descriptor_of_the_lock_files(folder: Path) -> None:
     attachment = attach(PAIR)
 
-    def question() -> list[str]:
-        inherited = []
-        for descriptor in range(1024):
-            with suppress(OSError):
-                inherited.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        return [path for path in inherited if str(folder) in path]
-
-    assert len(question()) == 3, "two lock files and their folder"
-    assert in_fork(question) == "[]"
+    assert len(descriptors_in(folder)) == 2, "two lock files"
+    assert in_fork(lambda: descriptors_in(folder)) == "[]"
     assert attachment.attached
 
 
@@ -474,10 +474,11 @@ def test_a_program_started_meanwhile_does_not_keep_the_lock() -> None:
         process.kill()
 
 
-def test_a_program_being_started_does_not_keep_the_lock() -> None:
+def test_a_program_being_started_does_not_keep_the_lock(folder: Path) -> None:
     """Between fork and exec it has copies of the descriptors, as `os.dup` makes them."""
     attachment = attach(PAIR)
-    copies = [os.dup(file) for file in attachment._hold._files]
+    copies = [os.dup(file) for file in descriptors_in(folder)]
+    assert copies
     attachment.detach()
     assert free(8)
     for copy in copies:
@@ -489,7 +490,7 @@ def test_an_attachment_does_not_travel() -> None:
         pickle.dumps(attachment)
 
 
-# ---------------------------------------------------------------- who has it
+# ---------------------------------------------------------------- holders
 
 
 def test_holders_say_who_has_what_since_when() -> None:
@@ -534,7 +535,7 @@ def test_a_record_cannot_move_the_readers_cursor() -> None:
 
 def test_the_folder_and_its_files_are_the_users_alone(folder: Path) -> None:
     with attach(PAIR):
-        modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())]
+        modes = [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())]
     assert modes == [0o700] + [0o600] * 3
 
 
@@ -542,16 +543,22 @@ def test_a_folder_that_is_shared_has_files_that_are_shared(folder: Path) -> None
     folder.mkdir()
     folder.chmod(0o1777)
     with attach(PAIR):
-        modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        modes = {path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert modes == {0o666}
+
+
+def test_systemd_tmpfiles_leaves_lock_files_alone(folder: Path) -> None:
+    """It removes old files from /tmp, but no sticky ones."""
+    with attach(PAIR):
+        assert all(path.stat().st_mode & stat.S_ISVTX for path in folder.glob("ipu-*"))
 
 
 def test_users_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUSIM_RUNTIME_DIR")
-    mine = runtime_folder.runtime_folder()
+    first = locks.runtime_folder()
     monkeypatch.setattr(os, "getuid", lambda: 4711)
-    theirs = runtime_folder.runtime_folder()
-    assert mine != theirs and theirs.name == "gpusim-4711"
+    second = locks.runtime_folder()
+    assert first != second and second.name == "gpusim-4711"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
@@ -561,7 +568,7 @@ def test_a_default_folder_that_others_can_enter_is_refused(
     folder.mkdir()
     folder.chmod(mode)
     monkeypatch.delenv("GPUSIM_RUNTIME_DIR")
-    monkeypatch.setattr(runtime_folder, "runtime_folder", lambda: folder)
+    monkeypatch.setattr(locks, "runtime_folder", lambda: folder)
     with pytest.raises(DeviceError, match=r"not this user's alone: .*GPUSIM_RUNTIME_DIR"):
         attach(PAIR)
 
@@ -571,7 +578,7 @@ def test_a_default_folder_of_another_user_is_refused(
 ) -> None:
     folder.mkdir(mode=0o700)
     monkeypatch.delenv("GPUSIM_RUNTIME_DIR")
-    monkeypatch.setattr(runtime_folder, "runtime_folder", lambda: folder)
+    monkeypatch.setattr(locks, "runtime_folder", lambda: folder)
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with pytest.raises(DeviceError, match="not this user's alone"):
         attach(PAIR)
@@ -580,9 +587,9 @@ def test_a_default_folder_of_another_user_is_refused(
 def test_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DeviceError, match="is no usable folder"):
+    with pytest.raises(DeviceError, match="is not a usable folder"):
         attach(PAIR)
-    with pytest.raises(DeviceError, match="is no usable folder"):
+    with pytest.raises(DeviceError, match="is not a usable folder"):
         holders()
     folder.unlink()
     folder.mkdir()
@@ -606,7 +613,7 @@ def test_a_folder_that_cannot_be_made_is_named(
         attach(PAIR)
     (tmp_path / "file").touch()
     monkeypatch.setenv("GPUSIM_RUNTIME_DIR", str(tmp_path / "file"))
-    with pytest.raises(DeviceError, match="is no usable folder"):
+    with pytest.raises(DeviceError, match="is not a usable folder"):
         attach(PAIR)
 
 
@@ -641,11 +648,8 @@ def test_a_process_stopped_at_the_gate_does_not_stop_the_others(
 ) -> None:
     monkeypatch.setattr(locks, "GATE_PATIENCE", 0.1)
     attach(PAIR).detach()
-    descriptor = locks.open_folder(make=False)
-    assert descriptor is not None
-    with locks.gate(descriptor):
+    with locks.gate(locks.open_folder()):
         assert free(8)
-    os.close(descriptor)
 
 
 def test_a_lock_file_that_was_removed_is_replaced(folder: Path) -> None:
@@ -658,18 +662,19 @@ def test_a_lock_file_that_was_removed_is_replaced(folder: Path) -> None:
 def test_a_lock_file_that_is_removed_meanwhile_is_not_taken_for_the_lock(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really_open, removals = locks.open_file, [True]
+    really_open, victim = os.open, folder / "ipu-0.lock"
+    removals = [victim]
 
-    def open_file(descriptor: int, name: str, *, make: bool) -> int | None:
-        file = really_open(descriptor, name, make=make)
-        if name == "ipu-0.lock" and removals.pop():
-            (folder / name).unlink()
-            (folder / name).touch()
-            removals.append(False)
+    def open_and_remove(path: Any, *args: Any, **options: Any) -> int:
+        file = really_open(path, *args, **options)
+        if str(path) == str(victim) and removals:
+            removals.pop().unlink()
+            victim.touch()
         return file
 
-    monkeypatch.setattr(locks, "open_file", open_file)
+    monkeypatch.setattr(os, "open", open_and_remove)
     with attach(TABLE.device(0)):
+        assert not removals
         monkeypatch.undo()
         monkeypatch.setenv("GPUSIM_RUNTIME_DIR", str(folder))
         assert not free(0)

@@ -1,7 +1,7 @@
 """The commands gc-info and gc-monitor: their lines, their exit codes, and hardware that is broken.
 
-NVML is a module pynvml of the test's, which a real process imports; the CUDA driver's answer is
-given, since only a driver could.
+A real process imports the test's module pynvml. The CUDA driver's answer is faked, as it needs a
+driver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import gpusim
-from gpusim.devices import Table, attach, attributes, gc_info, gc_monitor, host, locks, nvml, probes
+from gpusim.devices import Table, attach, attributes, gc_info, gc_monitor, host, locks, probes
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -356,7 +356,7 @@ def test_a_broken_nvml_is_said_and_not_fatal(
 ) -> None:
     with_nvml(monkeypatch, tmp_path, source)
     if "sleep" in source:
-        monkeypatch.setattr(nvml, "PATIENCE", 0.5)
+        monkeypatch.setitem(probes.PATIENCE, "nvml", 0.5)
     code, lines, errors = info("-i", "-d", "0")
     known = values(lines)
     assert code == 0
@@ -431,7 +431,7 @@ def test_a_folder_that_cannot_be_used_is_said_and_the_rest_is_shown(
     folder.symlink_to("nowhere")
     code, lines, errors = info("-i", "-d", "0")
     assert (code, lines[1]) == (0, "  id: 0")
-    assert "is no usable folder" in errors
+    assert "is not a usable folder" in errors
     assert gc_monitor.main(["--no-card-info"]) == 1
 
 
@@ -505,9 +505,8 @@ def test_the_monitor_shows_the_ipus_and_that_nobody_uses_them(
 def test_the_monitor_shows_who_uses_what(capsys: pytest.CaptureFixture[str]) -> None:
     stale = locks.try_hold([5], b'{"pid": 1, "device": 5, "user": "ghost"}')
     assert stale is not None
-    for descriptor in list(stale._files):  # as a killed process leaves it: written, not locked
-        os.close(descriptor)
-    stale._files.clear()
+    for lock in stale._locks:  # as a killed process leaves it: written, not locked
+        lock.release()
     with attach(Table().device(17)), attach(Table().device(9)):
         lines = monitor(capsys, "--no-card-info")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

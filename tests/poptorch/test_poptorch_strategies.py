@@ -20,8 +20,7 @@ from gpusim import poptorch
 from gpusim.poptorch import AutoStage, Error, Liveness, Options, Phase, Stage
 from gpusim.poptorch.blocks import Block, Plan, Recorder
 from gpusim.poptorch.executor import context
-from gpusim.tools.schedule import KINDS, pipelined
-from gpusim.tools.schedule import Stage as TimetableStage
+from gpusim.poptorch.schedule import KINDS, PipelineStage, pipelined
 from tests.poptorch.blocks_models import (
     Layers,
     Loss,
@@ -91,13 +90,13 @@ def test_whatever_the_order_of_ipus_stages_are_switches_and_one(
     for ipu in ipus:
         recorder.begin(None, ipu)
         x, before = -x, x
-        recorder.saw(torch.neg, [before], [x])
+        recorder.record(torch.neg, [before], [x])
     options = Options().deviceIterations(17)
     options.Training.gradientAccumulation(17)
     count = sum(one != other for one, other in pairwise(ipus)) + 1
     found = Plan(recorder, options, training)
     assert found.pipeline_stages == (2 * count - 1 if training else count)
-    assert found.timetable().steps == found.pipeline_stages
+    assert found.schedule().steps == found.pipeline_stages
     assert found.ipus == max(ipus) + 1
 
 
@@ -411,7 +410,7 @@ def test_the_picture_of_a_pipeline_names_its_blocks(tmp_path: Path) -> None:
     assert "IPU 0: block 0" in text and "IPU 1: block 1" in text
     assert "Pipelined: 2 IPUs, 2 stages (3 with backward), 4 micro-batches" in text
     assert "Loss, one of 2 device iterations" in found
-    table = pipelined([TimetableStage(0), TimetableStage(1)], 4)
+    table = pipelined([PipelineStage(0), PipelineStage(1)], 4)
     assert f"bubble {table.bubble:.0%} of the IPUs' time" in text
     assert "a backward pass: 1.5" in "\n".join(drawn(executor, tmp_path / "a.svg", backward=1.5))
 
@@ -448,4 +447,4 @@ def test_separate_backward_phases_are_counted(tmp_path: Path) -> None:
     for separate, phase_count in ((False, 3), (True, 4)):
         strategy = poptorch.SerialPhasedExecution("block 0", "block 1")
         strategy.useSeparateBackwardPhase(separate)
-        assert train(Loss(2), 1, strategy).timetable().steps == phase_count
+        assert train(Loss(2), 1, strategy).schedule().steps == phase_count

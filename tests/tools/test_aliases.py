@@ -44,7 +44,7 @@ def output(*command: str, cwd: Path = ROOT, **environment: str) -> str:
 # most of the time. Standard output and error go to files named by the list's number.
 EACH = """
 import json, os, signal, sys
-from gpusim import cli
+from gpusim.tools import cli
 
 folder, lists = sys.argv[1], json.loads(sys.argv[2])
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,7 @@ import pytest
 
 from bench import __main__ as command
 from bench import measure as measuring
-from bench import memory, mpirun, table, training, worker, worlds
+from bench import memory, mpirun, small, table, training, worker, worlds
 from bench.cases import COLLECTIVES, VARIANTS, Case, Plan, parse_size, select
 from bench.measure import measure
 from bench.overhead import NUMPY_CALL
@@ -25,7 +25,17 @@ from bench.peers.limit import Limit
 from bench.peers.ours import Vmap
 from bench.peers.remote import Worker
 from bench.popxl import NOTE
-from bench.results import LIMIT, OURS, Entry, Exchange, Outcome, Overhead, Results, Training
+from bench.results import (
+    LIMIT,
+    OURS,
+    Entry,
+    Exchange,
+    Outcome,
+    Overhead,
+    Results,
+    SmallCall,
+    Training,
+)
 from bench.targets import judge
 from bench.timing import Timing, interleave
 from tests.oracles.machine_time import PATIENCE
@@ -318,7 +328,7 @@ def test_the_number_of_replicas_that_the_target_names_is_judged() -> None:
     assert judge(found)[-3].met is None
     times = [Timing(seconds, seconds, 3) for seconds in (1.0, 1.5, 6.0, 0.2)]
     found.trainings = [Training(2, 4, times[2], *times[1:]), Training(64, 4, *times)]
-    verdict = judge(found)[-3]
+    (verdict,) = (v for v in judge(found) if v.description.startswith("a step of training"))
     assert (verdict.ratio, verdict.met) == (6.0, True)
     made = table.trainings_table(found)
     assert made.rows[1] == [
@@ -381,9 +391,38 @@ def test_dispatch_is_judged_by_the_costliest_operation() -> None:
     assert (session.ratio, session.met, session.basis) == (1.5, True, "popxl, exp")
 
 
+def test_small_calls_are_measured_beside_another_checkout() -> None:
+    psum, step = small.small_calls(0.0, small.ROOT)
+    assert psum.problem is None and step.problem is None
+    for call in (psum, step):
+        assert call.calls and call.calls == call.before  # the same checkout
+        assert call.ours and call.old
+    assert psum.numpy and psum.numpy.min < psum.ours.min  # type: ignore[union-attr]
+
+
+def test_a_checkout_without_gpusim_says_why(tmp_path: Path) -> None:
+    (tmp_path / "gpusim.py").write_text("raise RuntimeError('not a checkout')")
+    psum, step = small.small_calls(0.0, tmp_path)
+    assert psum.problem == step.problem == "RuntimeError: not a checkout"
+    assert psum.before == 254
+
+
+def test_small_calls_are_judged_by_python_calls_and_time() -> None:
+    found = results([])
+    timing = {"ours": Timing(1e-5, 1e-5, 3), "old": Timing(3e-5, 3e-5, 3)}
+    found.small = [SmallCall("psum of 8", 254, 110, **timing), SmallCall("PopTorch step", 754, 401)]
+    verdicts = {v.description: (v.ratio, v.met) for v in judge(found)}
+    assert verdicts["Python calls of a small psum"] == (110, True)
+    assert verdicts["Python calls of a small PopTorch step"] == (401, False)
+    assert [v for name, v in verdicts.items() if "(--beside)" in name] == [(pytest.approx(3), True)]
+    found.small = []
+    assert all(v.met is None for v in judge(found) if "small p" in v.description)
+
+
 def test_every_row_has_a_cell_for_every_heading() -> None:
     found = results([measure(case, local(), 0.0) for case in TINY[:4]])
     found.exchanges = [exchange("tree", 1.25)]
+    found.small = [SmallCall("psum", 254, 110, Timing(1.0, 1.0, 1)), SmallCall("x", 1, problem="y")]
     found.targets = judge(found)
     for made in table.tables(found):
         assert {len(row) for row in made.rows} == {len(made.headings)}
@@ -403,7 +442,9 @@ def test_tables_print_without_rich(
 
 def run_command(path: Path, *arguments: str) -> int:
     options = ("--sizes", "4x16", "--dtypes", "float32", "--budget", "0.001", "--json", str(path))
-    return command.main([*options, "--without", "memory,overhead,worlds,training", *arguments])
+    return command.main(
+        [*options, "--without", "memory,overhead,small,worlds,training", *arguments]
+    )
 
 
 def test_the_command_writes_what_it_shows(
@@ -447,8 +488,8 @@ def test_worlds_are_a_part_of_the_command_that_can_be_left_out(
     monkeypatch.setattr(worlds, "exchanges", found)
     path = tmp_path / "r.json"
     for parts, count in (
-        ("cases,memory,overhead,training", 1),
-        ("cases,memory,overhead,training,worlds", 0),
+        ("cases,memory,overhead,small,training", 1),
+        ("cases,memory,overhead,small,training,worlds", 0),
     ):
         assert command.main(["--quick", "--json", str(path), "--without", parts]) == 0
         assert len(Results.load(path).exchanges) == count
@@ -473,3 +514,4 @@ def test_a_folder_that_is_not_there_is_an_error_before_anything_is_measured(
     tmp_path: Path,
 ) -> None:
     assert run_command(tmp_path / "nowhere" / "r.json") == 2
+    assert run_command(tmp_path / "r.json", "--beside", str(tmp_path)) == 2

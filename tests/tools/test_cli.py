@@ -14,7 +14,7 @@ import pytest
 import gpusim
 from gpusim.devices import probes
 from gpusim.tools import cli, info
-from gpusim.tools.demo import train
+from gpusim.tools.demo import training
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_a_probe_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_devices_are_rows_of_the_table() -> None:
-    machine = info.Machine(
+    machine = info.Survey(
         gpusim="0.1.0",
         python="3.13.0",
         platform="Linux x86_64",
@@ -197,7 +197,9 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 def test_interrupt_ends_the_demo_quietly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train, "relative_error", lambda *trees: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(
+        training, "relative_error", lambda *trees: signal.raise_signal(signal.SIGINT)
+    )
     assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
     assert list((tmp_path / "out").iterdir()) == []

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from fallback import fold
 from fallback.threads import limited
 from gpusim import Format
-from gpusim.tools.study import metrics, reference, sweep, sweeping
+from gpusim.study import sweep
+from gpusim.tools.study import metrics, reference, sweeping
 from gpusim.tools.study import settings as study_settings
 from gpusim.tools.study.settings import FORMATS
 from gpusim.tools.study.sources import open_source
@@ -270,7 +271,7 @@ def test_any_format_accumulates() -> None:
         "float16 added in e5m10, tree",
     ]
     assert rows[0].mean == rows[2].mean and rows[1].mean == rows[3].mean
-    result = fold(x, order="tree", accumulate=Format(5, 4).grid)
+    result = fold(x, order="tree", accumulate=Format(5, 4).info)
     error = np.linalg.norm(result.astype(np.float64) - x.astype(np.float64).sum(axis=0))
     assert rows[4].mean.relative_error == pytest.approx(
         error / np.linalg.norm(x.astype(np.float64).sum(axis=0))
@@ -414,7 +415,7 @@ def test_a_failed_write_leaves_the_old_file(study: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_text("old")
     with (
-        mock.patch("gpusim.tools.study.picture.save", side_effect=OSError("disk full")),
+        mock.patch("gpusim.figures.save", side_effect=OSError("disk full")),
         pytest.raises(OSError, match="disk full"),
     ):
         study.plot(path)

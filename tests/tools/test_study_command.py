@@ -17,8 +17,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gpusim import optional
+from gpusim.study import sweep
 from gpusim.tools import cli
-from gpusim.tools.study import brief, needs, sweep
+from gpusim.tools.study import short_study
 from gpusim.tools.study.files import read_array
 from tests.oracles.machine_time import PATIENCE
 
@@ -339,7 +341,7 @@ def test_missing_packages_are_named_at_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr(optional, "find_spec", lambda name: None if name == module else name)
     assert cli.main(["study", *arguments]) == 1
     assert f"need {package}: pip install 'gpusim[study]'" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
@@ -398,9 +400,9 @@ def test_bad_arguments_of_train_end_with_2(
 def test_the_short_form_writes_two_pictures(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(brief, "REPLICAS", (2, 4))
-    monkeypatch.setattr(brief, "EPOCHS", 1)
-    paths = brief.short(folder, show=False)
+    monkeypatch.setattr(short_study, "REPLICAS", (2, 4))
+    monkeypatch.setattr(short_study, "EPOCHS", 1)
+    paths = short_study.short(folder, show=False)
     assert [path.name for path in paths] == ["study.png", "training.png"]
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -9,7 +9,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gpusim.tools.study import sweep, sweeping
+from gpusim.study import sweep
+from gpusim.tools.study import sweeping
 from gpusim.tools.study.store import Store
 
 OPTIONS: dict[str, Any] = {"replicas": [2, 8], "seeds": [0, 1], "elements": 200, "threads": 1}

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fallback import round_to
-from gpusim.tools.demo import data, model
-from gpusim.tools.study import Training, train, training
+from gpusim.study import Training, train
+from gpusim.tools import digits
+from gpusim.tools.study import training
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,11 @@ def test_weights_are_representable_in_their_format(trained: Training) -> None:
 
 
 def test_float32_is_plain_gradient_descent(trained: Training) -> None:
-    digits = data.load(8, 0)
-    weights = model.initial(0)
-    for images, labels in digits.deal(12):
-        _, gradients = model.loss_and_gradients(
-            weights, images.reshape(-1, data.PIXELS), labels.reshape(-1, data.CLASSES)
+    data = digits.load(8, 0)
+    weights = digits.initial(0)
+    for images, labels in data.deal(12):
+        _, gradients = digits.loss_and_gradients(
+            weights, images.reshape(-1, digits.PIXELS), labels.reshape(-1, digits.CLASSES)
         )
         for name in weights:
             weights[name] = weights[name] - 0.005 * gradients[name]

@@ -17,8 +17,9 @@ import pytest
 import gpusim
 from gpusim import Reduction, collectives, lax
 from gpusim.tools import cli
-from gpusim.tools.twins import asking, checking, inferring
+from gpusim.tools.twins import checking, inferring, run_engines
 from gpusim.twins import TWINS
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 from tests.worlds import twins as world_of_twins
 from tests.worlds.test_world import start
@@ -26,8 +27,8 @@ from tests.worlds.test_world import start
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def engine(name: str) -> asking.Engine:
-    found = {engine.name: engine for engine in asking.engines()}
+def engine(name: str) -> run_engines.Engine:
+    found = {engine.name: engine for engine in run_engines.engines()}
     assert name in found, f"{name} belongs to the extra 'test'; here are {', '.join(found)}"
     return found[name]
 
@@ -41,7 +42,7 @@ def agree(name: str, ranks: range) -> None:
     assert min(row.elements for row in rows) > 1_000_003
 
 
-@pytest.mark.parametrize("ranks", [range(2, 6), range(6, 8), range(8, 9)], ids=str)
+@pytest.mark.parametrize("ranks", [range(2, 6), *slow(range(6, 8), range(8, 9))], ids=str)
 def test_open_mpi_has_the_twins_bits(ranks: range) -> None:
     agree("openmpi", ranks)
 
@@ -104,12 +105,12 @@ def test_like_makes_a_plain_reduction(name: str) -> None:
 
 
 def test_a_schedule_is_an_order_too() -> None:
-    order = gpusim.tools.twins.nccl_ring(channels=2)
+    order = gpusim.twins.nccl_ring(channels=2)
     reduction = Reduction(order=order)
     names = vars(sys.modules["fallback.schedules"])
     assert eval(repr(reduction), {**names, "Reduction": Reduction}) == reduction
-    assert {reduction: 1}[Reduction(order=gpusim.tools.twins.nccl_ring(channels=2))] == 1
-    assert Reduction(order=gpusim.tools.twins.nccl_ring()) != reduction
+    assert {reduction: 1}[Reduction(order=gpusim.twins.nccl_ring(channels=2))] == 1
+    assert Reduction(order=gpusim.twins.nccl_ring()) != reduction
 
 
 def test_unknown_engines_are_refused() -> None:
@@ -134,7 +135,7 @@ def test_what_an_engine_does_not_do_is_refused() -> None:
 def test_collectives_sum_as_twins_do(name: str) -> None:
     """Everywhere an order can be given: contexts, groups, batches, means, slices, maps."""
     like = Reduction.like(name)
-    x = asking.values("float32", 6, 40).reshape(6, 4, 10)
+    x = run_engines.values("float32", 6, 40).reshape(6, 4, 10)
 
     def expected(members: np.ndarray) -> np.ndarray:
         return gpusim.collectives.kernels.kernels(x).fold(members, order=like.schedule)
@@ -185,15 +186,17 @@ def test_halves_are_rounded_at_every_hop_where_the_engine_does() -> None:
 
 def test_ranks_differ_by_no_bit_and_repeat_themselves() -> None:
     """Every sum that the check asks for is the same on all ranks, and the same when asked again."""
-    cases = [asking.Case(4, "float32", 5000, settings=(("algorithm", k),)) for k in range(1, 7)]
-    (_, first, _), (_, second, _) = (asking.ask(engine("openmpi"), cases) for _ in range(2))
+    cases = [
+        run_engines.Request(4, "float32", 5000, settings=(("algorithm", k),)) for k in range(1, 7)
+    ]
+    (_, first, _), (_, second, _) = (run_engines.run(engine("openmpi"), cases) for _ in range(2))
     assert all(answer.alike for answer in (*first, *second))
     assert [a.total.tobytes() for a in first] == [a.total.tobytes() for a in second]
 
 
 @pytest.fixture
 def sums(tmp_path: Path) -> Path:
-    x = asking.values("bfloat16", 5, 3000)
+    x = run_engines.values("bfloat16", 5, 3000)
     total = gpusim.collectives.psum(x, reduction=Reduction.like("gloo-ring")).value
     np.savez(tmp_path / "sums.npz", inputs=x, sum=total)
     return tmp_path / "sums.npz"
@@ -214,7 +217,7 @@ def test_infer_finds_the_fold(sums: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", TWINS)
 def test_infer_finds_every_twin(name: str) -> None:
-    x = asking.values("float32", 7, 4000)
+    x = run_engines.values("float32", 7, 4000)
     total = collectives.psum(x, reduction=Reduction.like(name)).value
     found = inferring.infer(x, total)
     assert name in [f.candidate.name for f in found if f.equal]
@@ -223,7 +226,7 @@ def test_infer_finds_every_twin(name: str) -> None:
 def test_infer_says_so_when_no_fold_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    x = asking.values("float32", 3, 100)
+    x = run_engines.values("float32", 3, 100)
     np.savez(tmp_path / "a.npz", inputs=x, sum=np.nextafter(x[0], np.float32(9)))
     assert infer(tmp_path / "a.npz") == 1
     assert "no known fold reproduces all of them; the nearest are" in capsys.readouterr().out
@@ -276,10 +279,10 @@ def test_check_fails_where_a_twin_does(
 def test_check_goes_on_where_an_engine_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    worker = asking.WORKERS / "mpi.py"
+    worker = run_engines.WORKERS / "mpi.py"
     (tmp_path / "mpi.py").write_text(worker.read_text())
     (tmp_path / "xla.py").write_text("raise SystemExit('no devices today')")
-    monkeypatch.setattr(asking, "WORKERS", tmp_path)
+    monkeypatch.setattr(run_engines, "WORKERS", tmp_path)
     arguments = ["twin", "check", "xla-cpu", "openmpi-ring", "--ranks", "3", "--brief"]
     assert cli.main([*arguments, "--dtype", "float32"]) == 1
     said = capsys.readouterr()

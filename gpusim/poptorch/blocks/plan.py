@@ -1,4 +1,4 @@
-"""What an execution strategy makes of a model's blocks: IPUs, stages, phases and a timetable."""
+"""The plan of a compiled model: IPUs, stages, phases and a pipeline schedule from its blocks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
-from ...tools.schedule import Stage, Timetable, phased, pipelined, sharded
-from ...tools.schedule.tasks import DEPTH, DEPTHS, merge, steps
 from .._logging import logger
 from ..options import Options
 from ..options.strategies import PHASED, PIPELINED
 from ..poptorch_core import popart_error
-from .placement import MODES, Compilation, Conflict, Operation, Place, Recorder
+from ..schedule import PipelineSchedule, PipelineStage, phased, picture, pipelined, sharded
+from ..schedule.tasks import DEPTH, DEPTHS, merge, steps
+from .placement import MODES, Compilation, Conflict, Operation, OperationPlace, Recorder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,17 +32,17 @@ PHASES = "put the block into a later phase"
 
 
 class Plan:
-    """The places of a compiled model's operations, checked.
+    """The checked placements of a compiled model's operations.
 
     **Arguments**
 
-    - `recorder`: what the compilation has recorded.
+    - `recorder`: the record of the compilation.
     - `options`: the strategy, gradient accumulation, and device iterations.
     - `training`: whether there is a backward pass.
 
-    poptorch.Error with PopTorch's or PopART's messages: for a pipeline with fewer micro-batches
-    than stages, or with several IPUs in one stage, and for a result of a later stage or phase that
-    an earlier one uses.
+    **Raises**: poptorch.Error, with PopTorch's or PopART's message, for a pipeline with fewer
+    micro-batches than stages or several IPUs in one stage, and if a stage or phase uses a result
+    of a later one.
     """
 
     def __init__(self, recorder: Recorder, options: Options, training: bool) -> None:
@@ -65,8 +65,8 @@ class Plan:
     @classmethod
     def of(cls, compilation: Compilation, options: Options, training: bool) -> Self:
         """The plan of a model that was compiled, logged at DEBUG."""
-        assert compilation.found is not None, "no run of the model was recorded"
-        plan = cls(compilation.found, options, training)
+        assert compilation.recorder is not None, "no run of the model was recorded"
+        plan = cls(compilation.recorder, options, training)
         plan.log()
         return plan
 
@@ -74,23 +74,25 @@ class Plan:
 
     @property
     def ipus(self) -> int:
-        """How many IPUs a replica has: one more than the highest number of one with operations."""
+        """How many IPUs a replica has: the highest number of an IPU with operations, plus one."""
         return self.highest_ipu + 1
 
     @property
     def pipeline_stages(self) -> int:
-        """Switches of the IPU from stage to stage, and one more; n are 2n - 1 in training."""
+        """The number of pipeline stages, neighbours on one IPU merged; 2n - 1 for n in training."""
         return len(steps(len(merge(self.stages)), self.training))
 
-    def _stages(self) -> list[Stage]:
-        """The parts of the forward pass, in the order of running."""
-        places = [one.place for one in self.operations] or [Place()]
+    def _stages(self) -> list[PipelineStage]:
+        """The stages of the forward pass, in the order in which they run."""
+        places = [one.place for one in self.operations] or [OperationPlace()]
         if self.mode == PIPELINED:
             places.sort(key=lambda place: place.stage)
         elif self.mode == PHASED:
             places.sort(key=lambda place: (place.phase, place.ipu))
         stages = [
-            Stage(ipu, tuple(dict.fromkeys(place.block for place in own if place.block)), phase)
+            PipelineStage(
+                ipu, tuple(dict.fromkeys(place.block for place in own if place.block)), phase
+            )
             for (phase, ipu), own in groupby(places, key=lambda place: (place.phase, place.ipu))
         ]
         return stages if self.mode == PHASED else merge(stages)
@@ -132,13 +134,13 @@ class Plan:
         )
         return popart_error(message)
 
-    # ---------------------------------------------------------------- what is shown
+    # ---------------------------------------------------------------- the schedule and the listing
 
-    def timetable(self, backward: float = 2.0) -> Timetable:
-        """Which IPU does what, and when, from one update to the next, or in an inference call.
+    def schedule(self, backward: float = 2.0) -> PipelineSchedule:
+        """The pipeline schedule from one update to the next, or of one inference call.
 
-        `backward` is how long a stage's backward pass takes, its forward pass being 1. ValueError
-        for anything but a positive number.
+        `backward` is the length of a stage's backward pass, in forward passes. ValueError if it is
+        not positive.
         """
         how: Any = {"training": self.training, "backward": backward}
         if self.mode == PHASED:
@@ -149,21 +151,20 @@ class Plan:
     def plot(
         self, path: str | PathLike[str] | None, name: str = "", backward: float = 2.0
     ) -> Figure:
-        """The timetable of the model of that name as a figure, written to a file if one is named.
+        """Draw the schedule of the model `name`, and write it to a file if `path` is given.
 
-        Raises what `gpusim.tools.schedule.picture.write` does.
+        Raises what `gpusim.poptorch.schedule.picture.write` raises.
         """
-        from ...tools.schedule import picture
-
-        table = self.timetable(backward)
+        schedule = self.schedule(backward)
         repeated = self.training and self.iterations > 1
         note = name + (f", one of {self.iterations} device iterations" if repeated else "")
         if path is None:
-            return picture.draw(table, note=note)
-        return picture.write(table, path, note=note)
+            return picture.draw(schedule, note=note)
+        return picture.write(schedule, path, note=note)
 
     def listing(self) -> list[str]:
-        """A line for each operation: what it made, and its mode, IPU and stage or phase."""
+        """A line for each operation: its results, mode, IPU and stage or phase."""
+
         found = []
         for one in self.operations:
             names = ", ".join(name for name, _ in one.results) or one.function
@@ -171,7 +172,7 @@ class Plan:
             found.append(f"  {one.function} was lowered to {names} [{about}]")
         return found
 
-    def _where(self, place: Place) -> str:
+    def _where(self, place: OperationPlace) -> str:
         last = f"phase({place.phase})" if self.mode == PHASED else f"stage({place.stage})"
         return f"mode({MODES[self.mode]}), ipu({place.ipu}), {last}"
 
@@ -190,5 +191,5 @@ def name_of(operation: Operation) -> str:
     return operation.results[0][0] if operation.results else operation.function
 
 
-def block_of(place: Place) -> str:
+def block_of(place: OperationPlace) -> str:
     return f"block {place.block}" if place.block else "before the first block"

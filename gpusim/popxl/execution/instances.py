@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpusim.collectives import distributed
-from gpusim.runtime.world import MAIN_TAG, World, current_world
+from gpusim.collectives import Collective
+from gpusim.runtime.world import World, current_world
 
 __all__ = ["Instances"]
 
@@ -42,12 +42,6 @@ class Instances:
         with self.world:
             yield
 
-    def run(self, collective: Any, *values: Any, **options: Any) -> Any:
+    def run(self, collective: Collective[Any], *values: Any, **options: Any) -> Any:
         """Run a collective of `gpusim.collectives` over the replicas of all instances."""
-        if self.world is None:
-            return collective(*values, **options)
-        layout = distributed.Spread(self.world, (self.total,), 0, self.world.counts, MAIN_TAG)
-        name = collective.__name__
-        specs = ", ".join(f"{value.dtype}{list(value.shape[1:])}" for value in values)
-        with self.world.call(f"popxl's {name} of {specs}", {"collective": name, "values": specs}):
-            return distributed.run(collective, layout, [True] * len(values), *values, **options)
+        return collective.on(self.world, *values, **options)

@@ -1,22 +1,21 @@
 """The demo: data-parallel training on handwritten digits, by order and precision of the sums.
 
-`run` is `gpusim demo`. It needs what the extra `study` brings.
+`run` is `gpusim demo`. It needs the extra `study`.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
+
+from gpusim.optional import require
 
 __all__ = ["run"]
 
-NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "rich": "rich"}
-
 
 def run(*, replicas: int = 64, epochs: int = 30, seed: int = 0, out: Path = Path("demo")) -> None:
-    """Train once per setting on `replicas` replicas, print a table, write it and a picture.
+    """Train once per variant on `replicas` replicas, print a table, write it and a picture.
 
-    Then run the precision studies in their short form (see `gpusim.tools.study`).
+    Then run the short precision studies (see `gpusim.study.short`).
 
     Args:
         replicas: how many replicas share each batch, 1 to the number of training images.
@@ -30,25 +29,23 @@ def run(*, replicas: int = 64, epochs: int = 30, seed: int = 0, out: Path = Path
         ValueError: more replicas than training images.
         NotADirectoryError: `out` is a file.
     """
-    missing = [package for module, package in NEEDS.items() if find_spec(module) is None]
-    if missing:
-        raise ModuleNotFoundError(
-            f"the demo needs {', '.join(missing)}: pip install 'gpusim[study]'"
-        )
-    from gpusim.tools.demo import data, picture, report, train
-    from gpusim.tools.study import short
+    require("the demo needs", "sklearn", "matplotlib", "rich")
+    from gpusim.tools import digits
+    from gpusim.tools.demo import picture, table, training
+    from gpusim.tools.progress import progress
+    from gpusim.tools.study.short_study import short
 
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out: a folder is needed, {str(out)!r} is a file")
-    digits = data.load(replicas, seed)
+    data = digits.load(replicas, seed)
     out.mkdir(parents=True, exist_ok=True)  # now: after training is too late to fail
-    with report.progress(steps=len(train.SETTINGS) * epochs * digits.steps) as advance:
-        runs = [train.train(digits, setting, epochs, advance) for setting in train.SETTINGS]
-    results = train.compare(runs)
-    report.show(results, digits, epochs)
+    with progress(len(training.VARIANTS) * epochs * data.steps) as advance:
+        runs = [training.train(data, variant, epochs, advance) for variant in training.VARIANTS]
+    results = training.compare(runs)
+    table.show(results, data, epochs)
     for path in (
-        report.write_csv(results, out / "digits.csv"),
-        picture.write(results, digits, out / "digits.png"),
+        table.write_csv(results, out / "digits.csv"),
+        picture.write(results, data, out / "digits.png"),
     ):
         print(f"wrote {path}")
     print()

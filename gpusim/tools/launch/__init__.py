@@ -1,9 +1,9 @@
-"""The command `poprun`: starts a program as many instances, and says what became of them.
+"""The command `poprun`: starts a program as several instances, and reports failures.
 
-- `command`: the arguments. `layout`: which instance holds which replicas, on which host.
-- `mpirun`: the real mpirun, and its command line. `leash`: ends a program with its parent.
-- `supervise`: output, signals, and the end. `report`: which instance failed, and how. `guard`:
-  clears up if poprun is killed.
+- `command`: the arguments. `layout`: the replicas and the host of each instance.
+- `mpirun`: finding mpirun, and its command line. `shim`: ends an instance with its mpirun.
+- `supervise`: output, signals, and the end. `report`: the instance that failed, and how.
+- `gpusim.runtime.reaper` kills what a failed or killed poprun leaves.
 """
 
 from __future__ import annotations

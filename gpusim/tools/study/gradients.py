@@ -9,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpusim
-from gpusim.tools.study.needs import need
+from fallback.formats import FLOAT64
+from gpusim.optional import require
+from gpusim.tools import digits
+from gpusim.tools.digits import Tree
 from gpusim.tools.study.sources import GRADIENTS, Array
 
 __all__ = ["gradients"]
@@ -27,23 +30,22 @@ def gradients(epoch: int, seed: int) -> Array:
     """
     if epoch < 0:
         raise ValueError(f"epoch={epoch!r}: expected an integer from 0")
-    need("sklearn", "the digits")
-    from gpusim.tools.demo import data, model
-
-    digits = data.load(replicas=1, seed=seed)
-    weights = model.initial(seed)
-    velocity = {name: np.zeros_like(weight) for name, weight in weights.items()}
-    for images, labels in digits.deal(epoch):
-        _, gradient = model.loss_and_gradients(weights, images[0], labels[0])
-        for name in weights:
-            velocity[name] = MOMENTUM * velocity[name] + gradient[name]
-            weights[name] = weights[name] - RATE * velocity[name]
+    require("the digits need", "sklearn")
+    data = digits.load(replicas=1, seed=seed)
+    weights = digits.initial(seed)
+    update = digits.momentum(RATE, MOMENTUM)
+    for step in digits.train(data, weights, epoch, FLOAT64, _unscaled, update):
+        weights = step.weights
 
     def of_one(image: Any, label: Any) -> NDArray[Any]:
-        _, gradient = model.loss_and_gradients(weights, image[np.newaxis], label[np.newaxis])
+        _, gradient = digits.loss_and_gradients(weights, image[np.newaxis], label[np.newaxis])
         return np.concatenate([g.reshape(-1) for g in gradient.values()])
 
-    values = gpusim.vmap(of_one)(digits.images, digits.labels)
+    values = gpusim.vmap(of_one)(data.images, data.labels)
     name = f"gradients of the digits network after epoch {epoch}"
     about = {"kind": GRADIENTS, "epoch": epoch, "seed": seed}
     return Array(np.asarray(values), name, SCALE, about)
+
+
+def _unscaled(gradients: Tree, step: int) -> tuple[Tree, dict[str, float]]:
+    return gradients, dict.fromkeys(gradients, 1.0)

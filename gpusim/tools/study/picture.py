@@ -1,5 +1,7 @@
 """Pictures of a study: a figure against the number of replicas, one line for each setting.
-They can be printed as they are, two columns wide, and read in grey and by the colour-blind."""
+
+They can be printed as they are, two columns wide, and read in grey and by the colour-blind.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpusim import figures
+from gpusim.figures import COLOURS, DASHED
 from gpusim.tools.study.metrics import METRICS
-from gpusim.tools.study.needs import need
-from gpusim.tools.study.output import replacing
 from gpusim.tools.study.settings import Setting
 
 if TYPE_CHECKING:
@@ -24,60 +26,30 @@ if TYPE_CHECKING:
     from gpusim.tools.study.results import Row, Study
     from gpusim.tools.study.training import Training
 
-__all__ = ["PICTURES", "SUFFIXES", "save", "write", "write_training"]
+__all__ = ["PICTURES", "write", "write_training"]
 
-SUFFIXES = (".png", ".svg", ".pdf")
 PICTURES = ("relative_error", "max_ulp", "bias", "correct")
 """The figures that are worth a picture."""
 
-# Okabe and Ito's colours without yellow, which is hard to see on paper.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = {"linear": "o", "reverse": "v", "ring": "s", "tree": "^"}
-STYLE: Any = {  # matplotlib's stubs list every key by name
-    "axes.edgecolor": "#666666",
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 9,
-    "font.size": 8,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "legend.fontsize": 8,
-    "legend.handlelength": 3.2,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4,
-    "pdf.fonttype": 42,  # outlines that publishers' checks accept, and text that can be searched
-    "svg.hashsalt": "gpusim",  # the same study gives the same file
-}
-# Where no date is asked for, the same study gives the same bytes.
-UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
+STYLE = {"legend.handlelength": 3.2, "lines.linewidth": 1.4}
 
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Figure]:
-    need("matplotlib", "pictures")
-    import matplotlib
-    from matplotlib.figure import Figure
+    with figures.styled(STYLE):
+        from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
         yield Figure(figsize=(width, height), layout="constrained")
-
-
-def save(figure: Figure, file: IO[bytes], suffix: str) -> None:
-    """Write a figure in the format that the suffix names."""
-    suffix = suffix.lower()
-    figure.savefig(file, format=suffix[1:], dpi=200, metadata=UNDATED[suffix])
 
 
 def write(study: Study, path: Path, metric: str = "relative_error") -> Path:
     """Draw one figure of a study into `path`; returns it."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
+    figures.check_suffix(path)
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
-    with drawn(study, metric) as figure, replacing(path, "wb") as file:
-        save(figure, file, path.suffix)
-    return path
+    with drawn(study, metric) as figure:
+        return figures.write(figure, path)
 
 
 @contextmanager
@@ -126,7 +98,7 @@ def _styles(settings: list[Setting]) -> dict[Setting, dict[str, Any]]:
             kind = (*kind[:2], "")
         styles[setting] = {
             "color": by_kind[kind],
-            "linestyle": (0, (4, 1.6)) if setting.stochastic else "-",
+            "linestyle": DASHED if setting.stochastic else "-",
             "marker": MARKERS.get(setting.order, "D"),
             "label": setting.name,
         }
@@ -160,11 +132,9 @@ def _line(axes: Axes, rows: list[Row], metric: str, style: dict[str, Any]) -> No
 
 def write_training(training: Training, path: Path) -> Path:
     """Draw a training study into `path`; returns it."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
-    with drawn_training(training) as figure, replacing(path, "wb") as file:
-        save(figure, file, path.suffix)
-    return path
+    figures.check_suffix(path)
+    with drawn_training(training) as figure:
+        return figures.write(figure, path)
 
 
 @contextmanager
@@ -190,7 +160,7 @@ def drawn_training(training: Training) -> Iterator[Figure]:
                     np.arange(1, len(curve) + 1),
                     curve,
                     color=colours[run.format.dtype],
-                    linestyle=(0, (4, 1.6)) if run.format.rounding == "stochastic" else "-",
+                    linestyle=DASHED if run.format.rounding == "stochastic" else "-",
                     label=run.format.name,
                 )
         for axes in (accuracies, ways):

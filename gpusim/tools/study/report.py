@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gpusim
+from gpusim import figures
+from gpusim.files import atomic_write
 from gpusim.tools.study import picture
 from gpusim.tools.study.metrics import METRICS
-from gpusim.tools.study.output import replacing
-from gpusim.tools.study.table import Cells, cells, columns, training_cells, training_columns
+from gpusim.tools.study.table import cells, columns, training_cells, training_columns
+from gpusim.tools.tables import Cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,14 +93,14 @@ def write_training(training: Training, path: Path) -> Path:
 
 def _write(title: str, parts: Sequence[str], path: Path) -> Path:
     page = PAGE.format(title=title, body="\n".join(parts), version=escape(gpusim.__version__))
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(page)
     return path
 
 
 def _image(figure: Figure, alternative: str) -> str:
     drawing = io.BytesIO()
-    picture.save(figure, drawing, ".svg")
+    figures.save(figure, drawing, ".svg")
     data = base64.b64encode(drawing.getvalue()).decode()
     return f'<img alt="{escape(alternative)}" src="data:image/svg+xml;base64,{data}">'
 

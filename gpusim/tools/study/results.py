@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from gpusim.files import atomic_write
 from gpusim.tools.study.metrics import METRICS, Metrics
-from gpusim.tools.study.output import replacing
 from gpusim.tools.study.settings import Setting
 
 __all__ = ["Measurement", "Row", "Study"]
@@ -102,7 +102,7 @@ class Study:
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
         """Write the rows; empty cells are what does not apply. Returns the path."""
-        with replacing(Path(path)) as file:
+        with atomic_write(path) as file:
             records = [row.record for row in self.rows]
             rows = csv.DictWriter(file, list(records[0]), lineterminator="\n")
             rows.writeheader()
@@ -121,7 +121,7 @@ class Study:
             "rows": [_without_nan(row.record) for row in self.rows],
             "measurements": [_without_nan(record) for record in each],
         }
-        with replacing(Path(path)) as file:
+        with atomic_write(path) as file:
             json.dump(answer, file, indent=1, allow_nan=False)
             file.write("\n")
         return Path(path)

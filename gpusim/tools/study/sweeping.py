@@ -3,7 +3,6 @@ The memory it takes depends on neither the number of elements nor that of settin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -17,15 +16,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from fallback import fold, round_to
 from gpusim.formats import FormatLike, kernel_format
+from gpusim.tools.info import usable_cores
+from gpusim.tools.progress import Advance, progress, silent
 from gpusim.tools.study.metrics import Partial, measure, merged
-from gpusim.tools.study.progress import Advance, progress, silent
 from gpusim.tools.study.reference import Exact, exact_sum
 from gpusim.tools.study.results import Measurement, Study
 from gpusim.tools.study.settings import Setting, grid, whole_numbers
 from gpusim.tools.study.sources import GRADIENTS, Source, open_source
 from gpusim.tools.study.store import Point, Store
 
-__all__ = ["Plan", "plan", "run", "sweep"]
+__all__ = ["Sweep", "plan", "run", "sweep"]
 
 WINDOW = 128 * 2**20
 """Bytes of input, over all replicas, that are folded at a time: some 400 MiB in all."""
@@ -36,7 +36,7 @@ SEEDS = tuple(range(8))
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sweep:
     """A sweep that has been checked and can be run."""
 
     source: Source
@@ -100,7 +100,7 @@ def plan(
     input_seed: int = 0,
     epoch: int = 5,
     tensor: str | None = None,
-) -> Plan:
+) -> Sweep:
     """Check what `sweep` is given; it says what all of it means, and what is raised."""
     settings = grid(dtypes, accumulators, orders, roundings)
     words = whole_numbers("seeds", seeds, 0)
@@ -118,7 +118,7 @@ def plan(
     factor = source.scale if scale is None else float(scale)
     if not 0 < factor < float("inf"):
         raise ValueError(f"scale={scale!r}: expected a positive number")
-    return Plan(source, settings, counts, words, factor)
+    return Sweep(source, settings, counts, words, factor)
 
 
 def sweep(
@@ -200,11 +200,10 @@ def sweep(
         return run(planned, kept, threads=threads, show=show)
 
 
-def run(planned: Plan, store: Store, *, threads: int | None = None, show: bool = False) -> Study:
+def run(planned: Sweep, store: Store, *, threads: int | None = None, show: bool = False) -> Study:
     """Measure what `store` does not hold yet, and put everything together."""
     total, done = planned.work(store)
-    usable = getattr(os, "sched_getaffinity", None)  # not everywhere: macOS has none
-    workers = threads or (len(usable(0)) if usable else os.cpu_count() or 1)
+    workers = threads or usable_cores()
     bar: AbstractContextManager[Advance] = progress(total, done) if show else nullcontext(silent)
     with bar as advance, ThreadPoolExecutor(workers) as pool:
         for replicas in planned.replicas:
@@ -214,7 +213,7 @@ def run(planned: Plan, store: Store, *, threads: int | None = None, show: bool =
     return Study(planned.source.title, planned.about, _gathered(planned, store))
 
 
-def _gathered(planned: Plan, store: Store) -> list[Measurement]:
+def _gathered(planned: Sweep, store: Store) -> list[Measurement]:
     found = []
     for setting, replicas, seed in planned.reductions():
         parts = [store.get(point) for point in planned.points(setting, replicas, seed)]
@@ -224,7 +223,7 @@ def _gathered(planned: Plan, store: Store) -> list[Measurement]:
 
 
 def _window(
-    planned: Plan,
+    planned: Sweep,
     store: Store,
     pool: ThreadPoolExecutor,
     advance: Advance,
@@ -270,7 +269,7 @@ def _measure(point: Point, members: NDArray[Any], exact: Future[Exact], total: i
 
 
 def _members(
-    planned: Plan,
+    planned: Sweep,
     pool: ThreadPoolExecutor,
     replicas: int,
     dtype: np.dtype[Any],

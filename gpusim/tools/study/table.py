@@ -1,13 +1,11 @@
-"""Tables on standard output: rich's on a terminal wide enough for them, plain columns elsewhere."""
+"""The tables of sweeps and trainings, as text."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Collection, Sequence
-from importlib.util import find_spec
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING
+
+from gpusim.tools.tables import Cells, print_table
 
 if TYPE_CHECKING:
     from gpusim.tools.study.results import Row, Study
@@ -16,14 +14,11 @@ if TYPE_CHECKING:
 __all__ = [
     "cells",
     "columns",
-    "print_table",
     "show",
     "show_training",
     "training_cells",
     "training_columns",
 ]
-
-Cells = list[list[str]]
 
 
 def columns(study: Study) -> list[str]:
@@ -86,44 +81,4 @@ def training_cells(training: Training) -> Cells:
 
 def show_training(training: Training) -> None:
     """Print a training study's table."""
-    print_table(training.title, training_columns(), training_cells(training), set())
-
-
-def print_table(
-    title: str,
-    headings: Sequence[str],
-    rows: Cells,
-    breaks: set[int],
-    left: Collection[str] = ("setting", "format"),
-) -> None:
-    """Print columns, those `left` aligned to the left; `breaks` are the rows after a gap."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    wide = sum(widths) + 3 * len(widths) <= get_terminal_size().columns  # rich cuts what is wider
-    if wide and sys.stdout.isatty() and find_spec("rich") is not None:
-        _print_rich(title, headings, rows, breaks, left)
-        return
-    print(title)
-    print()
-    for k, row in enumerate([headings, *rows]):
-        if k - 1 in breaks:
-            print()
-        parts = [
-            cell.ljust(width) if heading in left else cell.rjust(width)
-            for cell, width, heading in zip(row, widths, headings, strict=True)
-        ]
-        print("  ".join(parts).rstrip())
-
-
-def _print_rich(
-    title: str, headings: Sequence[str], rows: Cells, breaks: set[int], left: Collection[str]
-) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True)
-    for k, row in enumerate(rows):
-        table.add_row(*row, end_section=k + 1 in breaks)
-    Console().print(table)
+    print_table(training.title, training_columns(), training_cells(training))

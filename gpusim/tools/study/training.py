@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 
 import gpusim
 from fallback import round_to
-from fallback.formats import FLOAT32, NARROW
-from gpusim import lax
-from gpusim.tools.demo import data, model
-from gpusim.tools.study.needs import need
-from gpusim.tools.study.output import replacing
-from gpusim.tools.study.progress import Advance, progress, silent
+from fallback.formats import FLOAT32, SUB_32_BIT
+from gpusim.files import atomic_write
+from gpusim.optional import require
+from gpusim.tools import digits
+from gpusim.tools.digits import Tree
+from gpusim.tools.progress import Advance, progress, silent
 from gpusim.tools.study.settings import floating
 
-__all__ = ["FORMATS", "Format", "Run", "Training", "parse", "train"]
+__all__ = ["FORMATS", "StorageFormat", "Training", "TrainingRun", "parse", "train"]
 
-Tree = dict[str, Any]
 FORMATS = (
     "float32",
     "float16",
@@ -46,7 +45,7 @@ COLUMNS = ("format", "test accuracy", "final loss", "progress", "unchanged")
 
 
 @dataclass(frozen=True)
-class Format:
+class StorageFormat:
     """One line of the picture: a format and how values are rounded to it."""
 
     dtype: np.dtype[Any]
@@ -57,23 +56,23 @@ class Format:
         return self.dtype.name + (", stochastic" if self.rounding == "stochastic" else "")
 
 
-def parse(text: str) -> Format:
+def parse(text: str) -> StorageFormat:
     """The format that "float16" or "float16:stochastic" names; ValueError for anything else."""
     dtype, _, rounding = text.partition(":")
     rounding = rounding or "nearest"
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f"format={text!r}: expected nearest or stochastic after the colon")
     target = floating(dtype, "format")
-    if target != FLOAT32 and target not in NARROW:
+    if target != FLOAT32 and target not in SUB_32_BIT:
         raise ValueError(f"format={text!r}: expected float32 or narrower")
-    return Format(target, rounding if target in NARROW else "nearest")
+    return StorageFormat(target, rounding if target in SUB_32_BIT else "nearest")
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One training, by epoch."""
 
-    format: Format
+    format: StorageFormat
     losses: NDArray[np.float64]  # on the training images, the mean over the epoch's steps
     accuracies: NDArray[np.float64]  # on the test images, after the epoch
     unchanged: NDArray[np.float64]  # share of the updates that left their weight as it was
@@ -85,7 +84,7 @@ class Training:
     """All runs, the first of which is float32's, with ways to print, draw and write them."""
 
     about: dict[str, Any]
-    runs: list[Run]
+    runs: list[TrainingRun]
     ways: list[NDArray[np.float64]] = field(init=False)
     """By epoch: how far the weights have come on float32's way, as a share of it."""
 
@@ -128,7 +127,7 @@ class Training:
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
         """Write the table. Returns the path."""
-        with replacing(Path(path)) as file:
+        with atomic_write(path) as file:
             rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             rows.writeheader()
             rows.writerows(self.table)
@@ -148,7 +147,7 @@ class Training:
             for run, way in zip(self.runs, self.ways, strict=True)
         ]
         text = json.dumps({**self.about, "runs": runs}, indent=1)
-        with replacing(Path(path)) as file:
+        with atomic_write(path) as file:
             file.write(re.sub(r"\bNaN\b", "null", text) + "\n")
         return Path(path)
 
@@ -203,48 +202,59 @@ def train(
         raise ValueError(f"epochs={epochs!r}, rate={rate!r}: expected positive numbers")
     if replicas < 1 or not 0 <= seed < 2**64:
         raise ValueError(f"replicas={replicas!r}, seed={seed!r}: expected at least 1, and a word")
-    need("sklearn", "the digits")
-    digits = data.load(replicas, seed)
+    require("the digits need", "sklearn")
+    data = digits.load(replicas, seed)
     total = len(chosen) * epochs
     bar: AbstractContextManager[Advance] = progress(total) if show else nullcontext(silent)
     with bar as advance:
-        runs = [_run(digits, f, weights, gradients, epochs, rate, seed, advance) for f in chosen]
+        runs = [_run(data, f, weights, gradients, epochs, rate, seed, advance) for f in chosen]
     about = {"held": held, "replicas": replicas, "epochs": epochs, "rate": rate, "seed": seed}
     return Training(about, runs)
 
 
 def _run(
-    digits: data.Digits,
-    chosen: Format,
+    data: digits.Digits,
+    chosen: StorageFormat,
     weights_held: bool,
     gradients_held: bool,
     epochs: int,
     rate: float,
     seed: int,
     advance: Advance,
-) -> Run:
-    held = Held(chosen if weights_held else parse("float32"), seed)
-    weights = held.rounded(model.initial(digits.seed), call=0)
+) -> TrainingRun:
+    held = chosen if weights_held else parse("float32")
+
+    def rounded(weights: Tree, step: int) -> Tree:
+        return _rounded(weights, held, seed, step, place=1)  # the sums have place 0
+
+    def send(gradients: Tree, step: int) -> tuple[Tree, dict[str, float]]:
+        if not gradients_held:
+            return gradients, dict.fromkeys(gradients, 1.0)
+        factors = {name: _scale(g, chosen.dtype) for name, g in gradients.items()}
+        scaled = {name: g * FLOAT32.type(factors[name]) for name, g in gradients.items()}
+        return _rounded(scaled, chosen, seed, step, place=1 + len(gradients)), factors
+
+    def update(weights: Tree, mean: Tree, step: int) -> Tree:
+        moved = {k: w.astype(FLOAT32) - FLOAT32.type(rate) * mean[k] for k, w in weights.items()}
+        return rounded(moved, step)
+
+    weights = rounded(digits.initial(data.seed), 0)
     losses, accuracies, unchanged = [], [], []
     trail = [_flat(weights)]
     with gpusim.reduction(rounding=chosen.rounding, seed=seed):
-        for step, (images, labels) in enumerate(digits.deal(epochs), 1):
-            loss, mean = _mean_gradient(
-                weights, images, labels, chosen if gradients_held else None, seed, step
-            )
-            moved = {
-                k: w.astype(FLOAT32) - FLOAT32.type(rate) * mean[k] for k, w in weights.items()
-            }
-            before, weights = weights, held.rounded(moved, call=step)
-            losses.append(loss)
-            unchanged.append(_unchanged(before, weights, mean))
-            if step % digits.steps == 0:
+        steps = digits.train(data, weights, epochs, FLOAT32, send, update)
+        for number, step in enumerate(steps, 1):
+            losses.append(float(np.mean(step.losses, dtype=np.float64)))
+            unchanged.append(_unchanged(weights, step.weights, step.mean))
+            weights = step.weights
+            if number % data.steps == 0:
                 trail.append(_flat(weights))
-                test = digits.test_images, digits.test_digits
-                accuracies.append(model.accuracy(_as_float32(weights), *test))
+                computed = {name: weight.astype(FLOAT32) for name, weight in weights.items()}
+                test = data.test_images, data.test_digits
+                accuracies.append(digits.accuracy(computed, *test))
                 advance(chosen.name, 1)
-    by_epoch = (epochs, digits.steps)
-    return Run(
+    by_epoch = (epochs, data.steps)
+    return TrainingRun(
         chosen,
         np.reshape(losses, by_epoch).mean(axis=1),
         np.array(accuracies),
@@ -253,69 +263,27 @@ def _run(
     )
 
 
-@dataclass(frozen=True)
-class Held:
-    """Weights as they are kept between steps: rounded to a format."""
-
-    format: Format
-    seed: int
-
-    def rounded(self, weights: Tree, call: int) -> Tree:
-        """Every array rounded once; `call` numbers the steps, so that each draws its own bits."""
-        return {
-            name: round_to(
-                weight,
-                self.format.dtype,
-                rounding=self.format.rounding,
-                seed=self.seed,
-                call=call,
-                place=1 + index,  # the sums have place 0
-            )
-            for index, (name, weight) in enumerate(weights.items())
-        }
-
-
-def _mean_gradient(
-    weights: Tree,
-    images: NDArray[Any],
-    labels: NDArray[Any],
-    sent: Format | None,
-    seed: int,
-    step: int,
-) -> tuple[float, Tree]:
-    """The replicas' mean loss, and their mean gradient in float32, as it arrives on all of them."""
-    shares = images.astype(FLOAT32), labels.astype(FLOAT32)
-    of_one = gpusim.vmap(model.loss_and_gradients, in_axes=(None, 0, 0))
-    losses, stacked = of_one(_as_float32(weights), *shares)
-    total = gpusim.vmap(lambda g: lax.psum(g, "i"), out_axes=None, axis_name="i")
-    replicas = len(images)
-    scales = dict.fromkeys(stacked, 1.0)
-    if sent is not None:
-        scales = {name: _scale(g, sent.dtype) for name, g in stacked.items()}
-        stacked = {
-            name: round_to(
-                g * FLOAT32.type(scales[name]),
-                sent.dtype,
-                rounding=sent.rounding,
-                seed=seed,
-                call=step,
-                place=1 + len(weights) + index,
-            )
-            for index, (name, g) in enumerate(stacked.items())
-        }
-    mean = {
-        name: g.astype(FLOAT32) / FLOAT32.type(replicas * scales[name])
-        for name, g in total(stacked).items()
+def _rounded(arrays: Tree, target: StorageFormat, seed: int, step: int, place: int) -> Tree:
+    """Every array rounded once, each with random bits of its own in each step."""
+    return {
+        name: round_to(
+            array,
+            target.dtype,
+            rounding=target.rounding,
+            seed=seed,
+            call=step,
+            place=place + index,
+        )
+        for index, (name, array) in enumerate(arrays.items())
     }
-    return float(np.mean(losses, dtype=np.float64)), mean
 
 
 def _scale(stacked: NDArray[Any], dtype: np.dtype[Any]) -> float:
     """The power of two that brings the largest possible sum to the middle of the format's top."""
     largest = float(np.abs(stacked).max()) * len(stacked)
-    if dtype not in NARROW or not 0 < largest < np.inf:
+    if dtype not in SUB_32_BIT or not 0 < largest < np.inf:
         return 1.0
-    room = NARROW[dtype].max_finite / 2 / largest
+    room = SUB_32_BIT[dtype].largest / 2 / largest
     return float(np.exp2(np.clip(np.floor(np.log2(room)), -60, 60)))
 
 
@@ -326,15 +294,11 @@ def _unchanged(before: Tree, after: Tree, mean: Tree) -> float:
     return lost / wanted if wanted else 0.0
 
 
-def _as_float32(weights: Tree) -> Tree:
-    return {name: weight.astype(FLOAT32) for name, weight in weights.items()}
-
-
 def _flat(weights: Tree) -> NDArray[np.float32]:
     return np.concatenate([weight.astype(FLOAT32).reshape(-1) for weight in weights.values()])
 
 
-def way(run: Run, reference: Run) -> NDArray[np.float64]:
+def way(run: TrainingRun, reference: TrainingRun) -> NDArray[np.float64]:
     """After each epoch, the part of the reference's displacement that the run has made too."""
     shares = []
     for here, there in zip(run.weights[1:], reference.weights[1:], strict=True):

@@ -11,9 +11,9 @@ from fallback import fold
 from fallback.schedules import Segments, Walk
 
 from ...twins import TWINS, Twin
-from .asking import Answer, Case, Engine, ask, values
+from .run_engines import Answer, Engine, Request, run, values
 
-__all__ = ["Row", "check", "cases_of", "same_bits", "sizes_of"]
+__all__ = ["Agreement", "check", "requests_of", "same_bits", "sizes_of"]
 
 LARGE = 1_000_003
 #: Small sums are done several times, as chance makes few elements agree: for so many elements.
@@ -21,7 +21,7 @@ ELEMENTS, FEWER_ELEMENTS = 64, 8
 
 
 @dataclass(frozen=True)
-class Row:
+class Agreement:
     """How many elements of one twin, type and number of ranks agree with the engine.
 
     Attributes:
@@ -64,13 +64,13 @@ def sizes_of(twin: Twin, ranks: int, dtype: str, *, brief: bool = False) -> list
     return sorted(sizes - {0, -1})
 
 
-def cases_of(
+def requests_of(
     twin: Twin, ranks: Iterable[int], dtypes: Sequence[str] | None, *, brief: bool = False
-) -> list[Case]:
+) -> list[Request]:
     """What an engine is asked to check a twin."""
     elements = FEWER_ELEMENTS if brief else ELEMENTS
     return [
-        Case(n, dtype, size, max(1, elements // size), twin.settings)
+        Request(n, dtype, size, max(1, elements // size), twin.settings)
         for n in ranks
         for dtype in twin.dtypes
         if dtypes is None or dtype in dtypes
@@ -85,7 +85,7 @@ def check(
     ranks: Iterable[int] = range(2, 9),
     dtypes: Sequence[str] | None = None,
     brief: bool = False,
-) -> list[Row]:
+) -> list[Agreement]:
     """Ask an engine for sums of all its twins, and compare; a row for each twin, type and ranks.
 
     `twins`, `ranks`, `dtypes`: only these. `brief`: fewer sizes, see `sizes_of`.
@@ -93,15 +93,15 @@ def check(
     """
     wanted = set(TWINS if twins is None else twins)
     numbers = tuple(ranks)
-    asked: list[tuple[str, Case]] = []
+    asked: list[tuple[str, Request]] = []
     for twin in TWINS.values():
         if twin.worker == engine.name and twin.name in wanted:
-            cases = cases_of(twin, numbers, dtypes, brief=brief)
+            cases = requests_of(twin, numbers, dtypes, brief=brief)
             asked += [(twin.name, case) for case in cases]
     if not asked:
         return []
-    version, answers, members = ask(engine, [case for _, case in asked])
-    rows: dict[tuple[str, str, int], list[tuple[Case, Answer]]] = {}
+    version, answers, members = run(engine, [case for _, case in asked])
+    rows: dict[tuple[str, str, int], list[tuple[Request, Answer]]] = {}
     for (name, case), answer in zip(asked, answers, strict=True):
         rows.setdefault((name, case.dtype, case.ranks), []).append((case, answer))
     return [
@@ -110,7 +110,9 @@ def check(
     ]
 
 
-def _row(twin: Twin, version: str, members: np.ndarray, pairs: list[tuple[Case, Answer]]) -> Row:
+def _row(
+    twin: Twin, version: str, members: np.ndarray, pairs: list[tuple[Request, Answer]]
+) -> Agreement:
     elements = agreeing = 0
     worst = None
     for case, answer in pairs:
@@ -122,7 +124,7 @@ def _row(twin: Twin, version: str, members: np.ndarray, pairs: list[tuple[Case, 
         worst = worst if same.all() else case.size
     case, _ = pairs[0]
     alike = all(answer.alike for _, answer in pairs)
-    return Row(
+    return Agreement(
         twin.name, version, case.dtype, case.ranks, len(pairs), elements, agreeing, worst, alike
     )
 

@@ -99,8 +99,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     """Ask all engines that are here; 1 if a twin disagrees, or if there was nobody to ask."""
     from ...twins import TWINS
     from . import report
-    from .asking import EngineFailed, engines
-    from .checking import Row, check
+    from .checking import Agreement, check
+    from .run_engines import EngineFailed, engines
 
     for name in arguments.twins:
         if name not in TWINS:
@@ -109,12 +109,12 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.list:
         report.twins(twins)
         return 0
-    rows: list[Row] = []
+    rows: list[Agreement] = []
     failed = False
     for engine in engines(arguments.python):
         if all(TWINS[name].worker != engine.name for name in twins):
             continue
-        print(f"asking {engine.name} ...", file=sys.stderr)
+        print(f"running {engine.name} ...", file=sys.stderr)
         try:
             rows += check(
                 engine,

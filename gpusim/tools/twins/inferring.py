@@ -21,7 +21,7 @@ from ...twins import TWINS, nccl_ring
 from ..study.settings import floating
 from .checking import same_bits
 
-__all__ = ["Candidate", "Found", "candidates", "infer", "read"]
+__all__ = ["Candidate", "Match", "candidates", "infer", "read"]
 
 #: Elements at which every candidate is tried, at the beginning, in the middle and at the end.
 SAMPLE = 1024
@@ -39,7 +39,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class Match:
     """A candidate, and how many of the elements it reproduces."""
 
     candidate: Candidate
@@ -151,7 +151,7 @@ def _rings(members: int) -> Iterator[tuple[str, Schedule]]:
         yield f"chain {way} from {start}", Schedule((Case(Walk(start, step)),))
 
 
-def infer(inputs: NDArray[Any], total: NDArray[Any]) -> list[Found]:
+def infer(inputs: NDArray[Any], total: NDArray[Any]) -> list[Match]:
     """The best candidates, by how many elements they reproduce; equal ones keep their order.
 
     Arrays as `read` gives them.
@@ -174,7 +174,7 @@ def infer(inputs: NDArray[Any], total: NDArray[Any]) -> list[Found]:
         tried.append((sum(agreeing), candidate))
     tried.sort(key=lambda pair: -pair[0])
     found = [
-        Found(candidate, _agreeing(candidate, inputs, total, 0, elements), elements)
+        Match(candidate, _agreeing(candidate, inputs, total, 0, elements), elements)
         for _, candidate in tried[:TRIED]
     ]
     return sorted(found, key=lambda result: -result.agreeing)

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...twins import TWINS
-from ..study.table import print_table
-from .checking import Row
-from .inferring import Found
+from ..tables import print_table
+from .checking import Agreement
+from .inferring import Match
 
 __all__ = ["check", "infer", "markdown", "twins"]
 
@@ -20,10 +20,10 @@ def twins(names: Sequence[str]) -> None:
     """All twins, and on what they rest."""
     rows = [[name, TWINS[name].engine, TWINS[name].checked, TWINS[name].fold] for name in names]
     headings = ["twin", "engine", "checked", "fold"]
-    print_table("Twins", headings, rows, set(), left=headings)
+    print_table("Twins", headings, rows, left=headings)
 
 
-def check(rows: Sequence[Row], missing: Sequence[str]) -> None:
+def check(rows: Sequence[Agreement], missing: Sequence[str]) -> None:
     """What was compared, row by row, what differs, and what nobody could be asked about."""
     lines, breaks = [], set()
     for index, row in enumerate(rows):
@@ -53,7 +53,7 @@ def check(rows: Sequence[Row], missing: Sequence[str]) -> None:
     print(f"{agreeing:,} of {elements:,} elements agree; {differing} twins differ.")
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: Agreement) -> str:
     if not row.alike:
         return "the ranks' results differ"
     return "" if row.equal else f"differs, at {row.worst:,} elements"
@@ -66,7 +66,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part:,}"
 
 
-def markdown(rows: Sequence[Row], names: Sequence[str]) -> None:
+def markdown(rows: Sequence[Agreement], names: Sequence[str]) -> None:
     """A line for each twin: what it is, and what was compared in this run."""
     print("| twin | engine | its fold | compared |")
     print("|---|---|---|---|")
@@ -76,7 +76,7 @@ def markdown(rows: Sequence[Row], names: Sequence[str]) -> None:
         print(f"| `{name}` | {twin.engine} | {twin.fold} | {_compared(found, twin.checked)} |")
 
 
-def _compared(rows: Sequence[Row], checked: str) -> str:
+def _compared(rows: Sequence[Agreement], checked: str) -> str:
     if not rows:
         return checked
     elements, agreeing = (sum(getattr(row, f) for row in rows) for f in ("elements", "agreeing"))
@@ -86,7 +86,7 @@ def _compared(rows: Sequence[Row], checked: str) -> str:
     return f"{elements:,} elements, {equal}; {ranks[0]} to {ranks[-1]} ranks; {dtypes}"
 
 
-def infer(found: Sequence[Found], inputs: NDArray[Any]) -> None:
+def infer(found: Sequence[Match], inputs: NDArray[Any]) -> None:
     """The folds that give the sum; if none does, the nearest ones."""
     members, elements = inputs.shape
     equal = [f for f in found if f.equal]

@@ -1,0 +1,117 @@
+"""Small calls in a process of their own: `python bench/small_program.py`, with gpusim on the path.
+
+Reads lines of JSON, {"case": name, "repeats": n}, and answers each with the seconds of n calls, or
+with the number of Python calls that one call makes for n = 0. Runs with this checkout of gpusim and
+with older ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+REPLICAS, ELEMENTS = 8, 16
+STEP_REPLICAS, BATCH, FEATURES = 4, 4, 4
+
+
+def psum() -> tuple[Callable[[], Any], list[str]]:
+    """A psum of 8 x 16 float32 under vmap, made anew; all its Python calls count."""
+    import gpusim
+    from gpusim import lax
+
+    x = np.linspace(-1, 1, REPLICAS * ELEMENTS, dtype=np.float32).reshape(REPLICAS, ELEMENTS)
+    return lambda: gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i")(x), [""]
+
+
+def add_reduce() -> tuple[Callable[[], Any], list[str]]:
+    """The same sum by NumPy."""
+    x = np.linspace(-1, 1, REPLICAS * ELEMENTS, dtype=np.float32).reshape(REPLICAS, ELEMENTS)
+    return partial(np.add.reduce, x), [""]
+
+
+def step() -> tuple[Callable[[], Any], list[str]]:
+    """A PopTorch step of a Linear with SGD on four replicas; gpusim's Python calls count."""
+    import torch
+
+    import fallback
+    import gpusim
+    from gpusim import poptorch
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(FEATURES, FEATURES)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            out = self.linear(x)
+            return out, torch.nn.functional.mse_loss(out, y)
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = Model()
+    options = poptorch.Options().replicationFactor(STEP_REPLICAS)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, options, optimizer)
+    x, y = torch.randn(2, STEP_REPLICAS * BATCH, FEATURES)
+    ours = [str(Path(package.__file__).parent) for package in (gpusim, fallback)]
+    return lambda: training(x, y), ours
+
+
+CASES = {"psum": psum, "np.add.reduce": add_reduce, "step": step}
+
+
+def python_calls(call: Callable[[], Any], folders: list[str]) -> int:
+    """How many Python functions of files in these folders a call enters, after two others."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        file = frame.f_code.co_filename
+        count += event == "call" and any(file.startswith(folder) for folder in folders)
+
+    call()
+    call()
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def timed(call: Callable[[], Any], repeats: int) -> list[float]:
+    """The seconds of each call."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    calls: dict[str, tuple[Callable[[], Any], list[str]]] = {}
+    for line in sys.stdin:
+        command = json.loads(line)
+        name, repeats = command["case"], command["repeats"]
+        try:
+            if name not in calls:
+                calls[name] = CASES[name]()
+            call, folders = calls[name]
+            answer: Any = timed(call, repeats) if repeats else python_calls(call, folders)
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"[:160]
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

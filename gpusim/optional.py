@@ -1,0 +1,79 @@
+"""Optional dependencies: look for one, load one, or say what to install.
+
+A leaf: it imports nothing of gpusim.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+__all__ = ["available", "load", "require"]
+
+# By module: the package's name in messages, and what installs it.
+_PACKAGES = {
+    "cupy": (
+        "CuPy",
+        "pip install 'gpusim[cuda13]' (or 'gpusim[cuda12]', for a driver of CUDA 12)",
+    ),
+    "matplotlib": ("matplotlib", "pip install 'gpusim[study]'"),
+    "mpi4py": ("mpi4py and an MPI library", "pip install 'gpusim[mpi]'"),
+    "rich": ("rich", "pip install 'gpusim[study]'"),
+    "sklearn": ("scikit-learn", "pip install 'gpusim[study]'"),
+    "torch": ("PyTorch", "pip install 'gpusim[torch]'"),
+}
+
+
+def available(module: str) -> bool:
+    """Whether `module` is installed. Does not import it.
+
+    >>> available("numpy"), available("no_such_module")
+    (True, False)
+    """
+    return find_spec(module) is not None
+
+
+def require(user: str, *modules: str) -> None:
+    """Check that modules are installed, without importing them.
+
+    **Arguments**:
+
+    - `user`: who needs them, with the verb: the beginning of the error's message.
+    - `modules`: the names of the top-level modules.
+
+    **Raises**: ModuleNotFoundError, which names the missing packages and the command that installs
+    them.
+
+    >>> require("tables need", "numpy")
+    >>> require("tables need", "no_such_module")
+    Traceback (most recent call last):
+    ModuleNotFoundError: tables need no_such_module: pip install no_such_module
+    """
+    missing = [module for module in modules if not available(module)]
+    if missing:
+        raise ModuleNotFoundError(_message(user, missing), name=missing[0])
+
+
+def load(user: str, module: str) -> Any:
+    """Import an optional module; a dotted name is a submodule of an optional package.
+
+    **Arguments**: as for `require`.
+
+    **Returns**: the module.
+
+    **Raises**: ModuleNotFoundError as `require`; ImportError with the same message if the package
+    is installed and cannot be imported. Its cause says why.
+    """
+    package = module.partition(".")[0]
+    require(user, package)
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(_message(user, [package]), name=module) from error
+
+
+def _message(user: str, modules: list[str]) -> str:
+    found = [_PACKAGES.get(module, (module, f"pip install {module}")) for module in modules]
+    names = ", ".join(name for name, _ in found)
+    return f"{user} {names}: {found[0][1]}"

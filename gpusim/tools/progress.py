@@ -1,0 +1,72 @@
+"""How far a study is, on standard error: a bar where there is a terminal and rich, else lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gpusim.optional import available
+
+__all__ = ["Advance", "progress", "silent"]
+
+Advance = Callable[[str, float], None]
+"""Called after each piece of work, with what it was and how much."""
+
+PATIENCE = 5.0
+"""Seconds between two lines."""
+
+
+def silent(what: str, work: float) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def progress(total: float, done: float = 0.0) -> Iterator[Advance]:
+    """Show progress towards `total`, of which `done` was there before."""
+    if sys.stderr.isatty() and available("rich"):
+        with _bar(total, done) as advance:
+            yield advance
+    else:
+        yield _lines(total, done)
+
+
+@contextmanager
+def _bar(total: float, done: float) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description:44}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, completed=0)
+        bar.update(task, completed=done)
+
+        def advance(what: str, work: float) -> None:
+            bar.update(task, advance=work, description=what)
+
+        yield advance
+
+
+def _lines(total: float, done: float) -> Advance:
+    shown = time.monotonic()
+
+    def advance(what: str, work: float) -> None:
+        nonlocal done, shown
+        done += work
+        if time.monotonic() - shown >= PATIENCE:
+            shown = time.monotonic()
+            print(f"{done / total:4.0%}  {what}", file=sys.stderr, flush=True)
+
+    return advance
