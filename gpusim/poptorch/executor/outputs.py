@@ -52,7 +52,9 @@ class Collector:
         if self.mode is OutputMode.EveryN:
             return (iteration + 1) % self.period == 0
         last = (self._layout.iterations - 1, self._layout.accumulations - 1)
-        return self.mode is OutputMode.All or (iteration, accumulation) == last
+        return (
+            self.mode not in (OutputMode.Final, OutputMode.Sum) or (iteration, accumulation) == last
+        )
 
     def add(self, iteration: int, accumulation: int, tensors: Sequence[Tensor]) -> None:
         """Take a step's tensors of all replicas, each (replicas, *shape)."""
