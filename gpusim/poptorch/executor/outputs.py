@@ -52,7 +52,6 @@ class Collector:
         at_end = OutputMode.Final, OutputMode.Sum
         last = self._layout.iterations - 1, self._layout.accumulations - 1
         return self.mode not in at_end or (iteration, accumulation) == last
-        )
 
     def add(self, iteration: int, accumulation: int, tensors: Sequence[Tensor]) -> None:
         """Take a step's tensors of all replicas, each (replicas, *shape)."""
