@@ -1,5 +1,7 @@
-"""Products of sharded matrices. Names are {left}{right}{result}: `rep` is a matrix that is the same
-on all replicas, `row` and `col` are matrices of which each replica has a block of rows or columns.
+"""Products of sharded matrices, named {left}{right}{result}.
+
+`rep` is a matrix that is the same on all replicas. Of `row` and `col` matrices each replica has a
+block of rows or columns.
 """
 
 from __future__ import annotations

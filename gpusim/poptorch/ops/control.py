@@ -129,9 +129,9 @@ def cond(
         return _as_list(then_body(*then_inps) if condition else else_body(*else_inps))
     _refuse_training("cond")
     if not isinstance(condition, Tensor) or condition.numel() != 1:
-        given = tuple(condition.shape) if isinstance(condition, Tensor) else repr(condition)
+        found = tuple(condition.shape) if isinstance(condition, Tensor) else repr(condition)
         raise createPoptorchError(
-            f"poptorch.cond: condition must be a tensor of one element, got {given}"
+            f"poptorch.cond: condition must be a tensor of one element, got {found}"
         )
     number = now.draws.next_number()
     is_true = condition.reshape(()).bool()

@@ -168,9 +168,13 @@ def serializedMatMul(
     tensor([[12., 16.],
             [12., 16.]])
     """
-    assert isinstance(keep_precision, bool), f"keep_precision={keep_precision!r} is no bool"
-    assert isinstance(factor, int), f"factor={factor!r} is no integer"
-    assert isinstance(mode, MatMulSerializationMode), f"mode={mode!r} is no MatMulSerializationMode"
+    assert isinstance(keep_precision, bool), (
+        f"keep_precision must be a bool, got {keep_precision!r}"
+    )
+    assert isinstance(factor, int), f"factor must be an integer, got {factor!r}"
+    assert isinstance(mode, MatMulSerializationMode), (
+        f"mode must be a MatMulSerializationMode, got {mode!r}"
+    )
     if mode is not MatMulSerializationMode.Disabled:
         _check_factor(lhs, rhs, mode, factor)
     return torch.matmul(lhs, rhs)

@@ -167,20 +167,20 @@ def _alone(name: str, x: Any, replication_factor: Any) -> bool:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a tensor, got {x!r:.60} of type {type(x).__name__}")
     try:
-        given = operator.index(replication_factor)
+        factor = operator.index(replication_factor)
     except TypeError:
         raise TypeError(
             f"{name}: replication_factor must be an integer, got {replication_factor!r}"
         ) from None
     here = gt.axis_size(AXIS) if inside_replicas() else None
-    if here is None and given > 1:
+    if here is None and factor > 1:
         raise GpusimError(
-            f"{name}(replication_factor={given}) was called outside of replicas; call it in the "
-            f"forward pass of a model with options.replicationFactor({given}), or inside "
+            f"{name}(replication_factor={factor}) was called outside of replicas; call it in the "
+            f"forward pass of a model with options.replicationFactor({factor}), or inside "
             f"gpusim.torch.vmap or pmap over axis_name={AXIS!r}"
         )
-    if given != (here or 1):
+    if factor != (here or 1):
         raise ValueError(
-            f"{name}: replication_factor is {given}, but the number of replicas is {here or 1}"
+            f"{name}: replication_factor is {factor}, but the number of replicas is {here or 1}"
         )
     return here is None

@@ -221,8 +221,8 @@ def magnitude_prune(matrix: Tensor, block_size: int, density: float, ord: int = 
     rows, columns = (size // block_size for size in matrix.shape)
     blocks = matrix.reshape(rows, block_size, columns, block_size).transpose(1, 2)
     norms = torch.linalg.norm(blocks.float(), ord=ord, dim=(2, 3)).flatten()
-    kept = norms.topk(int(density * matrix.nelement() / block_size**2)).indices
-    places = torch.stack([kept // columns, kept % columns])
+    largest = norms.topk(int(density * matrix.nelement() / block_size**2)).indices
+    places = torch.stack([largest // columns, largest % columns])
     values = blocks[places[0], places[1]]
     shape = tuple(blocks.shape)
     return torch.sparse_coo_tensor(places, values, shape, check_invariants=True).coalesce()
