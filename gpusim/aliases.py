@@ -10,11 +10,13 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+
+from gpusim.module_alias import alias_of
 
 __all__ = ["NAMES", "aliased", "install", "stand_in"]
 
@@ -23,7 +25,7 @@ STAND_INS = str(Path(__file__).parent / "standins")
 
 
 class AliasWarning(UserWarning):
-    """A package that is really there, and gpusim's of the same name."""
+    """An installed package and gpusim's have the same name."""
 
 
 def aliased() -> tuple[str, ...]:
@@ -47,34 +49,18 @@ class Finder(MetaPathFinder):
         if fullname.partition(".")[0] not in NAMES:
             return None
         try:
-            real = find_spec(f"gpusim.{fullname}")
+            return alias_of(f"gpusim.{fullname}", fullname)
         except ModuleNotFoundError as error:
             if not str(error.name).startswith("gpusim."):
-                raise  # gpusim has it, and it lacks something else
-            return None  # the package above it is not there, or has no modules
-        if real is None:
-            return None
-        package = real.submodule_search_locations is not None
-        return ModuleSpec(fullname, Alias(), origin=real.origin, is_package=package)
-
-
-class Alias(Loader):
-    """Gives a name gpusim's module, which keeps its own name, spec and loader."""
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(f"gpusim.{spec.name}")
-        self.own = module.__spec__  # the import system is about to put `spec` in its place
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.own
+                raise  # gpusim has the module, and a dependency is missing
+            return None  # the package above it is missing, or has no modules
 
 
 def install() -> None:
     """Let the names mean gpusim's modules in this process, and in those that it starts.
 
-    A package of such a name that is really installed is hidden, which is an AliasWarning; one
-    that has been imported stays what it is, which is another. Does nothing the second time.
+    Warns, with an AliasWarning, if an installed package of such a name is hidden, or if one has
+    been imported before and stays. Does nothing the second time.
     """
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
@@ -82,27 +68,27 @@ def install() -> None:
         if name in sys.modules:
             origin = getattr(sys.modules[name], "__file__", None)
             if not is_stand_in(origin):
-                told(f"{name} was imported before gpusim.aliases, from {origin}: it stays")
+                warn(f"{name} was imported before gpusim.aliases, from {origin}: it stays")
         elif (found := PathFinder.find_spec(name)) and not is_stand_in(found.origin):
-            told(f"{name} means gpusim.{name}; the one installed at {found.origin} is hidden")
+            warn(f"{name} means gpusim.{name}; the one installed at {found.origin} is hidden")
     sys.meta_path.insert(0, Finder())
     if STAND_INS not in sys.path:
         sys.path.append(STAND_INS)
 
 
 def stand_in(name: str) -> None:
-    """For the files in `standins`: put gpusim's module where the import system will look.
+    """For the files in `standins`: put gpusim's module into `sys.modules`.
 
-    ModuleNotFoundError if gpusim has none.
+    **Raises**: ModuleNotFoundError if gpusim has no such module.
     """
     if name not in NAMES:
-        return  # somebody looks at the file itself, as gpusim.standins.poptorch
+        return  # the file itself is imported, as gpusim.standins.poptorch
     if name not in aliased():
         raise ModuleNotFoundError(f"No module named {name!r}: gpusim has none yet", name=name)
     sys.modules[name] = importlib.import_module(f"gpusim.{name}")
 
 
-def told(text: str) -> None:
+def warn(text: str) -> None:
     warnings.warn(text, AliasWarning, stacklevel=3)
 
 

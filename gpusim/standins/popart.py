@@ -1,4 +1,4 @@
-"""`import popart`, where gpusim.aliases has not been imported yet."""
+"""`import popart` before gpusim.aliases has been imported."""
 
 from __future__ import annotations
 

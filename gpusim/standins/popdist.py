@@ -1,4 +1,4 @@
-"""`import popdist`, where gpusim.aliases has not been imported yet."""
+"""`import popdist` before gpusim.aliases has been imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import poptorch`, where gpusim.aliases has not been imported yet."""
+"""`import poptorch` before gpusim.aliases has been imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import poptorch_experimental_addons`, where gpusim.aliases has not been imported yet."""
+"""`import poptorch_experimental_addons` before gpusim.aliases has been imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import popxl`, where gpusim.aliases has not been imported yet."""
+"""`import popxl` before gpusim.aliases has been imported."""
 
 from __future__ import annotations
 
