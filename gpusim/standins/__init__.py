@@ -1,6 +1,6 @@
-"""A folder for the end of sys.path: `import poptorch` finds its file here if nobody else has one.
+"""A folder for the end of sys.path, where `import poptorch` finds a file if it is not installed.
 
-Processes that a program starts anew inherit sys.path and nothing else of `gpusim.aliases`.
+New processes of a program inherit sys.path and nothing else of `gpusim.aliases`.
 """
 
 from __future__ import annotations
