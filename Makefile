@@ -9,20 +9,24 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
 
-.PHONY: help demo test lint docs bench gpu clean
+.PHONY: help demo test test-all lint docs bench gpu clean
 .NOTPARALLEL:      # two pips must not write into one environment
 .DELETE_ON_ERROR:
 
 help:  ## this list
 	@echo "make TARGET [ARGS='...']    ARGS are passed on to what the target runs"
 	@echo
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/.study  ## train on 64 replicas, compare orders of summation, draw a picture
 	@$(BIN)/python -m gpusim demo $(ARGS)
 
-test: $(VENV)/.test  ## all tests, doctests and the documentation's examples
+test: $(VENV)/.test  ## tests, doctests and the documentation's examples, in about ten minutes
 	@$(BIN)/python -m pytest $(ARGS)
+
+# `make test` with the tests marked slow and the full random budgets (tests/oracles/budget.py).
+test-all:  ## the same with the slow tests and the full random budgets, as CI runs it
+	@GPUSIM_TESTS=full $(MAKE) --no-print-directory test
 
 lint: $(VENV)/.test  ## style, format and types
 	@$(BIN)/python -m ruff check .
@@ -38,7 +42,7 @@ bench:  ## measure the speed, beside that of JAX, PyTorch, MPI and the memory
 	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/.bench
 	@.venv-bench/bin/python -m bench $(ARGS)
 
-# Says what is missing, and fails, where there is no GPU.
+# Without a GPU it fails and says what is missing.
 gpu:  ## on a machine with a GPU: its tests, compute-sanitizer, the kernels' report and speed
 	@$(MAKE) --no-print-directory VENV=.venv-gpu .venv-gpu/.gpu
 	@.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check 'jax[cuda13]' \

@@ -1,50 +1,15 @@
-"""The arguments of a fold that are no numbers, checked once for every set of kernels.
+"""Checks of a fold's arguments, shared by all sets of kernels.
 Each check returns its argument in the form that kernels take, or raises the error that names it."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fallback.schedules import Order, Schedule
-
 NO_MEMBERS = "members is empty: a fold needs at least one member"
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """Neighbours in a tree over `total` members: nodes `first` and on of a level.
-
-    Level 0 are the members themselves, each level above has half as many nodes, rounded up.
-    """
-
-    level: int
-    first: int
-    total: int
-
-
-@dataclass(frozen=True)
-class Share:
-    """What part of a whole fold's members is given."""
-
-    members: int
-    before: int = 0  # how many have been folded before
-    nodes: Nodes | None = None  # where they are in a tree, if somebody has said so
-
-    @property
-    def total(self) -> int:
-        """How many members the fold has had when these are folded."""
-        return self.nodes.total if self.nodes else self.before + self.members
-
-    @property
-    def tree(self) -> Nodes:
-        """Where in a tree they are: they are all of it if nothing was said."""
-        return self.nodes or Nodes(0, 0, self.members)
 
 
 def check_stacked(members: Any) -> None:
@@ -56,8 +21,10 @@ def check_stacked(members: Any) -> None:
 
 
 def check_listed(members: Sequence[Any]) -> None:
-    """ValueError or TypeError unless a list has members, of one shape and dtype: names the first
-    that differs."""
+    """ValueError or TypeError unless a list has members, of one shape and dtype.
+
+    The message names the first that differs.
+    """
     if not members:
         raise ValueError(NO_MEMBERS)
     for index, array in enumerate(members):
@@ -74,7 +41,7 @@ def check_listed(members: Sequence[Any]) -> None:
 
 
 def check_batch(batch_ndim: int, shape: tuple[int, ...]) -> None:
-    """ValueError unless members of this shape have so many batch axes."""
+    """ValueError unless members of this shape have `batch_ndim` axes or more."""
     if not 0 <= batch_ndim <= len(shape):
         raise ValueError(f"batch_ndim={batch_ndim}: the members have {len(shape)} axes")
 
@@ -82,21 +49,21 @@ def check_batch(batch_ndim: int, shape: tuple[int, ...]) -> None:
 def check_window(
     window: tuple[int, int] | None, size: int, cut_axis: int | None
 ) -> tuple[int, int] | None:
-    """The window as integers, known to lie within its value, of which `size` elements are held."""
+    """The window, known to lie within its value; `size` is the number of elements held."""
     if window is None:
         return None
-    first, total = map(operator.index, window)
+    first, total = window
     if cut_axis is not None:
         raise ValueError(f"window={window!r}: expected no cut_axis beside it")
     if not 0 <= first <= total - size:
         raise ValueError(
             f"window={window!r}: the members' {size} elements do not fit into {total} from {first}"
         )
-    return first, total
+    return window
 
 
 def check_cut(cut_axis: int, value: tuple[int, ...], members: int) -> int:
-    """How many positions of the axis that a ring cuts are in one slice."""
+    """The number of positions in one slice of the axis that a ring cuts."""
     if not 0 <= cut_axis < len(value):
         raise ValueError(f"cut_axis={cut_axis}: expected 0 to {len(value) - 1}")
     length = value[cut_axis]
@@ -107,8 +74,8 @@ def check_cut(cut_axis: int, value: tuple[int, ...], members: int) -> int:
     return length // members
 
 
-def check_places(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64]:
-    """One place for each batch entry."""
+def check_batch_offset(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64]:
+    """One batch offset per batch entry; users know them as `places`."""
     given = np.asarray(places)
     if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
         raise ValueError(f"places={places!r}: expected integers from 0 to 2**64 - 1")
@@ -121,55 +88,9 @@ def check_places(places: ArrayLike, batch: tuple[int, ...]) -> NDArray[np.uint64
     return spread.astype(np.uint64)
 
 
-def check_share(
-    order: Order,
-    partial: Any,
-    before: int,
-    final: bool,
-    nodes: tuple[int, int, int] | None,
-    *,
-    members: int,
-    draws: bool,
-) -> Share:
-    """Which members of the whole fold these are; `draws`: whether it draws random numbers."""
-    number = operator.index(before)
-    if not 0 <= number < 2**64 - members:
-        raise ValueError(f"before={before!r}: expected the number of members folded before these")
-    if (partial is None) != (number == 0):
-        given = "none is given" if partial is None else "one is given"
-        expected = "one where it is not 0" if number else "none where it is 0"
-        raise ValueError(f"partial, beside before={number}: {given}, expected {expected}")
-    if order != "tree" and nodes is not None:
-        raise ValueError(f"nodes={nodes!r}: expected None for order={order!r}")
-    whole = partial is None and final
-    if isinstance(order, Schedule) and not whole:
-        raise ValueError(
-            "order, a Schedule: expected all members at once, and not partial, before or "
-            "final=False"
-        )
-    if order == "ring" and not whole:
-        raise ValueError(
-            "order='ring': expected all members at once, and not partial, before or final=False; "
-            "block b of a ring is the linear fold that starts at member b, in its window"
-        )
-    if order != "tree":
-        return Share(members, number)
-    if partial is not None:
-        raise ValueError(
-            "order='tree': expected no partial; a tree over the results of subtrees is a fold of "
-            "its own"
-        )
-    if nodes is None and draws and not final:
-        raise ValueError(
-            "order='tree', rounding='stochastic', final=False: expected nodes, which say where in "
-            "the tree these members are, to number its random numbers"
-        )
-    return Share(members, nodes=None if nodes is None else _check_nodes(nodes, final, members))
-
-
-def _check_nodes(nodes: tuple[int, int, int], final: bool, members: int) -> Nodes:
-    """The nodes of a tree that the members are, once these are known to make a subtree of it."""
-    level, first, total = map(operator.index, nodes)
+def check_nodes(given: tuple[int, int, int], final: bool, members: int) -> None:
+    """ValueError unless the members, as these nodes of a tree, make a subtree of it."""
+    level, first, total = nodes = tuple(given)
     if not (0 <= level < 63 and 0 <= first and 0 < total < 2**63):
         raise ValueError(f"nodes={nodes!r}: expected (level, first, total), a tree's total members")
     width, last = -(-total >> level), first + members
@@ -185,7 +106,6 @@ def _check_nodes(nodes: tuple[int, int, int], final: bool, members: int) -> Node
         )
     if final and members < width:
         raise ValueError(f"nodes={nodes!r}: {members} of {width} nodes given; expected final=False")
-    return Nodes(level, first, total)
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -1,5 +1,5 @@
-"""What one fold does to numbers: computing type, operator, roundings, division, conversion.
-Everything here works on one block at a time and knows nothing of orders."""
+"""The arithmetic of a fold: computing type, operator, roundings, division, conversion.
+Everything here works on one block at a time and does not depend on the order."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from fallback.formats import (
     FLOAT16,
     FLOAT32,
     FLOAT64,
-    NARROW,
+    SUB_32_BIT,
+    FormatInfo,
+    NumberFormat,
     computing_dtype,
     default_accumulator,
     kind_of,
     real_of,
 )
-from fallback.general import Grid
 from fallback.operators import ARITHMETIC_OPS, LOGICAL_OPS, Operator, operator_for, running
 from fallback.rounding import Rounder, add_rows, rounder
 from fallback.workspace import Workspace
@@ -37,13 +38,13 @@ _COMPLEX: dict[np.dtype[Any], np.dtype[Any]] = {
 
 
 class Arithmetic:
-    """The numbers' side of a fold; dtypes are those of real parts where values are complex."""
+    """The arithmetic of a fold; for complex values dtypes are those of their real parts."""
 
     def __init__(
         self,
         op: str,
         source: np.dtype[Any],
-        accumulate: np.dtype[Any] | Grid | None,
+        accumulate: NumberFormat | None,
         out: np.dtype[Any],
         divisor: int | None,
         stochastic: bool,
@@ -59,28 +60,25 @@ class Arithmetic:
         self.partial = _partial(kind, source, accumulator, self.computing)
         self.result = out if final else self.partial
         self.divisor = self.computing.type(divisor) if divisor is not None and final else None
-        self._from_zero = from_zero
+        self.from_zero = from_zero
         self._out = real_of(self.result)
         self._source, self.accumulator = real_of(source), accumulator
-        # Complex values are rounded to nearest, whatever was asked for.
+        # Complex values are always rounded to nearest.
         rounds = op in ARITHMETIC_OPS  # selections give one of their operands
         drawn = stochastic and kind == "float"
         self._sums = op == "sum"
         step = accumulator if rounds else self.computing
         # Partial results may come from elsewhere: their dtype's values are counted in.
-        spacing = _common_spacing(op, self._source, accumulator, real_of(self.partial))
-        self._step = rounder(self.computing, step, drawn, _holds(step, spacing))
-        whole = self.divisor is None and _holds(self._out, spacing)
+        ulp = _common_ulp(op, self._source, accumulator, real_of(self.partial))
+        self._step = rounder(self.computing, step, drawn, _holds(step, ulp))
+        whole = self.divisor is None and _holds(self._out, ulp)
         last = rounder(self.computing, real_of(out), drawn, whole)
         # Partial results are of their dtype already.
         self._final = last if final else rounder(self.computing, self.computing, False)
         #: Whether the fold, once it is finished, has drawn random numbers.
         self.draws = self._step.stochastic or last.stochastic
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether a rounding that is done here draws random numbers."""
-        return self._step.stochastic or self._final.stochastic
+        #: Whether a rounding that is done here draws random numbers.
+        self.stochastic = self._step.stochastic or self._final.stochastic
 
     @property
     def direct(self) -> bool:
@@ -88,10 +86,10 @@ class Arithmetic:
         return self._out == self.computing and self._step.exact
 
     def running(self, width: int) -> tuple[np.ufunc, np.dtype[Any]] | None:
-        """The ufunc whose loops over rows of so many elements do all steps, in rows of that dtype.
+        """The ufunc whose loop over rows of `width` elements does all steps, and the rows' dtype.
 
-        NumPy rounds float16 sums and products as the contract does, after each one: slowly by the
-        element, but in one call.
+        NumPy rounds each float16 sum and product as the contract does: slowly per element, but in
+        one call.
         """
         ufunc = running(self.operator)
         if ufunc is None or width >= limits.ACCUMULATE_WIDTH:
@@ -118,9 +116,9 @@ class Arithmetic:
         """All steps of these rows, if it can be done in a few calls; see `rounding.add_rows`."""
         return add_rows(self._step, partial, rows, bound, reach, workspace)
 
-    def holds_result(self, dtype: np.dtype[Any]) -> bool:
+    def keeps(self, dtype: np.dtype[Any]) -> bool:
         """Whether the output is of this dtype, and takes the last partial result as it is."""
-        return dtype == self._out and self.divisor is None and not self._from_zero
+        return dtype == self._out and self.divisor is None and not self.from_zero
 
     def operand(
         self, view: NDArray[Any], workspace: Workspace
@@ -158,7 +156,7 @@ class Arithmetic:
     ) -> None:
         """Divide, and convert to the output in one rounding, step `members`; spoils `block`."""
         held = self.accumulator if members > 1 else self._source  # one member is never rounded
-        if self._from_zero:  # added at the end: no sum but -0 tells the difference
+        if self.from_zero:  # added at the end: no sum but -0 tells the difference
             np.add(block, 0, out=block)
         if self.divisor is not None:
             np.divide(block, self.divisor, out=block)
@@ -185,17 +183,17 @@ class Arithmetic:
 
 
 def partial_dtype(
-    member_dtype: DTypeLike, accumulate: DTypeLike | Grid | None = None, op: str = "sum"
+    member_dtype: DTypeLike, accumulate: DTypeLike | FormatInfo | None = None, op: str = "sum"
 ) -> np.dtype[Any]:
     """The dtype of the partial results that `fold` takes as `partial` and gives with final=False.
 
-    It holds the members' values, of which the first is not rounded, and the accumulator's. That is
-    the accumulator's dtype where it holds the members' values too, else the members' or float16 if
-    that holds both, and else the computing type (always so for a `Grid`); for complex members the
-    same of their parts. Integers are passed on in their accumulator, selections (max, min) in the
-    members' dtype, and the truth values of logical operators as bool.
+    It holds all values of the members (the first is not rounded) and of the accumulator. It is the
+    accumulator's dtype if that holds the members' values too, else the members' dtype or float16 if
+    that holds both, and else the computing type (always for a FormatInfo). For complex members the
+    same holds for their parts. Partial results of integers have their accumulator's dtype, those of
+    selections (max, min) the members' dtype, and those of logical operators bool.
 
-    TypeError and ValueError as `fold`.
+    **Raises** TypeError and ValueError as `fold`.
 
     >>> partial_dtype(np.float16), partial_dtype("float8_e4m3fn"), partial_dtype(np.complex64)
     (dtype('float16'), dtype('float16'), dtype('complex64'))
@@ -205,49 +203,45 @@ def partial_dtype(
     (dtype('int64'), dtype('bool'))
     """
     source = np.dtype(member_dtype)
-    if accumulate is not None and not isinstance(accumulate, Grid):
+    if accumulate is not None and not isinstance(accumulate, FormatInfo):
         accumulate = np.dtype(accumulate)
-    return plan(op, source, accumulate, source, None, False).partial
+    return _partial_dtype(source, accumulate, op)
 
 
 @lru_cache(maxsize=256)
-def _planned(*arguments: Any) -> Arithmetic:
-    return Arithmetic(*arguments)
+def _partial_dtype(
+    source: np.dtype[Any], accumulate: NumberFormat | None, op: str
+) -> np.dtype[Any]:
+    return Arithmetic(op, source, accumulate, source, None, False).partial
 
 
-def plan(*arguments: Any) -> Arithmetic:
-    """The Arithmetic of these arguments, which has no state and is kept."""
-    try:
-        return _planned(*arguments)
-    except TypeError:  # not hashable: not what it takes either
-        return Arithmetic(*arguments)
+def _min_ulp(given: NumberFormat) -> int | None:
+    """All finite values of the format are multiples of 2 to this power; None: not known."""
+    if isinstance(given, FormatInfo):
+        return None
+    if given in SUB_32_BIT:
+        return SUB_32_BIT[given].min_ulp
+    return {FLOAT32: -149, FLOAT64: -1074}.get(given)
 
 
-def _spacing(dtype: np.dtype[Any]) -> int | None:
-    """All finite values of a floating-point dtype are multiples of 2 to this power."""
-    if dtype in NARROW:
-        return NARROW[dtype].min_exponent - NARROW[dtype].fraction_bits
-    return {FLOAT32: -149, FLOAT64: -1074}.get(dtype)
+def _common_ulp(op: str, *formats: NumberFormat) -> int | None:
+    """All numbers that are added are multiples of 2 to this power; None: not known."""
+    ulps = [_min_ulp(given) for given in formats]
+    known = [ulp for ulp in ulps if ulp is not None]
+    return min(known) if op != "prod" and len(known) == len(ulps) else None
 
 
-def _common_spacing(op: str, *formats: np.dtype[Any] | Grid) -> int | None:
-    """What all numbers added are multiples of 2 to the power of, if anything is known."""
-    known = [None if isinstance(given, Grid) else _spacing(given) for given in formats]
-    found = [spacing for spacing in known if spacing is not None]
-    return min(found) if op != "prod" and len(found) == len(known) else None
-
-
-def _holds(target: np.dtype[Any] | Grid, spacing: int | None) -> bool:
-    """Whether multiples of 2**spacing, where small enough, are values of `target`."""
-    finest = None if isinstance(target, Grid) else _spacing(target)
-    return finest is not None and spacing is not None and finest <= spacing
+def _holds(target: NumberFormat, ulp: int | None) -> bool:
+    """Whether multiples of 2**ulp, where small enough, are values of `target`."""
+    finest = _min_ulp(target)
+    return finest is not None and ulp is not None and finest <= ulp
 
 
 def _accumulator(
-    op: str, source: np.dtype[Any], kind: str, accumulate: np.dtype[Any] | Grid | None
-) -> np.dtype[Any] | Grid:
+    op: str, source: np.dtype[Any], kind: str, accumulate: NumberFormat | None
+) -> NumberFormat:
     """The type that partial results are rounded to (a real part's, where values are complex)."""
-    if isinstance(accumulate, Grid):
+    if isinstance(accumulate, FormatInfo):
         return accumulate if op in ARITHMETIC_OPS and kind != "int" else real_of(source)
     given = None if accumulate is None else kind_of(accumulate)
     if op not in ARITHMETIC_OPS or (kind == "int" and given != "int"):
@@ -264,22 +258,25 @@ def _accumulator(
 
 
 def _computing(
-    op: str, kind: str, source: np.dtype[Any], accumulator: np.dtype[Any] | Grid
+    op: str, kind: str, source: np.dtype[Any], accumulator: NumberFormat
 ) -> np.dtype[Any]:
     if op in LOGICAL_OPS:
         return BOOL
-    held = accumulator.carrier if isinstance(accumulator, Grid) else accumulator
+    held = accumulator.carrier if isinstance(accumulator, FormatInfo) else accumulator
     return held if kind in ("int", "bool") else computing_dtype(source, held)
 
 
 def _partial(
-    kind: str, source: np.dtype[Any], accumulator: np.dtype[Any] | Grid, computing: np.dtype[Any]
+    kind: str,
+    source: np.dtype[Any],
+    accumulator: NumberFormat,
+    computing: np.dtype[Any],
 ) -> np.dtype[Any]:
-    """What carries partial results exactly: the narrowest dtype that is known to."""
+    """The smallest dtype that is known to hold all partial results exactly."""
     if kind in ("int", "bool") or computing == BOOL:
         return computing
     held: np.dtype[Any] = computing
-    if not isinstance(accumulator, Grid):
+    if not isinstance(accumulator, FormatInfo):
         both = accumulator, real_of(source)
         candidates: tuple[np.dtype[Any], ...] = (*both, FLOAT16, computing)
         held = next(c for c in candidates if all(_includes(c, other) for other in both))
@@ -290,15 +287,15 @@ def _includes(target: np.dtype[Any], other: np.dtype[Any]) -> bool:
     """Whether a floating-point dtype has all values of another one."""
     if other == target or target == FLOAT64:
         return True
-    if other not in NARROW or target not in NARROW:
-        return target == FLOAT32 and other in NARROW
-    wide, narrow = NARROW[target], NARROW[other]
+    if other not in SUB_32_BIT or target not in SUB_32_BIT:
+        return target == FLOAT32 and other in SUB_32_BIT
+    wide, small = SUB_32_BIT[target], SUB_32_BIT[other]
     return (
-        wide.fraction_bits >= narrow.fraction_bits
-        and wide.min_exponent - wide.fraction_bits <= narrow.min_exponent - narrow.fraction_bits
-        and wide.max_finite >= narrow.max_finite
-        and wide.has_infinity >= narrow.has_infinity
-        and wide.has_negative_zero >= narrow.has_negative_zero
+        wide.fraction_bits >= small.fraction_bits
+        and wide.min_exponent - wide.fraction_bits <= small.min_exponent - small.fraction_bits
+        and wide.largest >= small.largest
+        and wide.has_infinity >= small.has_infinity
+        and wide.has_negative_zero >= small.has_negative_zero
     )
 
 

@@ -1,5 +1,5 @@
-"""Copies of whole arrays, cut into pieces for all threads: one core does not fill the memory's
-lanes, and new memory is cleared, page by page, by whoever touches it first."""
+"""Copies of whole arrays, cut into pieces for all threads: one core does not use the memory's whole
+bandwidth, and the system clears new memory page by page at the first access."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _pieces(target: NDArray[Any], source: NDArray[Any], most: int) -> Iterator[P
 
 
 def _bundles(pieces: list[Pair]) -> Iterator[list[Pair]]:
-    """Small pieces together, so that taking up work costs little beside it."""
+    """Small pieces together, so that the overhead per work item is small."""
     bundle: list[Pair] = []
     size = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Between the narrow formats and blocks of float32, exactly: integer operations on whole blocks.
+"""Exact conversion of sub-32-bit formats from and to float32, by integer operations on blocks.
 NumPy's own conversions of float16 and the 8-bit formats are many times slower."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fallback import limits
-from fallback.formats import BFLOAT16, FLOAT32, NARROW, Format
+from fallback.formats import BFLOAT16, FLOAT32, SUB_32_BIT, FormatInfo
 from fallback.workspace import Workspace
 
 _INT32 = np.dtype(np.int32)
@@ -20,15 +20,16 @@ _UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uin
 
 
 class _Bits:
-    """How the bits of a narrow format, but bfloat16, lie in those of a float32 number.
+    """How the bits of a sub-32-bit format (not bfloat16) lie in those of a float32 number.
 
     Shifted up by `shift`, exponent and fraction have the value times 2**-k, and `scale` is 2**k;
     so have subnormal numbers, which become float32's. Codes from `special` on stand for no finite
     number.
     """
 
-    def __init__(self, target: Format) -> None:
-        self.width = 8 * target.dtype.itemsize
+    def __init__(self, target: FormatInfo) -> None:
+        dtype = np.dtype(target.dtype)
+        self.width = 8 * dtype.itemsize
         self.shift = np.int32(23 - target.fraction_bits)
         bias = 1 - target.min_exponent
         self.scale, self.unscale = np.float32(2.0 ** (127 - bias)), np.float32(2.0 ** (bias - 127))
@@ -37,14 +38,14 @@ class _Bits:
         self.mask = np.int32(below - (1 << 31))
         self.sign_shift = np.int32(32 - self.width)
         self.sign_mask = np.int32(-(1 << (self.width - 1)))
-        largest = np.array(target.max_finite, target.dtype)
-        self.special = int(largest.view(_UNSIGNED[target.dtype.itemsize])) + 1
+        largest = np.array(target.largest, dtype)
+        self.special = int(largest.view(_UNSIGNED[dtype.itemsize])) + 1
         self.fraction_bits, self.bias = target.fraction_bits, bias
         self.has_negative_zero = target.has_negative_zero
-        self.max_finite = np.float32(target.max_finite)
+        self.largest = np.float32(target.largest)
 
 
-_LAYOUT = {dtype: _Bits(row) for dtype, row in NARROW.items() if dtype != BFLOAT16}
+_LAYOUT = {dtype: _Bits(row) for dtype, row in SUB_32_BIT.items() if dtype != BFLOAT16}
 
 
 def decode(source: NDArray[Any], out: NDArray[Any]) -> float:
@@ -86,7 +87,7 @@ def _decode_by_bits(source: NDArray[Any], out: NDArray[Any], layout: _Bits) -> f
     if largest < layout.special:
         return math.ldexp(1.0, (largest >> layout.fraction_bits) + 1 - layout.bias)
     if layout.has_negative_zero:
-        special = np.abs(out) > layout.max_finite  # they look like finite numbers beyond the last
+        special = np.abs(out) > layout.largest  # they look like finite numbers beyond the last
     else:
         special = codes == np.iinfo(codes.dtype).min
     out[special] = source[special]
@@ -107,13 +108,13 @@ def _largest_code(source: NDArray[Any], codes: NDArray[Any], layout: _Bits) -> i
 
 def encode(block: NDArray[Any], out: NDArray[Any], workspace: Workspace) -> None:
     """Write values that are those of `out`'s dtype into it; may spoil `block`."""
-    if block.dtype != FLOAT32 or block.size < limits.CAST_WIDTH or out.dtype not in NARROW:
+    if block.dtype != FLOAT32 or block.size < limits.CAST_WIDTH or out.dtype not in SUB_32_BIT:
         np.copyto(out, block, casting="unsafe")
     elif out.dtype == BFLOAT16:
         bits = block.view(np.uint32)
         bits >>= np.uint32(16)
         np.copyto(out.view(np.uint16), bits, casting="unsafe")
-    elif not all_within(block, NARROW[out.dtype].max_finite):
+    elif not all_within(block, SUB_32_BIT[out.dtype].largest):
         np.copyto(out, block, casting="unsafe")
     else:
         _encode_by_bits(block, out, _LAYOUT[out.dtype], workspace)

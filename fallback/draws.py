@@ -1,4 +1,4 @@
-"""Which random lanes the elements of a box need: runs of consecutive elements, each with a place.
+"""The random lanes of a box: runs of consecutive elements, each with its batch offset.
 A run is as long as the box stays contiguous in the flattened value."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fallback.philox import Lanes
 class Draws:
     """The lanes of one box, in the box's C order.
 
-    `box` spans `batch_axes` axes of batch entries, numbered by `places` (of the batch's shape),
-    then the axes of a value of shape `value`, whose first element has the index `first`.
+    `box` spans the batch axes, whose entries have the batch `offsets`, then the axes of a value of
+    shape `value`, whose first element has the index `first`.
     """
 
     def __init__(
@@ -25,23 +25,24 @@ class Draws:
         lanes: Lanes,
         box: Index,
         value: Sequence[int],
-        places: NDArray[np.uint64],
+        offsets: NDArray[np.uint64],
         first: int = 0,
     ) -> None:
         self._lanes = lanes
-        axes = places.ndim
+        axes = offsets.ndim
         starts, self._run = _runs(box[axes:], value)
         self._rows = [
-            (first + start, place)
-            for place in places[box[:axes]].ravel().tolist()
+            (first + start, offset)
+            for offset in offsets[box[:axes]].ravel().tolist()
             for start in starts
         ]
 
     def draw(self, shape: tuple[int, ...], step: int) -> NDArray[np.uint32]:
         """The lanes of a block of this shape, the box once or for several steps, in new memory."""
         if math.prod(shape) == self._run:
-            ((start, place),) = self._rows
-            return self._lanes.draw(self._run, start=start, step=step, place=place).reshape(shape)
+            ((start, offset),) = self._rows
+            drawn = self._lanes.draw(self._run, start=start, step=step, batch_offset=offset)
+            return drawn.reshape(shape)
         lanes = np.empty(shape, np.uint32)
         self.fill(lanes, step)
         return lanes
@@ -51,8 +52,8 @@ class Draws:
         rows = out.reshape(-1, self._run)
         for index, row in enumerate(rows):
             later, position = divmod(index, len(self._rows))
-            start, place = self._rows[position]
-            self._lanes.fill(row, start=start, step=step + later, place=place)
+            start, offset = self._rows[position]
+            self._lanes.fill(row, start=start, step=step + later, batch_offset=offset)
 
 
 def _runs(box: Index, value: Sequence[int]) -> tuple[list[int], int]:

@@ -10,7 +10,7 @@ Index = tuple[slice, ...]
 
 
 def coalesce(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Merge neighbouring axes that all `strides` walk as one; axes of length 1 vanish."""
+    """Merge neighbouring axes that are evenly strided in all `strides`; drop axes of length 1."""
     merged: list[int] = []
     inner: list[int] = []  # the strides of the axis merged[0]
     for axis in reversed(range(len(shape))):
@@ -80,8 +80,3 @@ def flat_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Index]:
 def whole(shape: Sequence[int]) -> Index:
     """The box of all elements."""
     return tuple(slice(0, length) for length in shape)
-
-
-def box_shape(box: Index) -> tuple[int, ...]:
-    """The lengths of a box's slices."""
-    return tuple(part.stop - part.start for part in box)

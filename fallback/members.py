@@ -1,5 +1,5 @@
 """The members of one group: equal-shaped arrays, stacked in one array or listed one by one.
-They are only ever viewed; nothing here copies more than the block that was asked for."""
+They are only viewed; nothing here copies more than the requested block."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from fallback.layout import Index
 class Members:
     """Views of `count` members, each of `shape` and `dtype`."""
 
+    #: The distinct strides that occur among the members, as the caller gave them.
+    strides: tuple[tuple[int, ...], ...]
+
     def __init__(self, arrays: NDArray[Any] | list[NDArray[Any]]) -> None:
         self._arrays = arrays
         self.count = len(arrays)
+        #: Whether the members lie in one array.
+        self.stacked = isinstance(arrays, np.ndarray)
         if isinstance(arrays, np.ndarray):
             self.shape, self.dtype = arrays.shape[1:], arrays.dtype
         else:
@@ -27,30 +32,18 @@ class Members:
 
     @classmethod
     def of(cls, members: NDArray[Any] | Sequence[NDArray[Any]]) -> Members:
-        """Check what the caller gave: ValueError or TypeError names the member that differs."""
+        """Check the caller's members: ValueError or TypeError names the member that differs."""
         if isinstance(members, np.ndarray):
-            check_stacked(members)
-            return cls(members)
+            if not members.ndim or not len(members):
+                check_stacked(members)
+            group = cls(members)
+            group.strides = (members.strides[1:],)
+            return group
         arrays = [np.asarray(member) for member in members]
         check_listed(arrays)
-        return cls(arrays)
-
-    @property
-    def stacked(self) -> bool:
-        """Whether the members lie in one array."""
-        return isinstance(self._arrays, np.ndarray)
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the members are known to be C-contiguous."""
-        return isinstance(self._arrays, np.ndarray) and self._arrays.flags.c_contiguous
-
-    @property
-    def strides(self) -> list[tuple[int, ...]]:
-        """The distinct strides that occur among the members."""
-        if isinstance(self._arrays, np.ndarray):
-            return [self._arrays.strides[1:]]
-        return list({array.strides for array in self._arrays})
+        group = cls(arrays)
+        group.strides = tuple(sorted({array.strides for array in arrays}))
+        return group
 
     def reshape(self, shape: tuple[int, ...]) -> Members:
         """The same elements under another shape, which must be reachable without a copy."""
@@ -78,7 +71,7 @@ class Members:
         return [array[index] for array in self._arrays[members]]
 
     def gather(self, chosen: NDArray[np.intp], index: Index) -> NDArray[Any]:
-        """A copy of the block in which `chosen` (rows, *block) says whose element each one is."""
+        """A copy of the block; `chosen` (rows, *block) holds the member of each element."""
         rows = self.rows(slice(None), index)
         stacked = rows if isinstance(rows, np.ndarray) else np.stack(rows)
         return np.take_along_axis(stacked, chosen, axis=0)

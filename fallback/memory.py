@@ -25,7 +25,7 @@ MEMORY_SHARE = 16
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """An uninitialised C-contiguous array, if it is large in memory that has been used before.
+    """An uninitialised C-contiguous array; a large one reuses memory.
 
     >>> empty((2, 3), np.float32).shape
     (2, 3)
@@ -34,25 +34,24 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     size = math.prod(shape) * kind.itemsize
     if size < SMALLEST or kind.hasobject:
         return np.empty(shape, kind)
-    block = _kept.take(size)
-    return np.asarray(_Loan(block, _kept))[:size].view(kind).reshape(shape)
+    block = _free_list.take(size)
+    return np.asarray(_Loan(block, _free_list))[:size].view(kind).reshape(shape)
 
 
 def keep_at_most(size: int) -> int:
-    """Keep at most so many bytes of memory that is not in use; returns what it was before.
+    """Keep at most `size` bytes of memory that is not in use; returns the previous limit.
 
-    0 gives all of it back to the system.
+    0 returns all of it to the system.
     """
-    before, _kept.most = _kept.most_kept(), size
-    _kept.trim()
+    before, _free_list.most = _free_list.limit(), size
+    _free_list.trim()
     return before
 
 
-def configured() -> int:
-    """How many bytes may be kept: GPUSIM_KEEP_MIB, else a sixteenth of the machine's memory, at
-    most 1 GiB.
+def default_limit() -> int:
+    """The number of bytes to keep: GPUSIM_KEEP_MIB, else 1/16 of the memory, at most 1 GiB.
 
-    ValueError for a GPUSIM_KEEP_MIB that is no integer from 0 on.
+    ValueError if GPUSIM_KEEP_MIB is not an integer from 0 on.
     """
     given = os.environ.get(SETTING, "").strip()
     if given:
@@ -61,7 +60,7 @@ def configured() -> int:
         return int(given) << 20
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not every system tells
+    except (AttributeError, OSError, ValueError):  # not available on every system
         return 0
     return min(MOST_KEPT, memory // MEMORY_SHARE)
 
@@ -69,30 +68,30 @@ def configured() -> int:
 class _Loan:
     """A block while arrays refer to it: every view of it keeps this object alive."""
 
-    __slots__ = ("__array_interface__", "block", "kept")
+    __slots__ = ("__array_interface__", "block", "free_list")
 
-    def __init__(self, block: NDArray[np.uint8], kept: _Kept) -> None:
+    def __init__(self, block: NDArray[np.uint8], free_list: _FreeList) -> None:
         self.block = block
-        self.kept = kept
+        self.free_list = free_list
         self.__array_interface__ = block.__array_interface__
 
     def __del__(self) -> None:
-        self.kept.give(self.block)
+        self.free_list.give(self.block)
 
 
-class _Kept:
+class _FreeList:
     """Blocks that are not in use, the ones used last at the end."""
 
     def __init__(self, most: int | None = None) -> None:
         self.most = most
         self.free: list[NDArray[np.uint8]] = []
-        # What comes back waits here: arrays die anywhere, also while this thread holds the lock.
+        # Returned blocks wait here: arrays die anywhere, also while this thread holds the lock.
         self.returned: deque[NDArray[np.uint8]] = deque()
         self.lock = threading.Lock()
 
-    def most_kept(self) -> int:
+    def limit(self) -> int:
         if self.most is None:
-            self.most = configured()
+            self.most = default_limit()
         return self.most
 
     def take(self, size: int) -> NDArray[np.uint8]:
@@ -129,19 +128,19 @@ class _Kept:
         self._drop(0)
 
     def _drop(self, size: int) -> None:
-        """Give the blocks that were used longest ago back, till `size` bytes more may be kept."""
+        """Return the least recently used blocks, till `size` bytes more may be kept."""
         kept = sum(block.size for block in self.free)
-        while self.free and kept + size > self.most_kept():
+        while self.free and kept + size > self.limit():
             kept -= self.free.pop(0).size
 
 
-_kept = _Kept()
+_free_list = _FreeList()
 
 
 def _forget() -> None:
-    """A forked child starts with nothing kept: the lock may be held by a thread it has not."""
-    global _kept
-    _kept = _Kept(_kept.most)
+    """A forked child starts empty: a thread that it does not have may hold the lock."""
+    global _free_list
+    _free_list = _FreeList(_free_list.most)
 
 
 if hasattr(os, "register_at_fork"):

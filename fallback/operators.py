@@ -37,7 +37,7 @@ def _multiply_complex(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any]
 
 
 def _both_zero(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Where both are zero, or None if that is nowhere; NumPy leaves the sign open there."""
+    """A mask of the elements where both are zero, or None; NumPy leaves their sign open."""
     zeros: NDArray[np.bool_] = left == 0
     if not zeros.any():
         return None
@@ -93,10 +93,16 @@ _LOGICAL: dict[str, Operator] = {
 _RUNNING: dict[Operator, np.ufunc] = {_add: np.add, _multiply: np.multiply}
 
 
-def operator_for(op: str, kind: str) -> Operator:
-    """The operator for `op` on inputs of `kind`; ValueError or TypeError if there is none."""
+def check_op(op: str) -> str:
+    """Return `op`; ValueError if it is unknown."""
     if op not in OPS:
         raise ValueError(f"op={op!r}: expected one of {', '.join(map(repr, OPS))}")
+    return op
+
+
+def operator_for(op: str, kind: str) -> Operator:
+    """The operator for `op` on inputs of `kind`; ValueError or TypeError if there is none."""
+    check_op(op)
     operator = _LOGICAL.get(op) or _OPERATORS.get((op, kind))
     if operator is None:
         hint = "; convert to an integer dtype first" if kind == "bool" else ""

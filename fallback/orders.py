@@ -1,5 +1,5 @@
 """The orders of additions: how members are visited, how a ring cuts a value, how a tree numbers.
-Only sequences of numbers live here; no array is touched."""
+Only sequences of numbers, no arrays."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ def ring_bounds(elements: int, members: int) -> list[int]:
 
 
 def visits(order: str, members: int, start: int, step: int = 1) -> Iterator[int]:
-    """The members of a sequential order; `start` is where a ring's block begins, and `step` (1 or
-    -1) where its walk goes."""
+    """The members of a sequential order, in the order of their visits.
+
+    `start` is the member at which a ring's block begins, `step` (1 or -1) its direction.
+    """
     if order == "reverse":
         start, step = members - 1, -1
     yield from range(start, members if step > 0 else -1, step)
@@ -24,7 +26,7 @@ def visits(order: str, members: int, start: int, step: int = 1) -> Iterator[int]
 
 
 def tree_levels(members: int) -> list[int]:
-    """How many additions the levels below each level hold: entry k counts levels 0..k-1.
+    """The number of additions below each level: entry k counts levels 0..k-1.
 
     An addition of level k (k from 0) at position j from the left is step entry[k] + j + 1.
     """

@@ -22,7 +22,7 @@ _own = _Own()
 
 
 class Lanes:
-    """Draws the lanes of one call: key (seed, 0), counter (1 + i // 8, step, call, place).
+    """Draws the lanes of one call: key (seed, 0), counter (1 + i // 8, step, call, batch offset).
 
     Several threads may draw at once.
     """
@@ -31,11 +31,11 @@ class Lanes:
         self._call = call
         self._key = np.array([seed, 0], np.uint64)
 
-    def fill(self, out: NDArray[np.uint32], *, start: int, step: int, place: int) -> None:
+    def fill(self, out: NDArray[np.uint32], *, start: int, step: int, batch_offset: int) -> None:
         """Write the lanes of elements start, start + 1, ... into the one-dimensional `out`."""
-        out[...] = self.draw(out.size, start=start, step=step, place=place)
+        out[...] = self.draw(out.size, start=start, step=step, batch_offset=batch_offset)
 
-    def draw(self, count: int, *, start: int, step: int, place: int) -> NDArray[np.uint32]:
+    def draw(self, count: int, *, start: int, step: int, batch_offset: int) -> NDArray[np.uint32]:
         """The lanes of elements start, start + 1, ..., in new memory."""
         block, skipped = divmod(start, LANES_PER_BLOCK)
         # NumPy adds one to the counter before it computes a block; position 4: none is buffered.
@@ -43,7 +43,7 @@ class Lanes:
         generator.state = {
             "bit_generator": "Philox",
             "state": {
-                "counter": np.array([block, step, self._call, place], np.uint64),
+                "counter": np.array([block, step, self._call, batch_offset], np.uint64),
                 "key": self._key,
             },
             "buffer": np.zeros(4, np.uint64),

@@ -100,7 +100,7 @@ FAR_TAIL_RATIO: tuple[Coefficients, Coefficients] = (
 # log(m) = 2 * atanh(s), s = (m - 1) / (m + 1); for m within sqrt(1/2) and sqrt(2) the term after
 # these is less than 2**-60 of the first. From the highest power of s*s down.
 ATANH_SERIES: Coefficients = tuple(2.0 / (2 * n + 1) for n in range(11, 0, -1))
-# log(2) in two parts, of which the first times an exponent is exact.
+# log(2) in two parts: the product of the first with an exponent is exact.
 LOG2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 LOG2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 

@@ -1,5 +1,5 @@
 """The ragged copy: segments of rows from sources to destinations, with unequal lengths.
-Whoever calls it has checked the segments already."""
+The caller has checked the segments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fallback.copies import copy
 Rows = NDArray[np.int64]
 
 # Segments of fewer bytes than this on average are copied row by row through an index, all rows of
-# a stretch of the output at once: a slice assignment costs about as much as copying so many.
+# a stretch of the output at once: a slice assignment takes about as long as copying this much.
 SHORT_SEGMENT = 16 * 1024
 # Rows copied at a time, and the bytes of them.
 ROWS_AT_ONCE = 64 * 1024
@@ -116,7 +116,7 @@ def _copy_by_index(read: NDArray[Any], write: NDArray[Any], segments: Rows) -> N
 
 
 def _common_unit(read: NDArray[Any], write: NDArray[Any], segments: Rows) -> int:
-    """The largest number of rows that all positions are multiples of: so many are copied as one."""
+    """The largest number of rows that divides all positions: they are copied as one."""
     unit = int(np.gcd(read.shape[1], write.shape[1]))
     for some in (segments[:64], segments):
         if unit > 1:

@@ -1,12 +1,12 @@
-"""Random numbers of the replicas: Philox4x64-10 words, and what is made of them.
-A word is a function of its counter alone, so that any of them can be drawn anywhere, in any order.
+"""Random numbers of the replicas: Philox4x64-10 words, and distributions made from them.
+A word is a function of its counter alone, so that any word can be drawn anywhere, in any order.
 
 The key is (seed, 1). Word i of a call is lane i % 4 of the block with the counter
 
     (1 + i // 4, call, replica, candidate)
 
-where `candidate` is 0 but for the redraws of `integers` and `permutation`. Each word makes the one
-element of its index, whatever the distribution and the dtype. NumPy draws the same words:
+where `candidate` is 0 except for the redraws of `integers` and `permutation`. Each word makes the
+element of its index, for any distribution and dtype. NumPy draws the same words:
 `numpy.random.Philox(key=[seed, 1], counter=[i // 4, call, replica, candidate]).random_raw(n)`
 (uint64 arrays) gives those from 4 * (i // 4) on, as it adds one to the counter before each block.
 """
@@ -41,8 +41,8 @@ Words = NDArray[np.uint64]
 WORDS_PER_BLOCK = 4
 KEY_OF_STREAMS = 1  # the key's second word; that of stochastic rounding is 0
 
-# As measured: setting NumPy's generator up costs as much as `philox` takes for so many blocks, and
-# `philox` itself as much as so many settings up.
+# Measured: to set up NumPy's generator takes as long as `philox` for BLOCKS_PER_SETUP blocks, and a
+# call of `philox` as long as SETUPS_PER_PHILOX set-ups.
 BLOCKS_PER_SETUP = 16
 SETUPS_PER_PHILOX = 100
 # Blocks that `philox` computes at a time: its dozen buffers stay in a core's cache.
@@ -212,11 +212,11 @@ def integers(
     """Integers from low to last, both included, as 64-bit words in two's complement.
 
     The integer is low + word * n // 2**64 with n = last - low + 1 (Lemire, ACM TOMACS 29, 2019):
-    exactly uniform, because where the product's low word is less than 2**64 mod n, the next
+    exactly uniform, because if the product's low word is less than 2**64 mod n, the next
     candidate's word is taken instead, and so on.
 
-    `words` (candidate 0 of `stream`), their `replicas`, `low` and `last` broadcast together; of the
-    result the last `ndim` axes are one replica's, the elements of which count in C order.
+    `words` (candidate 0 of `stream`), their `replicas`, `low` and `last` broadcast together. The
+    last `ndim` axes of the result belong to one replica, whose elements count in C order.
 
     >>> stream = Stream(0, 0, np.zeros(1, np.uint64))
     >>> low, last = np.uint64(1), np.uint64(6)
@@ -266,8 +266,8 @@ def _scaled(words: Words, span: Words) -> tuple[Words, NDArray[np.bool_]]:
 def permutation(stream: Stream, n: int) -> NDArray[np.int64]:
     """For every replica the order that sorts its first n words, (*replicas.shape, n).
 
-    Equal words are ordered by those of candidate 1. All orders are equally probable, but for draws
-    of a probability below n**2 / 2**129, in which these are equal too and the index decides.
+    Equal words are ordered by those of candidate 1. All orders are equally probable. (With a
+    probability below n**2 / 2**129 these are equal too, and the index decides.)
 
     >>> permutation(Stream(0, 0, np.zeros(1, np.uint64)), 5)
     array([[3, 2, 4, 1, 0]])

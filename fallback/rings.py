@@ -63,7 +63,7 @@ def load_ring(
     first: int,
     workspace: Workspace,
 ) -> float:
-    """Write what is visited at turn `first` and on into `rows`; a bound of the magnitudes."""
+    """Write the members visited at turn `first` and on into `rows`; returns a bound."""
     begin = ring.start + first
     if ring.blocks == 1:
         return _load(members, box, rows, begin)
@@ -81,7 +81,7 @@ def load_ring(
 
 
 def _load(members: Members, box: Index, rows: NDArray[Any], begin: int) -> float:
-    """The blocks of members begin, begin + 1, ..., which begin anew behind the last."""
+    """The blocks of members begin, begin + 1, ..., where member 0 follows the last."""
     bound, done = 0.0, 0
     while done < len(rows):
         member = (begin + done) % members.count

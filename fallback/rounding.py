@@ -1,4 +1,4 @@
-"""One correct rounding from float32 or float64 to a narrower format, nearest or stochastic.
+"""One correct rounding from float32 or float64 to a smaller format, nearest or stochastic.
 Values stay in the computing type: afterwards they are exactly representable in the format."""
 
 from __future__ import annotations
@@ -12,8 +12,16 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fallback import limits, memory, threads
 from fallback.decode import all_within, encode, largest_magnitude
-from fallback.formats import BFLOAT16, FLOAT32, FLOAT64, NARROW, Format, computing_dtype, kind_of
-from fallback.general import Grid, GridRounder
+from fallback.formats import (
+    BFLOAT16,
+    FLOAT32,
+    FLOAT64,
+    SUB_32_BIT,
+    FormatInfo,
+    computing_dtype,
+    kind_of,
+)
+from fallback.general import FormatRounder
 from fallback.layout import Index, split, whole
 from fallback.philox import Lanes
 from fallback.subnormals import require_subnormals
@@ -36,7 +44,7 @@ _FRACTION_BITS = {FLOAT32: 23, FLOAT64: 52}
 
 def round_block(
     block: NDArray[Any],
-    target: Format,
+    target: FormatInfo,
     lanes: NDArray[np.uint32] | None,
     workspace: Workspace,
     *,
@@ -64,11 +72,11 @@ def round_block(
         block += block.dtype.type(0)
 
 
-def _binade(values: NDArray[Any], target: Format, out: NDArray[Any]) -> None:
+def _binade(values: NDArray[Any], target: FormatInfo, out: NDArray[Any]) -> None:
     """The power of two at or below each magnitude, kept within `target`'s normal exponents.
 
-    Below them the spacing of the format no longer shrinks; above them any spacing serves, because
-    every result overflows.
+    Below them the ulp of the format no longer shrinks; above them any ulp serves, because every
+    result overflows.
     """
     dtype = values.dtype
     unsigned = _UNSIGNED[dtype]
@@ -77,8 +85,8 @@ def _binade(values: NDArray[Any], target: Format, out: NDArray[Any]) -> None:
     np.clip(out, dtype.type(low), dtype.type(high), out=out)
 
 
-def _nearest(block: NDArray[Any], target: Format, workspace: Workspace) -> None:
-    """Add a number whose unit in the last place is the format's spacing, and subtract it again."""
+def _nearest(block: NDArray[Any], target: FormatInfo, workspace: Workspace) -> None:
+    """Add a number whose ulp is the format's, and subtract it again."""
     dtype = block.dtype
     magic, sums = workspace.take(dtype, block.shape), workspace.take(dtype, block.shape)
     _binade(block, target, magic)
@@ -94,13 +102,13 @@ def _nearest(block: NDArray[Any], target: Format, workspace: Workspace) -> None:
     _overflow(block, target)
 
 
-def _nearest_on_lattice(block: NDArray[Any], target: Format, workspace: Workspace) -> None:
+def _nearest_on_lattice(block: NDArray[Any], target: FormatInfo, workspace: Workspace) -> None:
     """x becomes 2**s x - (2**s x - x) with s the number of bits to drop.
 
-    The first difference is rounded to a multiple of the spacing of 2**s x, which is that of x in
-    the format; ties go to even as 2**s x is then an even multiple. (Where the difference falls
-    into the binade below, its spacing is half as large, but x is next to a power of two, closer
-    than a quarter of the spacing.) The second one is exact.
+    The first difference is rounded to a multiple of the ulp of 2**s x, which is that of x in the
+    format; ties go to even because 2**s x is then an even multiple. (If the difference falls into
+    the binade below, its ulp is half as large, but x is next to a power of two, closer than a
+    quarter of the ulp.) The second one is exact.
     """
     dtype = block.dtype
     shifted = workspace.take(dtype, block.shape)
@@ -110,7 +118,7 @@ def _nearest_on_lattice(block: NDArray[Any], target: Format, workspace: Workspac
     workspace.give(shifted)
 
 
-def _factor(computing: np.dtype[Any], target: Format) -> np.generic:
+def _factor(computing: np.dtype[Any], target: FormatInfo) -> np.generic:
     """2**s with s the number of bits that rounding drops."""
     factor: np.generic = computing.type(2.0 ** (_FRACTION_BITS[computing] - target.fraction_bits))
     return factor
@@ -136,7 +144,7 @@ def _nearest_bfloat16(block: NDArray[Any], workspace: Workspace) -> None:
 
 def _stochastic_by_bits(
     block: NDArray[Any],
-    target: Format,
+    target: FormatInfo,
     lanes: NDArray[np.uint32],
     workspace: Workspace,
     on_lattice: bool,
@@ -163,16 +171,16 @@ def _stochastic_by_bits(
 
 
 def _below_normal(
-    bits: NDArray[np.uint32], target: Format, scratch: NDArray[np.uint32]
+    bits: NDArray[np.uint32], target: FormatInfo, scratch: NDArray[np.uint32]
 ) -> NDArray[np.bool_] | None:
-    """Where magnitudes are below the normal numbers, and not zero; None if that is nowhere."""
+    """A mask of the nonzero magnitudes below the normal numbers; None if there are none."""
     np.bitwise_and(bits, np.uint32(2**31 - 1), out=scratch)
     scratch -= np.uint32(1)  # zeros become the largest
     limit = np.float32(2.0**target.min_exponent).view(np.uint32) - np.uint32(1)
     return scratch < limit if np.minimum.reduce(scratch, axis=None) < limit else None
 
 
-def _stochastic(block: NDArray[Any], target: Format, lanes: NDArray[np.uint32]) -> None:
+def _stochastic(block: NDArray[Any], target: FormatInfo, lanes: NDArray[np.uint32]) -> None:
     """Go up to `hi` where lane < floor(p * 2**32). All arithmetic here is exact but the compare.
 
     From float32 to bfloat16, of the same exponents, the magic number would overflow.
@@ -207,20 +215,20 @@ def _stochastic_bfloat16(block: NDArray[Any], lanes: NDArray[np.uint32]) -> None
     block[nans] = np.nan
 
 
-def _overflow(block: NDArray[Any], target: Format) -> None:
-    """What is beyond the largest finite number becomes infinity, or NaN in formats without one."""
-    if not block.size or all_within(block, target.max_finite):
+def _overflow(block: NDArray[Any], target: FormatInfo) -> None:
+    """Values beyond the largest finite number become infinity, or NaN in a format without it."""
+    if not block.size or all_within(block, target.largest):
         return
-    beyond = np.abs(block) > target.max_finite
+    beyond = np.abs(block) > target.largest
     block[beyond] = np.copysign(block.dtype.type(target.overflow), block[beyond])
 
 
 class Rounder(Protocol):
     """Rounds C-contiguous blocks of the computing type in place, which holds the target's values.
 
-    Nothing happens where `exact` is true. Where `stochastic` is true it takes lanes, which
-    broadcast against the block; without them it rounds to nearest. It is told a bound of the
-    magnitudes, infinity if none is known, and returns one of those of the rounded values.
+    If `exact` is true nothing happens. If `stochastic` is true it takes lanes, which broadcast
+    against the block; without them it rounds to nearest. It takes a bound of the magnitudes,
+    infinity if none is known, and returns a bound of the rounded magnitudes.
     """
 
     exact: bool
@@ -237,13 +245,13 @@ class Rounder(Protocol):
 
 def rounder(
     computing: np.dtype[Any],
-    target: np.dtype[Any] | Grid,
+    target: np.dtype[Any] | FormatInfo,
     stochastic: bool,
     on_lattice: bool = False,
 ) -> Rounder:
     """The Rounder for a dtype, or for any format; `on_lattice` as for `round_block`."""
-    if isinstance(target, Grid):
-        return GridRounder(target, stochastic)
+    if isinstance(target, FormatInfo):
+        return FormatRounder(target, stochastic)
     return DtypeRounder(computing, target, stochastic, on_lattice)
 
 
@@ -257,17 +265,17 @@ class DtypeRounder:
         stochastic: bool,
         on_lattice: bool = False,
     ) -> None:
-        self._narrow = NARROW.get(target) if computing in _UNSIGNED else None
+        self._info = SUB_32_BIT.get(target) if computing in _UNSIGNED else None
         self._on_lattice = on_lattice
         self._single = target == FLOAT32 and computing == FLOAT64
         # From float64 the casts of ml_dtypes round twice, by way of float32.
-        self.target, self._by_cast = target, computing == FLOAT32 and self._narrow is not None
-        self.exact = self._narrow is None and not self._single
-        self.stochastic = stochastic and self._narrow is not None
+        self.target, self._by_cast = target, computing == FLOAT32 and self._info is not None
+        self.exact = self._info is None and not self._single
+        self.stochastic = stochastic and self._info is not None
         self.factor: np.generic | None = None  # of _nearest_on_lattice
-        if on_lattice and self._narrow and self._narrow.has_negative_zero and not stochastic:
+        if on_lattice and self._info and self._info.has_negative_zero and not stochastic:
             if not (target == BFLOAT16 and computing == FLOAT32):
-                self.factor = _factor(computing, self._narrow)
+                self.factor = _factor(computing, self._info)
 
     def __call__(
         self,
@@ -276,26 +284,26 @@ class DtypeRounder:
         workspace: Workspace,
         bound: float = math.inf,
     ) -> float:
-        if self._narrow is None:
+        if self._info is None:
             if self._single:
                 block[...] = block.astype(np.float32)
             return bound
         if self._by_cast and lanes is None and block.size < limits.CAST_WIDTH:
             block[...] = block.astype(self.target)
             return math.inf
-        target, lattice = self._narrow, self._on_lattice
-        if (lattice or lanes is not None) and block.size and not bound <= target.max_finite:
+        target, lattice = self._info, self._on_lattice
+        if (lattice or lanes is not None) and block.size and not bound <= target.largest:
             bound = largest_magnitude(block)
-        finite = bound <= target.max_finite
+        finite = bound <= target.largest
         round_block(block, target, lanes, workspace, finite=finite, on_lattice=lattice)
         return bound * (1.0 + 2.0**-target.fraction_bits)
 
 
 def _reached(dtype: np.dtype[Any], bound: float, reach: float, rows: int) -> float | None:
-    """What sums of so many rows are bounded by, roundings included; None if they may overflow."""
-    target = NARROW[dtype]
+    """A bound of the sums of this number of rows, roundings included; None if they may overflow."""
+    target = SUB_32_BIT[dtype]
     reached = (bound + rows * reach) * (1.0 + 2.0**-target.fraction_bits) ** rows
-    return reached if reached <= target.max_finite else None
+    return reached if reached <= target.largest else None
 
 
 def add_rows(
@@ -306,11 +314,11 @@ def add_rows(
     reach: float,
     workspace: Workspace,
 ) -> float | None:
-    """Add rows one after the other, rounding to nearest in between, without a look at the values.
+    """Add rows one after the other, rounding to nearest in between, without looking at the values.
 
-    `bound` is one of the magnitudes in `partial`, `reach` of those in `rows`; what is returned is
-    one of the sums'. None, and nothing done, where sums might have to become infinite, or the
-    format is not one to which multiples of its smallest value are rounded.
+    `bound` bounds the magnitudes in `partial`, `reach` those in `rows`. Returns a bound of the
+    sums; or None, and does nothing, if sums might become infinite, or the format is not one to
+    which multiples of its smallest value are rounded.
     """
     if not isinstance(rounder, DtypeRounder) or (factor := rounder.factor) is None:
         return None
@@ -345,7 +353,7 @@ def check_counter(name: str, value: int) -> int:
 
 def round_to(
     x: ArrayLike,
-    dtype: DTypeLike | Grid,
+    dtype: DTypeLike | FormatInfo,
     *,
     rounding: str = "nearest",
     seed: int = 0,
@@ -359,10 +367,12 @@ def round_to(
     `x` has any floating-point dtype and any shape; the result is a new C-contiguous array of the
     same shape. `rounding` is "nearest" (ties to even) or "stochastic", which decides between the
     two neighbours by the Philox lane of the element's flat index in (seed, step, call, place).
-    Rounding to float32 and float64 is always to nearest. A `Grid` in the place of the dtype stands
+    Rounding to float32 and float64 is always to nearest. A FormatInfo instead of the dtype stands
     for any format; its values are returned in its carrier. The `batch_ndim` leading axes count
-    values which are rounded each by itself, with the same lanes. TypeError for dtypes that are not
-    floating-point ones; ValueError for a seed or counter that is not a 64-bit word.
+    values that are rounded independently, with the same lanes.
+
+    **Raises** TypeError for dtypes that are not floating-point ones; ValueError for a seed or
+    counter that is not a 64-bit word.
 
     >>> import ml_dtypes, numpy as np
     >>> round_to(np.array([1.0, 1.01, 1e40]), ml_dtypes.bfloat16).tolist()
@@ -374,14 +384,16 @@ def round_to(
     counters = {"seed": seed, "step": step, "call": call, "place": place}
     words = {name: check_counter(name, value) for name, value in counters.items()}
     values = np.asarray(x)
-    target = dtype if isinstance(dtype, Grid) else np.dtype(dtype)
-    held = target.carrier if isinstance(target, Grid) else target
+    target = dtype if isinstance(dtype, FormatInfo) else np.dtype(dtype)
+    held = target.carrier if isinstance(target, FormatInfo) else target
     for name, given in (("x", values.dtype), ("dtype", held)):
         if kind_of(given) != "float":
             raise TypeError(f"{name}: {given} given, expected a floating-point dtype")
     require_subnormals()
     # A grid held in float64 is rounded to in float64; no dtype but float64 itself asks for that.
-    computing = computing_dtype(values.dtype, held if isinstance(target, Grid) else values.dtype)
+    computing = computing_dtype(
+        values.dtype, held if isinstance(target, FormatInfo) else values.dtype
+    )
     round_part = rounder(computing, target, stochastic)
     lanes = Lanes(words["seed"], words["call"])
     out = memory.empty(values.shape, held)
@@ -394,7 +406,7 @@ def round_to(
         drawn = None
         if round_part.stochastic:
             drawn = np.empty(box[0].stop - box[0].start, np.uint32)
-            lanes.fill(drawn, start=box[0].start, step=words["step"], place=words["place"])
+            lanes.fill(drawn, start=box[0].start, step=words["step"], batch_offset=words["place"])
         with np.errstate(all="ignore"):
             for part in split((*whole((batch,)), *box), limits.BLOCK):
                 block = sources[part].astype(computing, order="C")

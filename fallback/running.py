@@ -14,33 +14,35 @@ from fallback.formats import kind_of
 _PROBED_WIDTH = 64  # wider rows than this are reduced as those of this width
 
 
-def rows_of(blocks: NDArray[Any] | list[NDArray[Any]]) -> NDArray[Any] | None:
-    """Blocks as rows (n, elements) that `reduce_rows` can take without a copy, if they are such."""
-    if not isinstance(blocks, np.ndarray) or not blocks.flags.aligned:
-        return None
-    if not blocks[0].flags.c_contiguous:
-        return None
-    rows = blocks.reshape(len(blocks), -1)
-    return rows if abs(rows.strides[0]) >= rows.shape[1] * rows.itemsize else None
+def reduce_rows(ufunc: np.ufunc, blocks: Any, out: NDArray[Any]) -> bool:
+    """out = ((blocks[0] op blocks[1]) op blocks[2]) op ..., each result rounded to their dtype.
 
-
-def reduce_rows(ufunc: np.ufunc, rows: NDArray[Any], out: NDArray[Any]) -> None:
-    """out = ((rows[0] op rows[1]) op rows[2]) op ..., each result rounded to the dtype of all.
-
-    `rows` are two-dimensional, each contiguous.
+    `out` is C-contiguous. False, and nothing done, if the blocks are not contiguous rows of one
+    array.
     """
-    width = min(rows.shape[1], _PROBED_WIDTH)
-    if _goes_row_by_row(ufunc, rows.dtype, width, rows.strides[0] < 0):
-        _reduce(ufunc, rows, out)
+    if not isinstance(blocks, np.ndarray):
+        return False
+    flags = blocks.flags
+    if not flags.aligned or not (flags.c_contiguous or blocks[0].flags.c_contiguous):
+        return False
+    rows, dtype = blocks.reshape(len(blocks), -1), blocks.dtype
+    stride, width = rows.strides[0], rows.shape[1]
+    if abs(stride) < width * dtype.itemsize:
+        return False
+    flat = out.reshape(-1)
+    if _goes_row_by_row(ufunc, dtype, min(width, _PROBED_WIDTH), stride < 0):
+        ufunc.reduce(rows, axis=0, dtype=dtype, out=flat, initial=_neutral(ufunc, dtype))
     else:  # sequential by definition, and slow: it goes down column after column
-        out[...] = ufunc.accumulate(rows, axis=0, dtype=rows.dtype)[-1]
+        flat[...] = ufunc.accumulate(rows, axis=0, dtype=dtype)[-1]
+    return True
 
 
-def _reduce(ufunc: np.ufunc, rows: NDArray[Any], out: NDArray[Any]) -> None:
-    """NumPy starts from `initial`: for sums -0 is the number that changes no other."""
-    floating = kind_of(rows.dtype) == "float"
-    neutral = (-0.0 if floating else 0) if ufunc is np.add else 1
-    ufunc.reduce(rows, axis=0, dtype=rows.dtype, out=out, initial=rows.dtype.type(neutral))
+@cache
+def _neutral(ufunc: np.ufunc, dtype: np.dtype[Any]) -> np.generic:
+    """The number that changes no other: NumPy starts from it. For sums of floats that is -0."""
+    floating = kind_of(dtype) == "float"
+    neutral: np.generic = dtype.type((-0.0 if floating else 0) if ufunc is np.add else 1)
+    return neutral
 
 
 @cache
@@ -67,7 +69,8 @@ def _probe(
 
 def _went_row_by_row(ufunc: np.ufunc, rows: NDArray[Any]) -> bool:
     found, expected = np.empty_like(rows[0]), rows[0].copy()
-    _reduce(ufunc, rows, found)
+    neutral = _neutral(ufunc, rows.dtype)
+    ufunc.reduce(rows, axis=0, dtype=rows.dtype, out=found, initial=neutral)
     for row in rows[1:]:
         ufunc(expected, row, out=expected)
     return np.array_equal(found, expected)

@@ -1,5 +1,5 @@
 """Schedules: the folds of real engines as plain data, beside the four orders that have names.
-A schedule, a number of members and a size make walks or a program, which every kernel follows."""
+A schedule, a number of members and a size compile to a chain schedule or a reduction graph."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ __all__ = [
     "Balanced",
     "Binary",
     "Case",
+    "ChainSchedule",
+    "CompiledOrder",
     "Fold",
     "Loops",
     "Order",
-    "Program",
+    "ReductionGraph",
     "Schedule",
     "Segments",
     "Tree",
     "Walk",
-    "Walks",
     "check_order",
-    "compiled",
+    "compile_order",
 ]
 
 MIB = 1 << 20
@@ -36,7 +37,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Balanced:
-    """As many blocks as members, the first `elements % members` of which have one element more."""
+    """One block per member; the first `elements % members` blocks have one element more."""
 
     def blocks(self, members: int, elements: int, itemsize: int) -> list[int]:
         """Where the blocks begin and end."""
@@ -47,8 +48,9 @@ class Balanced:
 class Segments:
     """Blocks of whole segments: gloo's cut.
 
-    A value has at least `least` segments for each member, a multiple of the members, and as many as
-    make none longer than `most` bytes; all are as long as the first, and what is left is the last.
+    The number of segments is a multiple of the members, at least `least` per member, and so large
+    that no segment is longer than `most` bytes. All segments have one length, and the last is what
+    is left.
     """
 
     most: int = MIB
@@ -96,9 +98,9 @@ Cut = Balanced | Segments | Loops
 
 @dataclass(frozen=True)
 class Walk:
-    """Members one after the other, from `start` on and around, up (`step` 1) or down (-1).
+    """A chain: members one after the other, from `start` on and around, up (`step` 1) or down (-1).
 
-    With a `cut` that is done in every block, and block b starts at member `start + b`.
+    With a `cut` every block has a chain of its own, and block b starts at member `start + b`.
     """
 
     start: int = 0
@@ -108,7 +110,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Tree:
-    """Neighbours in pairs, level by level, an odd one passing up unchanged.
+    """Neighbours in pairs, level by level; an odd one passes up unchanged.
 
     `pairs_first`: with p the largest power of two of at most R members, the first R - p pairs
     (0, 1), (2, 3), ... are added first, and the tree is one over the p values that remain.
@@ -119,7 +121,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Binary:
-    """A tree of which every node adds its first child, itself and its second child, in that order.
+    """A tree in which every node adds its first child, itself and its second child, in this order.
 
     A node r of level l (which has 2**l nodes, numbered on from the level above) has the children
     r + 2**l and r + 2**(l + 1).
@@ -131,7 +133,7 @@ Fold = Walk | Tree | Binary
 
 @dataclass(frozen=True)
 class Case:
-    """A fold, and when it is the one: members from..to, and bytes from..below (None: no limit).
+    """A fold, and where it applies: members from..to, and bytes from..below (None: no limit).
 
     `fewer_than`: only for values of fewer elements than there are "members", or than "power", the
     largest power of two of at most that many.
@@ -143,7 +145,7 @@ class Case:
     fewer_than: str | None = None
 
     def holds(self, members: int, elements: int, itemsize: int) -> bool:
-        """Whether this case is the one for such a value."""
+        """Whether this case applies to such a value."""
         fewest, most = self.members
         least, below = self.bytes
         size = elements * itemsize
@@ -161,16 +163,17 @@ class Case:
 class Schedule:
     """The fold of an engine: the first of its `cases` that holds.
 
-    `hops`: "default": partial results have the accumulator of the contract where none is given;
-    "own": the members' own type. `from_zero`: the fold starts from +0, so that no sum is -0.
+    `hops`: the wire dtype, to which partial results are rounded if no accumulator is given:
+    "default" is the contract's accumulator, "own" the members' own type.
+    `from_zero`: the fold starts from +0, so that no sum is -0.
     `formats`: the floating-point and complex types that are added in this way (none named: all).
 
     >>> ring = Schedule((Case(Walk(cut=Balanced())),))
-    >>> compiled(ring, members=3, elements=10, itemsize=4)
+    >>> compile_order(ring, members=3, elements=10, itemsize=4)
     'ring'
     >>> down = Schedule((Case(Walk(start=-1, step=-1, cut=Balanced())),))
-    >>> compiled(down, members=3, elements=10, itemsize=4)
-    Walks(edges=(0, 4, 7, 10), starts=(2, 0, 1), step=-1)
+    >>> compile_order(down, members=3, elements=10, itemsize=4)
+    ChainSchedule(edges=(0, 4, 7, 10), starts=(2, 0, 1), step=-1)
     """
 
     cases: tuple[Case, ...]
@@ -184,7 +187,7 @@ class Schedule:
         return self.from_zero and sums
 
     def accumulator(self, op: str, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-        """What partial results are rounded to where nothing else is said (None: the contract's).
+        """The default accumulator of such members; None is the contract's.
 
         TypeError for values that the engine adds in another way.
         """
@@ -208,8 +211,11 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Walks:
-    """Blocks of elements edges[k]..edges[k + 1]-1, each walked from starts[k] by 1 or -1."""
+class ChainSchedule:
+    """A chain per block: that of elements edges[k]..edges[k + 1]-1 starts at member starts[k].
+
+    It visits the members up (`step` 1) or down (-1), and around.
+    """
 
     edges: tuple[int, ...]
     starts: tuple[int, ...]
@@ -217,11 +223,12 @@ class Walks:
 
 
 @dataclass(frozen=True)
-class Program:
+class ReductionGraph:
     """Additions of two nodes each: the members are nodes 0..R-1, and addition k makes node R + k.
 
-    Addition k is step k + 1 of the enumeration that numbers roundings. `postfix` is the same for a
-    machine with a stack: m pushes member m, and -k replaces the last two by addition k - 1.
+    Addition k is step k + 1 of the enumeration that numbers roundings. `postfix` is the same graph
+    for a machine with a stack: m pushes member m, and -k replaces the last two values by addition
+    k - 1.
     """
 
     additions: tuple[tuple[int, int], ...]
@@ -232,7 +239,7 @@ class Program:
 
     @property
     def depth(self) -> int:
-        """How many values are held at once by a machine with a stack that does the postfix form."""
+        """The number of values that a machine with a stack holds at once."""
         depth = most = 0
         for instruction in self.postfix:
             depth += 1 if instruction >= 0 else -1
@@ -241,6 +248,8 @@ class Program:
 
 
 Order = str | Schedule
+#: The order that kernels follow. The orders with names have fast code paths.
+CompiledOrder = str | ChainSchedule | ReductionGraph
 
 
 def check_order(order: Order) -> Order:
@@ -253,40 +262,40 @@ def check_order(order: Order) -> Order:
 
 
 @lru_cache(maxsize=256)
-def compiled(order: Order, *, members: int, elements: int, itemsize: int) -> str | Walks | Program:
-    """What the kernels follow: an order that has a name (and fast ways), walks, or a program."""
+def compile_order(order: Order, *, members: int, elements: int, itemsize: int) -> CompiledOrder:
+    """The order that kernels follow for such members."""
     if isinstance(order, str):
         return order
     fold = order.fold_of(members, elements, itemsize)
     if isinstance(fold, Walk):
-        return _walks(fold, members, elements, itemsize)
+        return _chains(fold, members, elements, itemsize)
     if isinstance(fold, Binary):
-        return _program(_binary(members), members)
+        return _graph(_binary(members), members)
     power = _power(members)
     if not fold.pairs_first or members == power:
         return "tree"
-    return _program(_pairs_first(members, power), members)
+    return _graph(_pairs_first(members, power), members)
 
 
-def _walks(walk: Walk, members: int, elements: int, itemsize: int) -> str | Walks:
-    if walk.cut is None:
-        edges, starts = [0, elements], [walk.start % members]
-    elif walk == Walk(cut=Balanced()):
+def _chains(chain: Walk, members: int, elements: int, itemsize: int) -> str | ChainSchedule:
+    if chain.cut is None:
+        edges, starts = [0, elements], [chain.start % members]
+    elif chain == Walk(cut=Balanced()):
         return "ring"
     else:
-        edges = walk.cut.blocks(members, elements, itemsize)
-        starts = [(walk.start + block) % members for block in range(len(edges) - 1)]
+        edges = chain.cut.blocks(members, elements, itemsize)
+        starts = [(chain.start + block) % members for block in range(len(edges) - 1)]
     found = [(a, b, start) for (a, b), start in zip(pairwise(edges), starts, strict=True) if a < b]
-    if members == 1 or {(start, walk.step) for _, _, start in found} <= {(0, 1)}:
+    if members == 1 or {(start, chain.step) for _, _, start in found} <= {(0, 1)}:
         return "linear"
-    if {(start, walk.step) for _, _, start in found} == {(members - 1, -1)}:
+    if {(start, chain.step) for _, _, start in found} == {(members - 1, -1)}:
         return "reverse"
     ends = (0, *(b for _, b, _ in found))
-    return Walks(ends, tuple(start for _, _, start in found), walk.step)
+    return ChainSchedule(ends, tuple(start for _, _, start in found), chain.step)
 
 
-def _program(additions: list[tuple[int, int]], members: int) -> str | Program:
-    return Program(tuple(additions)) if members > 1 else "linear"
+def _graph(additions: list[tuple[int, int]], members: int) -> str | ReductionGraph:
+    return ReductionGraph(tuple(additions)) if members > 1 else "linear"
 
 
 def _pairs_first(members: int, power: int) -> list[tuple[int, int]]:
@@ -314,7 +323,7 @@ def _binary(members: int) -> list[tuple[int, int]]:
 
 
 def _postfix(additions: tuple[tuple[int, int], ...]) -> list[int]:
-    """The last node, depth first: m is member m, and -k the addition that is step k."""
+    """The graph's last node, depth first: m is member m, and -k the addition that is step k."""
     members = len(additions) + 1
     found: list[int] = []
     waiting = [2 * members - 2]
@@ -338,6 +347,6 @@ def _multiple(number: int, unit: int) -> int:
 
 
 def _known(schedule: Schedule) -> str:
-    """What the cases hold for, for people."""
+    """The numbers of members that the cases apply to, for people."""
     ranges = sorted({case.members for case in schedule.cases}, key=lambda pair: pair[0])
     return ", ".join(f"{a} members on" if b is None else f"{a} to {b} members" for a, b in ranges)

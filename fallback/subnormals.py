@@ -1,5 +1,5 @@
-"""The contract forbids flushing subnormal numbers to zero: this room asks the processor.
-Libraries built with -ffast-math switch flushing on for every thread they load in."""
+"""A check that the processor does not flush subnormal numbers to zero, as the contract requires.
+Libraries built with -ffast-math switch flushing on for every thread that loads them."""
 
 from __future__ import annotations
 

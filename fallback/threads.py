@@ -1,4 +1,4 @@
-"""Threads that the kernels share, as many as cores; who asks for work to be done takes part in it.
+"""Threads that the kernels share, as many as cores; the thread that asks for work takes part in it.
 NumPy releases the interpreter's lock inside its loops, so threads add and copy at the same time."""
 
 from __future__ import annotations
@@ -7,9 +7,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import Context, copy_context
-from queue import SimpleQueue
 from typing import Any
 
 from fallback import limits
@@ -24,11 +24,11 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def configured() -> int:
+def default_count() -> int:
     """The number of threads that the environment asks for.
 
     GPUSIM_THREADS wins, whatever the number of cores; OMP_NUM_THREADS only makes it less than that.
-    ValueError for a GPUSIM_THREADS that is no positive integer.
+    ValueError for a GPUSIM_THREADS that is not a positive integer.
     """
     given = os.environ.get(SETTING, "").strip()
     if given:
@@ -42,40 +42,54 @@ def configured() -> int:
 
 
 def count() -> int:
-    """The number of threads at work at once, the caller's included; read from the environment on
-    first use."""
+    """The number of threads that work at once, the caller included.
+
+    It is read from the environment on first use.
+    """
     return _pool.count()
 
 
 @contextmanager
 def limited(threads: int) -> Iterator[None]:
-    """Work with so many threads inside the `with` block, in the whole process."""
+    """Work with this number of threads inside the `with` block, in the whole process."""
     global _pool
     before, _pool = _pool, _Pool(threads)
     try:
         yield
     finally:
         used, _pool = _pool, before
-        used.dismiss()
+        used.helpers().shutdown(wait=False)
 
 
 def run(function: Callable[[Any], object], items: Iterable[Any]) -> None:
     """Call `function` on every item, in any order and on any thread; return when all are done.
 
-    Helpers run in copies of the caller's context. The first exception, the caller's own
-    KeyboardInterrupt too, leaves the items that nobody has begun undone, and is raised here when
-    those begun have ended. A helper may call `run` itself: nobody ever waits for a free thread.
+    The caller takes part, so that it never waits for a free thread: a helper may call `run`.
+    Helpers run in copies of the caller's context. The first exception, also a KeyboardInterrupt of
+    the caller, drops the items that have not begun. It is raised here when those begun have ended.
     """
-    work = _Work(function, items)
-    helpers = min(len(work.items), _pool.count()) - 1
-    if helpers > 0:
-        _pool.invite(work, helpers)
+    waiting = deque(items)
+
+    def take_part() -> None:
+        try:
+            while waiting:
+                try:
+                    item = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                function(item)
+        except BaseException:
+            waiting.clear()
+            raise
+
+    tickets = _pool.invite(take_part, min(len(waiting), _pool.count()) - 1)
     try:
-        work.take_part()
+        take_part()
     finally:
-        work.close()
-    if work.error is not None:
-        raise work.error
+        wait([ticket for ticket in tickets if not ticket.cancel()])
+    for ticket in tickets:
+        if not ticket.cancelled():
+            ticket.result()
 
 
 def share(function: Callable[[Any], object], items: Iterable[Any], work: int) -> None:
@@ -90,95 +104,50 @@ def share(function: Callable[[Any], object], items: Iterable[Any], work: int) ->
         run(function, items)
 
 
-class _Work:
-    """The items of one call of `run`, and how many helpers are at them."""
-
-    def __init__(self, function: Callable[[Any], object], items: Iterable[Any]) -> None:
-        self.function = function
-        self.items = deque(items)
-        self.error: BaseException | None = None
-        self._state = threading.Condition(threading.Lock())
-        self._helpers = 0
-        self._closed = False
-
-    def take_part(self) -> None:
-        """Do items until there are none left."""
-        try:
-            while True:
-                try:
-                    item = self.items.popleft()
-                except IndexError:
-                    return
-                self.function(item)
-        except BaseException:
-            self.items.clear()
-            raise
-
-    def help(self, context: Context) -> None:
-        """Take part, unless the caller is through already."""
-        with self._state:
-            if self._closed:
-                return
-            self._helpers += 1
-        try:
-            context.run(self.take_part)
-        except BaseException as error:
-            self.error = self.error or error
-        finally:
-            with self._state:
-                self._helpers -= 1
-                self._state.notify()
-
-    def close(self) -> None:
-        """Let nobody in any more, and wait for those inside."""
-        with self._state:
-            self._closed = True
-            while self._helpers:
-                self._state.wait()
-
-
 class _Pool:
-    """Helpers that wait for work, started when there is some for them."""
+    """The helpers, started when there is work for them."""
 
     def __init__(self, threads: int | None = None) -> None:
         self._count = threads
-        self._invitations: SimpleQueue[tuple[_Work, Context] | None] = SimpleQueue()
-        self._started = 0
+        self._helpers: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
     def count(self) -> int:
         if self._count is None:
-            self._count = configured()
+            self._count = default_count()
         return self._count
 
-    def invite(self, work: _Work, helpers: int) -> None:
-        """Ask `helpers` threads to take part in `work`; those that are busy may come too late."""
-        if self._started < self.count() - 1:
-            self._start()
-        for _ in range(min(helpers, self._started)):
-            self._invitations.put((work, copy_context()))
-
-    def _start(self) -> None:
+    def helpers(self) -> ThreadPoolExecutor:
         with self._lock:
-            while self._started < self.count() - 1:
-                name = f"kernels {self._started + 1}"
-                try:
-                    threading.Thread(target=self._serve, name=name, daemon=True).start()
-                except RuntimeError:  # no thread to be had: the caller works alone
-                    return
-                self._started += 1
+            if self._helpers is None:
+                most = max(1, self.count() - 1)
+                self._helpers = ThreadPoolExecutor(most, thread_name_prefix="kernels")
+            return self._helpers
 
-    def _serve(self) -> None:
-        invitations = self._invitations
-        while (invitation := invitations.get()) is not None:
-            work, context = invitation
-            work.help(context)
-            del invitation, work, context  # the arrays inside must not live until the next one
+    def invite(self, take_part: Callable[[], None], helpers: int) -> list[Future[None]]:
+        """Ask helpers to take part in some work; each holds a ticket, which can be cancelled.
 
-    def dismiss(self) -> None:
-        """End the helpers."""
-        for _ in range(self._started):
-            self._invitations.put(None)
+        A ticket is valid even if its submission fails halfway: the caller then cancels it.
+        """
+        tickets: list[Future[None]] = []
+        try:
+            for _ in range(helpers):
+                tickets.append(Future())
+                self.helpers().submit(_help, tickets[-1], copy_context(), take_part)
+        except RuntimeError:  # no thread can be started, or the interpreter is ending
+            pass
+        return tickets
+
+
+def _help(ticket: Future[None], context: Context, take_part: Callable[[], None]) -> None:
+    if not ticket.set_running_or_notify_cancel():
+        return
+    try:
+        context.run(take_part)
+    except BaseException as error:
+        ticket.set_exception(error)
+    else:
+        ticket.set_result(None)
 
 
 _pool = _Pool()

@@ -1,7 +1,7 @@
-"""After `import gpusim.aliases`, `import poptorch` and `import popdist` give gpusim's modules.
+"""After `import gpusim.aliases`, `import poptorch` and `import popdist` import gpusim's modules.
 
-Submodules included, and the same module objects. Also a pytest plugin, `pytest -p gpusim.aliases`,
-and what `gpusim run script.py` does first.
+They are the same module objects, including submodules. It is also a pytest plugin, `pytest -p
+gpusim.aliases`; `gpusim run script.py` imports it first.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """Let the names mean gpusim's modules in this process, and in those that it starts.
+    """Make the names mean gpusim's modules in this process, and in those that it starts.
 
-    Warns, with an AliasWarning, if an installed package of such a name is hidden, or if one has
-    been imported before and stays. Does nothing the second time.
+    An AliasWarning says if this hides an installed package. A package that is already imported
+    stays what it is, also with an AliasWarning. Does nothing the second time.
     """
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
@@ -77,9 +77,9 @@ def install() -> None:
 
 
 def stand_in(name: str) -> None:
-    """For the files in `standins`: put gpusim's module into `sys.modules`.
+    """Put gpusim's module where the import system will look, for the files in `standins`.
 
-    **Raises**: ModuleNotFoundError if gpusim has no such module.
+    ModuleNotFoundError if gpusim does not have the module.
     """
     if name not in NAMES:
         return  # the file itself is imported, as gpusim.standins.poptorch

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fallback.general import Grid
+from fallback.formats import FormatInfo
 
 __all__ = ["Format", "FormatLike", "as_format", "kernel_format"]
 
@@ -26,8 +26,8 @@ _FLAGS = (
 )
 
 
-class FormatInfo(Protocol):
-    """What is read of gfloat's FormatInfo; gfloat itself is not imported."""
+class GfloatInfo(Protocol):
+    """The attributes of gfloat's FormatInfo that are read; gfloat itself is not imported."""
 
     name: str
     k: int
@@ -43,7 +43,7 @@ class FormatInfo(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Format:
-    """A binary floating-point format of which float64 holds every value.
+    """A binary floating-point format whose values float64 can all hold.
 
     The codes of one sign count up from zero: subnormal numbers while the exponent's field is zero,
     then normal ones, then infinity, then NaNs.
@@ -56,7 +56,7 @@ class Format:
       also in formats that have no code for NaN.
     - `high_nans`: how many of the highest codes of each sign are NaN. None is IEEE's
       2**mantissa_bits - 1 with infinities, and 1 without them (0 if -0's code is NaN).
-    - `has_subnormals`: if False, the field zero is an exponent like others, but for code 0.
+    - `has_subnormals`: if False, the field zero is an exponent like others, except in code 0.
     - `has_negative_zero`: if False, the code of -0 is NaN, and a zero is always +0. None is True
       for formats with a sign bit.
     - `is_signed`: if False, there is no sign bit, and negative values become NaN.
@@ -109,7 +109,7 @@ class Format:
         object.__setattr__(self, attribute, convert(attribute, getattr(self, attribute)))
 
     @classmethod
-    def from_gfloat(cls, info: FormatInfo) -> Format:
+    def from_gfloat(cls, info: GfloatInfo) -> Format:
         """The format that a FormatInfo of gfloat describes.
 
         TypeError for anything else (a BlockFormatInfo too), ValueError for formats without a zero.
@@ -142,17 +142,17 @@ class Format:
     @property
     def max(self) -> float:
         """The largest finite value."""
-        return self.grid.largest
+        return self.info.largest
 
     @property
     def min(self) -> float:
         """The most negative finite value."""
-        return self.grid.lowest
+        return self.info.lowest
 
     @property
     def smallest(self) -> float:
         """The smallest value above zero."""
-        return self.grid.smallest
+        return self.info.smallest
 
     @property
     def eps(self) -> float:
@@ -162,17 +162,17 @@ class Format:
     @property
     def carrier(self) -> np.dtype[Any]:
         """The dtype in which values of the format are held: float32 if it holds all, or float64."""
-        return self.grid.carrier
+        return self.info.carrier
 
     @cached_property
-    def grid(self) -> Grid:
+    def info(self) -> FormatInfo:
         """The format as the kernels take it."""
         significand, exponent = self._number(self._largest_code)
         largest = math.ldexp(significand, exponent)
         lowest = -largest if self.is_signed else 0.0
         if self.is_twos_complement:
             lowest -= math.ldexp(1.0, exponent)
-        return Grid(
+        return FormatInfo(
             fraction_bits=self.mantissa_bits,
             min_exponent=self._min_exponent,
             smallest=math.ldexp(*self._number(1)),
@@ -180,7 +180,7 @@ class Format:
             lowest=lowest,
             has_infinity=self.has_infinities,
             has_negative_zero=bool(self.has_negative_zero),
-            narrow=self.bits < 32,
+            sub_32_bit=self.bits < 32,
         )
 
     def __repr__(self) -> str:
@@ -252,7 +252,7 @@ class Format:
             )
 
 
-FormatLike = Format | FormatInfo
+FormatLike = Format | GfloatInfo
 
 
 def as_format(given: Any) -> Format | None:
@@ -265,11 +265,11 @@ def as_format(given: Any) -> Format | None:
 def kernel_format(given: Any) -> Any:
     """A Format as the kernels take it; a dtype, and what only NumPy knows to be one, as it is."""
     general = as_format(given)
-    return given if general is None else general.grid
+    return given if general is None else general.info
 
 
 def _is_format_info(given: Any) -> bool:
-    names = FormatInfo.__annotations__
+    names = GfloatInfo.__annotations__
     return not isinstance(given, type) and all(hasattr(given, name) for name in names)
 
 

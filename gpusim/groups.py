@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 
 class CommGroupType(enum.IntEnum):
-    """How PopTorch arranges replicas in groups of k; the numbers are PopTorch's."""
+    """PopTorch's arrangements of replicas in groups of k, with its numbers."""
 
     All = 0  #: one group of all replicas
     Consecutive = 1  #: {0 .. k-1}, {k .. 2k-1}, ...
@@ -49,7 +49,7 @@ class Groups:
         object.__setattr__(self, "members", members)
         _check_partition(members, sum(map(len, members)), "groups")
 
-    # How groups are written down
+    # Notations
 
     @classmethod
     def all(cls, size: int) -> Groups:

@@ -1,5 +1,5 @@
-"""Array libraries: NumPy, and those on GPUs that follow its protocols, of which CuPy is one.
-What has to be known of an array before NumPy's functions can be called on it."""
+"""Array libraries: NumPy, and GPU libraries that follow its protocols, such as CuPy.
+The differences between them that matter before NumPy's functions are called on an array."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from fallback import random as kernels
 from fallback.formats import BFLOAT16, kind_of
 
 from .libraries import on_device, to_host, to_library_of
-from .maps.binding import is_positional, resolve_names, split_names
 from .maps.frames import Axes, Frame, environment, lockstep_environment, union
 from .maps.mapped_array.align import (
     common_axes,
@@ -30,6 +29,7 @@ from .maps.mapped_array.align import (
     visible_shape,
 )
 from .maps.mapped_array.array import Array, MappedArray, lift, unpack, wrap
+from .maps.names import is_positional, resolve_names, split_names
 from .maps.scheduler import Run, Task, enclosing_task
 
 __all__ = ["rng"]

@@ -32,7 +32,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, repr=False)
 class Reduction:
-    """How values are reduced; with the inputs it determines every bit of the result.
+    """Operator, order and rounding, which determine with the inputs every bit of the result.
 
     **Arguments**
 
@@ -50,7 +50,7 @@ class Reduction:
     - `seed`: of stochastic rounding, 0 to 2**64 - 1.
 
     Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
-    TypeError for an `accumulate` that is no dtype to add in.
+    TypeError for an `accumulate` that is not a dtype that adds.
 
     >>> Reduction(order="ring", accumulate="float16")
     Reduction(op='sum', order='ring', accumulate='float16')
@@ -204,13 +204,13 @@ class State:
 
 
 class _Default(State):
-    """Where no context was entered there is nothing to count from: every leaf is call 0."""
+    """The state outside of any context, which counts nothing: every leaf is call 0."""
 
     def next_calls(self, leaves: int) -> int:
         return 0
 
 
-_DEFAULT = Reduction()
+_DEFAULT = _Default(Reduction())
 _state: ContextVar[State | None] = ContextVar("gpusim_reduction", default=None)
 
 
@@ -220,7 +220,7 @@ def current() -> State:
     >>> current()
     State(Reduction(op='sum', order='linear'), calls=0)
     """
-    return _state.get() or _Default(_DEFAULT)
+    return _state.get() or _DEFAULT
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def quantise_fpx(
     top = 2 ** (exponent_bits - 1) - 1
     target = Format(
         exponent_bits, mantissa_bits, bias=top + 1, has_infinities=False, high_nans=0
-    ).grid
+    ).info
     rounder = kernels(data)
     values = np.clip(rounder.round_to(data, np.float32), -target.largest, target.largest)
     # As the original does: of what is subnormal, 23 bits are kept.

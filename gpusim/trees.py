@@ -1,5 +1,4 @@
-"""Pytrees: nested tuples, lists, dicts, named tuples and registered classes, by optree, in JAX's
-reading.
+"""Pytrees: nested tuples, lists, dicts, named tuples and registered classes, by optree, as in JAX.
 
 None is an empty tree, except in specifications (in_axes, out_axes), where it is a leaf.
 """
@@ -18,7 +17,7 @@ Structure = optree.PyTreeSpec
 _LEAF: Structure = optree.treespec_leaf()
 
 LEAF_TYPES: set[type] = {np.ndarray, int, float, complex, bool}
-"""Types whose values are leaves, which need not be taken apart to know it."""
+"""Types whose values are known to be leaves."""
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -36,9 +35,7 @@ def unflatten(structure: Structure, leaves: list[Any]) -> Any:
     return optree.tree_unflatten(structure, leaves)
 
 
-def map(
-    function: Callable[[Any], Any], tree: Any
-) -> Any:  # as the tree functions of JAX and optree
+def map(function: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with `function` applied to each leaf."""
     leaves, structure = optree.tree_flatten(tree)
     return optree.tree_unflatten(structure, [function(leaf) for leaf in leaves])
@@ -52,67 +49,37 @@ def is_leaf(tree: Any) -> bool:
     return len(leaves) == 1 and leaves[0] is tree
 
 
-def spread_prefix(
+def broadcast_prefix(
     prefix: Any, tree: Any, what: str, is_prefix_leaf: Callable[[Any], bool] | None = None
 ) -> list[Any]:
-    """For each leaf of `tree`, the leaf of `prefix` that covers it; None is a leaf of `prefix`.
+    """For each leaf of `tree`, the leaf of `prefix` at or above it; None is a leaf of `prefix`.
 
-    Raises:
-        ValueError: when `prefix` is not a tree prefix of `tree`; the message begins with `what`.
+    **Arguments**:
+
+    - `what`: the name of the prefix in messages.
+    - `is_prefix_leaf`: whether a node of the prefix is a leaf although it has children.
+
+    **Raises**: ValueError if `prefix` is not a tree prefix of `tree`; the message begins with
+    `what`.
+
+    >>> broadcast_prefix((0, None), ({"a": 1, "b": 2}, [3]), "in_axes")
+    [0, 0, None]
     """
-    covers: list[Any] = []
-    _spread(prefix, tree, what, is_prefix_leaf, covers, "")
-    return covers
+    if prefix is None or type(prefix) in LEAF_TYPES:
+        return [prefix] * len(flatten(tree)[0])
+    leaves, structure = optree.tree_flatten(prefix, is_leaf=is_prefix_leaf, none_is_leaf=True)
+    try:
+        subtrees = structure.flatten_up_to(tree)
+    except ValueError:
+        (error, *_) = optree.prefix_errors(prefix, tree, is_leaf=is_prefix_leaf, none_is_leaf=True)
+        raise ValueError(f"{NO_PREFIX.format(what)}: {error(what)}") from None
+    # optree takes a dict for an OrderedDict, whose leaves may be in another order
+    if optree.tree_structure(structure.unflatten(subtrees)) != optree.tree_structure(tree):
+        raise ValueError(f"{NO_PREFIX.format(what)}: they have dictionaries of different types")
+    found = []
+    for leaf, subtree in zip(leaves, subtrees, strict=True):
+        found += [leaf] * len(flatten(subtree)[0])
+    return found
 
 
-def _children(node: Any) -> tuple[list[Any], list[Any], Any] | None:
-    """Children, their entries and the kind of one tree node; None for a leaf."""
-    if node is None:
-        return [], [], None
-    children, kind, entries, _ = optree.tree_flatten_one_level(node)
-    return list(children), list(entries), (type(node), kind)
-
-
-def _node(tree: Any) -> bool:
-    return not is_leaf(tree)
-
-
-def _spread(
-    prefix: Any,
-    tree: Any,
-    what: str,
-    is_prefix_leaf: Callable[[Any], bool] | None,
-    covers: list[Any],
-    path: str,
-) -> None:
-    if (
-        prefix is None
-        or (is_prefix_leaf is not None and is_prefix_leaf(prefix))
-        or not _node(prefix)
-    ):
-        covers.extend([prefix] * len(flatten(tree)[0]))
-        return
-    if tree is None or not _node(tree):
-        raise ValueError(
-            f"{what} must be a tree prefix of the corresponding value, but at {path or 'its root'} "
-            f"it has a {type(prefix).__name__} where the value is {describe(tree)}"
-        )
-    below, entries, kind = _children(prefix) or ([], [], None)
-    under, tree_entries, tree_kind = _children(tree) or ([], [], None)
-    if kind != tree_kind or entries != tree_entries:
-        raise ValueError(
-            f"{what} must be a tree prefix of the corresponding value, but at "
-            f"{path or 'its root'} it "
-            f"has a {type(prefix).__name__} with entries {entries} where the value has a "
-            f"{type(tree).__name__} with entries {tree_entries}"
-        )
-    for part, subtree, entry in zip(below, under, entries, strict=True):
-        _spread(part, subtree, what, is_prefix_leaf, covers, f"{path}[{entry!r}]")
-
-
-def describe(value: Any) -> str:
-    """A short description of a leaf for messages."""
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"an array of shape {tuple(shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+NO_PREFIX = "{} must be a tree prefix of the corresponding value"

@@ -7,103 +7,77 @@ from typing import Any
 import numpy as np
 
 from ..groups import Groups
-from .groupwise import by_group, by_replica
+from .distributed import rearrange
+from .distributed.layout import Layout
+from .distributed.rearrange import cut, merge
+from .fold import by_group, by_replica
 from .kernels import copy, empty
-from .linear import linear
-from .operand import Array, GroupsLike, Operand, Result, Values, read_only_alias
-
-
-@linear
-def all_to_all(
-    x: Values,
-    split_axis: int,
-    concat_axis: int,
-    *,
-    tiled: bool = False,
-    groups: GroupsLike = None,
-    batch_ndim: int = 0,
-) -> Result:
-    """Each value is cut along ``split_axis``, one piece for each member of the group; what a member
-    receives is put together along ``concat_axis``, in the order of the senders.
-
-    **Arguments**: ``x`` stacked (R, *batch, *s), or a list of R arrays; the axes count in s and may
-    be negative. With ``tiled`` False, s[split_axis] must be the group's size n: the axis goes, and
-    a new one of size n stands at ``concat_axis`` of the result. With ``tiled`` True, s[split_axis]
-    must be a multiple of n and becomes n times shorter, s[concat_axis] n times longer. Groups have
-    one size.
-
-    **Returns** (R, *batch, *s'), mapped: a read-only view of a stacked ``x`` where it can be one.
-
-    **Raises** ValueError where sizes do not fit, AxisError for an axis out of range.
-
-    >>> all_to_all(np.array([["a0", "a1"], ["b0", "b1"]]), 0, 0).value.tolist()
-    [['a0', 'b0'], ['a1', 'b1']]
-    """
-    return _all_to_all(Operand(x, batch_ndim, "all_to_all"), split_axis, concat_axis, tiled, groups)
-
-
-def _all_to_all_transpose(
-    ct: Values,
-    split_axis: int,
-    concat_axis: int,
-    *,
-    tiled: bool = False,
-    groups: GroupsLike = None,
-    batch_ndim: int = 0,
-) -> Result:
-    """The pieces go back the way they came: split and concat axes swapped."""
-    return all_to_all(
-        ct, concat_axis, split_axis, tiled=tiled, groups=groups, batch_ndim=batch_ndim
-    )
-
-
-all_to_all.transpose = _all_to_all_transpose
-
-
-@linear
-def pswapaxes(x: Values, axis: int, *, groups: GroupsLike = None, batch_ndim: int = 0) -> Result:
-    """The replica axis and ``axis`` swapped: ``all_to_all(x, axis, axis)``.
-
-    >>> pswapaxes(np.array([[1, 2], [3, 4]]), 0)
-    Result(value=array([[1, 3], [2, 4]]), mapped=True)
-    """
-    return _all_to_all(Operand(x, batch_ndim, "pswapaxes"), axis, axis, False, groups)
-
-
-pswapaxes.transpose = pswapaxes  # swapping two axes is its own inverse
+from .operand import Array, Operand, Result, normalize_axis, read_only_alias
+from .record import AxisIndexGroups, AxisName, Call, ShapeDtype, collective
 
 
 def _all_to_all(
-    operand: Operand, split_axis: int, concat_axis: int, tiled: bool, groups: GroupsLike
+    x: Operand, *, groups: Groups | None, split_axis: int, concat_axis: int, tiled: bool
 ) -> Result:
-    partition = operand.groups(groups)
-    count = operand.size if partition is None else partition.group_size
-    split, concat = exchanged_axes(operand, split_axis, concat_axis, tiled, count)
-    if operand.listed:
-        return _exchange_lists(operand, split, concat, tiled, partition)
-    if partition is None:
-        y = _exchange(operand.values, split, concat, tiled)
-        return Result(read_only_alias(y, operand), True)
+    count = x.size if groups is None else groups.group_size
+    split, concat = exchanged_axes(x.collective, x.shape, split_axis, concat_axis, tiled, count)
+    split, concat = split + x.batch_ndim, concat + x.batch_ndim
+    if x.listed:
+        return _exchange_lists(x, split, concat, tiled, groups)
+    if groups is None:
+        return Result(read_only_alias(_exchange(x.values, split, concat, tiled), x), True)
     # The groups' own axis is one more batch axis behind their members'.
-    members = by_group(operand.values, partition).swapaxes(0, 1)
+    members = by_group(x.values, groups).swapaxes(0, 1)
     y = _exchange(members, split + 1, concat + 1, tiled)
-    return Result(by_replica(y.swapaxes(0, 1), partition), True)
+    return Result(by_replica(y.swapaxes(0, 1), groups), True)
+
+
+def _all_to_all_distributed(
+    layout: Layout,
+    x: Operand,
+    *,
+    groups: Groups | None,
+    split_axis: int,
+    concat_axis: int,
+    tiled: bool,
+) -> Result:
+    partition = groups or Groups.all(layout.size)
+    split, concat = exchanged_axes(
+        x.collective, x.shape, split_axis, concat_axis, tiled, partition.group_size
+    )
+    batch = x.batch_ndim
+    return rearrange.all_to_all(layout, x, partition, split + batch, concat + batch, tiled)
+
+
+def _all_to_all_result(
+    operands: list[ShapeDtype], members: int, *, split_axis: int, concat_axis: int, tiled: bool
+) -> list[ShapeDtype]:
+    ((shape, dtype),) = operands
+    split, concat = exchanged_axes("all_to_all", shape, split_axis, concat_axis, tiled, members)
+    sizes = list(shape)
+    if tiled:
+        sizes[split] //= members
+        sizes[concat] *= members
+    else:
+        del sizes[split]
+        sizes.insert(concat, members)
+    return [(tuple(sizes), dtype)]
 
 
 def exchanged_axes(
-    operand: Operand, split_axis: int, concat_axis: int, tiled: bool, count: int
+    name: str, shape: tuple[int, ...], split_axis: int, concat_axis: int, tiled: bool, count: int
 ) -> tuple[int, int]:
-    """The two axes, checked for groups of ``count``; batch axes are counted in."""
-    split = operand.axis(split_axis, "split_axis")
-    concat = operand.axis(concat_axis, "concat_axis")
-    length = operand.shape[split]
+    """The two axes, checked for groups of `count`."""
+    split = normalize_axis(split_axis, len(shape), "split_axis")
+    concat = normalize_axis(concat_axis, len(shape), "concat_axis")
+    length = shape[split]
     if length % count if tiled else length != count:
         expected = f"a multiple of {count}" if tiled else f"{count}"
         raise ValueError(
-            f"{operand.collective} (tiled={tiled}) needs {expected} elements, as many as a group "
-            f"has replicas, along split_axis {split_axis}, got shape {operand.shape}"
+            f"{name} (tiled={tiled}) needs {expected} elements, as many as a group has "
+            f"replicas, along split_axis {split_axis}, got shape {shape}"
         )
-    return split + operand.batch_ndim, concat + operand.batch_ndim
+    return split, concat
 
 
 def _exchange(x: Array, split: int, concat: int, tiled: bool) -> Array:
@@ -133,19 +107,99 @@ def _exchange_lists(
     return Result([received[replica] for replica in range(operand.size)], True)
 
 
-def cut(x: Array, axis: int, count: int) -> Array:
-    """One axis as two, (count, what is left): always a view."""
-    shape = x.shape
-    return x.reshape(*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
+@collective(
+    local=_all_to_all,
+    distributed=_all_to_all_distributed,
+    result=_all_to_all_result,
+    groups="even",
+)
+def all_to_all(
+    x: Any,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    tiled: bool = False,
+) -> Call:
+    """Each replica cuts its value into a slice for each replica of the group, and gets one from
+    each.
+
+    **Arguments**:
+
+    - `x`: a pytree of arrays.
+    - `axis_name`: a mapped axis, or a tuple of them.
+    - `split_axis`: the axis that is cut; slice r goes to replica r of the group.
+    - `concat_axis`: where the received slices go, in the senders' order; both may be negative.
+    - `axis_index_groups`: groups of one size, as in `psum`.
+    - `tiled`: False: split_axis has as many elements as the group has replicas and is removed, and
+      the received slices are stacked along a new axis. True: split_axis is divided by the group's
+      size, and the slices are concatenated.
+
+    **Returns**: the received slices; of stacked arrays a read-only view where there can be one.
+
+    **Raises**: ValueError where split_axis does not divide so, AxisError for an axis out of range.
+
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> x = np.array([["to 0", "to 1"], ["TO 0", "TO 1"]])
+    >>> gpusim.vmap(lambda x: lax.all_to_all(x, "i", 0, 0), axis_name="i")(x)
+    array([['to 0', 'TO 0'],
+           ['to 1', 'TO 1']], dtype='<U4')
+    """
+    parameters = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": bool(tiled)}
+    return Call(all_to_all, (x,), axis_name, axis_index_groups, None, parameters)
 
 
-def merge(x: Array, axis: int) -> Array:
-    """An axis and the next one as one: a view where memory allows."""
-    shape = x.shape
-    merged = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
-    try:
-        return np.reshape(x, merged, copy=False)
-    except ValueError:
-        copied = empty(x)
-        copy([(copied, x)])
-        return copied.reshape(merged)
+@collective()
+def _all_to_all_transpose(
+    ct: Any,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: AxisIndexGroups = None,
+    tiled: bool = False,
+) -> Call:
+    """The slices sent back: split and concat axes exchanged."""
+    return all_to_all.call(
+        ct, axis_name, concat_axis, split_axis, axis_index_groups=axis_index_groups, tiled=tiled
+    )
+
+
+all_to_all.transpose = _all_to_all_transpose
+
+
+def _swap(x: Operand, *, groups: Groups | None, axis: int) -> Result:
+    return _all_to_all(x, groups=groups, split_axis=axis, concat_axis=axis, tiled=False)
+
+
+def _swap_distributed(layout: Layout, x: Operand, *, groups: Groups | None, axis: int) -> Result:
+    return _all_to_all_distributed(
+        layout, x, groups=groups, split_axis=axis, concat_axis=axis, tiled=False
+    )
+
+
+def _swap_result(operands: list[ShapeDtype], members: int, *, axis: int) -> list[ShapeDtype]:
+    return _all_to_all_result(operands, members, split_axis=axis, concat_axis=axis, tiled=False)
+
+
+@collective(local=_swap, distributed=_swap_distributed, result=_swap_result, groups="even")
+def pswapaxes(
+    x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: AxisIndexGroups = None
+) -> Call:
+    """Exchange the mapped axis with an axis of the array, by an `all_to_all` along that axis.
+
+    Arguments and errors are those of `all_to_all`, with `axis` for both of its axes.
+
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> x = np.arange(4).reshape(2, 2)
+    >>> gpusim.vmap(lambda x: lax.pswapaxes(x, "i", 0), axis_name="i")(x)
+    array([[0, 2],
+           [1, 3]])
+    """
+    return Call(pswapaxes, (x,), axis_name, axis_index_groups, None, {"axis": axis})
+
+
+pswapaxes.transpose = pswapaxes  # swapping two axes is its own inverse

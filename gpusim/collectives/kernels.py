@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 import fallback
+from fallback import FoldPart, FoldSpec
 
 from .. import libraries
 from .operand import Array
 
 
 class Kernels(Protocol):
-    """What a set of kernels offers; `fallback` says what each of them does."""
+    """A set of kernels; their definitions are in `fallback`."""
 
-    def fold(
+    def fold(self, members: Any, **keywords: Any) -> Array: ...
+
+    def run_fold(
         self,
+        spec: FoldSpec,
         members: Any,
         *,
-        op: str = ...,
-        order: str = ...,
-        accumulate: Any = ...,
-        out_dtype: Any = ...,
-        divisor: int | None = ...,
         batch_ndim: int = ...,
-        cut_axis: int | None = ...,
-        rounding: str = ...,
-        seed: int = ...,
         call: int = ...,
-        places: Any = ...,
-        window: tuple[int, int] | None = ...,
-        partial: Any = ...,
-        before: int = ...,
-        final: bool = ...,
-        nodes: tuple[int, int, int] | None = ...,
+        batch_offset: Any = ...,
+        part: FoldPart | None = ...,
         out: Any = ...,
     ) -> Array: ...
 
@@ -65,6 +59,40 @@ def kernels(array: Any) -> Kernels:
 
         return cuda
     raise TypeError(f"there are no kernels for arrays of type {type(array).__name__}")
+
+
+def run_fold(
+    spec: FoldSpec,
+    members: Any,
+    *,
+    batch_ndim: int = 0,
+    call: int = 0,
+    batch_offset: Any = 0,
+    part: FoldPart | None = None,
+    out: Any = None,
+) -> Array:
+    """`fallback.run_fold` by the kernels of the members' library."""
+    array = members[0] if isinstance(members, list) else members
+    fold = fallback.run_fold if isinstance(array, np.ndarray) else kernels(array).run_fold
+    return fold(
+        spec,
+        members,
+        batch_ndim=batch_ndim,
+        call=call,
+        batch_offset=batch_offset,
+        part=part,
+        out=out,
+    )
+
+
+def replaced(spec: FoldSpec, **changes: Any) -> FoldSpec:
+    """The spec with other fields."""
+    return _replaced(spec, tuple(changes.items()))
+
+
+@lru_cache(1024)  # checking a spec takes longer than a small fold
+def _replaced(spec: FoldSpec, changes: tuple[tuple[str, Any], ...]) -> FoldSpec:
+    return replace(spec, **dict(changes))
 
 
 def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: DTypeLike | None = None) -> Array:

@@ -1,13 +1,13 @@
-"""What goes into a collective and what comes out of it: R values, one per replica.
+"""Operands and results of collectives: R values, one per replica.
 
-They are stacked in one array or kept apart in a list; the collectives treat both alike.
+They are stacked in one array or separate in a list; collectives treat both alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index as as_index
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +26,7 @@ GroupsLike: TypeAlias = Groups | Sequence[Sequence[int]] | None
 
 
 class Result(NamedTuple):
-    """What a collective returns.
+    """The result of a collective.
 
     A mapped ``value`` differs between replicas: (R, *batch, *s'), or a list of R arrays for a list.
     One that is not mapped is the same on every replica and stored once: (*batch, *s').
@@ -44,10 +44,22 @@ class Operand:
     NumPy makes 0.)
     """
 
-    __slots__ = ("batch_shape", "collective", "dtype", "listed", "same", "shape", "size", "values")
+    __slots__ = (
+        "batch_ndim",
+        "batch_shape",
+        "collective",
+        "dtype",
+        "listed",
+        "same",
+        "shape",
+        "size",
+        "values",
+        "varies",
+    )
 
     def __init__(self, values: Values, batch_ndim: int, collective: str) -> None:
         self.collective = collective
+        self.varies = True  # between instances, if there are several
         self.values: Any
         if isinstance(values, (list, tuple)):
             self.listed = True
@@ -57,7 +69,8 @@ class Operand:
             self.dtype = self.values[0].dtype
         else:
             self.listed = False
-            self.values = array = as_array(cast(ArrayLike, values))
+            array: Any = values if type(values) is np.ndarray else as_array(values)  # type: ignore[arg-type]  # not a list, as checked
+            self.values = array
             if array.ndim == 0 or array.shape[0] == 0:
                 raise ValueError(
                     f"{collective} needs a stacked array (replicas, ...) with at least one "
@@ -72,6 +85,7 @@ class Operand:
                 f"{collective}: batch_ndim must be 0 to {len(shape)} for values of shape "
                 f"{shape}, got {batch_ndim}"
             )
+        self.batch_ndim = batch_ndim
         self.batch_shape, self.shape = shape[:batch_ndim], shape[batch_ndim:]
 
     def _each(self, values: Sequence[ArrayLike]) -> list[Array]:
@@ -89,10 +103,6 @@ class Operand:
                 )
             each.append(array)
         return each
-
-    @property
-    def batch_ndim(self) -> int:
-        return len(self.batch_shape)
 
     @property
     def ndim(self) -> int:
@@ -130,8 +140,8 @@ class Operand:
         """The same values in another dtype; one value for all remains one."""
         values: Any
         if self.listed:
-            once = {id(value): value.astype(dtype) for value in self.values}
-            values = [once[id(value)] for value in self.values]
+            converted = {id(value): value.astype(dtype) for value in self.values}
+            values = [converted[id(value)] for value in self.values]
         elif self.same:
             values = np.broadcast_to(self[0].astype(dtype), self.values.shape)
         else:
@@ -141,10 +151,6 @@ class Operand:
     def axis(self, axis: int, name: str, ndim: int | None = None) -> int:
         """An axis argument as a non-negative axis of the value (or of ``ndim`` axes)."""
         return normalize_axis(axis, self.ndim if ndim is None else ndim, name)
-
-    def groups(self, groups: GroupsLike, *, uneven: bool = False) -> Groups | None:
-        """A ``groups`` argument, checked against the number of replicas."""
-        return as_groups(groups, self.size, self.collective, uneven=uneven)
 
     def mapped(self, stacked: Array) -> Result:
         """A mapped result in the operand's own form: for a list, the views of a stacked one."""

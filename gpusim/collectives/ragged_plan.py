@@ -1,4 +1,4 @@
-"""What a ragged_all_to_all copies: its arguments checked, all of them before anything is written.
+"""The copies of a ragged_all_to_all; all arguments are checked before anything is written.
 
 The plan is a table with one row for each slice that is not empty.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..groups import Groups
 from ..libraries import to_host
-from .operand import GroupsLike, Operand, Values
+from .operand import Operand
 
 #: The columns of the plan, as `fallback.ragged_copy` wants them; replicas are counted together
 #: with their batch entries, replica * entries + entry.
@@ -31,13 +31,11 @@ class Indices(NamedTuple):
 
 
 def ragged_plan(
-    operand: Operand, output: Operand, indices: tuple[Values, ...], groups: GroupsLike
+    operand: Operand, output: Operand, indices: tuple[Operand, ...], groups: Groups | None
 ) -> NDArray[np.int64]:
     """The checked segments (slices that are not empty, 5), ordered by sender and slice."""
     _check_data(operand, output)
-    partition = operand.groups(groups)
-    if partition is None:
-        partition = Groups.all(operand.size)
+    partition = groups or Groups.all(operand.size)
     table = _read_indices(operand, indices, partition.group_size)
     slices = table.send_sizes.shape[2]
     receiver, receiving_slice = _routes(partition, slices)
@@ -101,11 +99,8 @@ def _check_replicas(name: str, given: Operand, operand: Operand) -> None:
         )
 
 
-def _read_indices(operand: Operand, indices: tuple[Values, ...], group_size: int) -> Indices:
-    given = {
-        name: Operand(values, operand.batch_ndim, f"ragged_all_to_all ({name})")
-        for name, values in zip(INDEX_NAMES, indices, strict=True)
-    }
+def _read_indices(operand: Operand, indices: tuple[Operand, ...], group_size: int) -> Indices:
+    given = dict(zip(INDEX_NAMES, indices, strict=True))
     for name, values in given.items():
         _check_replicas(name, values, operand)
         if values.dtype.kind not in "iu":
@@ -138,7 +133,7 @@ def _as_int64(values: Operand, slices: int) -> NDArray[np.int64]:
 
 
 def _routes(groups: Groups, slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each replica's slices (replicas, slices) go: the receiver, and which of its slices."""
+    """The receiver of each replica's slices (replicas, slices), and which of its slices each is."""
     per_member = slices // groups.group_size
     member, within = np.divmod(np.arange(slices), per_member)
     receiver = np.empty((groups.size, slices), dtype=np.int64)
@@ -231,3 +226,13 @@ def _slice_of(where: tuple[int, ...], operand: Operand) -> str:
     replica, entry, k = where
     batch = tuple(int(i) for i in np.unravel_index(entry, operand.batch_shape))
     return f"replica {replica}, slice {k}" + (f" (batch entry {batch})" if batch else "")
+
+
+def check_cotangent(ct: Operand, output: Operand) -> None:
+    given = (ct.size, *ct.batch_shape, *ct.shape)
+    expected = (output.size, *output.batch_shape, *output.shape)
+    if given != expected or ct.dtype != output.dtype:
+        raise ValueError(
+            f"ragged_all_to_all.transpose: ct must be like output, {output.dtype}{list(expected)} "
+            f"with the replicas, got {ct.dtype}{list(given)}"
+        )

@@ -1,174 +1,208 @@
-"""The sums over the replicas: psum, pmean, and all_reduce with any operator."""
+"""The sums over the replicas: psum, pmean, psum_scatter, and all_reduce with any operator."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
-from ..formats import kernel_format
 from ..groups import Groups
 from ..libraries import to_library_of
-from ..reduction import Reduction, current
-from .groupwise import fold_all, fold_groups, spread
-from .linear import linear
-from .operand import Array, GroupsLike, Operand, Result, Values
+from ..reduction import Reduction
+from .distributed import algorithms
+from .distributed.layout import Layout
+from .fold import Fold, fold_all, fold_groups, to_replicas
+from .operand import Array, Operand, Result
+from .record import AxisIndexGroups, AxisName, Call, ShapeDtype, collective
+
+# psum, pmean and all_reduce
 
 
-@linear
+def _sum(x: Operand, *, groups: Groups | None, fold: Fold) -> Result:
+    return _reduce(x, groups, fold)
+
+
+def _sum_distributed(layout: Layout, x: Operand, *, groups: Groups | None, fold: Fold) -> Result:
+    return algorithms.reduce(layout, _summable(x, fold), groups, fold)
+
+
+def _sum_result(operands: list[ShapeDtype], members: int) -> list[ShapeDtype]:
+    ((shape, dtype),) = operands
+    return [(shape, np.dtype(np.int32) if dtype.kind == "b" else dtype)]
+
+
+def _reduce(x: Operand, groups: Groups | None, fold: Fold, *, mean: bool = False) -> Result:
+    x = _summable(x, fold)
+    if groups is None:
+        return Result(fold_all(x, fold, mean=mean), False)
+    return to_replicas(fold_groups(x, groups, fold, mean=mean), x, groups)
+
+
+def _summable(x: Operand, fold: Fold) -> Operand:
+    """bool is summed and multiplied as int32."""
+    if x.dtype == np.bool_ and fold.reduction.op in ("sum", "prod"):
+        return x.astype(np.dtype(np.int32))
+    return x
+
+
+@collective(
+    local=_sum,
+    distributed=_sum_distributed,
+    result=_sum_result,
+    folds=True,
+    groups="any",
+    replicated=True,
+    scalar=operator.mul,
+    identity=lambda dtype: 0,
+)
 def psum(
-    x: Values,
+    x: Any,
+    axis_name: AxisName,
     *,
-    groups: GroupsLike = None,
+    axis_index_groups: AxisIndexGroups = None,
     reduction: Reduction | None = None,
-    batch_ndim: int = 0,
-    call: int | None = None,
-    places: Any = None,
-) -> Result:
-    """The sum over the replicas, in the order and with the roundings of a `Reduction`.
+) -> Call:
+    """The sum over the replicas, on every replica.
 
-    **Arguments**: ``x`` stacked (R, *batch, *s), or a list of R arrays (*batch, *s). ``groups`` may
-    differ in size. ``reduction`` None is the one of the surrounding `gpusim.reduction` context, and
-    counts as one of its calls; with one given, ``call`` is 0 unless set. ``places`` (stochastic
-    rounding only) are the linear indices of the batch entries over the other mapped axes,
-    None: their own, from 0.
+    **Arguments**:
 
-    **Returns** (*batch, *s), not mapped; with groups (R, *batch, *s), mapped. Same dtype; bool is
-    summed as int32, integers wrap.
+    - `x`: a pytree of arrays of any shape and dtype. bool is summed as int32; integers wrap. For a
+      Python number that is the same everywhere, the result is size times the number.
+    - `axis_name`: a mapped axis, or a tuple of them; integers (from 0) are axes of `x` itself.
+    - `axis_index_groups`: lists of replica indices, each index once; sums within each group.
+    - `reduction`: order, accumulator and rounding; None is that of the `gpusim.reduction` context.
 
-    **Raises** ValueError where ``reduction.op`` is not ``"sum"`` or the groups are no partition.
+    **Returns**: the sums, in the shapes and dtypes of `x` (without its positional axes).
 
-    >>> psum(np.arange(8.0).reshape(4, 2))
-    Result(value=array([12., 16.]), mapped=False)
-    >>> psum(np.arange(4), groups=[[0, 1], [2, 3]])
-    Result(value=array([1, 1, 5, 5]), mapped=True)
+    **Raises**: NameError for an axis that is not bound; ValueError for groups that are not a
+    partition of the replicas, or an axis name that comes twice.
+
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> x = np.array([1, 2, 3, 4])
+    >>> gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i")(x)
+    array([10, 10, 10, 10])
+    >>> pairs = [[0, 3], [1, 2]]
+    >>> gpusim.vmap(lambda x: x * lax.psum(x, "i", axis_index_groups=pairs), axis_name="i")(x)
+    array([ 5, 10, 15, 20])
+    >>> gpusim.collectives.psum(x, groups=[[0, 1], [2, 3]])  # on stacked arrays
+    Result(value=array([3, 3, 7, 7]), mapped=True)
     """
-    operand = Operand(x, batch_ndim, "psum")
-    partition = operand.groups(groups, uneven=True)
-    how = sum_arguments(reduction, call, "psum")
-    return _reduce(operand, partition, places, how)
+    return Call(psum, (x,), axis_name, axis_index_groups, reduction)
 
 
 psum.transpose = psum  # every replica receives the sum, so every replica's cotangent comes back
 
 
-@linear
+def _mean(x: Operand, *, groups: Groups | None, fold: Fold) -> Result:
+    if x.dtype.kind not in "biu":
+        return _reduce(x, groups, fold, mean=True)
+    total, mapped = _reduce(x, groups, fold)
+    floating = _quotient_dtype(x.dtype)
+    if groups is None:
+        return Result(_quotient(total, x.size, floating), mapped)
+    sizes = [groups.group_sizes[g] for g in groups.assignment]
+    if x.listed:
+        each = zip(total, sizes, strict=True)
+        return Result([_quotient(value, size, floating) for value, size in each], mapped)
+    return Result(_quotient(total, _column(sizes, total, floating), floating), mapped)
+
+
+def _mean_distributed(layout: Layout, x: Operand, *, groups: Groups | None, fold: Fold) -> Result:
+    if x.dtype.kind not in "biu":
+        return algorithms.reduce(layout, x, groups, fold, mean=True)
+    total, mapped = algorithms.reduce(layout, _summable(x, fold), groups, fold)
+    floating = _quotient_dtype(x.dtype)
+    if groups is None:
+        return Result(_quotient(total, layout.size, floating), mapped)
+    sizes = [groups.group_sizes[groups.assignment[m]] for m in layout.local.tolist()]
+    return Result(_quotient(total, _column(sizes, total, floating), floating), mapped)
+
+
+def _mean_result(operands: list[ShapeDtype], members: int) -> list[ShapeDtype]:
+    ((shape, dtype),) = operands
+    return [(shape, _quotient_dtype(dtype) if dtype.kind in "biu" else dtype)]
+
+
+def _quotient_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which integer totals are divided."""
+    return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+
+
+def _quotient(total: Array, size: Any, floating: np.dtype[Any]) -> Array:
+    divided = total.astype(floating)
+    divided /= size  # in place: a scalar remains an array
+    return divided
+
+
+def _column(sizes: list[int], like: Array, dtype: np.dtype[Any]) -> Array:
+    """A number for each replica, to be broadcast over its value."""
+    column: Array = to_library_of(like, sizes, dtype).reshape(-1, *[1] * (like.ndim - 1))
+    return column
+
+
+@collective(
+    local=_mean,
+    distributed=_mean_distributed,
+    result=_mean_result,
+    folds=True,
+    groups="any",
+    replicated=True,
+    scalar=lambda value, size: value * size / size,
+)
 def pmean(
-    x: Values,
+    x: Any,
+    axis_name: AxisName,
     *,
-    groups: GroupsLike = None,
+    axis_index_groups: AxisIndexGroups = None,
     reduction: Reduction | None = None,
-    batch_ndim: int = 0,
-    call: int | None = None,
-    places: Any = None,
-) -> Result:
-    """The mean over the replicas: the fold of `psum`, divided by the size of each group.
+) -> Call:
+    """The mean over the replicas, on every replica: the sum, divided by the group's size.
 
-    Arguments, shapes and errors as `psum`. Floats and complex keep their dtype and are divided
-    before the final rounding; integers are summed (wrapping) and divided in float64 if they have
-    64 bits, else in float32, which is the dtype of the result.
+    The division comes before the last rounding, in the computing type. Integers and bool are
+    summed first and give float32 (64-bit integers float64).
 
-    >>> pmean(np.arange(4.0), groups=[[0], [1, 2, 3]])
+    Arguments and errors are those of `psum`, except that positional axes are a ValueError.
+
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> gpusim.vmap(lambda x: x - lax.pmean(x, "i"), axis_name="i")(np.array([1.0, 2.0, 6.0]))
+    array([-2., -1.,  3.])
+    >>> gpusim.collectives.pmean(np.arange(4.0), groups=[[0], [1, 2, 3]])
     Result(value=array([0., 2., 2., 2.]), mapped=True)
     """
-    operand = Operand(x, batch_ndim, "pmean")
-    partition = operand.groups(groups, uneven=True)
-    how = sum_arguments(reduction, call, "pmean")
-    if operand.dtype.kind not in "biu":
-        return _reduce(operand, partition, places, how, mean=True)
-    total, mapped = _reduce(operand, partition, places, how)
-    return Result(_divide(total, partition, operand), mapped)
+    return Call(pmean, (x,), axis_name, axis_index_groups, reduction)
 
 
 pmean.transpose = pmean
 
 
+@collective(
+    local=_sum,
+    distributed=_sum_distributed,
+    result=_sum_result,
+    folds=True,
+    groups="any",
+    replicated=True,
+    op=None,
+)
 def all_reduce(
-    x: Values,
+    x: Any,
+    axis_name: AxisName,
     *,
     reduction: Reduction,
-    groups: GroupsLike = None,
-    batch_ndim: int = 0,
-    call: int = 0,
-    places: Any = None,
-) -> Result:
+    axis_index_groups: AxisIndexGroups = None,
+) -> Call:
     """The fold over the replicas with any operator of `Reduction`.
 
-    Arguments, shapes and errors as `psum`; bool is summed and multiplied as int32. The logical
+    Arguments and errors are those of `psum`; bool is summed and multiplied as int32. The logical
     operators take any dtype and give 0 or 1 in it.
 
-    >>> all_reduce(np.array([1, 2, 3, 4]), reduction=Reduction(op="prod"))
+    >>> import numpy as np, gpusim
+    >>> gpusim.collectives.all_reduce(np.array([1, 2, 3, 4]), reduction=gpusim.Reduction(op="prod"))
     Result(value=array(24), mapped=False)
     """
-    operand = Operand(x, batch_ndim, "all_reduce")
-    partition = operand.groups(groups, uneven=True)
-    return _reduce(operand, partition, places, fold_arguments(reduction, call, "all_reduce"))
-
-
-def fold_arguments(reduction: Reduction, call: int, collective: str) -> dict[str, Any]:
-    """A Reduction and a call number as arguments of the fold kernel."""
     if not isinstance(reduction, Reduction):
-        raise TypeError(f"{collective}: reduction must be a gpusim.Reduction, got {reduction!r}")
-    return {
-        "op": reduction.op,
-        "order": "linear" if reduction.order == "engine" else reduction.schedule,
-        "accumulate": kernel_format(reduction.accumulate),
-        "rounding": reduction.rounding,
-        "seed": reduction.seed,
-        "call": call,
-    }
-
-
-def sum_arguments(reduction: Reduction | None, call: int | None, collective: str) -> dict[str, Any]:
-    """The same for a collective that sums, where None is the surrounding context's reduction."""
-    state = current() if reduction is None else None
-    given = state.reduction if state is not None else reduction
-    if isinstance(given, Reduction) and given.op != "sum":
-        raise ValueError(
-            f"{collective} needs a Reduction with op='sum', got op={given.op!r}; "
-            "gpusim.collectives.all_reduce takes any"
-        )
-    if call is None:
-        call = state.next_calls(1) if state is not None else 0
-    assert given is not None
-    return fold_arguments(given, call, collective)
-
-
-def _reduce(
-    operand: Operand,
-    groups: Groups | None,
-    places: Any,
-    how: dict[str, Any],
-    *,
-    mean: bool = False,
-) -> Result:
-    if operand.dtype == np.bool_ and how["op"] in ("sum", "prod"):
-        operand = operand.astype(np.dtype(np.int32))
-    if groups is None:
-        divisor = operand.size if mean else None
-        return Result(fold_all(operand, places, divisor=divisor, **how), False)
-    return spread(fold_groups(operand, groups, places, mean=mean, **how), operand, groups)
-
-
-def _divide(total: Any, groups: Groups | None, operand: Operand) -> Any:
-    """Integer totals over the sizes of their replicas' groups, as JAX divides them."""
-    floating = quotient_dtype(operand)
-    if groups is None:
-        return quotient(total, operand.size, floating)
-    sizes = [groups.group_sizes[g] for g in groups.assignment]
-    if operand.listed:
-        return [quotient(t, size, floating) for t, size in zip(total, sizes, strict=True)]
-    column = to_library_of(total, sizes, floating).reshape(-1, *[1] * (total.ndim - 1))
-    return quotient(total, column, floating)
-
-
-def quotient_dtype(operand: Operand) -> np.dtype[Any]:
-    """What integers are divided in."""
-    return np.dtype(np.float64 if operand.dtype.itemsize == 8 else np.float32)
-
-
-def quotient(total: Array, size: Any, floating: np.dtype[Any]) -> Array:
-    """Totals over sizes, in a floating-point dtype."""
-    divided = total.astype(floating)
-    divided /= size  # in place: a scalar remains an array
-    return divided
+        raise TypeError(f"all_reduce: reduction must be a gpusim.Reduction, got {reduction!r}")
+    return Call(all_reduce, (x,), axis_name, axis_index_groups, reduction)

@@ -3,6 +3,6 @@ Their sources lie here as package data; CuPy compiles what is launched, when it 
 
 from __future__ import annotations
 
-from .launch import fold, ragged_copy, round_to
+from .launch import fold, ragged_copy, round_to, run_fold
 
-__all__ = ["fold", "ragged_copy", "round_to"]
+__all__ = ["fold", "ragged_copy", "round_to", "run_fold"]

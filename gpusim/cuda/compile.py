@@ -1,5 +1,5 @@
-"""Compiling the kernels ahead of time, with nvcc or NVRTC, and what ptxas says of the result.
-No driver and no GPU is needed for any of this."""
+"""Compile the kernels ahead of time, with nvcc or NVRTC, and read the resources from ptxas.
+This needs neither a driver nor a GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARGUMENTS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel needs, by ptxas: a thread's registers, and its bytes of local memory."""
+    """The resources of one kernel, by ptxas: registers and bytes of local memory per thread."""
 
     registers: int
     stack: int
@@ -64,8 +64,8 @@ def resources(
 ) -> dict[Kernel, Resources]:
     """Compile the instances for one architecture, such as "sm_90".
 
-    `cubin` is where the machine code is to be left. RuntimeError with the compiler's messages
-    where it refuses them; FileNotFoundError where there is no compiler.
+    The machine code is written to `cubin`. RuntimeError with the compiler's messages if it fails;
+    FileNotFoundError without a compiler.
     """
     kernels = list(kernels)
     text = translation_unit(kernels)

@@ -1,5 +1,5 @@
-"""What the planning of a launch asks of the machine that runs it, and what a launch is.
-CuPy's GPU is one such machine (launch.py); the tests' host build is another."""
+"""Launches of kernels, and the interface of the devices that run them.
+CuPy's GPU is one such device (launch.py); the tests' host build is another."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 // The end of a fold: division, the one rounding to the output's dtype, and the store.
-// What the output is, is a number that all threads share: the branches cost once per element.
+// The output's format is an argument that all threads share: its branches cost once per element.
 #pragma once
 
 #include "layout.cuh"
 #include "philox.cuh"
 
 enum Rounding { UNROUNDED, TO_FLOAT16, TO_BFLOAT16, TO_FLOAT32, TO_TARGET };
-enum Encoding { AS_FLOAT32, AS_FLOAT64, AS_FLOAT16, AS_BFLOAT16, AS_NARROW, AS_INTEGER };
+enum Encoding { AS_FLOAT32, AS_FLOAT64, AS_FLOAT16, AS_BFLOAT16, AS_FLOAT8, AS_INTEGER };
 
 // All members have 8 bytes, so that the host lays it out as the device does.
 struct Finish {
@@ -14,8 +14,8 @@ struct Finish {
   i64 divides;
   i64 rounding, encoding;
   i64 drawn;  // whether the rounding is stochastic
-  u64 seed, step, call, place;
-  u64 places;  // the address of each batch entry's place, or 0: all have `place`
+  u64 seed, step, call, batch_offset;
+  u64 batch_offsets;  // the address of one offset per batch entry, or 0: all have `batch_offset`
   Target target;
   i64 from_zero;          // whether +0 is added, so that no sum is -0
   i64 bytes;              // of an integer output
@@ -24,17 +24,17 @@ struct Finish {
 
 // The random numbers of a chunk's elements.
 struct Draw {
-  u64 seed, call, place, block;
+  u64 seed, call, batch_offset, block;
 
   __device__ __forceinline__ Block at(u64 step, int further = 0) const {
-    return philox(seed, block + further, step, call, place);
+    return philox(seed, block + further, step, call, batch_offset);
   }
 };
 
 __device__ __forceinline__ Draw draw_of(const Finish& finish, const Chunk& chunk) {
-  u64 place = finish.places ? __ldg(reinterpret_cast<const u64*>(finish.places) + chunk.entry)
-                            : finish.place;
-  return {finish.seed, finish.call, place, 1 + static_cast<u64>(chunk.index >> 3)};
+  u64 batch_offset = finish.batch_offsets ? __ldg(reinterpret_cast<const u64*>(finish.batch_offsets) + chunk.entry)
+                            : finish.batch_offset;
+  return {finish.seed, finish.call, batch_offset, 1 + static_cast<u64>(chunk.index >> 3)};
 }
 
 // A fold's last value: divided, and rounded to the output's format. One copy of this serves all
@@ -58,8 +58,8 @@ __device__ __forceinline__ C last_value(C value, const Finish& finish, u32 lane)
   return value;
 }
 
-// The last element leaves, all others move up, and `value` becomes the last: after COUNT turns all
-// are in their places again. So a loop that is not unrolled can take registers one by one.
+// Drop the first element, move the others up, and append `value`: after COUNT turns all elements are
+// where they were. So a loop that is not unrolled can take registers one by one.
 template <class C, int COUNT>
 __device__ __forceinline__ void turn(C (&values)[COUNT], C value) {
 #pragma unroll
@@ -87,7 +87,7 @@ __device__ __forceinline__ u64 wrapped(u64 value, const Finish& finish) {
                           : value << unused >> unused;
 }
 
-// The code of a value in BYTES bytes, of which the format's values are a part.
+// The code, in BYTES bytes, of a value that the format holds.
 template <int BYTES, class C>
 __device__ __forceinline__ u64 encode(C value, const Finish& finish) {
   if constexpr (!IsFloat<C>::value) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ int output_bytes(const Finish& finish) {
     case AS_FLOAT64: return 8;
     case AS_FLOAT16:
     case AS_BFLOAT16: return 2;
-    case AS_NARROW: return 1;
+    case AS_FLOAT8: return 1;
     default: return static_cast<int>(finish.bytes);
   }
 }
@@ -131,7 +131,7 @@ __device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& f
                                              const Chunk& chunk, u64 out, int from, int to) {
   if constexpr (IsFloat<C>::value) {
     if (finish.divides || finish.rounding != UNROUNDED || finish.from_zero ||
-        finish.encoding == AS_NARROW) {
+        finish.encoding == AS_FLOAT8) {
       Draw draw = {};
       Block block = {};
       if (finish.drawn) draw = draw_of(finish, chunk);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void finish_chunk(C (&values)[COUNT], const Finish& f
         if (finish.drawn && index % 8 == 0) block = draw.at(finish.step, index / 8);
         u32 lane = block.lane(static_cast<int>(chunk.index + index) & 7);
         C value = last_value(values[0], finish, lane);
-        if (finish.encoding == AS_NARROW) {
+        if (finish.encoding == AS_FLOAT8) {
           value = __uint_as_float(code_of(static_cast<float>(value), finish.target));
         }
         turn(values, value);

@@ -3,7 +3,7 @@
 #include "finish.cuh"
 
 enum Op { SUM, PROD, MAX, MIN, COMPLEX_PROD };
-enum Order { SEQUENCE, TREE };  // linear, reverse and ring walk the members in sequence
+enum Order { SEQUENCE, TREE };  // linear, reverse and ring add the members in sequence
 enum Step { EXACT, FLOAT16, BFLOAT16, TARGET };  // what partial results are rounded to
 enum Ring { NO_RING, FLAT_RING, SLICED_RING, LISTED_RING };
 
@@ -22,8 +22,8 @@ struct Fold {
   i64 stored;        // its Encoding, and its bytes
   i64 stored_bytes;
   i64 leaves, level, node;  // the members are nodes `node` and on of that level of a tree
-  u64 edges, starts;  // a LISTED_RING's blocks: edges[k]..edges[k + 1], walked from starts[k]
-  u64 program;        // of a TREE that is no tree of neighbours: its instructions, or 0
+  u64 edges, starts;  // a LISTED_RING's blocks: edges[k]..edges[k + 1] begin at member starts[k]
+  u64 graph;          // of a TREE whose pairs are not neighbours: its instructions, or 0
   i64 instructions;   // m >= 0 pushes member m, -k adds the two last values as step k
 };
 
@@ -165,8 +165,8 @@ __device__ __forceinline__ void take_partial(C (&total)[COUNT], const Fold& fold
   }
 }
 
-// What the walks over the members need, beside the numbers.
-struct Walk {
+// The members of a chunk, which are added one after the other.
+struct Chain {
   Members members;
   i64 stride, offset;
   i64 place;  // elements from the partial result's address to element 0
@@ -175,9 +175,9 @@ struct Walk {
 };
 
 template <class S, int COUNT>
-__device__ __forceinline__ Raw<S::BYTES, COUNT> read(const Walk& walk, int member) {
-  return load_chunk<S::BYTES, COUNT>(walk.members.at(member, walk.offset), walk.stride, walk.from,
-                                     walk.to, walk.whole);
+__device__ __forceinline__ Raw<S::BYTES, COUNT> read(const Chain& chain, int member) {
+  return load_chunk<S::BYTES, COUNT>(chain.members.at(member, chain.offset), chain.stride, chain.from,
+                                     chain.to, chain.whole);
 }
 
 __device__ __forceinline__ int around(int member, int count) {
@@ -187,15 +187,15 @@ __device__ __forceinline__ int around(int member, int count) {
 // Members start, start + 1, ... and around, one after the other. AHEAD of them are loaded at once;
 // if that is one, it is loaded while the one before it is added.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT, int AHEAD>
-__device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Walk& walk, int start,
+__device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Chain& chain, int start,
                                             const Fold& fold, const Draw& draw) {
-  const int count = walk.count;
+  const int count = chain.count;
   C next[COUNT];
-  decode<S>(read<S, COUNT>(walk, start), total);
+  decode<S>(read<S, COUNT>(chain, start), total);
   if (fold.before) {
 #pragma unroll
     for (int index = 0; index < COUNT; ++index) next[index] = total[index];
-    take_partial<S>(total, fold, walk.place, walk.from, walk.to);
+    take_partial<S>(total, fold, chain.place, chain.from, chain.to);
     combine<S, C, SUMS>(total, next, fold.op);
     round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before);
   }
@@ -205,7 +205,7 @@ __device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Walk& walk,
       Raw<S::BYTES, COUNT> raw[AHEAD];
 #pragma unroll
       for (int ahead = 0; ahead < AHEAD; ++ahead) {
-        raw[ahead] = read<S, COUNT>(walk, around(start + seen + ahead, count));
+        raw[ahead] = read<S, COUNT>(chain, around(start + seen + ahead, count));
       }
 #pragma unroll
       for (int ahead = 0; ahead < AHEAD; ++ahead) {
@@ -216,11 +216,11 @@ __device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Walk& walk,
     }
   }
   if (seen >= count) return;
-  Raw<S::BYTES, COUNT> coming = read<S, COUNT>(walk, around(start + seen, count));
+  Raw<S::BYTES, COUNT> coming = read<S, COUNT>(chain, around(start + seen, count));
 #pragma unroll 1
   for (; seen < count; ++seen) {
     decode<S>(coming, next);
-    if (seen + 1 < count) coming = read<S, COUNT>(walk, around(start + seen + 1, count));
+    if (seen + 1 < count) coming = read<S, COUNT>(chain, around(start + seen + 1, count));
     combine<S, C, SUMS>(total, next, fold.op);
     round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before + seen);
   }
@@ -236,13 +236,13 @@ __device__ __forceinline__ u64 tree_step(const Fold& fold, int level, int index)
 
 // Eight members (or as many as there are) become one subtree, in registers.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
-__device__ __forceinline__ void subtree(C (&total)[COUNT], const Walk& walk, int first,
+__device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, int first,
                                         const Fold& fold, const Draw& draw) {
-  const int here = walk.count - first < 8 ? walk.count - first : 8;
+  const int here = chain.count - first < 8 ? chain.count - first : 8;
   Raw<S::BYTES, COUNT> raw[8];
 #pragma unroll
   for (int member = 0; member < 8; ++member) {
-    if (member < here) raw[member] = read<S, COUNT>(walk, first + member);
+    if (member < here) raw[member] = read<S, COUNT>(chain, first + member);
   }
   C nodes[4][COUNT], right[COUNT];
 #pragma unroll
@@ -270,24 +270,24 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Walk& walk, int
   for (int element = 0; element < COUNT; ++element) total[element] = nodes[0][element];
 }
 
-// The additions of any tree, by a machine with a stack, which lies in shared memory as that of
-// in_a_tree does; its last value is `total`.
+// The additions of any graph, by a machine with a stack in shared memory, as in in_a_tree; its last
+// value is `total`.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
-__device__ __forceinline__ void by_program(C (&total)[COUNT], const Walk& walk, const Fold& fold,
+__device__ __forceinline__ void by_graph(C (&total)[COUNT], const Chain& chain, const Fold& fold,
                                            const Draw& draw) {
   DYNAMIC_SHARED(C, stack);
-  const i64* program = reinterpret_cast<const i64*>(fold.program);
+  const i64* graph = reinterpret_cast<const i64*>(fold.graph);
   C* slot = stack + threadIdx.x;  // of the next value but the last
 #pragma unroll 1
   for (i64 at = 0; at < fold.instructions; ++at) {
-    const i64 instruction = __ldg(program + at);
+    const i64 instruction = __ldg(graph + at);
     if (instruction >= 0) {
       if (at) {
 #pragma unroll
         for (int element = 0; element < COUNT; ++element) slot[element * blockDim.x] = total[element];
         slot += COUNT * blockDim.x;
       }
-      decode<S>(read<S, COUNT>(walk, static_cast<int>(instruction)), total);
+      decode<S>(read<S, COUNT>(chain, static_cast<int>(instruction)), total);
     } else {
       C left[COUNT];
       slot -= COUNT * blockDim.x;
@@ -301,22 +301,22 @@ __device__ __forceinline__ void by_program(C (&total)[COUNT], const Walk& walk, 
   }
 }
 
-// Neighbours in pairs, level by level. A stack in shared memory, of which each thread has columns
-// of its own, holds one partial result for each level, as a binary counter does. AHEAD members
-// (8 or 1) make its leaves.
+// Neighbours in pairs, level by level. A stack in shared memory, with columns of its own for each
+// thread, holds one partial result per level, like a binary counter. AHEAD members (8 or 1) make
+// its leaves.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT, int AHEAD>
-__device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Walk& walk, const Fold& fold,
+__device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Chain& chain, const Fold& fold,
                                           const Draw& draw) {
   constexpr int LEAF = AHEAD == 8 ? 3 : 0;
   DYNAMIC_SHARED(C, stack);
 #pragma unroll 1
   for (int first = 0;; first += AHEAD) {
     if constexpr (AHEAD == 8) {
-      subtree<S, C, STEP, DRAWN, SUMS>(total, walk, first, fold, draw);
+      subtree<S, C, STEP, DRAWN, SUMS>(total, chain, first, fold, draw);
     } else {
-      decode<S>(read<S, COUNT>(walk, first), total);
+      decode<S>(read<S, COUNT>(chain, first), total);
     }
-    const bool last = first + AHEAD >= walk.count;
+    const bool last = first + AHEAD >= chain.count;
     int index = first / AHEAD, level = LEAF;
     C* slot = stack + threadIdx.x;
 #pragma unroll 1
@@ -368,23 +368,23 @@ __device__ __forceinline__ int ring_block(const Fold& fold, i64 index) {
   return static_cast<int>(longer + quotient(i - edge, length));
 }
 
-// The member at which a block's walk starts.
+// The member at which a block's chain starts.
 __device__ __forceinline__ int ring_start(const Fold& fold, int block) {
   if (fold.ring != LISTED_RING) return block;
   return static_cast<int>(__ldg(reinterpret_cast<const i64*>(fold.starts) + block));
 }
 
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
-__device__ __forceinline__ void reduce(C (&total)[COUNT], const Walk& walk, const Fold& fold,
+__device__ __forceinline__ void reduce(C (&total)[COUNT], const Chain& chain, const Fold& fold,
                                        int start, const Draw& draw) {
   if constexpr (ORDER == TREE) {
-    if (fold.program) {
-      by_program<S, C, STEP, DRAWN, SUMS, COUNT>(total, walk, fold, draw);
+    if (fold.graph) {
+      by_graph<S, C, STEP, DRAWN, SUMS, COUNT>(total, chain, fold, draw);
       return;
     }
-    in_a_tree<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, walk, fold, draw);
+    in_a_tree<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, chain, fold, draw);
   } else {
-    in_sequence<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, walk, start, fold, draw);
+    in_sequence<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, chain, start, fold, draw);
   }
 }
 
@@ -393,45 +393,45 @@ __global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
   const i64 thread = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
   const Chunk chunk = chunk_of<COUNT>(fold.layout, thread);
   if (chunk.from >= chunk.to) return;
-  Walk walk = {members_of(fold.layout), fold.layout.stride, chunk.offset, chunk.out_offset,
+  Chain chain = {members_of(fold.layout), fold.layout.stride, chunk.offset, chunk.out_offset,
                static_cast<int>(fold.layout.members), chunk.from, chunk.to, false};
   const int width = access_width(S::BYTES * COUNT);
-  walk.whole = chunk.from == 0 && chunk.to == COUNT && fold.layout.alike &&
+  chain.whole = chunk.from == 0 && chunk.to == COUNT && fold.layout.alike &&
                (COUNT == 1 || fold.layout.stride == S::BYTES) &&
-               (reinterpret_cast<u64>(walk.members.at(0, walk.offset)) & (width - 1)) == 0;
+               (reinterpret_cast<u64>(chain.members.at(0, chain.offset)) & (width - 1)) == 0;
   const bool ring = ORDER == SEQUENCE && fold.ring != NO_RING;
   int block = ring ? ring_block(fold, chunk.index + chunk.from) : 0;
   int start = ring ? ring_start(fold, block) : 0;
-  const bool one_walk = !ring || ring_block(fold, chunk.index + chunk.to - 1) == block;
+  const bool one_chain = !ring || ring_block(fold, chunk.index + chunk.to - 1) == block;
   C total[COUNT];
   if constexpr (DRAWN) {
     Draw draw = draw_of(fold.finish, chunk);
-    // A walk for each block of a ring that the chunk touches; the others' elements are not stored.
-    for (int from = chunk.from; from < chunk.to; from = walk.to) {
-      walk.from = from;
-      walk.to = chunk.to;
-      if (!one_walk) {
+    // A chain for each block of a ring that the chunk touches; the others' elements are not stored.
+    for (int from = chunk.from; from < chunk.to; from = chain.to) {
+      chain.from = from;
+      chain.to = chunk.to;
+      if (!one_chain) {
         block = ring_block(fold, chunk.index + from);
         start = ring_start(fold, block);
-        walk.to = from + 1;
-        while (walk.to < chunk.to && ring_block(fold, chunk.index + walk.to) == block) ++walk.to;
-        walk.whole = false;
+        chain.to = from + 1;
+        while (chain.to < chunk.to && ring_block(fold, chunk.index + chain.to) == block) ++chain.to;
+        chain.whole = false;
       }
-      reduce<S, C, STEP, DRAWN, ORDER, SUMS, COUNT, AHEAD>(total, walk, fold, start, draw);
-      finish_chunk(total, fold.finish, chunk, fold.layout.out, walk.from, walk.to);
+      reduce<S, C, STEP, DRAWN, ORDER, SUMS, COUNT, AHEAD>(total, chain, fold, start, draw);
+      finish_chunk(total, fold.finish, chunk, fold.layout.out, chain.from, chain.to);
     }
   } else {
     const Draw draw = {};
-    if (COUNT == 1 || (walk.whole && one_walk)) {
-      reduce<S, C, STEP, DRAWN, ORDER, SUMS, COUNT, AHEAD>(total, walk, fold, start, draw);
+    if (COUNT == 1 || (chain.whole && one_chain)) {
+      reduce<S, C, STEP, DRAWN, ORDER, SUMS, COUNT, AHEAD>(total, chain, fold, start, draw);
     } else {
       // At the edges of rows and of a ring's blocks: element by element, complex ones whole.
       constexpr int EACH = SUMS || !IsFloat<C>::value || COUNT == 1 ? 1 : 2;
       constexpr int EDGE_AHEAD = AHEAD == 1 ? 1 : ORDER == TREE ? 8 : 4;
       const int parts = EACH == 1 ? 1 : static_cast<int>(fold.parts);
-      walk.from = 0;
-      walk.to = parts;
-      walk.whole = false;
+      chain.from = 0;
+      chain.to = parts;
+      chain.whole = false;
 #pragma unroll 1
       for (int element = 0; element < COUNT; element += parts) {
         C one[EACH];
@@ -439,9 +439,9 @@ __global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
         if constexpr (EACH == 2) one[1] = 0;
         if (chunk.from <= element && element < chunk.to) {
           if (ring) start = ring_start(fold, ring_block(fold, chunk.index + element));
-          walk.offset = chunk.offset + element * walk.stride;
-          walk.place = chunk.out_offset + element;
-          reduce<S, C, STEP, DRAWN, ORDER, SUMS, EACH, EDGE_AHEAD>(one, walk, fold, start, draw);
+          chain.offset = chunk.offset + element * chain.stride;
+          chain.place = chunk.out_offset + element;
+          reduce<S, C, STEP, DRAWN, ORDER, SUMS, EACH, EDGE_AHEAD>(one, chain, fold, start, draw);
         }
         turn(total, one[0]);
         if constexpr (EACH == 2) {

@@ -1,4 +1,4 @@
-"""fold on a device: which template, with which arguments. The contract is fallback.fold's.
+"""run_fold on a device: the template and the arguments of its launch, from fallback's plan.
 Everything is decided here, so that the kernels only load, add, round and store."""
 
 from __future__ import annotations
@@ -8,31 +8,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fallback.arguments import (
-    Share,
-    check_batch,
-    check_cut,
-    check_out,
-    check_partial,
-    check_places,
-    check_share,
-    check_window,
-)
-from fallback.arithmetic import Arithmetic, plan
+from fallback.arguments import check_batch_offset, check_out, check_partial
+from fallback.arithmetic import Arithmetic
 from fallback.formats import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
     FLOAT64,
-    NARROW,
+    SUB_32_BIT,
+    FormatInfo,
+    NumberFormat,
+    is_sub_32_bit,
     kind_of,
     real_of,
 )
-from fallback.general import Grid
-from fallback.rounding import check_counter, check_rounding
-from fallback.schedules import Order, Program, Schedule, Walks, check_order, compiled
+from fallback.plan import FoldPlan, plan_fold
+from fallback.rounding import check_counter
+from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
+from fallback.spec import FoldPart, FoldSpec
 
 from .device import Array, Device, Kernel, Launch
 from .layout import Members, laid_out, layout_of
@@ -43,22 +38,20 @@ from .targets import NAMES, code, target
 OPS = ("sum", "prod", "max", "min", "complex prod")
 RINGS = ("none", "flat", "sliced", "listed")
 ROUNDINGS = ("none", "float16", "bfloat16", "float32", "target")
-ENCODINGS = ("float32", "float64", "float16", "bfloat16", "narrow", "integer")
+ENCODINGS = ("float32", "float64", "float16", "bfloat16", "float8", "integer")
 
 TREE_MEMBERS = 1 << 16
 SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
 
-Format = np.dtype[Any] | Grid
-
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a fold does to numbers: dtypes are those of real parts where values are complex."""
+    """The arithmetic of a fold; for complex values dtypes are those of their real parts."""
 
     op: str
     source: np.dtype[Any]
     computing: np.dtype[Any]
-    accumulator: Format
+    accumulator: NumberFormat
     out: np.dtype[Any]
     divisor: int | None
     members: int  # of the whole fold
@@ -69,7 +62,7 @@ class Numbers:
 
     @property
     def step(self) -> str:
-        """What partial results are rounded to, as fold.cu's enumeration Step names it."""
+        """The rounding of partial results, by its name in fold.cu's enumeration Step."""
         if self.members == 1 or self.op in ("max", "min") or self.source not in _FLOATS:
             return "EXACT"
         if self.accumulator == self.computing:
@@ -80,7 +73,7 @@ class Numbers:
 
     @property
     def step_drawn(self) -> bool:
-        return self.stochastic and self.step != "EXACT" and _narrow(self.accumulator)
+        return self.stochastic and self.step != "EXACT" and is_sub_32_bit(self.accumulator)
 
     @property
     def rounds_last(self) -> bool:
@@ -89,112 +82,46 @@ class Numbers:
 
     @property
     def last_drawn(self) -> bool:
-        return self.stochastic and self.rounds_last and _narrow(self.out)
+        return self.stochastic and self.rounds_last and is_sub_32_bit(self.out)
 
 
-_FLOATS = (*NARROW, FLOAT32, FLOAT64)
+_FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 
 
-def _narrow(given: Format) -> bool:
-    return given.narrow if isinstance(given, Grid) else given in NARROW
-
-
-def fold(
+def run_fold(
     device: Device,
+    spec: FoldSpec,
     members: Any,
     *,
-    op: str = "sum",
-    order: Order = "linear",
-    accumulate: DTypeLike | Grid | None = None,
-    out_dtype: DTypeLike | None = None,
-    divisor: int | None = None,
     batch_ndim: int = 0,
-    cut_axis: int | None = None,
-    rounding: str = "nearest",
-    seed: int = 0,
     call: int = 0,
-    places: ArrayLike = 0,
-    window: tuple[int, int] | None = None,
-    partial: Any = None,
-    before: int = 0,
-    final: bool = True,
-    nodes: tuple[int, int, int] | None = None,
+    batch_offset: ArrayLike = 0,
+    part: FoldPart | None = None,
     out: Any = None,
 ) -> Array:
-    """`fallback.fold` for arrays of `device`: the same arguments, errors and bits."""
-    check_order(order)
-    stochastic = check_rounding(rounding)
+    """`fallback.run_fold` for arrays of `device`: the same arguments, errors and bits."""
     group = Members.of(members, device)
-    out_type = group.dtype if out_dtype is None else np.dtype(out_dtype)
-    given = accumulate
-    if given is not None and not isinstance(given, Grid):
-        given = np.dtype(given)
-    from_zero = False
-    if isinstance(order, Schedule):
-        given = given or order.accumulator(op, group.dtype)
-        from_zero = order.adds_zero(op, group.dtype, group.count)
-    arithmetic = plan(op, group.dtype, given, out_type, divisor, stochastic, bool(final), from_zero)
-    counters = check_counter("seed", seed), check_counter("call", call)
-    check_batch(batch_ndim, group.shape)
-    value = group.shape[batch_ndim:]
-    held = check_window(window, math.prod(value), cut_axis)
-    share = check_share(
-        order, partial, before, final, nodes, members=group.count, draws=arithmetic.draws
-    )
-    followed = compiled(
-        order,
-        members=group.count,
-        elements=held[1] if held else math.prod(value),
-        itemsize=group.dtype.itemsize,
-    )
-    earlier = None if partial is None else _earlier(partial, group, arithmetic, device)
-    if cut_axis is not None and isinstance(order, Schedule):
-        raise ValueError(f"cut_axis={cut_axis}: expected None for an order that is a Schedule")
-    slices = None
-    if order == "ring" and cut_axis is not None:
-        slices = check_cut(cut_axis, value, group.count) * math.prod(value[cut_axis + 1 :])
-    numbered = check_places(places, group.shape[:batch_ndim]).reshape(-1)
-    if followed == "tree" and group.count > TREE_MEMBERS:
+    extent = None if part is None else part.extent
+    plan = plan_fold(spec, extent, group.dtype, group.count, group.shape, batch_ndim)
+    counter = check_counter("call", call)
+    earlier = None
+    if part is not None and part.partial is not None:
+        earlier = _earlier(part.partial, group, plan.arithmetic, device)
+    offsets = check_batch_offset(batch_offset, plan.batch).reshape(-1)
+    if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
-            f"order='tree': {group.count} members given, at most {TREE_MEMBERS} expected"
+            f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
         )
     if out is None:
-        out = device.empty(group.shape, arithmetic.result)
+        out = device.empty(plan.shape, plan.arithmetic.result)
     else:
-        check_out(out, group.shape, arithmetic.result)
-    if not math.prod(group.shape):
+        check_out(out, plan.shape, plan.arithmetic.result)
+    if not math.prod(plan.shape):
         return out
-    if arithmetic.computing == np.bool_:
-        _fold_logical(device, group, op, arithmetic.result, earlier, out)
-        return out
-    numbers = Numbers(
-        op,
-        real_of(group.dtype),
-        arithmetic.computing,
-        arithmetic.accumulator,
-        real_of(arithmetic.result),
-        divisor if final else None,
-        share.total,
-        stochastic and kind_of(group.dtype) == "float",
-        group.dtype.kind == "c",
-        bool(final),
-        from_zero,
-    )
-    ring = (held[1] if held else math.prod(value), slices) if followed == "ring" else None
-    _fold_numbers(
-        device,
-        group,
-        numbers,
-        followed,
-        batch_ndim,
-        ring,
-        held,
-        counters,
-        numbered,
-        share,
-        earlier,
-        out,
-    )
+    if plan.arithmetic.computing == np.bool_:
+        _fold_logical(device, group, spec.op, plan.arithmetic.result, earlier, out)
+    else:
+        _fold_numbers(device, group, plan, counter, offsets, earlier, out)
     return out
 
 
@@ -207,7 +134,7 @@ def _earlier(partial: Any, group: Members, arithmetic: Arithmetic, device: Devic
 
 
 def template(
-    numbers: Numbers, order: str | Walks | Program, *, small: bool = False
+    numbers: Numbers, order: CompiledOrder, *, small: bool = False
 ) -> tuple[Kernel, int, np.dtype[Any]]:
     """The kernel for these numbers, its chunk's elements, and the C++ type that it computes in.
 
@@ -218,8 +145,8 @@ def template(
     if integer:
         wide = 8 in (numbers.source.itemsize, computing.itemsize)
         computing = np.dtype(np.uint64 if wide else np.uint32)
-    tree = order == "tree" or isinstance(order, Program)
-    walk = "TREE" if tree and not integer else "SEQUENCE"
+    tree = order == "tree" or isinstance(order, ReductionGraph)
+    kind = "TREE" if tree and not integer else "SEQUENCE"
     sums = numbers.op == "sum"
     chunk, ahead = 16 // numbers.source.itemsize, 8
     if numbers.step_drawn:
@@ -229,11 +156,11 @@ def template(
     if numbers.step_drawn or numbers.step == "TARGET":
         ahead = 1  # arithmetic rules there, not memory
     if small and not numbers.step_drawn and not (numbers.complex and numbers.op == "prod"):
-        chunk, ahead = 1, 32 if ahead > 1 and walk == "SEQUENCE" else ahead
+        chunk, ahead = 1, 32 if ahead > 1 and kind == "SEQUENCE" else ahead
     flags = ("false", "true")
     name = (
         f"fold<{NAMES[numbers.source]}, {C_NAMES[computing]}, {numbers.step}, "
-        f"{flags[numbers.step_drawn]}, {walk}, {flags[sums]}, {chunk}, {ahead}>"
+        f"{flags[numbers.step_drawn]}, {kind}, {flags[sums]}, {chunk}, {ahead}>"
     )
     return Kernel("fold.cu", name), chunk, computing
 
@@ -246,35 +173,49 @@ C_NAMES = {
 }
 
 
+def numbers_of(plan: FoldPlan) -> Numbers:
+    """The arithmetic of a plan."""
+    arithmetic = plan.arithmetic
+    return Numbers(
+        plan.spec.op,
+        real_of(plan.dtype),
+        arithmetic.computing,
+        arithmetic.accumulator,
+        real_of(arithmetic.result),
+        plan.spec.divisor if plan.extent.final else None,
+        plan.folded,
+        plan.spec.stochastic and kind_of(plan.dtype) == "float",
+        plan.dtype.kind == "c",
+        plan.extent.final,
+        arithmetic.from_zero,
+    )
+
+
 def _fold_numbers(
     device: Device,
     group: Members,
-    numbers: Numbers,
-    order: str | Walks | Program,
-    batch_ndim: int,
-    ring: tuple[int, int | None] | None,
-    window: tuple[int, int] | None,
-    counters: tuple[int, int],
-    places: NDArray[np.uint64],
-    share: Share,
+    plan: FoldPlan,
+    call: int,
+    offsets: NDArray[np.uint64],
     earlier: Array | None,
     out: Array,
 ) -> None:
+    numbers, order, window = numbers_of(plan), plan.order, plan.extent.window
     parts = 2 if group.dtype.kind == "c" else 1
     integer = numbers.source not in _FLOATS
     drawn = numbers.step_drawn or numbers.last_drawn
     # Where neither blocks nor random numbers depend on them, batch axes are axes like others.
-    counted = batch_ndim if drawn or ring or isinstance(order, Walks) else 0
+    counted = plan.batch_ndim if drawn or plan.in_blocks else 0
     itemsize = numbers.source.itemsize
     group, rows = laid_out(device, group, counted, itemsize, parts)
-    if order == "reverse" or (isinstance(order, Walks) and order.step < 0):
+    if order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0):
         group = group.turned()
     few = rows.count * rows.length * itemsize // 16 < device.busy_threads
     # Wide accesses need elements side by side, and one alignment for all members.
     small = few or not group.alike or rows.stride != itemsize
     kernel, chunk, computing = template(numbers, order, small=small)
     table = None if group.pointers is None else device.upload(np.array(group.pointers, np.uint64))
-    uploaded = device.upload(places) if drawn and places.size > 1 else None
+    uploaded = device.upload(offsets) if drawn and offsets.size > 1 else None
     complex_product = parts == 2 and numbers.op == "prod"
     arguments = struct(FOLD, op=OPS.index("complex prod" if complex_product else numbers.op))
     arguments["layout"] = layout_of(
@@ -290,30 +231,30 @@ def _fold_numbers(
     arguments["parts"] = parts
     if not integer and numbers.step == "TARGET":
         arguments["accumulator"] = target(numbers.accumulator)
-    if ring is not None and not integer:
-        total, slices = ring
-        arguments["ring"] = RINGS.index("flat" if slices is None else "sliced")
-        arguments["total"], arguments["slice"] = total, slices or 0
-        arguments["count"] = group.count
+    if order == "ring" and not integer:
+        arguments["ring"] = RINGS.index("flat" if plan.slice is None else "sliced")
+        arguments["total"], arguments["count"] = plan.total, group.count
+        if plan.slice is not None and plan.spec.cut_axis is not None:
+            inner = plan.value[plan.spec.cut_axis + 1 :]
+            arguments["slice"] = plan.slice * math.prod(inner)
     listed = [] if integer else _listed(device, order, group.count)
     for name, array in listed:
         arguments[name] = device.pointer(array)
-    if isinstance(order, Walks) and not integer:
+    if isinstance(order, ChainSchedule) and not integer:
         arguments["ring"], arguments["count"] = RINGS.index("listed"), len(order.starts)
-    if isinstance(order, Program) and not integer:
+    if isinstance(order, ReductionGraph) and not integer:
         arguments["instructions"] = len(order.postfix)
     if earlier is not None:
         stored = real_of(earlier.dtype)
-        arguments["before"], arguments["partial"] = share.before, device.pointer(earlier)
+        arguments["before"], arguments["partial"] = plan.extent.before, device.pointer(earlier)
         arguments["stored_bytes"] = stored.itemsize
         arguments["stored"] = ENCODINGS.index("integer" if integer else encoding_of(stored))
-    arguments["leaves"] = share.tree.total
-    arguments["level"], arguments["node"] = share.tree.level, share.tree.first
+    arguments["level"], arguments["node"], arguments["leaves"] = plan.tree
     finish = arguments["finish"]
-    finish["seed"], finish["call"] = counters
+    finish["seed"], finish["call"] = plan.spec.seed, call
     finish["step"] = numbers.members
-    finish["place"] = places[0] if places.size else 0
-    finish["places"] = 0 if uploaded is None else device.pointer(uploaded)
+    finish["batch_offset"] = offsets[0] if offsets.size else 0
+    finish["batch_offsets"] = 0 if uploaded is None else device.pointer(uploaded)
     if integer:
         _finish_integer(finish, numbers)
     else:
@@ -330,8 +271,8 @@ def _fold_numbers(
     threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
     block, shared = (64 if threads < device.busy_threads else 256), 0
-    if isinstance(order, Program) and not integer:
-        levels = 1 << max(0, order.depth - 1)  # of which a stack holds all but the last value
+    if isinstance(order, ReductionGraph) and not integer:
+        levels = 1 << max(0, order.depth - 1)  # the stack holds all values but the last
         block, shared = tree_block(levels, 1, chunk * computing.itemsize, block)
     elif order == "tree" and not integer:
         leaves = 1 if kernel.name.endswith(", 1>") else 8
@@ -339,16 +280,16 @@ def _fold_numbers(
     device.run(Launch(kernel, arguments, threads, block, shared))
 
 
-def _listed(device: Device, order: str | Walks | Program, members: int) -> list[tuple[str, Array]]:
-    """The numbers that walks and programs have, on the device, by the names of their addresses."""
-    if isinstance(order, Walks):
+def _listed(device: Device, order: CompiledOrder, members: int) -> list[tuple[str, Array]]:
+    """The arrays of chain schedules and graphs, on the device, by the names of their addresses."""
+    if isinstance(order, ChainSchedule):
         edges = np.array(order.edges, np.int64)
         starts = np.array(order.starts, np.int64)
         if order.step < 0:
             starts = members - 1 - starts  # the members are turned
         return [("edges", device.upload(edges)), ("starts", device.upload(starts))]
-    if isinstance(order, Program):
-        return [("program", device.upload(np.array(order.postfix, np.int64)))]
+    if isinstance(order, ReductionGraph):
+        return [("graph", device.upload(np.array(order.postfix, np.int64)))]
     return []
 
 
@@ -373,26 +314,28 @@ def _finish_integer(finish: NDArray[Any], numbers: Numbers) -> None:
 
 def encoding_of(stored: np.dtype[Any]) -> str:
     """How finish.cuh's enumeration Encoding names a floating-point dtype."""
-    return "narrow" if stored in NARROW and stored.itemsize == 1 else NAMES[stored]
+    return "float8" if stored in SUB_32_BIT and stored.itemsize == 1 else NAMES[stored]
 
 
 def finish_float(
     finish: NDArray[Any],
     computing: np.dtype[Any],
-    out: np.dtype[Any] | Grid,
+    out: np.dtype[Any] | FormatInfo,
     *,
     rounds: bool,
     drawn: bool,
 ) -> None:
-    """Fill in the last rounding and the encoding; a Grid's values are stored in its carrier."""
-    finish["encoding"] = ENCODINGS.index(encoding_of(out.carrier if isinstance(out, Grid) else out))
-    if isinstance(out, Grid) or out in NARROW:
+    """Fill in the last rounding and the encoding; the carrier stores a FormatInfo's values."""
+    finish["encoding"] = ENCODINGS.index(
+        encoding_of(out.carrier if isinstance(out, FormatInfo) else out)
+    )
+    if isinstance(out, FormatInfo) or out in SUB_32_BIT:
         finish["target"] = target(out)
     finish["drawn"] = drawn
     if not rounds:
         return
     exact = "float64" if computing == FLOAT64 else "float32"
-    name = "target" if isinstance(out, Grid) else NAMES[out]
+    name = "target" if isinstance(out, FormatInfo) else NAMES[out]
     if name in (exact, "float64"):
         return
     if exact == "float64" and name != "float32":
@@ -408,7 +351,7 @@ def _fold_logical(
     earlier: Array | None,
     out: Array,
 ) -> None:
-    """0 or 1 by whether members are nonzero; max of bools is their logical_or."""
+    """0 or 1 according to whether members are nonzero; max of bools is their logical_or."""
     itemsize = min(group.dtype.itemsize, 8)
     words = group.dtype.itemsize // itemsize
     group, rows = laid_out(device, group, 0, itemsize, words)
@@ -436,10 +379,10 @@ def _fold_logical(
 
 
 def _mask(dtype: np.dtype[Any]) -> int:
-    """The bits of a word of which one makes a value nonzero: of floats, all but the sign."""
+    """The bits of a word that make a value nonzero: for floats, all but the sign."""
     bits = 8 * min(dtype.itemsize, 8)
     everything = (1 << bits) - 1
-    if dtype.kind in "biu" or (dtype in NARROW and not NARROW[dtype].has_negative_zero):
+    if dtype.kind in "biu" or (dtype in SUB_32_BIT and not SUB_32_BIT[dtype].has_negative_zero):
         return everything
     mask = everything >> 1
     return mask & ~(1 << 31) if dtype == np.complex64 else mask

@@ -10,8 +10,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// What lies above the finite codes: infinity and NaNs as in IEEE 754; one NaN, the highest code
-// (FN); or one NaN in the place of -0 (FNUZ).
+// The codes above the finite ones: infinity and NaNs as in IEEE 754; one NaN, the highest code (FN);
+// or one NaN in place of -0 (FNUZ).
 enum Top { IEEE, FN, FNUZ };
 
 template <int FRACTION_, int BIAS_, Top TOP_>

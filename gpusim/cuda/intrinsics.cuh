@@ -1,5 +1,5 @@
-// What the kernels take from CUDA beyond its language: conversions of float16, and shared memory.
-// tests/host_cuda supplies the same names in plain C++, so that every source also runs on a host.
+// CUDA beyond its language that the kernels use: conversions of float16, and shared memory.
+// tests/cuda/host_cuda supplies the same names in plain C++, so that every source also runs on a host.
 #pragma once
 
 #ifdef __CUDACC__

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fallback.formats import NARROW
-from fallback.general import Grid
+from fallback.arguments import NO_MEMBERS
+from fallback.formats import SUB_32_BIT, FormatInfo
+from fallback.spec import FoldPart, FoldSpec, run_arguments
 
 from . import folding, ragged
 from . import rounding as rounding_on_device
@@ -85,7 +86,7 @@ class CupyDevice:
 
     def contiguous(self, array: Array) -> Array:
         # CuPy holds arrays of 8-bit formats, but has no kernels for them: their bits are copied.
-        bits = array.view(f"u{array.dtype.itemsize}") if array.dtype in NARROW else array
+        bits = array.view(f"u{array.dtype.itemsize}") if array.dtype in SUB_32_BIT else array
         return self._cupy.ascontiguousarray(bits).view(array.dtype)
 
     def run(self, launch: Launch) -> None:
@@ -112,61 +113,44 @@ def _on(value: Any) -> tuple[Any, CupyDevice]:
         return context, _device(number)
 
 
-def fold(
+def fold(members: Any, **keywords: Any) -> Array:
+    """`fallback.fold` for CuPy arrays: the same keywords, errors and bits."""
+    return run_fold(members=members, **run_arguments(**keywords))
+
+
+def run_fold(
+    spec: FoldSpec,
     members: Any,
     *,
-    op: str = "sum",
-    order: str = "linear",
-    accumulate: DTypeLike | Grid | None = None,
-    out_dtype: DTypeLike | None = None,
-    divisor: int | None = None,
     batch_ndim: int = 0,
-    cut_axis: int | None = None,
-    rounding: str = "nearest",
-    seed: int = 0,
     call: int = 0,
-    places: ArrayLike = 0,
-    window: tuple[int, int] | None = None,
-    partial: Any = None,
-    before: int = 0,
-    final: bool = True,
-    nodes: tuple[int, int, int] | None = None,
+    batch_offset: ArrayLike = 0,
+    part: FoldPart | None = None,
     out: Any = None,
 ) -> Array:
-    """`fallback.fold` for CuPy arrays: the same arguments, errors and bits.
+    """`fallback.run_fold` for CuPy arrays: the same arguments, errors and bits.
 
     A tree takes at most 65,536 members. ImportError without CuPy.
     """
     if isinstance(members, (list, tuple)) and not members:
-        raise ValueError("members is empty: a fold needs at least one member")
+        raise ValueError(NO_MEMBERS)
     context, device = _on(members)
     with context:
-        return folding.fold(
+        return folding.run_fold(
             device,
+            spec,
             members,
-            op=op,
-            order=order,
-            accumulate=accumulate,
-            out_dtype=out_dtype,
-            divisor=divisor,
             batch_ndim=batch_ndim,
-            cut_axis=cut_axis,
-            rounding=rounding,
-            seed=seed,
             call=call,
-            places=places,
-            window=window,
-            partial=partial,
-            before=before,
-            final=final,
-            nodes=nodes,
+            batch_offset=batch_offset,
+            part=part,
             out=out,
         )
 
 
 def round_to(
     x: Any,
-    dtype: DTypeLike | Grid,
+    dtype: DTypeLike | FormatInfo,
     *,
     rounding: str = "nearest",
     seed: int = 0,

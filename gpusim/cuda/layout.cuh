@@ -1,5 +1,5 @@
-// Which elements a thread has: a chunk of consecutive ones of a row, and where they lie.
-// Rows are what is contiguous (or evenly strided) of a value; chunks keep to Philox's blocks.
+// The elements of a thread: a chunk of consecutive elements of a row, and where they lie.
+// Rows are the contiguous (or evenly strided) runs of a value; chunks align with Philox's blocks.
 #pragma once
 
 #include "rounding.cuh"

@@ -1,5 +1,5 @@
-"""Where the elements lie and which thread has which: the plan of a launch, without the numbers.
-Only shapes, strides and addresses are looked at."""
+"""The layout of a launch: where the elements lie, and which thread has which.
+It depends only on shapes, strides and addresses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Members:
 
     @classmethod
     def of(cls, given: Any, device: Device) -> Members:
-        """Check what the caller gave: ValueError or TypeError names the member that differs."""
+        """Check the caller's members: ValueError or TypeError names the member that differs."""
         if device.is_array(given):
             check_stacked(given)
             shape, strides = given.shape[1:], given.strides[1:]
@@ -75,7 +75,7 @@ class Members:
 
 
 def merged(axes: Axes) -> Axes:
-    """Neighbouring axes that are walked as one become one; axes of length 1 vanish."""
+    """Merge neighbouring axes that are evenly strided together; drop axes of length 1."""
     result: list[tuple[int, int]] = []
     for length, stride in reversed(axes):
         if length == 1:

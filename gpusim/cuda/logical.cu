@@ -1,14 +1,14 @@
 // logical_and and logical_or of any dtype, and max and min of bool: 0 or 1, in any dtype.
-// Without numbers there are no roundings, so that the order does not matter.
+// These operators do not round, so the order does not matter.
 #include "layout.cuh"
 
 struct Logical {
   Layout layout;
   i64 all;             // whether all members have to be nonzero, or one of them
-  u64 mask;            // the bits of an 8-byte word (or of the element) of which one makes nonzero
+  u64 mask;            // the bits of an 8-byte word (or of the element) that make it nonzero
   u64 one;             // the output's code of 1
   i64 bytes;           // of an output element; of 16 bytes the second eight are zero
-  u64 partial;         // the address of what earlier members have come to, a byte each, or 0
+  u64 partial;         // the address of the earlier members' result, a byte per value, or 0
 };
 
 template <int BYTES, int COUNT>

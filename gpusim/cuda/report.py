@@ -1,4 +1,4 @@
-"""python -m gpusim.cuda.report: every kernel compiled for every architecture, and what it needs.
+"""python -m gpusim.cuda.report: compile every kernel for every architecture, print its resources.
 Takes minutes; the tests compile a part of it."""
 
 from __future__ import annotations

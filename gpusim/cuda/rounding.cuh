@@ -1,10 +1,10 @@
-// One correct rounding of a float32 or float64 to a narrower format, nearest or stochastic.
+// One correct rounding of a float32 or float64 to a smaller format, nearest or stochastic.
 // Integer arithmetic on the bits: exact, the same on every machine, and without a division.
 #pragma once
 
 #include "formats.cuh"
 
-// A format to round to, as fallback/general.py's Grid describes it, and the codes that store it.
+// A format to round to, as fallback/formats.py's FormatInfo describes it, and the codes that store it.
 // All members have 8 bytes, so that the host lays it out as the device does.
 struct Target {
   i64 fraction_bits, min_exponent;

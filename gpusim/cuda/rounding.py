@@ -1,5 +1,4 @@
-"""round_to on a device: one kernel, the finish of a fold. The contract is fallback.round_to's.
-Everything else is a matter of arguments."""
+"""round_to on a device: one kernel, the finish of a fold, to the bits of fallback.round_to."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import NARROW, computing_dtype, kind_of
-from fallback.general import Grid
+from fallback.formats import FormatInfo, computing_dtype, is_sub_32_bit, kind_of
 from fallback.rounding import check_counter, check_rounding
 
 from .device import Array, Device, Kernel, Launch
@@ -23,7 +21,7 @@ from .targets import NAMES
 def round_to(
     device: Device,
     x: Any,
-    dtype: DTypeLike | Grid,
+    dtype: DTypeLike | FormatInfo,
     *,
     rounding: str = "nearest",
     seed: int = 0,
@@ -36,18 +34,17 @@ def round_to(
     stochastic = check_rounding(rounding)
     counters = {"seed": seed, "step": step, "call": call, "place": place}
     words = {name: check_counter(name, value) for name, value in counters.items()}
-    target = dtype if isinstance(dtype, Grid) else np.dtype(dtype)
-    held = target.carrier if isinstance(target, Grid) else target
+    target = dtype if isinstance(dtype, FormatInfo) else np.dtype(dtype)
+    held = target.carrier if isinstance(target, FormatInfo) else target
     for name, given in (("x", x.dtype), ("dtype", held)):
         if kind_of(given) != "float":
             raise TypeError(f"{name}: {given} given, expected a floating-point dtype")
     out = device.empty(x.shape, held)
     if not math.prod(x.shape):
         return out
-    # A grid held in float64 is rounded to in float64; no dtype but float64 itself asks for that.
-    computing = computing_dtype(x.dtype, held if isinstance(target, Grid) else x.dtype)
-    narrow = target.narrow if isinstance(target, Grid) else target in NARROW
-    drawn = stochastic and narrow
+    # A format whose carrier is float64 is rounded to in float64; of dtypes only float64 itself is.
+    computing = computing_dtype(x.dtype, held if isinstance(target, FormatInfo) else x.dtype)
+    drawn = stochastic and is_sub_32_bit(target)
     counted = batch_ndim if drawn else 0
     only, rows = laid_out(device, Members.of([x], device), counted, x.dtype.itemsize, 1)
     kernel, chunk = template(x.dtype, computing)
@@ -55,6 +52,7 @@ def round_to(
     arguments["layout"] = layout_of(
         only, rows, device.pointer(out), chunk=chunk, itemsize=x.dtype.itemsize, fixed=drawn
     )
+    arguments["finish"]["batch_offset"] = words.pop("place")
     for name, word in words.items():
         arguments["finish"][name] = word
     finish_float(arguments["finish"], computing, target, rounds=target != x.dtype, drawn=drawn)

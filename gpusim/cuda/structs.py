@@ -1,4 +1,4 @@
-"""The kernels' arguments, laid out as the .cu sources declare them: every member has 8 bytes.
+"""The kernels' arguments, laid out as in the .cu sources: every field has 8 bytes.
 One struct per kernel, passed by value."""
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ FINISH = np.dtype(
         ("seed", "u8"),
         ("step", "u8"),
         ("call", "u8"),
-        ("place", "u8"),
-        ("places", "u8"),
+        ("batch_offset", "u8"),
+        ("batch_offsets", "u8"),
         ("target", TARGET),
         ("from_zero", "i8"),
         ("bytes", "i8"),
@@ -83,7 +83,7 @@ FOLD = np.dtype(
         ("node", "i8"),
         ("edges", "u8"),
         ("starts", "u8"),
-        ("program", "u8"),
+        ("graph", "u8"),
         ("instructions", "i8"),
     ]
 )
@@ -125,7 +125,7 @@ RAGGED = np.dtype(
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
-    """One struct, zero but for `values`."""
+    """One struct with these `values`; the other fields are zero."""
     result = np.zeros((), dtype)
     for name, value in values.items():
         result[name] = value

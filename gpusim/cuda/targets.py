@@ -9,44 +9,32 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FLOAT32, NARROW
-from fallback.general import Grid
+from fallback.formats import FLOAT32, FLOAT32_INFO, SUB_32_BIT, FormatInfo, NumberFormat
 
 from .structs import TARGET, struct
 
 
-def grid_of(dtype: np.dtype[Any]) -> Grid:
-    """A dtype narrower than float64 as a Grid."""
-    if dtype == FLOAT32:
-        largest = float(np.finfo(np.float32).max)
-        return Grid(23, -126, 2.0**-149, largest, -largest, True, True, False)
-    row = NARROW[dtype]
-    return Grid(
-        fraction_bits=row.fraction_bits,
-        min_exponent=row.min_exponent,
-        smallest=2.0 ** (row.min_exponent - row.fraction_bits),
-        largest=row.max_finite,
-        lowest=-row.max_finite,
-        has_infinity=row.has_infinity,
-        has_negative_zero=row.has_negative_zero,
-        narrow=True,
-    )
+def info_of(given: NumberFormat) -> FormatInfo:
+    """The FormatInfo of a dtype of at most 32 bits, or the given one."""
+    if isinstance(given, FormatInfo):
+        return given
+    return FLOAT32_INFO if given == FLOAT32 else SUB_32_BIT[given]
 
 
-def target(given: np.dtype[Any] | Grid) -> NDArray[Any]:
-    """The struct for a Grid, or for a dtype with the codes that store it."""
-    grid = given if isinstance(given, Grid) else grid_of(given)
+def target(given: NumberFormat) -> NDArray[Any]:
+    """The struct for a FormatInfo, or for a dtype with the codes that store it."""
+    info = info_of(given)
     result = struct(
         TARGET,
-        fraction_bits=grid.fraction_bits,
-        min_exponent=grid.min_exponent,
-        smallest=grid.smallest,
-        largest=grid.largest,
-        lowest=grid.lowest,
-        has_infinity=grid.has_infinity,
-        has_negative_zero=grid.has_negative_zero,
+        fraction_bits=info.fraction_bits,
+        min_exponent=info.min_exponent,
+        smallest=info.smallest,
+        largest=info.largest,
+        lowest=info.lowest,
+        has_infinity=info.has_infinity,
+        has_negative_zero=info.has_negative_zero,
     )
-    if not isinstance(given, Grid) and given in NARROW:
+    if not isinstance(given, FormatInfo) and given in SUB_32_BIT:
         result["bytes"] = given.itemsize
         result["nan_code"] = code(np.array(np.nan), given)
         result["infinity_code"] = code(np.array(np.inf), given)
@@ -56,7 +44,7 @@ def target(given: np.dtype[Any] | Grid) -> NDArray[Any]:
 def code(value: NDArray[Any], dtype: np.dtype[Any]) -> int:
     """The bits of a value's positive code in a dtype of up to 8 bytes."""
     bits = int(value.astype(dtype).view(f"u{dtype.itemsize}"))
-    negative_nan_only = dtype in NARROW and not NARROW[dtype].has_negative_zero
+    negative_nan_only = dtype in SUB_32_BIT and not SUB_32_BIT[dtype].has_negative_zero
     return bits if negative_nan_only else bits & ~(1 << (8 * dtype.itemsize - 1))
 
 

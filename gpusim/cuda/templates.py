@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fallback.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, NARROW
+from fallback.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, SUB_32_BIT, NumberFormat
 
 from . import folding, ragged, rounding
 from .device import Kernel
-from .folding import Format, Numbers
-from .targets import NAMES, grid_of
+from .folding import Numbers
+from .targets import NAMES, info_of
 
-FLOATS = (*NARROW, FLOAT32, FLOAT64)
+FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 INTEGERS = tuple(dtype for dtype in NAMES if dtype.kind in "iu" and dtype not in FLOATS)
 
 
@@ -30,11 +30,11 @@ def fold_templates(source: np.dtype[Any]) -> list[Kernel]:
 def _cases(source: np.dtype[Any]) -> list[tuple[Numbers, str, bool]]:
     if source in INTEGERS:
         wide = np.dtype(np.uint64)
-        pairs: list[tuple[np.dtype[Any], Format]] = [(source, source), (wide, wide)]
+        pairs: list[tuple[np.dtype[Any], NumberFormat]] = [(source, source), (wide, wide)]
     else:
-        pairs = [(FLOAT64, FLOAT64), (FLOAT64, grid_of(FLOAT16))]
+        pairs = [(FLOAT64, FLOAT64), (FLOAT64, info_of(FLOAT16))]
         if source != FLOAT64:
-            general = grid_of(BFLOAT16)
+            general = info_of(BFLOAT16)
             pairs += [(FLOAT32, form) for form in (FLOAT32, FLOAT16, BFLOAT16, general)]
     return [
         (Numbers(op, source, computing, accumulator, source, None, 2, stochastic), order, small)

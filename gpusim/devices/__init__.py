@@ -1,11 +1,11 @@
 """Simulated IPUs: their ids, exclusive use by one owner at a time, and gc-info.
 
 - `table`: the devices and their ids. `selection`: by id or by number of IPUs. `placement`: the
-  GPU and the stream of an IPU.
+  GPUs, and the GPU and the stream of an IPU.
 - `attach`: exclusive use, with waiting. `connection`: when an owner attaches. `holders`: the
   processes that are attached. `locks`: the lock files.
 - `gc_info`, `gc_monitor`: the commands, with `command` in common. `attributes`: what they print.
-- `gpus`, `host`: this machine's hardware. `probes`: drivers, asked in other processes.
+- `host`: this machine's hardware. `probes`: drivers, asked in other processes.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpusim.devices import probes
-from gpusim.devices.gpus import Gpu, gpus, same_form
 from gpusim.devices.holders import Holder
 from gpusim.devices.host import host_attributes
-from gpusim.devices.placement import place
+from gpusim.devices.placement import Gpu, gpus, normal_pci_id, place
 from gpusim.devices.table import PARTITION, Ipu
 
 __all__ = ["ARCHITECTURE", "IPU_VERSION", "KEYS", "UNKNOWN", "Hardware", "attributes", "inspect"]
@@ -70,7 +69,7 @@ def inspect() -> Hardware:
     """Ask the driver, NVML and the operating system; raises nothing, whatever is broken."""
     usable = gpus()
     answer = probes.ask("nvml") if usable else {}
-    found = {same_form(gpu["pci id"]): gpu for gpu in answer.get("gpus", ())}
+    found = {normal_pci_id(gpu["pci id"]): gpu for gpu in answer.get("gpus", ())}
     measured = {
         gpu.pci_id: found[gpu.pci_id]
         for gpu in usable

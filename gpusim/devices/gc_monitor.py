@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from gpusim.devices.attributes import UNKNOWN
 from gpusim.devices.command import parser_of, run
-from gpusim.devices.gpus import gpus
 from gpusim.devices.holders import Holder, holders
-from gpusim.devices.placement import place
+from gpusim.devices.placement import gpus, place
 from gpusim.devices.table import IPUS_PER_MACHINE, PARTITION, Table
 
 __all__ = ["attached", "cards", "main"]

@@ -1,12 +1,16 @@
-"""The placement of simulated IPUs: on a GPU and one of its streams, or on the host."""
+"""The placement of simulated IPUs: on a GPU and one of its streams, or on the host.
+
+The GPUs are those that CUDA lets this process use.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpusim.devices import probes
 from gpusim.devices.table import Ipu
 
-__all__ = ["Placement", "place"]
+__all__ = ["Gpu", "Placement", "gpus", "normal_pci_id", "place"]
 
 
 @dataclass(frozen=True)
@@ -38,3 +42,37 @@ def place(ipu: Ipu | int, gpus: int) -> Placement:
         return Placement(None, number)
     slot, gpu = divmod(number, gpus)
     return Placement(gpu, slot)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, by its number in CUDA and in CUDA_VISIBLE_DEVICES; NVML finds it by `pci_id`."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    pci_id: str | None = None
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The usable GPUs; none without a driver that works.
+
+    Each call asks the driver in another process. `gpusim info` says what is wrong.
+    """
+    found = probes.ask("cuda").get("devices", ())
+    return tuple(
+        Gpu(gpu["index"], gpu["name"], gpu["memory_bytes"], normal_pci_id(gpu.get("pci_id")))
+        for gpu in found
+    )
+
+
+def normal_pci_id(pci_id: str | None) -> str | None:
+    """A PCI id in Linux's form. CUDA writes capitals, NVML eight digits for the domain.
+
+    >>> normal_pci_id("00000000:1A:00.0")
+    '0000:1a:00.0'
+    """
+    if pci_id is None:
+        return None
+    domain, _, rest = pci_id.partition(":")
+    return f"{int(domain, 16):04x}:{rest.lower()}"

@@ -101,7 +101,7 @@ def mpi() -> dict[str, Any]:
 
 
 def nvml() -> dict[str, Any]:
-    """What NVML knows about every GPU that answers, as gc-info's attributes."""
+    """NVML's knowledge of every GPU that answers, as gc-info's attributes."""
     try:
         import pynvml
     except ModuleNotFoundError:

@@ -67,7 +67,7 @@ def check_in_axes(what: str, in_axes: Any, named: str = "in_axes") -> Any:
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
-    leaves = trees.spread_prefix(in_axes, in_axes, named) if in_axes is not None else []
+    leaves = trees.broadcast_prefix(in_axes, in_axes, named) if in_axes is not None else []
     kinds = all(leaf is None or type(leaf) is int for leaf in leaves)
     if not kinds or not (
         in_axes is None or type(in_axes) is int or isinstance(in_axes, (tuple, dict))
@@ -119,7 +119,7 @@ def read_arguments(
             f"{what} needs at least one argument that contains an array, or axis_size=; got "
             f"args={args!r:.60} and kwargs={kwargs!r:.60}"
         )
-    axes = trees.spread_prefix(in_axes, args, f"{what} {named}")
+    axes = trees.broadcast_prefix(in_axes, args, f"{what} {named}")
     axes += [0] * (len(leaves) - len(axes))
     found: list[int | None] = []
     size, first = axis_size, "axis_size"
@@ -189,7 +189,7 @@ def result_data(leaf: Any, what: str) -> tuple[Array, tuple[Frame, ...]]:
 
 def check_out_axes(what: str, out_axes: Any, named: str = "out_axes") -> None:
     """TypeError for out_axes that hold anything but integers and None."""
-    for axis in [] if out_axes is None else trees.spread_prefix(out_axes, out_axes, named):
+    for axis in [] if out_axes is None else trees.broadcast_prefix(out_axes, out_axes, named):
         if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer))):
             raise TypeError(f"{what} {named} must hold integers and None, but got {axis!r:.60}")
 

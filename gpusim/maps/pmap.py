@@ -248,7 +248,7 @@ def _gather(
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
-    places = trees.spread_prefix(out_axes, results[0], "pmap out_axes")
+    places = trees.broadcast_prefix(out_axes, results[0], "pmap out_axes")
     stacked = [
         _gather_leaf(column, axis, outer, share, to_one_gpu)
         for column, axis in zip(columns, places, strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -32,6 +33,10 @@ ENDING_GRACE = 0.1
 """Seconds in which replicas may end by themselves, at their next collective. (An exception posted
 to a thread may be raised, and lost, in a destructor; most replicas need none.)"""
 
+NEVER_INTERRUPTED = frozenset(("coverage.collector", __name__))
+"""Modules that take a lock in one place and release it in another. A replica is not ended while it
+runs their code: coverage's measuring does so at every call of a function."""
+
 SIGNAL_POLL = 0.2
 """Seconds after which the thread that called pmap looks whether Ctrl-C was pressed."""
 
@@ -40,12 +45,27 @@ class ReplicaEnded(BaseException):
     """Raised inside a replica to end it, because another one failed or the user interrupted."""
 
 
-def _raise_in_thread(thread: threading.Thread, error: type[BaseException] | None) -> None:
-    """Post an exception to a thread, raised at its next bytecode; None takes back one not yet
-    raised."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident or 0), None if error is None else ctypes.py_object(error)
-    )
+def _end_thread(thread: threading.Thread) -> None:
+    """Post a ReplicaEnded to a thread. The interpreter raises it there, between two bytecodes.
+
+    Nothing is posted while the thread runs code of `NEVER_INTERRUPTED`.
+
+    A posted exception must be raised, never taken back with NULL: CPython 3.11 then leaves its
+    flag for posted exceptions up, and every traced or profiled function hangs at its entry.
+    """
+    ident = thread.ident
+    post, error = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.py_object(ReplicaEnded)
+    number = ctypes.c_ulong(ident or 0)
+    # CPython lets another thread run after a call, but not where a for loop calls its iterator. So
+    # the thread is still where it was seen when the exception is posted.
+    for frames in iter(sys._current_frames, None):
+        try:
+            if frames[ident].f_globals["__name__"] in NEVER_INTERRUPTED:
+                return
+        except KeyError:
+            pass
+        post(number, error)
+        return
 
 
 class Task:
@@ -152,16 +172,22 @@ class Task:
             result = self.context.run(function, self.frame.index)
         except BaseException as raised:
             error = raised
+        self.absorb_posted()
+        self.run.retire(self, result, error)
+
+    def absorb_posted(self) -> None:
+        """Accept no more exceptions from other threads, and drop one that is posted already."""
         while True:
             try:
                 with self.run.scheduler.lock:
                     self.inside = True
-                break
+                    # At a backward jump the interpreter raises a posted exception. Here the lock is
+                    # released then; a profiler's event at the end of the block would skip that.
+                    for _ in (0, 1):
+                        pass
+                return
             except ReplicaEnded:
                 continue
-        assert self.thread is not None
-        _raise_in_thread(self.thread, None)
-        self.run.retire(self, result, error)
 
 
 _current: ContextVar[Task | None] = ContextVar("gpusim replica", default=None)
@@ -435,6 +461,9 @@ class Run:
 
     def conduct(self) -> None:
         """Start the replicas and see them to their end. (In the steward's thread.)"""
+        # On CPython 3.11 a traced function waits at its entry until a posted exception is raised.
+        sys.settrace(None)
+        sys.setprofile(None)
         scheduler = self.scheduler
         patience = 0.0
         try:
@@ -596,4 +625,4 @@ class Scheduler:
         with self.lock:
             for task in self.started:
                 if task.ended and not task.finished and not task.inside and task.thread is not None:
-                    _raise_in_thread(task.thread, ReplicaEnded)
+                    _end_thread(task.thread)

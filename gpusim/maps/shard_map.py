@@ -176,7 +176,7 @@ def shard_map(
                 f"shard_map in_specs has {len(in_specs)} entries for {len(args)} arguments"
             )
         leaves, structure = trees.flatten(args)
-        specs = trees.spread_prefix(in_specs, args, "shard_map in_specs", _is_spec)
+        specs = trees.broadcast_prefix(in_specs, args, "shard_map in_specs", _is_spec)
         shape = tuple(mesh.shape.values())
         frames = new_frames(mesh.axis_names, shape, share=mesh_share("shard_map", shape))
         outer = bool(lockstep_environment())
@@ -187,7 +187,7 @@ def shard_map(
             ]
             result = f(*trees.unflatten(structure, shards))
             parts, result_structure = trees.flatten(result)
-            places = trees.spread_prefix(out_specs, result, "shard_map out_specs", _is_spec)
+            places = trees.broadcast_prefix(out_specs, result, "shard_map out_specs", _is_spec)
             whole = [
                 _join(part, spec, frames, outer, check_vma, f"shard_map: result {number}")
                 for number, (part, spec) in enumerate(zip(parts, places, strict=True))
@@ -202,7 +202,7 @@ def _is_spec(value: Any) -> bool:
 
 
 def _check_specs(what: str, specs: Any, mesh: Mesh) -> None:
-    found = [None] if specs is None else trees.spread_prefix(specs, specs, what, _is_spec)
+    found = [None] if specs is None else trees.broadcast_prefix(specs, specs, what, _is_spec)
     for spec in found:
         if not isinstance(spec, P):
             raise TypeError(

@@ -82,7 +82,7 @@ def vmap(
                 for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
             ]
             results, structure = trees.flatten(arguments.call(f, leaves))
-            places = trees.spread_prefix(
+            places = trees.broadcast_prefix(
                 out_axes, trees.unflatten(structure, results), "vmap out_axes"
             )
             results = [

@@ -1,6 +1,6 @@
-"""What PopXL programs use of PopART: options, devices, exceptions and enumerations.
+"""The parts of PopART that PopXL programs use: options, devices, exceptions and enumerations.
 
-Graphs are made by `gpusim.popxl`; PopART's own sessions and builders are not here.
+Graphs are made by `gpusim.popxl`. PopART's own sessions and builders are missing.
 """
 
 from __future__ import annotations

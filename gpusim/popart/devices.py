@@ -1,4 +1,4 @@
-"""DeviceManager: the simulated IPUs as PopART lists and acquires them."""
+"""DeviceManager: lists and acquires the simulated IPUs, as PopART does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DeviceConnectionType = ConnectionType
 
 
 class DeviceType(enum.IntEnum):
-    """What runs a program."""
+    """The kind of a device."""
 
     IpuModel = 0
     Cpu = 1
@@ -26,7 +26,7 @@ class DeviceType(enum.IntEnum):
 
 
 class SyncPattern(enum.IntEnum):
-    """How IPUs wait for each other; there is nothing here that it changes."""
+    """How IPUs wait for each other. It has no effect here."""
 
     Full = 0
     SinglePipeline = 1
@@ -47,13 +47,13 @@ class DeviceManager:
         deviceType: DeviceType = DeviceType.Ipu,
         connectionType: ConnectionType = ConnectionType.OnDemand,
     ) -> list[DeviceInfo]:
-        """The devices of so many IPUs, not attached."""
+        """The devices with `numIpus` IPUs, not attached."""
         return [described(device) for device in Table.from_environment().of_size(numIpus)]
 
     def acquireAvailableDevice(
         self, numIpus: int = 1, connectionType: ConnectionType = ConnectionType.Always
     ) -> DeviceInfo | None:
-        """The first device of so many IPUs that is free, attached; None if there is none.
+        """The first free device with `numIpus` IPUs, attached; None if there is none.
 
         With another connection type than Always it is not attached yet.
         """
@@ -63,9 +63,9 @@ class DeviceManager:
     def acquireDeviceById(
         self, id: int, connectionType: ConnectionType = ConnectionType.Always
     ) -> DeviceInfo | None:
-        """The device of an id of gc-info, attached; None if it is in use.
+        """The device with an id of gc-info, attached; None if it is in use.
 
-        DeviceIdError (a ValueError) for an id that there is not.
+        **Raises**: DeviceIdError (a ValueError): for an unknown id.
         """
         info = described(Table.from_environment().device(id))
         if connectionType is not ConnectionType.Always:

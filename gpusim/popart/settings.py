@@ -1,4 +1,4 @@
-"""How variables lie over replicas, in PopART's words."""
+"""How variables lie over replicas, by PopART's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class VariableRetrievalMode(enum.IntEnum):
-    """Which replicas' values come back to the host; the numbers are PopART's."""
+    """The replicas whose values return to the host. The numbers are PopART's."""
 
     OnePerGroup = 0
     """Those of the first replica of each group."""
@@ -32,7 +32,7 @@ class VariableRetrievalMode(enum.IntEnum):
 
 @dataclass(frozen=True)
 class CommGroup:
-    """An arrangement of the replicas in groups, and how many replicas a group has.
+    """An arrangement of the replicas in groups, and the size of a group.
 
     >>> CommGroup(CommGroupType.Consecutive, 2).groups(4).members
     ((0, 1), (2, 3))
@@ -42,13 +42,13 @@ class CommGroup:
     replicaGroupSize: int = 0
 
     def groups(self, replicas: int) -> Groups:
-        """The groups of so many replicas; ValueError where the size does not divide them."""
+        """The groups of `replicas` replicas; ValueError if the size does not divide them."""
         return Groups.from_comm_group(self.type, replicas, self.replicaGroupSize or None)
 
 
 @dataclass(frozen=True)
 class VariableSettings:
-    """The groups of replicas that share a variable's value, and what comes back to the host.
+    """The groups of replicas that share a variable's value, and the replicas whose values return.
 
     >>> settings = VariableSettings(CommGroup(CommGroupType.Consecutive, 2))
     >>> settings.numReplicasReturningVariable(8), settings.getGroupCount(8)
@@ -63,11 +63,11 @@ class VariableSettings:
         return self.sharedVariableDomain
 
     def getRetrievalMode(self) -> VariableRetrievalMode:
-        """What comes back."""
+        """The replicas whose values return."""
         return self.retrievalMode
 
     def getGroupCount(self, replicas: int) -> int:
-        """The number of groups of so many replicas."""
+        """The number of groups."""
         return self.sharedVariableDomain.groups(replicas).group_count
 
     def getGroupSize(self, replicas: int) -> int:
@@ -75,7 +75,7 @@ class VariableSettings:
         return self.sharedVariableDomain.groups(replicas).group_size
 
     def numReplicasReturningVariable(self, replicas: int) -> int:
-        """How many values come back."""
+        """The number of values that return."""
         if self.retrievalMode is VariableRetrievalMode.AllReplicas:
             return replicas
         return self.getGroupCount(replicas)
@@ -85,6 +85,6 @@ class VariableSettings:
         return [list(members) for members in self.sharedVariableDomain.groups(replicas).members]
 
     def shapeOnHost(self, shape: tuple[int, ...], replicas: int) -> tuple[int, ...]:
-        """The shape of what comes back, or is set."""
+        """The shape of the host's values."""
         count = self.numReplicasReturningVariable(replicas)
         return (count, *shape) if count > 1 else tuple(shape)

@@ -1,7 +1,7 @@
-"""PopDist: which replicas this instance holds, its device, and calls that several instances share.
+"""PopDist: the replicas and the device of this instance, and calls that several instances share.
 
-`popdist.popart` and `popdist.tensorflow` set up those frameworks' objects. Without poprun's
-variables there is one instance with one replica, and everything works.
+`popdist.popart` and `popdist.tensorflow` configure those frameworks. Without poprun's variables
+there is one instance with one replica, and everything works.
 """
 
 from __future__ import annotations

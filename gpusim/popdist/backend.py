@@ -1,10 +1,6 @@
-"""The connection between instances: made by `init`, and ended for all if this one fails."""
+"""The connection between instances. `init` makes it; an uncaught error ends all instances."""
 
 from __future__ import annotations
-
-import atexit
-import sys
-from types import TracebackType
 
 from gpusim.errors import GpusimError
 from gpusim.popdist.replicas import (
@@ -15,7 +11,7 @@ from gpusim.popdist.replicas import (
 from gpusim.runtime import activity, environment
 from gpusim.runtime.engines import Engine
 
-__all__ = ["engine_between", "init", "isBackendInitialized", "place"]
+__all__ = ["engine_between", "init", "isBackendInitialized", "rank_and_size"]
 
 _initialized = False
 _engine: Engine | None = None  # None also for a single instance, which needs none
@@ -24,10 +20,13 @@ _engine: Engine | None = None  # None also for a single instance, which needs no
 def init() -> None:
     """Connect to the other instances; does nothing the second time, or for a single instance.
 
-    From here on an exception that nobody catches ends all instances, not only this one.
+    From here on an uncaught exception ends all instances.
 
-    ValueError for an environment that is half set, or that has many processes and no PopDist
-    variables; ImportError, which says what to install, without mpi4py.
+    **Raises**
+
+    - `ValueError`: for variables that are missing or contradict each other, and for several
+      processes without PopDist's variables.
+    - `ImportError`: without mpi4py; it says what to install.
     """
     global _initialized, _engine
     if _initialized:
@@ -38,18 +37,11 @@ def init() -> None:
             raise ValueError(
                 f"{launch.launcher} started {launch.instances} instances, but "
                 f"{environment.TOTAL}, {environment.LOCAL} and {environment.OFFSET} are not set, "
-                "which say who holds which replicas: start the program with poprun"
+                "which number the replicas: start the program with poprun"
             )
         from gpusim.runtime.engines import mpi
 
-        _engine = mpi.connect()
-        if (_engine.instances, _engine.instance) != (launch.instances, launch.instance):
-            raise ValueError(
-                f"{launch.launcher} started instance {launch.instance} of {launch.instances}, and "
-                f"MPI says {_engine.instance} of {_engine.instances}: mpi4py uses another MPI "
-                "library than the launcher"
-            )
-        end_others_on_error(_engine)
+        _engine = mpi.connect(launch)
     _initialized = True
     activity.note(None)
 
@@ -60,39 +52,20 @@ def isBackendInitialized() -> bool:
 
 
 def engine_between(caller: str) -> Engine | None:
-    """What reaches the other instances; None if there are none.
+    """The connection to the other instances; None for a single instance.
 
-    GpusimError (a RuntimeError) before `init`, where there are others.
+    GpusimError (a RuntimeError) before `init` if there are several instances.
     """
-    if not _initialized and place()[1] > 1:
+    if not _initialized and rank_and_size()[1] > 1:
         raise GpusimError(f"popdist.{caller} needs the other instances: call popdist.init() first")
     return _engine
 
 
-def place() -> tuple[int, int]:
-    """Which instance this is, and of how many; also where replicas are not spread evenly."""
+def rank_and_size() -> tuple[int, int]:
+    """The number of this instance and of all, also for an uneven distribution of replicas."""
     if _engine is not None:
         return _engine.instance, _engine.instances
     if not isUniformReplicasPerInstance():
         launch = environment.read()
         return launch.instance, launch.instances
     return getInstanceIndex(), getNumInstances()
-
-
-def end_others_on_error(engine: Engine) -> None:
-    """Have an exception that nobody catches end all instances: MPI's own end waits for them."""
-    uncaught: list[str] = []
-    print_error = sys.excepthook
-
-    def remember(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        uncaught.append(kind.__name__)
-        print_error(kind, error, trace)
-
-    def end() -> None:
-        if uncaught:
-            engine.abort(f"gpusim: instance {engine.instance} failed with {uncaught[0]}; see above")
-
-    sys.excepthook = remember
-    atexit.register(end)

@@ -1,4 +1,4 @@
-"""The device of this instance: instances of one host share its simulated IPUs in equal blocks."""
+"""The device of this instance: each instance of a host has an equal block of its simulated IPUs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ __all__ = ["getDeviceId"]
 def getDeviceId(ipusPerReplica: int = 0) -> int:
     """The id, in gc-info's numbering, of the device with the IPUs of this instance's replicas.
 
-    Instances of a host get devices that share no IPU. A number of IPUs that is no power of two
-    takes the next one.
+    The devices of the instances of a host share no IPU. A number of IPUs that is not a power of
+    two is rounded up to one.
 
     **Arguments**
 
-    - `ipusPerReplica`: how many a replica has; 0 is what the environment says.
+    - `ipusPerReplica`: the IPUs of a replica; 0 means the number in the environment.
 
-    ValueError if that is not what the environment says; IpuCountError (a ValueError) if the host
-    has not enough simulated IPUs (GPUSIM_IPUS).
+    **Raises**
+
+    - `ValueError`: if `ipusPerReplica` contradicts the environment.
+    - `IpuCountError` (a ValueError): if the host has too few simulated IPUs (GPUSIM_IPUS).
 
     >>> getDeviceId(), getDeviceId(2) == Table.from_environment().of_size(2)[0].id
     (0, True)
     """
     if ipusPerReplica < 0:
         raise ValueError(f"ipusPerReplica={ipusPerReplica!r}: expected a number of at least 0")
-    told = environment.popdist().ipus_per_replica is not None
-    if ipusPerReplica and told and not checkNumIpusPerReplica(ipusPerReplica):
+    is_set = environment.popdist().ipus_per_replica is not None
+    if ipusPerReplica and is_set and not checkNumIpusPerReplica(ipusPerReplica):
         raise ValueError(
             f"ipusPerReplica={ipusPerReplica}: expected {getNumIpusPerReplica()}, "
             f"which {environment.IPUS} says (poprun --ipus-per-replica)"
@@ -45,7 +47,7 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
     if index >= len(devices):
         raise IpuCountError(
             f"instance {index} of this host needs {size} IPUs of its own: {size * (index + 1)} in "
-            f"all, and there are {table.count}; GPUSIM_IPUS says how many.",
+            f"all, and there are {table.count}; GPUSIM_IPUS sets the number.",
             size * (index + 1),
             reserved(size * (index + 1)),
         )
@@ -53,7 +55,7 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
 
 
 def most_replicas() -> int:
-    """How many replicas the fullest instance holds: all have blocks as large as it needs."""
+    """The replicas of the fullest instance, which sets the size of all blocks."""
     if environment.popdist().uniform is not False:
         return getNumLocalReplicas()
     instances = environment.read().instances

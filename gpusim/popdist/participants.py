@@ -1,6 +1,6 @@
-"""Calls that some instances make and others do not, and waiting for one another.
+"""Calls on some of the instances, and barriers.
 
-Who takes part is a set of instance numbers; inside `execute_on_instances` it is what that says.
+The participants are a set of instance numbers. Inside `execute_on_instances` they are the default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpusim.errors import CollectiveMismatchError
-from gpusim.popdist.backend import engine_between, place
+from gpusim.popdist.backend import engine_between, rank_and_size
 from gpusim.popdist.subset import run_among
 from gpusim.runtime import activity
 from gpusim.runtime.engines import Engine
@@ -33,19 +33,19 @@ _communicators: dict[str, tuple[int, ...]] = {}
 def execute_on_instances(
     instances: Set[int], func: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """`func(*args, **kwargs)` on these instances; None, at once, on all others.
+    """Return `func(*args, **kwargs)` on these instances, and None at once on all others.
 
     Inside, `synchronize` waits for these instances only, and a World has only them: collectives
     span their replicas, numbered from 0.
 
-    ValueError if `instances` is empty, or names an instance that there is not, or, in a call
-    inside another, one that does not take part in the outer one.
+    **Raises**: ValueError if `instances` is empty or names an unknown instance, or, inside another
+    such call, an instance that does not take part in it.
 
     >>> execute_on_instances({0}, divmod, 7, 2)
     (3, 1)
     """
     chosen = checked("instances", instances)
-    if place()[0] not in chosen:
+    if rank_and_size()[0] not in chosen:
         return None
     token = _within.set(chosen)
     try:
@@ -57,11 +57,11 @@ def execute_on_instances(
 def registerCommunicator(participants: Set[int], communicator_id: str = "") -> None:
     """Name a set of instances, for `synchronize(communicator_id)`.
 
-    Without a name it does nothing but check: `synchronize(participants=...)` needs none.
+    Without a name it only checks: `synchronize(participants=...)` needs no name.
 
-    ValueError for participants that do not exist, and for a name that means others already.
+    **Raises**: ValueError for unknown instances, and for a name that has other participants.
     """
-    chosen = checked("participants", participants, within=everyone())
+    chosen = checked("participants", participants, within=all_instances())
     if not communicator_id:
         return
     before = _communicators.setdefault(communicator_id, chosen)
@@ -73,42 +73,45 @@ def registerCommunicator(participants: Set[int], communicator_id: str = "") -> N
 
 
 def synchronize(communicator_id: str = "", participants: Set[int] = frozenset()) -> None:
-    """Return when all participants have called it; at once on an instance that is none.
+    """Return when all participants have called it; at once on every other instance.
 
-    They are `participants`, else those of the communicator, else all instances (those of
-    `execute_on_instances`, inside it).
+    The participants are `participants`, else those of the communicator, else all instances (inside
+    `execute_on_instances`: its instances).
 
-    ValueError for a name that is not registered, or that has other participants;
-    CollectiveMismatchError if instances wait in different calls; GpusimError before `init`;
-    InstanceError if one that takes part is gone.
+    **Raises**
+
+    - `ValueError`: for a name that is not registered, or that has other participants.
+    - `CollectiveMismatchError`: if instances wait in different calls.
+    - `GpusimError`: before `init`.
+    - `InstanceError`: if a participant is gone.
     """
-    chosen = resolved(communicator_id, participants)
-    instance, instances = place()
+    chosen = participants_of(communicator_id, participants)
+    instance, instances = rank_and_size()
     if instances == 1 or instance not in chosen:
         return
     engine = engine_between("synchronize")
     if engine is None or len(chosen) == 1:
         return
     called = f"popdist.synchronize of instances {listed(chosen)}"
-    with doing(called + (f", communicator {communicator_id!r}" if communicator_id else "")):
-        meet(engine, chosen, digest_of(f"{communicator_id}\0{chosen}"), called)
+    with noting(called + (f", communicator {communicator_id!r}" if communicator_id else "")):
+        barrier(engine, chosen, digest_of(f"{communicator_id}\0{chosen}"), called)
 
 
-# ---------------------------------------------------------------- who
+# ---------------------------------------------------------------- participants
 
 
-def everyone() -> tuple[int, ...]:
-    return tuple(range(place()[1]))
+def all_instances() -> tuple[int, ...]:
+    return tuple(range(rank_and_size()[1]))
 
 
-def resolved(communicator_id: str, participants: Set[int]) -> tuple[int, ...]:
-    """The instances that a call of `synchronize` is about, ascending."""
+def participants_of(communicator_id: str, participants: Set[int]) -> tuple[int, ...]:
+    """The participants of a call of `synchronize`, ascending."""
     if participants:
         if communicator_id:
             registerCommunicator(participants, communicator_id)
         return checked("participants", participants)
     if not communicator_id:
-        return everyone() if (within := _within.get()) is None else within
+        return all_instances() if (within := _within.get()) is None else within
     try:
         return checked("communicator_id", frozenset(_communicators[communicator_id]))
     except KeyError:
@@ -120,25 +123,24 @@ def resolved(communicator_id: str, participants: Set[int]) -> tuple[int, ...]:
 
 
 def checked(
-    name: str, given: Set[int], *, within: tuple[int, ...] | None = None
+    name: str, instances: Set[int], *, within: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """The instances, ascending; ValueError if some cannot take part here."""
-    possible = within or _within.get() or everyone()
+    """The instances, ascending; ValueError if some cannot take part."""
+    possible = within or _within.get() or all_instances()
     try:
-        chosen = tuple(sorted({as_index(instance) for instance in given}))
+        chosen = tuple(sorted({as_index(instance) for instance in instances}))
     except TypeError:
-        raise TypeError(f"{name}={given!r}: expected a set of instance numbers") from None
-    strangers = [instance for instance in chosen if instance not in possible]
-    if strangers or not chosen:
+        raise TypeError(f"{name}={instances!r}: expected a set of instance numbers") from None
+    if not chosen or not set(chosen) <= set(possible):
         raise ValueError(
-            f"{name}={given!r}: expected some of the instances {listed(possible)}"
+            f"{name}={instances!r}: expected some of the instances {listed(possible)}"
             + (", which take part in execute_on_instances" if _within.get() and not within else "")
         )
     return chosen
 
 
 def listed(instances: tuple[int, ...]) -> str:
-    """Numbers in a sentence, runs of them short.
+    """Numbers for a message, with ranges.
 
     >>> listed((0, 1, 2, 3, 7))
     '0 to 3, 7'
@@ -162,18 +164,19 @@ def digest_of(text: str) -> np.ndarray:
     return np.frombuffer(raw, np.uint8).copy()
 
 
-def meet(engine: Engine, chosen: tuple[int, ...], digest: np.ndarray, called: str) -> None:
-    """Wait for all: in round k each hears from the one 2^k places before it.
+def barrier(engine: Engine, chosen: tuple[int, ...], digest: np.ndarray, called: str) -> None:
+    """Wait for all participants: a dissemination barrier.
 
-    What it hears is which call the other is in, so that two calls do not pass for one.
+    In round k each sends the digest of its call 2^k participants ahead, so that different calls
+    are noticed.
     """
-    own, count = chosen.index(engine.instance), len(chosen)
+    rank, count = chosen.index(engine.instance), len(chosen)
     step = 1
     while step < count:
-        after, before = chosen[(own + step) % count], chosen[(own - step) % count]
-        heard = np.zeros_like(digest)
-        engine.exchange([(digest, after)], [(heard, before)], TAG).wait()
-        if not np.array_equal(heard, digest):
+        after, before = chosen[(rank + step) % count], chosen[(rank - step) % count]
+        received = np.zeros_like(digest)
+        engine.exchange([(digest, after)], [(received, before)], TAG).wait()
+        if not np.array_equal(received, digest):
             raise CollectiveMismatchError(
                 f"instance {engine.instance} is in {called}, and instance {before} in a call of "
                 "synchronize with other participants, or with another communicator_id"
@@ -182,7 +185,7 @@ def meet(engine: Engine, chosen: tuple[int, ...], digest: np.ndarray, called: st
 
 
 @contextmanager
-def doing(text: str) -> Iterator[None]:
+def noting(text: str) -> Iterator[None]:
     """Tell the launcher what this instance waits in."""
     activity.note(text)
     try:

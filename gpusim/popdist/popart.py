@@ -1,4 +1,4 @@
-"""PopART under PopDist: the options of a session, and the device of this instance."""
+"""PopART under PopDist: session options, and the device of this instance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeviceInfo:
 
     @property
     def numIpus(self) -> int:
-        """How many IPUs it has."""
+        """The number of its IPUs."""
         return len(self._device)
 
     @property
@@ -41,11 +41,11 @@ class DeviceInfo:
 
     @property
     def isAttached(self) -> bool:
-        """Whether it is this instance's now."""
+        """Whether it is attached."""
         return self._connection.attached
 
     def attach(self) -> bool:
-        """Attach; whether that worked, or had been done."""
+        """Attach if necessary; whether it is attached then."""
         if not self.isAttached:
             try:
                 self._connection.attach()
@@ -54,7 +54,7 @@ class DeviceInfo:
         return True
 
     def detach(self) -> None:
-        """Let others have it; does nothing if it is not attached."""
+        """Release it for other owners; does nothing if it is not attached."""
         if self.isAttached:
             self._connection.detach()
 
@@ -63,10 +63,10 @@ class DeviceInfo:
 
 
 def configureSessionOptions(opts: Any) -> None:
-    """Set what a session needs to know about the replicas, on any object with the attributes.
+    """Set the session options of distributed replicas, on any object with the attributes.
 
-    Sets `enableDistributedReplicatedGraphs`, `globalReplicationFactor` and `globalReplicaOffset`,
-    and, where this instance holds several replicas, `enableReplicatedGraphs` and
+    They are `enableDistributedReplicatedGraphs`, `globalReplicationFactor`, `globalReplicaOffset`,
+    `enableReplicatedGraphs` (True if this instance holds several replicas) and
     `replicatedGraphCount`.
     """
     local = getNumLocalReplicas()
@@ -85,7 +85,7 @@ def getDevice(ipusPerReplica: int = 0, connectionType: int = ConnectionType.Alwa
     - `ipusPerReplica`: as for `popdist.getDeviceId`, whose errors it raises.
     - `connectionType`: popart's Always (now), OnDemand or Never, by value.
 
-    AcquireError (a RuntimeError), which says who has it, if it is in use.
+    **Raises**: AcquireError (a RuntimeError) if the device is in use; it names the processes.
 
     >>> device = getDevice(connectionType=ConnectionType.OnDemand)
     >>> device.id, device.numIpus, device.isAttached

@@ -1,4 +1,4 @@
-"""PopTorch's options under PopDist: replicas, process and device are this instance's."""
+"""PopTorch's options under PopDist: the replicas, the process and the device of this instance."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["Options"]
 
 
 class Options(poptorch.Options):
-    """`poptorch.Options` with what poprun has decided, which can no longer be set.
+    """`poptorch.Options` with the settings of poprun, which cannot be changed.
 
-    `replication_factor` is the number of this instance's own replicas, `Distributed.processId`
-    the instance and `Distributed.numProcesses` how many there are. `toDict` names the device.
-    `useIpuId`, `replicationFactor` and the methods of `Distributed` are a RuntimeError.
+    `replication_factor` is the number of this instance's replicas, `Distributed.processId` the
+    number of the instance and `Distributed.numProcesses` that of all. `toDict` includes the device.
+    `useIpuId`, `replicationFactor` and the methods of `Distributed` raise a RuntimeError.
 
     **Arguments**
 
-    - `ipus_per_replica`: how many IPUs a replica has; None is what the environment says.
+    - `ipus_per_replica`: the IPUs of a replica; None means the number in the environment.
 
-    ValueError if that is not what the environment says; GpusimError (a RuntimeError) if instances
-    hold different numbers of replicas.
+    **Raises**: ValueError if `ipus_per_replica` contradicts the environment; GpusimError (a
+    RuntimeError) if instances hold different numbers of replicas.
 
     >>> options = Options()
     >>> options.replication_factor, options.Distributed.processId
@@ -44,8 +44,8 @@ class Options(poptorch.Options):
     """
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:
-        told = environment.popdist().ipus_per_replica is not None
-        if ipus_per_replica is not None and told and not checkNumIpusPerReplica(ipus_per_replica):
+        is_set = environment.popdist().ipus_per_replica is not None
+        if ipus_per_replica is not None and is_set and not checkNumIpusPerReplica(ipus_per_replica):
             raise ValueError(
                 f"ipus_per_replica={ipus_per_replica}: expected {getNumIpusPerReplica()}, as the "
                 "environment says (poprun --ipus-per-replica)"
@@ -59,38 +59,38 @@ class Options(poptorch.Options):
         self._popart.set("globalReplicaOffset", getReplicaIndexOffset())
 
     def useIpuId(self, ipu_id: int) -> NoReturn:
-        """RuntimeError: the instance has its own device."""
+        """RuntimeError: poprun sets the device."""
         blocked("useIpuId")
 
     def replicationFactor(self, replication_factor: int) -> NoReturn:
-        """RuntimeError: `poprun --num-replicas` says it."""
+        """RuntimeError: `poprun --num-replicas` sets it."""
         blocked("replicationFactor")
 
     def toDict(self) -> dict[str, Any]:
-        """As for PopTorch's, and the device's id.
+        """The dict of PopTorch's options, and the device's id.
 
-        What `popdist.getDeviceId` raises if the host has too few IPUs.
+        Raises the errors of `popdist.getDeviceId` if the host has too few IPUs.
         """
         return {**super().toDict(), "ipu_id": getDeviceId(self._ipus_per_replica)}
 
 
 class _DistributedOptions(poptorch._DistributedOptions):
-    """Which instance this is; setting it is a RuntimeError."""
+    """The number of this instance; setting it is a RuntimeError."""
 
     def __init__(self) -> None:
         super().__init__()
         self._set_process(getInstanceIndex(), getNumInstances())
 
     def disable(self) -> NoReturn:
-        """RuntimeError: poprun says it."""
+        """RuntimeError: poprun sets it."""
         blocked("Distributed.disable")
 
     def setEnvVarNames(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """RuntimeError: poprun says it."""
+        """RuntimeError: poprun sets it."""
         blocked("Distributed.setEnvVarNames")
 
     def configureProcessId(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """RuntimeError: poprun says it."""
+        """RuntimeError: poprun sets it."""
         blocked("Distributed.configureProcessId")
 
 

@@ -1,6 +1,6 @@
-"""What PopDist's variables say, one function each, with the defaults of a single instance.
+"""The values of PopDist's variables, with the defaults of a single instance.
 
-All raise ValueError if the variables are half set or contradict each other.
+All functions raise ValueError if the variables are incomplete or contradict each other.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def getNumIpusPerReplica() -> int:
 
 
 def checkNumIpusPerReplica(arg0: int) -> bool:
-    """Whether replicas have `arg0` IPUs, as the variable says, or one each without it."""
+    """Whether replicas have `arg0` IPUs, by the variable; without it, whether `arg0` is 1."""
     return arg0 == getNumIpusPerReplica()
 
 
 def getLocalInstanceIndex() -> int:
-    """Which instance this is among those on its host; 0 without PopDist's variables."""
+    """The number of this instance on its host; 0 without PopDist's variables."""
     return or_default(environment.popdist().local_instance, 0)
 
 
 def isUniformReplicasPerInstance() -> bool:
-    """Whether all instances hold equally many replicas; True without PopDist's variables."""
+    """Whether all instances hold the same number of replicas; True without PopDist's variables."""
     found = environment.popdist()
     if found.uniform is not None or not found.is_set:
         return found.uniform is not False
@@ -67,7 +67,7 @@ def isUniformReplicasPerInstance() -> bool:
         return False
     try:
         return environment.read().instances == total // local
-    except ValueError:  # no launcher to ask, and nothing that speaks against it
+    except ValueError:  # the number of instances is unknown
         return True
 
 
@@ -81,7 +81,7 @@ def getNumInstances() -> int:
 
 
 def getInstanceIndex() -> int:
-    """Which instance this is, from 0; 0 without PopDist's variables.
+    """The number of this instance, from 0; 0 without PopDist's variables.
 
     GpusimError (a RuntimeError) if instances hold different numbers of replicas.
     """
@@ -93,7 +93,7 @@ def need_uniform(function: str) -> None:
     if not isUniformReplicasPerInstance():
         raise GpusimError(
             f"popdist.{function} needs equally many replicas in all instances: "
-            f"{getNumTotalReplicas()} are not spread evenly, this instance holds "
+            f"{getNumTotalReplicas()} are not divided evenly, this instance holds "
             f"{getNumLocalReplicas()} (POPDIST_UNIFORM_REPLICAS_PER_INSTANCE)"
         )
 

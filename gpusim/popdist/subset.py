@@ -1,18 +1,16 @@
-"""Some of the instances as a World of their own, inside `execute_on_instances`."""
+"""The World inside `execute_on_instances`, which has some of the instances."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
 from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpusim.runtime import world
 from gpusim.runtime.engines import Buffer, Engine, Pending
-from gpusim.runtime.world import World, current_world
+from gpusim.runtime.world import World, current_world, without_world
 
 __all__ = ["SubsetEngine", "run_among"]
 
@@ -38,7 +36,7 @@ class SubsetEngine:
         self.instance = chosen.index(engine.instance)
 
     def prepare(self, array: Array) -> None:
-        """Nothing: what needs all instances has to be there before some of them go apart."""
+        """Do nothing: resources of all instances must exist before."""
 
     def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Pending:
         return self._engine.exchange(self._translated(sends), self._translated(receives), tag)
@@ -51,12 +49,12 @@ class SubsetEngine:
             operator = OPERATORS[op]
         except KeyError:
             raise TypeError(f"no all-reduce for op={op!r} among some of the instances") from None
-        every = np.empty((self.instances, *array.shape), array.dtype)
-        every[self.instance] = array
+        stacked = np.empty((self.instances, *array.shape), array.dtype)
+        stacked[self.instance] = array
         others = [i for i in range(self.instances) if i != self.instance]
-        mine = np.ascontiguousarray(array)
-        self.exchange([(mine, i) for i in others], [(every[i, ...], i) for i in others], TAG).wait()
-        return np.asarray(reduce(operator, every)).astype(array.dtype, copy=False)
+        sends = [(np.ascontiguousarray(array), i) for i in others]
+        self.exchange(sends, [(stacked[i, ...], i) for i in others], TAG).wait()
+        return np.asarray(reduce(operator, stacked)).astype(array.dtype, copy=False)
 
     def barrier(self) -> None:
         self.all_reduce(np.zeros(1, np.uint8), "sum")
@@ -65,23 +63,18 @@ class SubsetEngine:
         self._engine.abort(message)
 
     def close(self) -> None:
-        """Nothing: the engine is that of all instances."""
+        """Do nothing: the engine belongs to all instances."""
 
 
 def run_among(chosen: tuple[int, ...], call: Callable[[], Any]) -> Any:
-    """`call()`, in which the World that it is in, if it is, has the chosen instances alone.
+    """Return `call()`, during which the current World, if any, has only the chosen instances.
 
     Their replicas are numbered from 0.
     """
-    around = current_world()
-    if around is None or around.engine is None or len(chosen) == around.instances:
+    outer = current_world()
+    if outer is None or outer.engine is None or len(chosen) == outer.instances:
         return call()
-    engine = SubsetEngine(around.engine, chosen) if len(chosen) > 1 else None
-    among = World([around.counts[i] for i in chosen], engine, check=around.check)
-
-    def within() -> Any:
-        world._world.set(None)  # a World inside a World is otherwise a mistake
-        with among:
-            return call()
-
-    return copy_context().run(within)
+    engine = SubsetEngine(outer.engine, chosen) if len(chosen) > 1 else None
+    inner = World([outer.counts[i] for i in chosen], engine, check=outer.check)
+    with without_world(), inner:
+        return call()

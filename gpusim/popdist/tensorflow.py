@@ -1,4 +1,4 @@
-"""TensorFlow under PopDist: which process of how many, and which device, in an IPUConfig."""
+"""TensorFlow under PopDist: the process and the device of this instance, in an IPUConfig."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["set_ipu_config"]
 def set_ipu_config(
     config: Any, ipus_per_replica: int | None = None, configure_device: bool = True
 ) -> Any:
-    """Set what TensorFlow needs to know about this instance, and return the config.
+    """Set the process and the device of this instance, and return the config.
 
     **Arguments**
 
     - `config`: any object with the attributes of an IPUConfig that are set:
       `experimental.multi_replica_distribution.process_index` and `.process_count`, and
       `select_ipus`.
-    - `ipus_per_replica`: deprecated; must be what the environment says.
+    - `ipus_per_replica`: deprecated; must equal the number in the environment.
     - `configure_device`: whether to select this instance's device.
 
-    ValueError if `ipus_per_replica` is not what the environment says, and what
-    `popdist.getDeviceId` and `popdist.getInstanceIndex` raise.
+    **Raises**: ValueError if `ipus_per_replica` contradicts the environment, and the errors of
+    `popdist.getDeviceId` and `popdist.getInstanceIndex`.
     """
     if ipus_per_replica is not None and not checkNumIpusPerReplica(ipus_per_replica):
         raise ValueError(

@@ -1,6 +1,6 @@
 """PopTorch: models that train and infer on simulated replicas, their optimizers and options.
 
-What needs PyTorch is loaded when it is first used.
+Names that need PyTorch are loaded at the first use.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ __all__ = [
     "trainingModel",
 ]
 
-# What needs PyTorch, by the module that has it; "" if it is a module itself.
+# The names that need PyTorch, by their modules; "" for modules.
 _WITH_TORCH = {
     **dict.fromkeys(("ops", "optim", "testing"), ""),
     "identity_loss": "losses",
@@ -209,6 +209,6 @@ def __getattr__(name: str) -> object:
         module = _WITH_TORCH[name]
         found = _import_module(f"{__name__}.{module or name}")
         value = getattr(found, name) if module else found
-        globals()[name] = value  # from here on it is an ordinary attribute
+        globals()[name] = value  # the next access finds it at once
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""PopTorch's name for the module that AsynchronousWorker is in; it is gpusim.poptorch.data."""
+"""PopTorch's name of the module with AsynchronousWorker, which is gpusim.poptorch.data."""
 
 from __future__ import annotations
 

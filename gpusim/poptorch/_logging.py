@@ -1,6 +1,6 @@
 """PopTorch's logger: its name, levels and format.
 
-POPTORCH_LOG_LEVEL says what is printed from the start, on standard error; WARN without it.
+POPTORCH_LOG_LEVEL sets the level from the start; WARN without it. Output goes to standard error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLOURS = {
 
 
 def setLogLevel(level: str | int) -> None:
-    """What PopTorch prints from now on.
+    """Set the level of PopTorch's log.
 
     **Arguments**
 
@@ -67,7 +67,7 @@ def setLogLevel(level: str | int) -> None:
 
 
 def setPopartLogLevel(level: str) -> None:
-    """Checks the level's name, and does nothing: there is no PopART here that would log."""
+    """Check the level's name. It has no effect, as PopART is not used here."""
     if not isinstance(level, str) or level not in LEVELS:
         raise ValueError(f"Level must be one of {', '.join(LEVELS)}")
 
@@ -86,14 +86,14 @@ class Formatter(logging.Formatter):
         return f"{clock}.{int(record.msecs):03d}"
 
     def format(self, record: logging.LogRecord) -> str:
-        # names of our own: other handlers see the same record
+        # new names: other handlers see the same record
         record.level = record.levelname.lower()
         record.colour = COLOURS.get(record.levelno, RESET)
         return super().format(record)
 
 
 class Console(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the time, as tests and notebooks exchange it."""
+    """Writes to the current standard error, as tests and notebooks exchange it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -105,7 +105,7 @@ class Console(logging.StreamHandler[TextIO]):
 
 
 def set_up() -> None:
-    """The level of POPTORCH_LOG_LEVEL, and one handler."""
+    """Set the level of POPTORCH_LOG_LEVEL, and add one handler."""
     level = os.environ.get("POPTORCH_LOG_LEVEL", "WARN")
     try:
         setLogLevel(level)

@@ -48,7 +48,7 @@ class DataLoaderMode(IntEnum):
 
 
 class SharingStrategy(IntEnum):
-    """How what a worker process needs gets there."""
+    """How a worker process gets its dataset."""
 
     SharedMemory = 0
     FileSystem = 1
@@ -80,7 +80,7 @@ class ConnectionType(IntEnum):
 
 
 class HalfFloatCastingBehavior(IntEnum):
-    """What an operation on float16 and float32 computes in; PyTorch upcasts, and so does gpusim."""
+    """The dtype of operations on float16 and float32; PyTorch upcasts, and so does gpusim."""
 
     FloatDowncastToHalf = 0
     HalfUpcastToFloat = 1
@@ -130,7 +130,7 @@ class OverlapMode(Enum):
 
 
 class AutoStage(IntEnum):
-    """Which stage a block belongs to if nobody says: its IPU's number, or the next one."""
+    """The default stage of a block: its IPU's number, or the next one."""
 
     SameAsIpu = 0
     AutoIncrement = 1

@@ -1,4 +1,4 @@
-"""Whether there are IPUs: the simulated ones count as hardware, the IPU Model does not.
+"""Availability of IPUs: simulated ones count as hardware, the IPU Model does not.
 
 POPTORCH_IPU_MODEL=1 asks for the model instead, as for PopTorch.
 """
@@ -26,7 +26,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     GPUSIM_IPUS says how many IPUs there are; devices are single IPUs and groups of 2, 4, 8, ...
     Under POPTORCH_IPU_MODEL=1 there is no hardware.
 
-    ValueError if one of the variables makes no sense.
+    ValueError for invalid values of these variables.
 
     >>> ipuHardwareIsAvailable(), ipuHardwareIsAvailable(3)
     (True, False)
@@ -37,7 +37,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 def ipuHardwareVersion() -> int:
     """The generation of the simulated IPUs: 21, the one with 8-bit floating-point formats.
 
-    AssertionError under POPTORCH_IPU_MODEL=1, where there is no hardware.
+    AssertionError under POPTORCH_IPU_MODEL=1, without hardware.
 
     >>> ipuHardwareVersion()
     21
@@ -47,7 +47,7 @@ def ipuHardwareVersion() -> int:
 
 
 def usesIpuModel(options: Options) -> bool:
-    """Whether these options ask for the IPU Model; if they do not say, the environment is asked."""
+    """Whether the options, or without a choice there the environment, ask for the IPU Model."""
     if options.exists("use_model"):
         asked = bool(options.use_model)
         logger.info("From the user configuration: Ipu model: %s", shown(asked))

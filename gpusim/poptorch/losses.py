@@ -1,7 +1,7 @@
-"""Losses: identity_loss, and which of the losses that a model computes is the one to differentiate.
+"""Losses: identity_loss, and the search for the loss of a model that is to be differentiated.
 
-Every loss of torch.nn.functional and every identity_loss is a mark. A mark that another one depends
-on is absorbed; exactly one has to remain.
+Every loss of torch.nn.functional and every identity_loss is a mark. A mark is absorbed if another
+one depends on it; exactly one must remain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .blocks.placement import active
+from .blocks.placement import current_recorder
 from .poptorch_core import compiler_error
 
 __all__ = ["LossFinder", "identity_loss"]
@@ -46,7 +46,7 @@ FUNCTIONAL = (
     "triplet_margin_loss",
     "triplet_margin_with_distance_loss",
 )
-#: The same where torch has them under its own name.
+#: Those that are functions of torch itself too.
 OF_TORCH = (
     "binary_cross_entropy_with_logits",
     "cosine_embedding_loss",
@@ -70,12 +70,12 @@ SEVERAL = (
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": torch.sum,
     "mean": torch.mean,
-    "none": torch.clone,  # a tensor of its own: the mark is on it, not on what it was made of
+    "none": torch.clone,  # a new tensor, so that the mark is not on its operand
 }
 
 
 def identity_loss(x: Tensor, reduction: str) -> Tensor:
-    """Mark a tensor as a loss of the model; the last one of a model is what is differentiated.
+    """Mark a tensor as a loss of the model. The last loss of a model is differentiated.
 
     **Arguments**
 
@@ -85,7 +85,7 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
 
     **Returns**
 
-    The reduced loss. Outside a model it is that and nothing else.
+    The reduced loss. Outside of models nothing is marked.
 
     >>> import torch
     >>> identity_loss(torch.tensor([1.0, 2.0]), reduction="mean")
@@ -103,9 +103,9 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     with torch._C.DisableTorchFunction():
         result = REDUCTIONS[reduction](x)
     finder.mark("identity_loss", [x], result)
-    recorder = active()
+    recorder = current_recorder()
     if recorder is not None:
-        recorder.saw(identity_loss, [x], [result])
+        recorder.record(identity_loss, [x], [result])
     return result
 
 
@@ -125,17 +125,17 @@ class Mark:
 
 
 class LossFinder:
-    """The losses of one run of a model, and what depends on them.
+    """The losses of one run of a model, and the tensors that depend on them.
 
-    What was computed from a loss is known by its memory, so that views and changes in place count.
+    Tensors are identified by their memory, so that views and in-place changes are followed.
     """
 
     def __init__(self) -> None:
         self.marks: list[Mark] = []
         self._upon: dict[int, tuple[Any, frozenset[int]]] = {}  # memory -> losses it depends on
 
-    def saw(self, function: Any, operands: Iterable[Tensor], results: Iterable[Tensor]) -> None:
-        """Take note of what a function of torch made of what."""
+    def record(self, function: Any, operands: Iterable[Tensor], results: Iterable[Tensor]) -> None:
+        """Record a call of a function of torch."""
         found = [*results]
         name = LOSSES.get(function)
         if name is not None and found:
@@ -146,7 +146,7 @@ class LossFinder:
                 self._note(found, upon)
 
     def mark(self, name: str, operands: Iterable[Tensor], result: Tensor) -> None:
-        """Take note of a loss."""
+        """Record a loss."""
         upon = self._losses(operands)
         for number in upon:
             self.marks[number].absorbed = True
@@ -157,7 +157,7 @@ class LossFinder:
         """The one loss that no other depends on.
 
         Raises:
-            Error: where there is none, or more than one.
+            Error: if there is none or more than one.
         """
         remaining = [mark.value for mark in self.marks if not mark.absorbed]
         if len(remaining) == 1:
@@ -165,8 +165,8 @@ class LossFinder:
         raise compiler_error(SEVERAL if remaining else NO_LOSS)
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """A block in which identity_loss marks here."""
+    def active(self) -> Iterator[None]:
+        """Record the marks of identity_loss inside the block."""
         token = _finder.set(self)
         try:
             yield
@@ -184,20 +184,21 @@ class LossFinder:
         for tensor in tensors:
             key, storage = _memory(tensor)
             before = self._upon.get(key, (None, frozenset()))[1]
-            self._upon[key] = storage, before | upon  # the memory is held, or another had its key
+            # with a reference to the storage, so that no other one gets its key
+            self._upon[key] = storage, before | upon
 
 
 def _memory(tensor: Tensor) -> tuple[int, Any]:
     tensor = _outside(tensor)
     try:
         storage = tensor.untyped_storage()
-    except NotImplementedError:  # a sparse tensor has none
+    except NotImplementedError:  # a sparse tensor
         return id(tensor), tensor
     return storage._cdata, storage
 
 
 def _outside(tensor: Tensor) -> Tensor:
-    """The tensor outside transforms of torch.func: of vmap, all that it maps over."""
+    """The tensor outside of transforms of torch.func; for vmap, with the mapped dimension."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

@@ -1,4 +1,4 @@
-"""PopTorch's exceptions, under the module name that PopTorch has them in.
+"""PopTorch's exceptions, under PopTorch's module name.
 
 A message is "'type': text"; both are attributes, with the location.
 """
@@ -15,7 +15,7 @@ POPART_ERROR = "popart_exception"
 
 
 class ErrorCategory(IntEnum):
-    """What may help: nothing but another program, a reset and another try, or other hardware."""
+    """The remedy of an error: another program, a reset and another try, or other hardware."""
 
     Other = 0
     RuntimeRecoverable = 1
@@ -23,7 +23,7 @@ class ErrorCategory(IntEnum):
 
 
 class Error(Exception):
-    """What goes wrong in PopTorch itself, as opposed to a wrong argument's ValueError.
+    """An error of PopTorch itself, as opposed to the ValueError of a wrong argument.
 
     Made by `createPoptorchError`, or with the whole text as its argument.
     """
@@ -42,7 +42,7 @@ class RecoverableError(Error):
 
 
 class UnrecoverableError(Error):
-    """The hardware will not do; a reset does not help."""
+    """The hardware has failed; a reset does not help."""
 
     category = ErrorCategory.RuntimeUnrecoverable
 

@@ -1,6 +1,6 @@
 """Tracepoints of a program: how long named parts of it take.
 
-They are logged at DEBUG, and events in the traces of all executors with `enableProfiling`.
+They are logged at DEBUG, and are events in the traces of executors with `enableProfiling`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Channel:
 
     @contextmanager
     def tracepoint(self, name: str) -> Iterator[None]:
-        """A block whose time is taken, also if it raises."""
+        """Measure the time of a block, also if it raises."""
         begin = time.perf_counter()
         try:
             yield
@@ -44,7 +44,9 @@ class Channel:
     def instrument(self, obj: Any, *methods: str) -> None:
         """Make a tracepoint of each call of some of an object's methods.
 
-        AttributeError for a method that it has not; nothing is changed then.
+        **Raises**:
+
+        - AttributeError: if a method is missing; nothing is changed then.
         """
         found = [(name, getattr(obj, name)) for name in methods]
         for name, method in found:

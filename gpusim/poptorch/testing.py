@@ -1,4 +1,4 @@
-"""Comparing what a model returns with what it should return."""
+"""Comparison of a model's results with expected ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def allclose(ref: Any, other: Any) -> bool:
     """Whether two tensors, or tuples, lists or dicts of tensors, are equal but for rounding.
 
     Tensors are compared in the coarser of their two dtypes, which may differ, with torch.allclose's
-    tolerances, or for 16-bit types with 1e-3 (bfloat16: 1.6e-2). NaNs are equal. What is no tensor
-    has to be equal. Structures and shapes that differ are not close.
+    tolerances, or for 16-bit types with 1e-3 (bfloat16: 1.6e-2). NaNs are equal. Other values have
+    to be equal. Structures and shapes that differ are not close.
 
     >>> allclose((torch.ones(2), {"x": torch.tensor([0.5])}), (torch.ones(2), {"x": [0.5]}))
     False

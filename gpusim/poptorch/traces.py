@@ -1,6 +1,7 @@
-"""Traces of what ran when, in the trace event format: what Perfetto and chrome://tracing open.
+"""Traces of what ran when, in the trace event format, which Perfetto and chrome://tracing open.
 
-A file is whole JSON after each flush, and goes on after it.
+A file is valid JSON after each flush, so that a program that is killed leaves its trace. Later
+events overwrite the end of the file.
 """
 
 from __future__ import annotations
@@ -18,21 +19,25 @@ from gpusim.poptorch._logging import logger
 
 __all__ = ["HOST", "Row", "Trace", "open_traces", "opened", "released"]
 
-#: A process and a thread, by their numbers: what a row in the picture is.
+#: A row of the picture: the numbers of a process and a thread.
 Row = tuple[int, int]
 
 HOST = "host"
 END = b"\n]}\n"
-MANY = 4096  # events that are kept before they are written
+MANY = 4096  # events in memory before they are written
 
 
 class Trace:
-    """A file of events. OSError where it cannot be made; later ones end the trace, with a warning.
+    """A file of events.
 
-    **Arguments**
+    **Arguments**:
 
     - `path`: the file, which is replaced; folders are made as needed.
-    - `about`: what is said about the whole, by name.
+    - `about`: metadata of the trace.
+
+    **Raises**:
+
+    - OSError: if the file cannot be made. A later OSError ends the trace, with a warning.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +54,7 @@ class Trace:
         self.path = path
         self._lock = threading.RLock()
         self._events: list[dict[str, Any]] = []
-        self._rows: dict[tuple[str, Any], Row] = {}
+        self._rows: dict[str, dict[Any, Row]] = {}  # by process and key
         self._process = os.getpid()  # a fork has the file too, and must not write to it
         head = {"displayTimeUnit": "ms", "otherData": {"gpusim": gpusim.__version__, **about}}
         begin = json.dumps(head)[:-1].encode() + b', "traceEvents": ['
@@ -61,30 +66,24 @@ class Trace:
     # ---------------------------------------------------------------- rows
 
     def row(self, process: str, name: str, key: Any = None) -> Row:
-        """A row, made when it is first asked for; rows with another `key` are others."""
+        """The row of this name, or with this `key`; it is made at the first request."""
+        key = name if key is None else key
         with self._lock:
-            where = process, name if key is None else key
-            if where not in self._rows:
-                self._rows[where] = self._new_row(process, name)
-            return self._rows[where]
+            if process not in self._rows:
+                self._rows[process] = {}
+                self._label("process", process, len(self._rows), 0)
+            rows = self._rows[process]
+            if key not in rows:
+                rows[key] = [*self._rows].index(process) + 1, len(rows) + 1
+                self._label("thread", name, *rows[key])
+            return rows[key]
 
-    def _new_row(self, process: str, name: str) -> Row:
-        numbers = {known: pid for (known, _), (pid, _) in self._rows.items()}
-        if process not in numbers:
-            numbers[process] = len(numbers) + 1
-            self._about("process", process, numbers[process], 0)
-        pid = numbers[process]
-        tid = sum(known == process for known, _ in self._rows) + 1
-        self._about("thread", name, pid, tid)
-        return pid, tid
-
-    def _about(self, what: str, name: str, pid: int, tid: int) -> None:
-        """The name of a process or thread, and that it is shown in the order of the numbers."""
+    def _label(self, what: str, name: str, pid: int, tid: int) -> None:
+        """Name a process or thread, and show it in the order of the numbers."""
         event = {"ph": "M", "ts": 0, "pid": pid, "tid": tid}
-        order = pid if what == "process" else tid
         self._events += [
             {"name": f"{what}_name", **event, "args": {"name": name}},
-            {"name": f"{what}_sort_index", **event, "args": {"sort_index": order}},
+            {"name": f"{what}_sort_index", **event, "args": {"sort_index": tid or pid}},
         ]
 
     # ---------------------------------------------------------------- events
@@ -92,7 +91,7 @@ class Trace:
     def add(
         self, row: Row, name: str, category: str, begin: float, end: float, **args: Any
     ) -> None:
-        """Something lasted from `begin` to `end`, in seconds of time.perf_counter."""
+        """Add an event from `begin` to `end`, in seconds of time.perf_counter."""
         with self._lock:
             self._events.append(
                 {
@@ -110,14 +109,14 @@ class Trace:
                 self.flush()
 
     def host(self, name: str, category: str, begin: float, end: float, **args: Any) -> None:
-        """The same in the row of the thread that this is."""
+        """Add an event in the row of the calling thread."""
         thread = threading.current_thread()
         self.add(self.row(HOST, thread.name, thread.ident), name, category, begin, end, **args)
 
     # ---------------------------------------------------------------- the file
 
     def flush(self) -> None:
-        """Write what there is; the file is whole then."""
+        """Write all events."""
         with self._lock:
             if self._file.closed or self._process != os.getpid() or not self._events:
                 return
@@ -137,29 +136,29 @@ class Trace:
         self._file.flush()
 
     def _give_up(self) -> None:
-        """Leave the file with the events that it had."""
+        """Restore the end of the file after the last event that was written whole."""
         number = self._file.fileno()
         with suppress(OSError):
             os.ftruncate(number, self._end)
             os.pwrite(number, END, self._end)
-        with suppress(OSError):  # what could not be written is still in its buffer
+        with suppress(OSError):  # events that could not be written are in its buffer
             self._file.close()
 
     def close(self) -> None:
-        """Write what there is, and take nothing more."""
+        """Write all events, and ignore later ones."""
         self.flush()
         if not self._file.closed and self._process == os.getpid():
             self._file.close()
 
 
-# ---------------------------------------------------------------- those that are open
+# ---------------------------------------------------------------- open traces
 
 _open: dict[Path, tuple[Trace, int]] = {}
 _lock = threading.RLock()
 
 
 def opened(path: Path, about: Mapping[str, str]) -> Trace:
-    """The trace at a path: the one that is open there, or a new one. `released` closes it."""
+    """The open trace at a path, or a new one. `released` closes it."""
     path = path.resolve()  # the current folder may be another one when it is closed
     with _lock:
         trace, count = _open.get(path, (None, 0))
@@ -170,7 +169,7 @@ def opened(path: Path, about: Mapping[str, str]) -> Trace:
 
 
 def released(trace: Trace) -> None:
-    """One who opened it needs it no more; the last one's closes it."""
+    """Undo one `opened`; the last one closes the trace."""
     with _lock:
         count = _open[trace.path][1]
         if count > 1:
@@ -181,6 +180,6 @@ def released(trace: Trace) -> None:
 
 
 def open_traces() -> list[Trace]:
-    """All that are open in this process."""
+    """All open traces of this process."""
     with _lock:
         return [trace for trace, _ in _open.values()]

@@ -1,12 +1,13 @@
 """PopXL without an IPU: graphs, variables, streams and sessions over replicas.
 
-An `Ir` holds graphs of ops; a `Session` runs its main graph for all replicas at once, on arrays
+An `Ir` holds graphs of ops. A `Session` runs its main graph for all replicas at once, on arrays
 with the replicas as their leading axis.
 """
 
 from __future__ import annotations
 
 from . import context, dtypes, errors, fp8_utils, ops, testing, transforms, utils
+from ._paths import keep_paths
 from .context import (
     gcg,
     get_current_context,
@@ -155,3 +156,5 @@ __all__ = [
     "testing",
     "utils",
 ]
+
+keep_paths(__name__)

@@ -1,11 +1,10 @@
-"""The device of a session: how many IPUs it takes, attaching to them, and its replicas."""
+"""The device of a session: its number of IPUs, how to attach to them, and its replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gpusim import popdist
 from gpusim.devices import (
     Connection,
     ConnectionType,
@@ -14,9 +13,8 @@ from gpusim.devices import (
     select_by_count,
 )
 from gpusim.errors import GpusimError
-from gpusim.runtime.world import World, current_world
 
-from .execution import Machine
+from .execution import Instances, Machine
 
 if TYPE_CHECKING:
     from .ir import Ir
@@ -27,23 +25,21 @@ TYPES = ("ipu_hw", "ipu_model", "cpu")
 
 
 class Device:
-    """A number of IPUs: simulated ones that are attached to, or as many as one likes."""
+    """A number of IPUs: simulated ones to attach to, or any number without a connection."""
 
     def __init__(self, ir: Ir, kind: str, ipus: int, connection: Connection | None) -> None:
         self.ir, self.kind, self.ipus = ir, kind, ipus
         self._connection = connection
         self._attached = False
-        self._world: World | None = None
-        if ir.replication_factor != ir.instance_replication_factor:
-            self._world = current_world() or World.from_environment()
+        self.instances = Instances.connect(ir.instance_replication_factor, ir.replication_factor)
 
     @property
     def attached(self) -> bool:
-        """Whether it is this session's now."""
+        """Whether this session holds the device."""
         return self._attached
 
     def attach(self) -> None:
-        """Take it; RuntimeError if another has it."""
+        """Take the device; RuntimeError if another session holds it."""
         if self._connection is not None:
             try:
                 self._connection.attach()
@@ -56,37 +52,19 @@ class Device:
         self._attached = True
 
     def detach(self) -> None:
-        """Let others have it."""
+        """Release the device."""
         if self._connection is not None:
             self._connection.detach()
         self._attached = False
 
     def machine(self) -> Machine:
-        """What runs the replicas of this instance."""
-        ir, options = self.ir, self.ir.getSessionOptions()
-        offset = 0 if self._world is None else self._world.replica_offset
-        machine = Machine(
-            ir.instance_replication_factor,
-            offset=offset,
-            total=ir.replication_factor,
-            arrays=options.arrays,
-        )
-        machine.one_by_one = bool(options.oneByOne)
-        machine.world = self._world
-        return machine
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """A block in which the instances exchange values; an error in it ends all of them."""
-        if self._world is None or current_world() is not None:
-            yield
-            return
-        with self._world:
-            yield
+        """The machine that runs the replicas of this instance."""
+        options = self.ir.getSessionOptions()
+        return Machine(self.instances, options.arrays, bool(options.oneByOne))
 
 
 def ipus_per_replica(ir: Ir) -> int:
-    """The highest IPU that an op has been placed on, plus one."""
+    """The highest IPU with an op, plus one."""
     placed = (op.ipu for graph in ir._graphs.values() for op in graph._ops)
     return 1 + max((ipu for ipu in placed if ipu is not None), default=0)
 
@@ -107,11 +85,9 @@ def acquire(ir: Ir, kind: str) -> Device:
 
 
 def hardware(ir: Ir, ipus: int) -> Connection:
-    """Simulated IPUs: those that popdist names for this instance, else the first so many free."""
+    """Simulated IPUs: those that popdist names for this instance, else the first free ones."""
     try:
         if ir._replication is None:
-            from gpusim import popdist
-
             table = Table.from_environment()
             chosen = table.device(popdist.getDeviceId(ipus // ir.instance_replication_factor))
             return Connection(chosen, ConnectionType.OnDemand)

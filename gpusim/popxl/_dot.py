@@ -1,4 +1,4 @@
-"""Graphs as Graphviz files: ops are boxes, tensors are arrows, and calls lead to other graphs."""
+"""Graphs as Graphviz files: ops are boxes, tensors are arrows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._ops.op import Op
+    from ._op import Op
     from .graph import Graph
     from .ir import Ir
     from .tensor import Tensor
@@ -42,7 +42,7 @@ def _from_environment() -> list[str]:
 
 
 def file_stem(name: str) -> str:
-    """A name as part of a file's.
+    """A name as part of a file name.
 
     >>> file_stem("Linear.build_subgraph(0)")
     'Linear.build_subgraph_0'
@@ -51,7 +51,7 @@ def file_stem(name: str) -> str:
 
 
 def file_stems(ir: Ir) -> dict[str, Graph]:
-    """An Ir's graphs by what their files are called; a number tells equal ones apart."""
+    """An Ir's graphs by the stems of their files; a number distinguishes equal ones."""
     stems: dict[str, Graph] = {}
     for graph in ir.getAllGraphs():
         stem = name = file_stem(graph.name)
@@ -64,7 +64,7 @@ def file_stems(ir: Ir) -> dict[str, Graph]:
 
 
 def render(path: Path) -> None:
-    """A picture beside the file, where the graphviz package and its program are installed."""
+    """Render a picture beside the file, if the graphviz package and its program are installed."""
     try:
         graphviz = importlib.import_module("graphviz")
     except ImportError:
@@ -95,7 +95,7 @@ def dot_source(graph: Graph) -> str:
     """
     lines = ["rankdir=TB;", "node [shape=box];", *statements(graph)]
     body = "\n".join(f"  {line}" for line in lines)
-    return f"digraph {quoted(graph.name)} {{\n{body}\n}}\n"
+    return f"digraph {quote(graph.name)} {{\n{body}\n}}\n"
 
 
 def statements(graph: Graph) -> Iterator[str]:
@@ -103,26 +103,26 @@ def statements(graph: Graph) -> Iterator[str]:
     for tensor in graph.tensors:
         if tensor._producer is None:
             about = f"{tensor.name}\n{tensor.dtype.name} {tensor.shape}"
-            yield f"{source_of(tensor, number)} [label={quoted(about)}, shape=ellipse];"
+            yield f"{source_of(tensor, number)} [label={quote(about)}, shape=ellipse];"
     for op in graph._ops:
-        yield f"{quoted(f'op {number[op.id]}')} [label={quoted(title(op))}];"
+        yield f"{quote(f'op {number[op.id]}')} [label={quote(title(op))}];"
     for op in graph._ops:
-        target = quoted(f"op {number[op.id]}")
+        target = quote(f"op {number[op.id]}")
         for tensor in op.inputs:
-            yield f"{source_of(tensor, number)} -> {target} [label={quoted(tensor.name)}];"
+            yield f"{source_of(tensor, number)} -> {target} [label={quote(tensor.name)}];"
         for earlier in op.after:
-            yield f"{quoted(f'op {number[earlier.id]}')} -> {target} [style=dotted];"
+            yield f"{quote(f'op {number[earlier.id]}')} -> {target} [style=dotted];"
     for place, tensor in enumerate(graph.outputs):
-        name = quoted(f"output {place}")
-        yield f"{name} [label={quoted(f'output {place}')}, shape=ellipse];"
-        yield f"{source_of(tensor, number)} -> {name} [label={quoted(tensor.name)}];"
+        name = quote(f"output {place}")
+        yield f"{name} [label={quote(f'output {place}')}, shape=ellipse];"
+        yield f"{source_of(tensor, number)} -> {name} [label={quote(tensor.name)}];"
 
 
 def source_of(tensor: Tensor, number: dict[int, int]) -> str:
-    """The node that a tensor comes from."""
+    """The node where a tensor comes from."""
     if tensor._producer is None:
-        return quoted(f"tensor {tensor.id}")
-    return quoted(f"op {number[tensor._producer.id]}")
+        return quote(f"tensor {tensor.id}")
+    return quote(f"op {number[tensor._producer.id]}")
 
 
 def title(op: Op) -> str:
@@ -131,7 +131,7 @@ def title(op: Op) -> str:
     return "\n".join(filter(None, lines))
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Text as a string of Graphviz's language."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

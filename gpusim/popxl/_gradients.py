@@ -1,5 +1,6 @@
-"""Gradient graphs: ops visited from the last to the first, each one's gradient built by its rule.
-Called graphs are differentiated too; repeats and conditionals run again where they run backwards.
+"""Gradient graphs: ops are visited from the last to the first, and each rule adds gradient ops.
+
+Called graphs are differentiated too. Repeats and conditionals run again before they run backwards.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from ._ops.calling import CALL, CONDITIONAL, REPEAT
-from ._ops.definition import add_op
-from ._ops.elementwise import SUM
-from ._ops.loops import LOOP_GRAD
-from ._ops.op import Op
+from ._definition import add_op
+from ._op import Op
 from .context import get_current_context, in_sequence, ipu
 from .exceptions import popart_exception
 from .execution.aliasing import changed_by
 from .execution.compiler import has_effect
 from .graph import Graph
+from .ops.arithmetic import SUM
+from .ops.branching import CONDITIONAL
+from .ops.calling import CALL, LOOP_GRAD, REPEAT
+from .ops.transfers import init
 from .tensor import Constant, Tensor, constant, graph_input, graph_output
 
 __all__ = ["Differentiation", "Plan"]
@@ -28,7 +30,7 @@ PREFIX = "Gradient___"
 
 @dataclass
 class Plan:
-    """A gradient graph, with what its inputs and outputs stand for."""
+    """A gradient graph, and the forward tensors of its inputs and outputs."""
 
     graph: Graph
     inputs: list[tuple[bool, Tensor]]  #: whether it is a gradient, and of which forward tensor
@@ -36,7 +38,7 @@ class Plan:
 
 
 class Differentiation:
-    """One call of autodiff: the gradient graphs that it has made, and those it was given."""
+    """One call of autodiff: its gradient graphs, and those it was given."""
 
     def __init__(self, known: Mapping[Graph, Plan]) -> None:
         self.known = dict(known)
@@ -48,7 +50,7 @@ class Differentiation:
         provided: Iterable[Tensor] | None = None,
         required: Iterable[Tensor] | None = None,
     ) -> Plan:
-        """The gradient graph of a graph."""
+        """Make the gradient graph of a graph."""
         outputs = [t for t in graph.outputs if t.dtype.is_floating_point]
         inputs = [t for t in graph.inputs if t.dtype.is_floating_point]
         given = outputs if provided is None else list(provided)
@@ -60,9 +62,9 @@ class Differentiation:
         return plan
 
     def of_called(self, graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Plan:
-        """A gradient graph of a graph that is called: from some outputs' gradients to inputs'.
+        """A gradient graph of a called graph, from some outputs' gradients to some inputs'.
 
-        It may take and make more than that. What is given but takes and makes less is refused.
+        It may take and make more. A given one that takes or makes less is refused.
         """
         given = self.known.get(graph)
         found = given or self.made.get(graph)
@@ -85,7 +87,7 @@ class Differentiation:
 
 
 def among(tensors: Sequence[Tensor]) -> Callable[[Tensor], bool]:
-    """Whether a tensor is one of these."""
+    """A test whether a tensor is one of these."""
     ids = {tensor._id for tensor in tensors}
     return lambda tensor: tensor._id in ids
 
@@ -97,7 +99,7 @@ def names_of(tensors: Sequence[Tensor]) -> list[str]:
 def check_members(
     graph: Graph, tensors: Sequence[Tensor], among: Sequence[Tensor], name: str, what: str
 ) -> None:
-    """Refuse tensors that are not among a graph's inputs or outputs, or that are no floats."""
+    """Raise an error for tensors that are not a graph's inputs or outputs, or not floats."""
     for tensor in tensors:
         if not any(tensor is each for each in among):
             raise ValueError(f"{name}: {tensor} is not {what} of the graph {graph.name}")
@@ -108,7 +110,7 @@ def check_members(
 
 
 class GradientGraph:
-    """The making of one gradient graph."""
+    """The construction of one gradient graph."""
 
     def __init__(
         self,
@@ -124,8 +126,8 @@ class GradientGraph:
         self.plan = Plan(graph, [], [])
         self._forward: dict[str, Tensor] = {}
         self._found: dict[str, list[Tensor]] = {}
-        self._relevant = dependent(forward, required)
-        with alone(), graph:
+        self._relevant = dependents(forward, required)
+        with empty_context(), graph:
             for tensor in provided:
                 made = graph_input(tensor.shape, tensor.dtype, PREFIX + tensor.name)
                 self.plan.inputs.append((True, tensor))
@@ -154,7 +156,7 @@ class GradientGraph:
         return found
 
     def gradient(self, tensor: Tensor) -> Tensor | None:
-        """The gradient of a forward tensor; None while there is none."""
+        """The gradient of a forward tensor; None if there is none yet."""
         parts = self._found.get(tensor._id)
         if not parts:
             return None
@@ -167,13 +169,11 @@ class GradientGraph:
         return tensor._id in self._relevant
 
     def add(self, tensor: Tensor, gradient: Tensor) -> None:
-        """One more part of a forward tensor's gradient."""
+        """Add a part of a forward tensor's gradient."""
         self._found.setdefault(tensor._id, []).append(gradient)
 
     def zeros(self, tensor: Tensor) -> Tensor:
         """A gradient of zeros."""
-        from .ops.init import init
-
         return init(tensor.shape, tensor.dtype, PREFIX + tensor.name)
 
     # The visit
@@ -204,7 +204,7 @@ class GradientGraph:
             graph.ir._changed()
 
     def _result(self, tensor: Tensor) -> Tensor:
-        """A required gradient under its name."""
+        """A required gradient with its name."""
         found = self.gradient(tensor)
         if found is None:
             return self.zeros(tensor)
@@ -218,7 +218,7 @@ class GradientGraph:
 
 
 class Site:
-    """Where the gradient of one op is built: `GradientSite` of the definitions."""
+    """The view of one op for its gradient rule; see `GradientSite`."""
 
     def __init__(self, making: GradientGraph, op: Op) -> None:
         self.making, self._op = making, op
@@ -230,7 +230,7 @@ class Site:
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """Those of the forward op."""
+        """The attributes of the forward op."""
         return self._op.attributes
 
     def input(self, index: int) -> Tensor:
@@ -242,22 +242,22 @@ class Site:
         return self.making.forward(self._op.outputs[index])
 
     def gradient(self, index: int = 0) -> Tensor | None:
-        """The gradient of a forward output, or None."""
+        """The gradient of a forward output; None if there is none."""
         return self.making.gradient(self._op.outputs[index])
 
     def needs(self, index: int) -> bool:
-        """Whether the gradient of a forward input is wanted."""
+        """Whether the gradient of a forward input is needed."""
         return self.making.needs(self._op.inputs[index])
 
     def gradient_or_zeros(self, tensor: Tensor) -> Tensor:
-        """The gradient of a forward output, of zeros where there is none."""
+        """The gradient of a forward output; zeros if there is none."""
         found = self.making.gradient(tensor)
         return self.making.zeros(tensor) if found is None else found
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Without what the code around autodiff has said about IPUs, tiles, names and order."""
+def empty_context() -> Iterator[None]:
+    """A context without the IPUs, tiles, names and order of the code around autodiff."""
     context = get_current_context()
     around = context._graphs, context._ipus, context._io_tiles, context._scopes
     context._graphs, context._ipus, context._io_tiles, context._scopes = [], [], 0, []
@@ -269,7 +269,7 @@ def alone() -> Iterator[None]:
 
 
 def refuse_changes(graph: Graph) -> None:
-    """popart_exception for a graph in which an op changes a tensor in place."""
+    """Raise popart_exception if an op of a graph changes a tensor in place."""
     for op in graph._ops:
         if changed_by(op):
             raise popart_exception(
@@ -278,8 +278,8 @@ def refuse_changes(graph: Graph) -> None:
             )
 
 
-def dependent(graph: Graph, tensors: Sequence[Tensor]) -> set[str]:
-    """The floating-point tensors of a graph that depend on some of its inputs, these included."""
+def dependents(graph: Graph, tensors: Sequence[Tensor]) -> set[str]:
+    """The floating-point tensors of a graph that depend on some of its inputs, and these."""
     found = {tensor._id for tensor in tensors}
     for op in graph._ops:
         if any(tensor._id in found for tensor in op.inputs):
@@ -322,11 +322,11 @@ def call_gradient(site: Site) -> list[Tensor | None]:
 
 
 def complete(op: Op, graph: Graph) -> None:
-    """Give a call the outputs that its graph has got since it was made."""
+    """Add the outputs to a call that its graph has got later."""
     for number in range(len(op.outputs), len(graph.outputs)):
         tensor = graph.outputs[number]
         id = op.graph._new_id(tensor.name)
-        op.outputs.append(Tensor._made(op.graph, id, tensor.spec, op, number))
+        op.outputs.append(Tensor._create(op.graph, id, tensor.spec, op, number))
 
 
 def places(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -337,13 +337,13 @@ def places(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> dict[str, Ten
 def in_order(
     called: Sequence[Tensor], tensors: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """The gradients of a call's inputs, from those that a gradient graph makes."""
+    """The gradients of a call's inputs, from the outputs of a gradient graph."""
     by_id = places(tensors, gradients)
     return [by_id.get(tensor._id) for tensor in called]
 
 
 def repeat_gradient(site: Site) -> list[Tensor | None]:
-    """An op that runs the repeat again, keeping every step, and then backwards."""
+    """An op that runs the repeat again, keeps every step, and runs backwards."""
     op = site.op
     graph: Graph = op.attributes["graph"]
     if has_effect(graph):
@@ -418,9 +418,9 @@ def branch_gradient(
     number: int,
     all_inputs: Sequence[Tensor],
 ) -> Graph:
-    """A graph from a branch's inputs, and its outputs' gradients, to those of all inputs.
+    """A graph from a branch's inputs and its outputs' gradients to the gradients of all inputs.
 
-    Those of the other branch's inputs are zeros.
+    The gradients of the other branch's inputs are zeros.
     """
     if has_effect(graph):
         raise popart_exception(
@@ -431,7 +431,7 @@ def branch_gradient(
     floats = [tensor for tensor in called if tensor.dtype.is_floating_point]
     plan = site.making.differentiation.of_called(graph, outputs, floats)
     wrapper = graph.ir.create_empty_graph(f"{plan.graph.id.partition('_subgraph')[0]}_branch")
-    with alone(), wrapper:
+    with empty_context(), wrapper:
         values = [graph_input(t.shape, t.dtype, t.name) for t in given]
         gradients = {t._id: graph_input(t.shape, t.dtype, PREFIX + t.name) for t in outputs}
         again = add_op(CALL, values, {"graph": graph, "called_inputs": list(called)})

@@ -1,4 +1,4 @@
-"""What the host holds of a session: buffers of streams, and the values of variables."""
+"""The host's data of a session: buffers of streams, and the values of variables."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ __all__ = ["Weights", "as_transfers", "host_buffer", "stream_shape"]
 
 
 def stream_shape(stream: Stream, ir: Ir) -> tuple[int, ...]:
-    """The shape of a host array: (transfers, replicas of this instance, *shape), sizes of 1 out."""
+    """The shape of a host array: (transfers, local replicas, *shape) without sizes of 1."""
     leading = ir.num_host_transfers, ir.instance_replication_factor
     return (*(size for size in leading if size != 1), *stream.shape)
 
 
 def host_buffer(stream: Stream, ir: Ir) -> NDArray[Any]:
-    """An array of zeros for what a stream carries in one run."""
+    """An array of zeros for the tensors of a stream in one run."""
     return np.zeros(stream_shape(stream, ir), stream.dtype.as_numpy())
 
 
 def as_transfers(array: NDArray[Any], stream: Stream, ir: Ir) -> NDArray[Any]:
-    """A host array as a view (transfers, replicas, *shape); ValueError for another shape or dtype.
+    """A host array as a view (transfers, replicas, *shape).
 
-    It may have more transfers than a run takes: the first ones are taken.
+    It may have more transfers than a run takes; the first ones are taken.
+
+    **Raises**: ValueError: for another shape or dtype.
     """
     kind = type(stream).__name__
     check_shape(array, stream, ir, kind)
@@ -56,7 +58,7 @@ def as_transfers(array: NDArray[Any], stream: Stream, ir: Ir) -> NDArray[Any]:
 
 
 def check_shape(array: NDArray[Any], stream: Stream, ir: Ir, kind: str) -> None:
-    """ValueError where an array has not the shape that a stream's host side needs."""
+    """Raise ValueError if an array has another shape than a stream's host side needs."""
     transfers, replicas = ir.num_host_transfers, ir.instance_replication_factor
     wanted = stream_shape(stream, ir)
     given = array.shape
@@ -94,7 +96,7 @@ class Weights:
         self._allocate()
 
     def _allocate(self) -> None:
-        """Arrays for all variables and buffers: written into from now on, never replaced."""
+        """Allocate the arrays of all variables and buffers, which are never replaced."""
         machine, replicas = self._machine, self._machine.replicas
         for buffer in self._ir._remote_buffers:
             shape = replicas, buffer.entries, *buffer.tensor_shape
@@ -122,7 +124,7 @@ class Weights:
         return self._machine.variables[tensor.id]
 
     def run_done(self) -> None:
-        """A run may have changed all of them."""
+        """Mark all variables as stale on the host."""
         self.stale = True
         for variable in self.variables:
             variable._stale = True
@@ -149,7 +151,7 @@ class Weights:
     # To the host
 
     def to_host(self) -> None:
-        """Bring every variable's values here; Exception where one is a file that is read-only."""
+        """Bring every variable's values here; Exception if one is a read-only file."""
         for variable in self.variables:
             if isinstance(variable._host, np.memmap) and not variable._host.flags.writeable:
                 raise Exception(
@@ -176,7 +178,7 @@ class Weights:
             variable._host = values
 
     def _wholes(self, variable: Variable, rows: Sequence[int]) -> NDArray[Any]:
-        """The whole values of some replicas, put together from shards where they are cut."""
+        """The whole values of some replicas, joined from shards if they are cut."""
         array = self._array(variable)
         if not variable._shards:
             found: NDArray[Any] = self._machine.rows_of(array, rows)
@@ -190,14 +192,14 @@ class Weights:
     # The host's own
 
     def on_host(self, variable: Variable) -> NDArray[Any]:
-        """What the host holds: (replicas, *shape) for "all_replicas", else its shape_on_host."""
+        """The host's values: (replicas, *shape) for "all_replicas", else of shape_on_host."""
         if variable.retrieval_mode == "all_replicas":
             return per_replica(variable).copy()
         held = variable._host
         return held if isinstance(held, np.memmap) else held.copy()
 
     def checked(self, variable: Variable, data: Any) -> NDArray[Any]:
-        """What is to be written into a variable as it will be held, or the error it deserves."""
+        """The array to store for new values of a variable, with all checks."""
         name = variable.id
         if variable.dtype in FLOAT8 and getattr(data, "dtype", None) != variable.dtype.as_numpy():
             raise TypeError(
@@ -223,7 +225,7 @@ class Weights:
         return array
 
     def set(self, variable: Variable, array: NDArray[Any]) -> None:
-        """Hold other values; the machine does not know them yet."""
+        """Store other values on the host only."""
         variable._every = None
         if isinstance(variable._host, np.memmap) and variable._host.flags.writeable:
             variable._host[...] = array
@@ -232,7 +234,7 @@ class Weights:
 
 
 def per_replica(variable: Variable) -> NDArray[Any]:
-    """The host's values for each replica: (replicas, *shape), a view where there is one group."""
+    """The host's values for each replica: (replicas, *shape), a view if there is one group."""
     if variable._every is not None:
         return variable._every
     groups = variable.replica_grouping._groups
@@ -242,7 +244,7 @@ def per_replica(variable: Variable) -> NDArray[Any]:
 
 
 def domain_of(variable: Variable, replica: int) -> tuple[int, ...]:
-    """The replicas among which the value of a replica is cut: neighbours in its group."""
+    """The replicas that share the value of a replica in shards: neighbours in its group."""
     groups = variable.replica_grouping._groups
     members = groups.members[groups.assignment[replica]]
     first = members.index(replica) // variable._shards * variable._shards

@@ -1,4 +1,4 @@
-"""SessionOptions: PopART's options, of which those that mean something here are acted on."""
+"""SessionOptions: PopART's options."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ __all__ = ["SessionOptions"]
 
 
 class SessionOptions:
-    """Options of an Ir's sessions. Any attribute can be set: those of PopART that are about
-    compiling for an IPU, `enableEngineCaching` and `cachePath` among them, have nothing to act on.
+    """Options of an Ir's sessions. Any attribute can be set.
 
-    Acted on: `dotChecks`, `logDir`, and gpusim's own
+    Options of PopART that are about compiling for an IPU, such as `enableEngineCaching` and
+    `cachePath`, have no effect.
 
-    - `oneByOne`: run each op replica by replica, not on all replicas at once (default False); the
+    Options with an effect are `dotChecks`, `logDir`, and gpusim's own
+
+    - `oneByOne`: run each op replica by replica, not on all replicas at once (default False). The
       results are the same.
     - `arrays`: "numpy" or "cupy" (on the GPU), by default "numpy".
     """

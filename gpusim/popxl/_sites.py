@@ -1,4 +1,4 @@
-"""What a call site is given: which of a graph's inputs each tensor of the caller is for."""
+"""The inputs of a call site: the caller's tensor for each input of the called graph."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ def site_inputs(
     inputs_dict: Mapping[Tensor, Any] | None,
     check_inputs: bool = True,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The caller's tensors, and for each the input of `graph` that it is for, in its inputs' order.
+    """The caller's tensors, and the inputs of `graph` that they are for, in the graph's order.
 
-    Positional ones are for the first inputs; those of `inputs_dict` say what they are for. Numbers
-    become constants.
+    Positional ones are for the first inputs; `inputs_dict` names its inputs. Numbers become
+    constants.
 
-    Raises:
-        ValueError: for too many, or an input that is given twice, or is none of the graph's; for a
-            tensor that is not the caller's, or of another shape or dtype; for missing ones, if
-            `check_inputs`.
-        TypeError: for what is neither a tensor nor numbers.
+    **Raises**
+
+    - ValueError: if there are too many inputs, an input is given twice or is not one of the graph;
+      if a tensor is not in the current graph, or has another shape or dtype; or if inputs are
+      missing and `check_inputs` is true.
+    - TypeError: for values that are neither tensors nor numbers.
     """
-    positional = flattened(inputs)
+    positional = flatten_lists(inputs)
     if len(positional) > len(graph.inputs):
         raise ValueError(
             f"Too many inputs have been provided to the {graph.name} graph. The number of "
@@ -71,8 +72,8 @@ def site_inputs(
     return [given[tensor._id] for tensor in called], called
 
 
-def flattened(inputs: Iterable[Any]) -> list[Any]:
-    """The inputs, with those of lists of tensors one by one; a list of numbers is one input."""
+def flatten_lists(inputs: Iterable[Any]) -> list[Any]:
+    """The inputs, with lists of tensors flattened; a list of numbers is one input."""
     flat: list[Any] = []
     for value in inputs:
         listed = isinstance(value, Iterable) and not isinstance(value, Tensor)

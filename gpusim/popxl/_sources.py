@@ -1,4 +1,4 @@
-"""Tensors that no op makes: constants, variables and graph inputs; and which are outputs."""
+"""Tensors that no op makes: constants, variables and graph inputs; and graph outputs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import dtypes
-from ._tensor import Tensor, TensorSpec, _ops
+from ._tensor import Tensor, TensorSpec
 from .context import get_current_graph
+from .remote_buffer import RemoteBuffer
+from .remote_buffer import remote_buffer as new_remote_buffer
 from .tensorlocation import ReplicatedTensorSharding, TensorLocation, TensorStorage
 from .typing_ import HostScalarTensor
 from .utils import to_numpy
@@ -16,7 +18,6 @@ from .utils import to_numpy
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .remote_buffer import RemoteBuffer
     from .replica_grouping import ReplicaGrouping
 
 __all__ = [
@@ -40,13 +41,9 @@ class Constant(Tensor):
 
     _data: NDArray[Any]
 
-    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]  # as PopXL's
-        """Copied to another IPU; a constant is on none by itself, so `src` has to be named."""
-        return _ops().ipu_copy(self, dst, src)
-
 
 class Variable(Tensor):
-    """A tensor of the main graph that keeps its values between runs, and that a host can set."""
+    """A tensor of the main graph that keeps its values between runs. The host can set them."""
 
     _host: NDArray[Any]
     _every: NDArray[Any] | None
@@ -58,39 +55,35 @@ class Variable(Tensor):
     _shard: Tensor | None
     _stale: bool
 
-    def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]  # as PopXL's
-        """Copied to another IPU; a variable is on none by itself, so `src` has to be named."""
-        return _ops().ipu_copy(self, dst, src)
-
     @property
     def replica_grouping(self) -> ReplicaGrouping:
-        """The groups of replicas that start with one value each."""
+        """The groups of replicas with one initial value each."""
         return self.ir.replica_grouping() if self._grouping is None else self._grouping
 
     @property
     def retrieval_mode(self) -> RetrievalMode:
-        """What a session gives back: a value for each group, or for each replica."""
+        """Whether a session returns a value for each group, or for each replica."""
         return self._retrieval_mode
 
     @property
     def shape_on_replica(self) -> tuple[int, ...]:
-        """The shape that one replica's value has (before it is cut into shards)."""
+        """The shape of one replica's value, before it is cut into shards."""
         return self.shape
 
     @property
     def shape_on_host(self) -> tuple[int, ...]:
-        """The shape of what the host sets: with an axis of groups in front if there are several."""
+        """The shape on the host: with a leading axis of groups if there are several."""
         groups = self.replica_grouping.num_groups
         return (groups, *self.shape_on_replica) if groups > 1 else self.shape_on_replica
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """Whether what the host holds of it is what the device holds."""
+        """Whether the host and the device hold the same values."""
         return not self._stale
 
     @property
     def location_info(self) -> TensorLocation:
-        """The memory its data lies in."""
+        """The memory that holds its data."""
         remote, sharded = self._remote is not None, self._shards > 0
         return TensorLocation(
             TensorStorage.OffChip if remote else TensorStorage.OnChip,
@@ -108,8 +101,8 @@ def constant(
 ) -> Constant:
     """A constant of the current graph.
 
-    **Arguments**: `data` as numbers, nested lists, an array or a torch tensor; the others as for
-    `popxl.utils.to_numpy`, whose errors it raises.
+    **Arguments**: `data`: numbers, nested lists, an array or a torch tensor; the others, and the
+    errors, are those of `popxl.utils.to_numpy`.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -119,7 +112,7 @@ def constant(
     array = to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
     graph = get_current_graph()
     spec = TensorSpec(array.shape, dtypes.dtype.as_dtype(array.dtype))
-    made: Constant = Constant._made(graph, graph._new_id(name or "constant"), spec)
+    made: Constant = Constant._create(graph, graph._new_id(name or "constant"), spec)
     made._data = array
     return made
 
@@ -138,17 +131,16 @@ def variable(
 
     **Arguments**
 
-    - `data`: its first values; (groups, *shape) where `replica_grouping` has several groups. A
-      memory-mapped array is used as it is: the session writes what it retrieves into its file.
-    - `replica_grouping`: the groups of replicas that have a value each; by default one of all.
-    - `retrieval_mode`: whether a session gives back a value for each group, that of its first
-      replica ("one_per_group", the default), or for each replica ("all_replicas").
-    - the others as for `popxl.utils.to_numpy`.
+    - `data`: the initial values; (groups, *shape) if `replica_grouping` has several groups. A
+      memory-mapped array is not copied: the session writes retrieved values into its file.
+    - `replica_grouping`: the groups of replicas with one value each; by default one group of all.
+    - `retrieval_mode`: whether a session returns a value for each group, that of its first replica
+      ("one_per_group", the default), or for each replica ("all_replicas").
+    - the others are those of `popxl.utils.to_numpy`.
 
-    Raises:
-        ValueError: outside of the main graph, for empty data, for a shape that does not begin with
-            the number of groups, or another retrieval mode.
-        and what `popxl.utils.to_numpy` raises.
+    **Raises**: ValueError: outside of the main graph, for empty data, for a shape that does not
+    begin with the number of groups, or for another retrieval mode; and the errors of
+    `popxl.utils.to_numpy`.
 
     >>> import gpusim.popxl as popxl
     >>> ir = popxl.Ir(replication=4)
@@ -174,10 +166,10 @@ def remote_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """A variable whose values lie in an entry of a remote buffer; ops load and store them.
+    """A variable whose values lie in an entry of a remote buffer. Ops load and store them.
 
-    Arguments and errors as `variable`; also ValueError where the buffer has another shape or dtype,
-    or no entry `offset`.
+    Arguments and errors as in `variable`; also ValueError: if the buffer has another shape or
+    dtype, or no entry `offset`.
     """
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     made = _new_variable(array, name, replica_grouping, retrieval_mode)
@@ -196,19 +188,17 @@ def replica_sharded_buffer(
 
     **Arguments**
 
-    - `shape`, `dtype`: of the whole tensor.
-    - `replica_grouping`: the groups of replicas that have a tensor each; by default one of all.
-    - `shard_over`: among how many neighbours of a group it is cut; by default all of the group.
-    - `entries`: how many such tensors the buffer holds.
+    - `shape`, `dtype`: those of the whole tensor.
+    - `replica_grouping`: the groups of replicas with one tensor each; by default one group of all.
+    - `shard_over`: the number of neighbours of a group with one shard each; by default all of the
+      group.
+    - `entries`: the number of such tensors in the buffer.
 
-    Raises:
-        ValueError: for an Ir of one replica, and where `shard_over` does not divide the group.
+    **Raises**: ValueError: for an Ir of one replica, or if `shard_over` does not divide the group.
     """
-    from .remote_buffer import remote_buffer
-
     shape = tuple(shape)
     shards = _shard_count(replica_grouping, shard_over)
-    made = remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
+    made = new_remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
     made.meta_shape = shape
     made._shards = shards
     return made
@@ -226,11 +216,11 @@ def remote_replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """A variable of which each replica's remote buffer holds one shard, flat and padded with zeros.
+    """A variable whose shards lie in the replicas' remote buffers, flat and padded with zeros.
 
-    `remote_load` gives the shard, and `replicated_all_gather` puts the whole together. The session
-    takes and gives whole tensors. Arguments and errors as `remote_variable`; also ValueError for an
-    Ir of one replica, and for a buffer that has been used for tensors of another shape.
+    `remote_load` loads the shard, and `replicated_all_gather` joins the shards. The session takes
+    and returns whole tensors. Arguments and errors as in `remote_variable`; also ValueError: for an
+    Ir of one replica, or a buffer for tensors of another shape.
     """
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     shards = _shard_count(replica_grouping, remote_buffer._shards)
@@ -260,14 +250,14 @@ def replica_sharded_variable(
 ) -> tuple[Variable, Tensor]:
     """A variable of which each replica holds one shard, flat and padded with zeros.
 
-    **Arguments** as `variable`; `shard_over`: among how many neighbours of a group it is cut, by
-    default all of the group.
+    **Arguments**: as in `variable`; `shard_over`: the number of neighbours of a group with one
+    shard each, by default all of the group.
 
-    **Returns** the variable, for the session's use only, and the shard, for that of ops: 1-D, of
-    ceil(elements / shard_over) elements, with the variable's shape as its meta_shape.
+    **Returns** the variable, for the session, and the shard, for ops: 1-D, of ceil(elements /
+    shard_over) elements, with the variable's shape as its meta_shape.
 
-    Raises as `variable`; also ValueError for an Ir of one replica, and where `shard_over` does not
-    divide the group.
+    **Raises**: as `variable`; also ValueError: for an Ir of one replica, or if `shard_over` does
+    not divide the group.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir(replication=4).main_graph:
@@ -280,7 +270,7 @@ def replica_sharded_variable(
     made = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
     spec = TensorSpec((-(-made.nelms // shards),), made.dtype, made.shape)
     id = made._graph._new_id(f"{name or 'variable'}_shard")
-    shard: Tensor = Tensor._made(made._graph, id, spec)
+    shard: Tensor = Tensor._create(made._graph, id, spec)
     made._shard = shard
     return made, shard
 
@@ -311,7 +301,7 @@ def _variable_data(
 
 
 def _shape_on_replica(array: NDArray[Any], grouping: ReplicaGrouping | None) -> tuple[int, ...]:
-    """The shape without the axis of groups, which is there if there are several."""
+    """The shape without the axis of groups, which exists if there are several."""
     if grouping is None or grouping.num_groups == 1:
         return array.shape
     if array.ndim == 0 or array.shape[0] != grouping.num_groups:
@@ -363,7 +353,7 @@ def _new_variable(
     shape = _shape_on_replica(array, grouping)
     dtype = dtypes.dtype.as_dtype(array.dtype)
     spec = TensorSpec(shape, dtype)
-    made: Variable = Variable._made(graph, graph._new_id(name or "variable"), spec)
+    made: Variable = Variable._create(graph, graph._new_id(name or "variable"), spec)
     made._host, made._every = array, None
     made._grouping = grouping
     made._retrieval_mode = mode
@@ -390,9 +380,9 @@ def graph_input(
     by_ref: bool = False,
     meta_shape: Iterable[int] | None = None,
 ) -> Tensor:
-    """A new input of the current graph, after those it has.
+    """A new input of the current graph, after its other inputs.
 
-    `by_ref` lets calls of the graph change the caller's tensor.
+    With `by_ref`, calls of the graph change the caller's tensor.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().create_empty_graph("scale"):
@@ -401,14 +391,20 @@ def graph_input(
     """
     graph = get_current_graph()
     spec = TensorSpec(shape, dtype, () if meta_shape is None else meta_shape)
-    made: Tensor = Tensor._made(graph, graph._new_id(name or "input"), spec)
+    made: Tensor = Tensor._create(graph, graph._new_id(name or "input"), spec)
     made._by_ref = by_ref
     graph._inputs.append(made)
     return made
 
 
 def graph_output(t: Tensor) -> None:
-    """Make a tensor of the current graph its next output; as `popxl.ops` for tensors elsewhere."""
+    """Make a tensor of the current graph its next output.
+
+    **Raises**
+
+    - TypeError: if `t` is not a Tensor.
+    - ValueError: if it is in another graph.
+    """
     graph = get_current_graph()
     if not isinstance(t, Tensor):
         raise TypeError(f"The input `t` is not a Tensor. Type: {type(t)}. Value: {t}.")

@@ -1,20 +1,23 @@
-"""Tensor: a value of a graph, with the operators and methods that make ops of it."""
+"""Tensor: a value of a graph. `ops` attaches the methods that add ops (see `ops._operators`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import dtypes
 from .errors import UndefinedValue
 from .tensorlocation import TensorLocation
-from .typing_ import NewAliasAnnotation, is_numbers
+from .typing_ import NewAliasAnnotation
 
 if TYPE_CHECKING:
-    from ._ops.op import Op
+    from ._op import Op
     from .graph import Graph
     from .ir import Ir
+    from .ops._operators import Operators
+else:
+    Operators = object
 
 __all__ = ["Tensor", "TensorByRef", "TensorSpec"]
 
@@ -36,11 +39,11 @@ class TensorSpec(Mapping[str, Any]):
         self.meta_shape = tuple(meta_shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """The three by name."""
+        """The three fields by name."""
         return {"shape": self.shape, "dtype": self.dtype, "meta_shape": self.meta_shape}
 
     def to_tuple(self) -> tuple[tuple[int, ...], dtypes.dtype, tuple[int, ...]]:
-        """The three in order."""
+        """The three fields in order."""
         return self.shape, self.dtype, self.meta_shape
 
     def __getitem__(self, key: str) -> Any:
@@ -63,31 +66,11 @@ class TensorSpec(Mapping[str, Any]):
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype}{meta})"
 
 
-def _ops() -> Any:
-    """The ops, which need this module themselves."""
-    from . import ops
-
-    return ops
-
-
-def _operator(function: str, reverse: bool = False) -> Callable[[Tensor, Any], Tensor]:
-    """A method for an operator; numbers become constants of the tensor's dtype."""
-
-    def apply(self: Tensor, other: Any) -> Tensor:
-        if not (isinstance(other, Tensor) or is_numbers(other)):
-            return NotImplemented
-        other = self._like(other)
-        made: Tensor = getattr(_ops(), function)(*((other, self) if reverse else (self, other)))
-        return made
-
-    return apply
-
-
-class Tensor:
+class Tensor(Operators):
     """A value of a graph: it has a shape and a dtype, and numbers only while a session runs.
 
-    Operators make ops in the current graph: ``+ - * / @ ** % & | ~``, indexing, and in place
-    ``+=``. Tensors are equal if they are the same one of the same Ir.
+    Operators add ops to the current graph: ``+ - * / @ ** % & | ~``, indexing, and in place ``+=``.
+    Tensors are equal if they have the same id in the same Ir.
     """
 
     _graph: Graph
@@ -101,7 +84,7 @@ class Tensor:
         raise RuntimeError("popxl.Tensor cannot be constructed directly.")
 
     @classmethod
-    def _made(
+    def _create(
         cls, graph: Graph, id: str, spec: TensorSpec, producer: Op | None = None, index: int = 0
     ) -> Any:
         tensor = object.__new__(cls)
@@ -110,11 +93,9 @@ class Tensor:
         graph._add_tensor(tensor)
         return tensor
 
-    # What it is
-
     @property
     def id(self) -> str:
-        """Its id in the Ir: the graph's id, a slash and the name; outside the main graph."""
+        """Its id in the Ir: its name; outside the main graph after the graph's id and a slash."""
         return self._id
 
     @property
@@ -124,7 +105,7 @@ class Tensor:
 
     @property
     def scope(self) -> str:
-        """What of the id comes before the name: the graph's id and name scopes."""
+        """The part of the id before the name: the graph's id and the name scopes."""
         return self._id[: -len(self.name)].rstrip("./")
 
     @property
@@ -139,7 +120,7 @@ class Tensor:
 
     @property
     def meta_shape(self) -> tuple[int, ...]:
-        """The shape of the whole of which it is a shard; () if it is none."""
+        """The shape of the whole tensor if it is a shard, else ()."""
         return self._spec.meta_shape
 
     @property
@@ -159,11 +140,11 @@ class Tensor:
 
     @property
     def location_info(self) -> TensorLocation:
-        """The memory its data lies in."""
+        """The memory that holds its data."""
         return TensorLocation()
 
     def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
-        """How many elements lie between neighbours along each axis, in C order."""
+        """The number of elements between neighbours along each axis, in C order."""
         sizes = self.shape if shape is None else tuple(shape)
         return tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
 
@@ -174,14 +155,14 @@ class Tensor:
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """Whether what the host holds of it is what the device holds."""
+        """Whether the host and the device hold the same values."""
         return True
 
     @property
     def ipu(self) -> int:
-        """The IPU of the op that makes it, else of the first that takes it.
+        """The IPU of the op that makes it, else of the first op that takes it.
 
-        UndefinedValue where none has been placed.
+        **Raises**: UndefinedValue: if none of them has an IPU.
         """
         for op in self._neighbours():
             if op.ipu is not None:
@@ -190,9 +171,9 @@ class Tensor:
 
     @property
     def tile_set(self) -> Literal["compute", "io"]:
-        """The tiles of the op that makes it, else of the first that takes it.
+        """The tiles of the op that makes it, else of the first op that takes it.
 
-        UndefinedValue where there is no op.
+        **Raises**: UndefinedValue: if there is no such op.
         """
         for op in self._neighbours():
             return "io" if op.tile_set == "io" else "compute"
@@ -236,94 +217,6 @@ class Tensor:
             f"{self} has no values yet: use popxl.ops.conditional, or a session's arrays"
         )
 
-    # What is made of it
 
-    @property
-    def T(self) -> Tensor:
-        """Transposed."""
-        return self.transpose()
-
-    @property
-    def T_(self) -> Tensor:
-        """Transposed, as a view."""
-        return self.transpose_()
-
-    def transpose(self, permutation: Iterable[int] | None = None) -> Tensor:
-        """Its axes permuted, by default reversed."""
-        return _ops().transpose(self, permutation)
-
-    def transpose_(self, permutation: Iterable[int] | None = None) -> Tensor:
-        """Its axes permuted, by default reversed, as a view."""
-        return _ops().transpose_(self, permutation)
-
-    def reshape(self, shape: Iterable[int]) -> Tensor:
-        """In another shape; one axis may be -1."""
-        return _ops().reshape(self, shape)
-
-    def reshape_(self, shape: Iterable[int]) -> Tensor:
-        """In another shape, as a view; one axis may be -1."""
-        return _ops().reshape_(self, shape)
-
-    def flatten(self) -> Tensor:
-        """With one axis."""
-        return _ops().flatten(self)
-
-    def flatten_(self) -> Tensor:
-        """With one axis, as a view."""
-        return _ops().flatten_(self)
-
-    def detach(self) -> Tensor:
-        """The same values, through which no gradient goes."""
-        return _ops().detach(self)
-
-    def detach_(self) -> Tensor:
-        """The tensor as a view through which no gradient goes."""
-        return _ops().detach_(self)
-
-    def diag(self) -> Tensor:
-        """The diagonal of a matrix; ValueError for other ranks."""
-        if self.rank != 2:
-            raise ValueError("Diag expected a 2d tensor.")
-        count = min(self.shape)
-        rows = _ops().flatten(self[:count, :count])
-        return _ops().subsample(rows, count + 1)
-
-    def copy_to_ipu(self, destination: int, source: int | None = None) -> Tensor:
-        """Copied to another IPU of the replica."""
-        return _ops().ipu_copy(self, destination, source)
-
-    def __getitem__(self, key: Any) -> Tensor:
-        from ._indexing import indexed
-
-        return indexed(self, key)
-
-    def _like(self, value: Any) -> Tensor:
-        """A number or array as a constant of this tensor's dtype."""
-        from ._sources import constant
-
-        return value if isinstance(value, Tensor) else constant(value, self.dtype)
-
-    def __neg__(self) -> Tensor:
-        return _ops().negate(self)
-
-    def __invert__(self) -> Tensor:
-        return _ops().logical_not(self)
-
-    def __abs__(self) -> Tensor:
-        return _ops().abs(self)
-
-    __add__, __radd__ = _operator("add"), _operator("add", True)
-    __sub__, __rsub__ = _operator("sub"), _operator("sub", True)
-    __mul__, __rmul__ = _operator("mul"), _operator("mul", True)
-    __truediv__, __rtruediv__ = _operator("div"), _operator("div", True)
-    __matmul__, __rmatmul__ = _operator("matmul"), _operator("matmul", True)
-    __pow__, __rpow__ = _operator("pow"), _operator("pow", True)
-    __mod__, __rmod__ = _operator("fmod"), _operator("fmod", True)
-    __and__, __rand__ = _operator("logical_and"), _operator("logical_and", True)
-    __or__, __ror__ = _operator("logical_or"), _operator("logical_or", True)
-    __gt__, __lt__ = _operator("greater"), _operator("greater", True)
-    __iadd__ = _operator("add_")
-
-
-#: As an annotation of a graph's function: the graph works on the caller's own tensor.
+#: An annotation for an argument of a graph's function: the graph changes the caller's tensor.
 TensorByRef = NewAliasAnnotation("TensorByRef", Tensor)

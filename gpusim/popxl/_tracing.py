@@ -1,4 +1,4 @@
-"""create_graph: which of a function's arguments become inputs, and what it returns as outputs."""
+"""create_graph: calls a function with graph inputs, and makes its results graph outputs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .tensor import Tensor, TensorByRef, TensorSpec, graph_input, graph_output
 if TYPE_CHECKING:
     from .ir import Ir
 
-__all__ = ["traced"]
+__all__ = ["trace"]
 
 _MIXED = (list, tuple, dict)
 
 
-def traced(ir: Ir, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
+def trace(ir: Ir, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
     """The graph of a function called with these arguments."""
     function = function_of(fn)
     try:
@@ -41,7 +41,7 @@ def traced(ir: Ir, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def function_of(fn: Any) -> Callable[..., Any]:
-    """What is called, and whose signature counts."""
+    """The function to call, whose signature counts."""
     if isinstance(fn, Module):
         return fn.build
     if callable(fn) and not isinstance(fn, type):
@@ -51,7 +51,7 @@ def function_of(fn: Any) -> Callable[..., Any]:
 
 
 def by_reference(function: Callable[..., Any]) -> frozenset[str]:
-    """The parameters whose annotation speaks of TensorByRef."""
+    """The parameters whose annotation contains TensorByRef."""
     annotations = dict(getattr(function, "__annotations__", {}))
     try:
         annotations |= typing.get_type_hints(function)
@@ -74,7 +74,7 @@ def speaks_of_reference(hint: Any) -> bool:
 
 
 def as_inputs(name: str, value: Any, by_ref: bool) -> Any:
-    """The argument with inputs of the current graph in the place of its tensors."""
+    """The argument with inputs of the current graph instead of its tensors."""
     if isinstance(value, (Tensor, TensorSpec)):
         return as_input(name, value, by_ref)
     if not isinstance(value, _MIXED):
@@ -103,7 +103,7 @@ def as_input(name: str, value: Tensor | TensorSpec, by_ref: bool) -> Tensor:
 
 
 def outputs_of(returned: Any) -> list[Tensor]:
-    """What a function returned as a list of tensors."""
+    """The result of a function as a list of tensors."""
     if returned is None:
         return []
     if isinstance(returned, Tensor):

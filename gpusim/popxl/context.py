@@ -1,4 +1,4 @@
-"""Where ops go and how: the current graph, IPU, name scope and order, as context managers say."""
+"""The current graph, IPU, name scope and order of ops, set by context managers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 if TYPE_CHECKING:
-    from ._ops.op import Op
+    from ._op import Op
     from .graph import Graph
     from .ir import Ir
 
@@ -45,7 +45,7 @@ _HERE = str(Path(__file__).parent)
 
 
 class Context:
-    """What the context managers around the running code say; one for each thread."""
+    """The state of the context managers around the running code; each thread has one."""
 
     def __init__(self) -> None:
         self._graphs: list[Graph] = []
@@ -60,7 +60,7 @@ class Context:
 
     @property
     def ipu_id(self) -> int | None:
-        """The IPU of the innermost `ipu` context, None outside of any."""
+        """The IPU of the innermost `ipu` context; None outside of one."""
         return self._ipus[-1] if self._ipus else None
 
     @property
@@ -80,7 +80,7 @@ class Context:
 
     @property
     def name_scopes(self) -> list[str]:
-        """The name scopes around, outermost first."""
+        """The name scopes around, the outermost first."""
         return self._scopes
 
     # Graphs
@@ -88,7 +88,7 @@ class Context:
     def push_graph(self, g: Graph) -> None:
         """Make a graph the current one.
 
-        RuntimeError if the graph around it belongs to another Ir.
+        **Raises**: RuntimeError: if the current graph belongs to another Ir.
         """
         if self._graphs and self._graphs[0].ir != g.ir:
             raise RuntimeError(
@@ -126,7 +126,7 @@ class Context:
 
     @property
     def in_sequence(self) -> bool:
-        """Whether ops run in the order in which they are made."""
+        """Whether ops run in the order of their addition."""
         return self._modes[-1] if self._modes else False
 
     @in_sequence.setter
@@ -145,18 +145,18 @@ class Context:
     # Hooks
 
     def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
-        """Call `fn` with every op that is made from now on; a handle to remove it by."""
+        """Call `fn` with every op that is added from now on. Returns a handle to remove it."""
         handle, self._next_hook = self._next_hook, self._next_hook + 1
         self._hooks[handle] = fn
         return handle
 
     def remove_op_created_hook(self, handle: int) -> None:
-        """Call it no longer; ValueError for a handle that is not registered."""
+        """Remove a hook; ValueError for an unknown handle."""
         if self._hooks.pop(handle, None) is None:
             raise ValueError(f"Unknown op created hook {handle}")
 
     def _created(self, op: Op) -> None:
-        """An op has been added to the current graph: its place in the order, and the hooks."""
+        """Order an op that was added to the current graph, and call the hooks."""
         previous = op.graph._last_in_sequence
         if self.in_sequence:
             if previous is not None:
@@ -205,7 +205,7 @@ gir = get_ir
 
 @contextmanager
 def ipu(ipu: int) -> Iterator[int]:
-    """Place the ops made inside on an IPU of the replica."""
+    """Place the ops added inside on an IPU of the replica."""
     context = get_current_context()
     context._ipus.append(ipu)
     try:
@@ -216,12 +216,15 @@ def ipu(ipu: int) -> Iterator[int]:
 
 @contextmanager
 def in_sequence(mode: Mode = True) -> Iterator[None]:
-    """Let the ops made inside run in the order in which they are made (True), in any order that
-    their tensors allow (False), or as the surrounding context says ("pass").
+    """Set the order of the ops added inside.
 
-    Raises:
-        TypeError: for None.
-        ValueError: for another mode.
+    They run in the order of their addition (True), in any order that their tensors allow (False),
+    or as the surrounding context says ("pass").
+
+    **Raises**
+
+    - TypeError: for None.
+    - ValueError: for another mode.
     """
     if mode is None:
         raise TypeError("`None` cannot be passed to `in_sequence`. Try `False` instead.")
@@ -239,7 +242,7 @@ def in_sequence(mode: Mode = True) -> Iterator[None]:
 
 @contextmanager
 def io_tiles() -> Iterator[None]:
-    """Place the ops made inside on the IO tiles."""
+    """Place the ops added inside on the IO tiles."""
     context = get_current_context()
     context._io_tiles += 1
     try:
@@ -250,7 +253,7 @@ def io_tiles() -> Iterator[None]:
 
 @contextmanager
 def name_scope(name: str) -> Iterator[None]:
-    """Begin the names of tensors and ops made inside with `name` and a dot."""
+    """Begin the names of tensors and ops added inside with `name` and a dot."""
     context = get_current_context()
     context.push_name_scope(name)
     try:
@@ -261,7 +264,7 @@ def name_scope(name: str) -> Iterator[None]:
 
 @contextmanager
 def debug_context_frame_offset(i: int) -> Iterator[None]:
-    """Let the ops made inside name the line `i` calls further out as the one that made them."""
+    """Take the line `i` calls further out as the location of the ops added inside."""
     context = get_current_context()
     context._offset += i
     try:
@@ -271,9 +274,9 @@ def debug_context_frame_offset(i: int) -> Iterator[None]:
 
 
 def get_source_location(offset: int) -> tuple[str, int]:
-    """File and line of the code that called this package, or of its caller, `offset` calls out.
+    """File and line of the code that called this package, or of its caller `offset` calls out.
 
-    IndexError where there are not so many.
+    **Raises**: IndexError: if there are fewer calls.
     """
     wanted = offset + get_current_context()._offset
     frame, depth = sys._getframe(1), 0

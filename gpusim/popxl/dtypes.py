@@ -1,5 +1,7 @@
 """PopXL's data types: constants such as `float32`, each with its NumPy dtype.
-The 8-bit floats are ml_dtypes' float8_e4m3fnuz and float8_e5m2fnuz, which have the IPU's bits."""
+
+The 8-bit floats are ml_dtypes' float8_e4m3fnuz and float8_e5m2fnuz, which have the IPU's bits.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ __all__ = [
 
 
 class dtype:
-    """One of PopXL's data types; there are only those of this module.
+    """One of PopXL's data types; this module has all of them.
 
     >>> dtype.as_dtype(np.float16), float32.is_floating_point, uint32.as_numpy()
     (popxl.dtypes.float16, True, dtype('uint32'))
@@ -59,22 +61,22 @@ class dtype:
 
     @property
     def is_int(self) -> builtins.bool:
-        """Whether its values are integers; bool's are not."""
+        """Whether its values are integers. bool is not an integer type."""
         return self._kind in "iu"
 
     @property
     def is_floating_point(self) -> builtins.bool:
-        """Whether its values are floating-point numbers, of 8 bits too."""
+        """Whether its values are floating-point numbers, including 8-bit floats."""
         return self._kind == "f"
 
     @property
     def is_signed(self) -> builtins.bool:
-        """Whether there are negative values."""
+        """Whether it has negative values."""
         return self._kind in "if"
 
     @classmethod
     def from_name(cls, name: str) -> dtype:
-        """The data type of a name; ValueError where there is none."""
+        """The data type with a name; ValueError if there is none."""
         try:
             return _BY_NAME[name]
         except (KeyError, TypeError):
@@ -82,9 +84,9 @@ class dtype:
 
     @classmethod
     def as_dtype(cls, type_value: Any) -> dtype:
-        """The data type that a NumPy dtype, a name, a Python type, an array or tensor stands for.
+        """The data type for a NumPy dtype, a name, a Python type, an array or a tensor.
 
-        ValueError where there is none.
+        **Raises**: ValueError: if there is none.
         """
         if isinstance(type_value, dtype):
             return type_value
@@ -113,9 +115,10 @@ class dtype:
     def as_torch(self) -> Any:
         """The torch dtype with the same values.
 
-        Raises:
-            ModuleNotFoundError: without torch.
-            TypeError: where torch has none.
+        **Raises**
+
+        - ModuleNotFoundError: without torch.
+        - TypeError: if torch has none.
         """
         try:
             import torch

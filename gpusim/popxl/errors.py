@@ -6,4 +6,4 @@ __all__ = ["UndefinedValue"]
 
 
 class UndefinedValue(Exception):
-    """A property that has no value, such as the IPU of a tensor that nothing has been placed on."""
+    """A property without a value, such as the IPU of a tensor that has not been placed."""

@@ -1,4 +1,4 @@
-"""PopART's exceptions, which PopXL raises too; `popart` has them under the same names."""
+"""PopART's exceptions, which PopXL raises too. `popart` has them under the same names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class popart_exception(GpusimError):
 
 
 class shape_exception(popart_exception, ValueError):
-    """Shapes or numbers that an op cannot work with: PopART's exception, and Python's too."""
+    """Shapes or numbers that an op cannot take: PopART's exception, and Python's too."""
 
 
 class dtype_exception(popart_exception, TypeError):
-    """Data types that an op cannot work with: PopART's exception, and Python's too."""
+    """Dtypes that an op cannot take: PopART's exception, and Python's too."""
 
 
 class popart_internal_exception(popart_exception):
-    """A fault of PopART's own."""
+    """An internal error of PopART."""
 
 
 class poplar_exception(GpusimError):
-    """What Poplar raises when a program runs."""
+    """An error of Poplar at run time."""
 
 
 class poplibs_error(GpusimError):
-    """What Poplar's libraries raise."""
+    """An error of Poplar's libraries."""

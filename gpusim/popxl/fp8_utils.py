@@ -1,4 +1,4 @@
-"""8-bit floats on the host: conversions, and the power of two that loses the least on the way."""
+"""8-bit floats on the host: conversions, and the scale with the least loss."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def find_exponential_range(fp_def: FpDef) -> tuple[int, int]:
 
 
 def log_histogram(src: NDArray[Any], ftype: FpDef) -> tuple[NDArray[Any], list[float]]:
-    """How many magnitudes lie below each power of two and above the one before it.
+    """Count the magnitudes between neighbouring powers of two.
 
     **Arguments**: `ftype`: the format whose exponents the powers have.
 
-    Returns the counts, of which there is one more, and the powers. Zeros are below the first.
+    **Returns** the counts, and the powers, of which there is one less. Zeros count below the first.
 
     >>> counts, limits = log_histogram(np.array([1.5, -3.0, 0.0]), float8_143_def)
     >>> counts[[0, limits.index(1.0) + 1, limits.index(2.0) + 1]].tolist()
@@ -79,7 +79,7 @@ def log_histogram(src: NDArray[Any], ftype: FpDef) -> tuple[NDArray[Any], list[f
 
 
 class CandidateConfig:
-    """What a source's numbers lose in a format of 8 bits: its span, and its rounding."""
+    """The loss of a source's numbers in an 8-bit format: its span, and its rounding."""
 
     def __init__(self, format: Any, src_ftype: FpDef, dest_ftype: FpDef, src_type: Any) -> None:
         self.format = format
@@ -102,9 +102,9 @@ def calculate_metric_mse(
     src_bias_starting_indices: Sequence[int],
     candidate: CandidateConfig,
 ) -> tuple[float, int]:
-    """The least mean squared error, and the scaling bias that has it; of several the middle one.
+    """The least mean squared error, and its scaling bias; the middle one of several.
 
-    Numbers below the format's range become zero, and those above it the greatest number; those
+    Numbers below the format's range become zero, and those above it the greatest number. Those
     within are rounded to its mantissa.
     """
     powers = np.asarray(limits, np.float64)
@@ -137,14 +137,14 @@ def calculate_candidate_metric(
 
 
 def host_fp8_mse_scale(src: NDArray[Any], dtype: dtypes.dtype | None = None) -> int:
-    """The `log2_scale` with which a cast to an 8-bit float loses least, by a histogram.
+    """The `log2_scale` with the least loss in a cast to an 8-bit float, by a histogram.
 
     **Arguments**
 
     - `src`: numbers of float16 or float32.
     - `dtype`: `popxl.float8_143`, the default, or `popxl.float8_152`.
 
-    RuntimeError for other dtypes.
+    **Raises**: RuntimeError: for other dtypes.
 
     >>> host_fp8_mse_scale(np.full(4, 2.0**-20, np.float32), dtypes.float8_143)
     18
@@ -160,9 +160,9 @@ def host_fp8_mse_scale(src: NDArray[Any], dtype: dtypes.dtype | None = None) -> 
 
 
 def host_fp8_mse_scale_pb(src: Any, dtype: dtypes.dtype | None = None) -> int:
-    """`host_fp8_mse_scale`, also of torch tensors and lists; the dtype must be given.
+    """`host_fp8_mse_scale` for torch tensors and lists too. The dtype is required.
 
-    RuntimeError for other dtypes.
+    **Raises**: RuntimeError: for other dtypes.
     """
     _check_float8(dtype)
     return host_fp8_mse_scale(_numbers(src), dtype)
@@ -181,9 +181,11 @@ def host_pow2scale_cast_to_fp8(
     - `src`: float16, float32 or float64 as an array, a torch tensor or lists.
     - `dtype`: `popxl.float8_143` or `popxl.float8_152`.
     - `log2_scale`: -32 to 31.
-    - `nan_on_overflow`: whether numbers that are too large become NaN, or else the greatest number.
+    - `nan_on_overflow`: whether too large numbers become NaN, or else the greatest number.
 
-    The array has ml_dtypes' dtype for the format. RuntimeError for other dtypes.
+    The array has ml_dtypes' dtype of the format.
+
+    **Raises**: RuntimeError: for other dtypes.
 
     >>> host_pow2scale_cast_to_fp8(np.array([0.5, 1000.0]), dtypes.float8_143, 1).tolist()
     [1.0, nan]
@@ -209,7 +211,7 @@ def host_pow2scale_cast_from_fp8(
 
     **Arguments**: `dtype`: `popxl.float16`, `popxl.float32` or `popxl.float64`.
 
-    RuntimeError for other dtypes.
+    **Raises**: RuntimeError: for other dtypes.
 
     >>> eighths = host_pow2scale_cast_to_fp8(np.array([0.5, 3.0]), dtypes.float8_152)
     >>> host_pow2scale_cast_from_fp8(eighths, dtypes.float16, 1)
@@ -234,7 +236,7 @@ def _check_float8(dtype: dtypes.dtype | None) -> dtypes.dtype:
 
 
 def _numbers(src: Any) -> NDArray[Any]:
-    """An array, also of a torch tensor that needs a gradient."""
+    """An array, also of a torch tensor that requires a gradient."""
     if type(src).__module__ == "torch":
         src = src.detach().cpu().numpy()
     return np.ascontiguousarray(src).reshape(np.shape(src))

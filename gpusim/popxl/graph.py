@@ -1,4 +1,4 @@
-"""Graphs: inputs, ops in the order in which they were made, and outputs."""
+"""Graph: inputs, ops in the order of their addition, and outputs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .context import get_current_context
 from .tensor import Constant, Tensor, Variable
 
 if TYPE_CHECKING:
-    from ._ops.op import Op
+    from ._op import Op
     from .ir import Ir
 
 __all__ = ["Graph"]
 
 
 class Graph:
-    """A main graph, or one that other graphs call; `with graph:` makes it the current one."""
+    """A main graph, or a graph that others call. `with graph:` makes it the current one."""
 
     _ir: Ir
     _id: str
@@ -35,7 +35,7 @@ class Graph:
         raise TypeError("Cannot create popxl.graph.Graph instances using the constructor.")
 
     @classmethod
-    def _made(cls, ir: Ir, id: str) -> Graph:
+    def _create(cls, ir: Ir, id: str) -> Graph:
         graph = object.__new__(cls)
         graph._ir, graph._id = ir, id
         graph._ops, graph._inputs, graph._outputs = [], [], []
@@ -68,7 +68,7 @@ class Graph:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """Its inputs: the function's, in the order of its signature, then those of graph_input."""
+        """The inputs: the function's, in the order of its signature, then those of graph_input."""
         return tuple(self._inputs)
 
     @property
@@ -88,7 +88,7 @@ class Graph:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """Its variables (only the main graph has any)."""
+        """Its variables; only the main graph has any."""
         return tuple(t for t in self._tensors.values() if isinstance(t, Variable))
 
     @property
@@ -104,25 +104,25 @@ class Graph:
         )
 
     def get_tensor(self, tensor_id: str) -> Tensor:
-        """The tensor of an id; ValueError if it has none."""
+        """The tensor with an id; ValueError if there is none."""
         try:
             return self._tensors[tensor_id]
         except KeyError:
             raise ValueError(f"Graph {self.name} has no tensor with the id {tensor_id}") from None
 
     def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
-        """Call `fn` with every op made in this graph from now on; a handle to remove it by."""
+        """Call `fn` with every op added to this graph from now on. Returns a handle."""
         handle, self._next_hook = self._next_hook, self._next_hook + 1
         self._hooks[handle] = fn
         return handle
 
     def remove_op_created_hook(self, handle: int) -> None:
-        """Call it no longer; ValueError for a handle that is not registered."""
+        """Remove a hook; ValueError for an unknown handle."""
         if self._hooks.pop(handle, None) is None:
             raise ValueError(f"Unknown op created hook {handle}")
 
     def __contains__(self, value: object) -> bool:
-        """Whether a tensor is one of its own; TypeError for what is no tensor."""
+        """Whether a tensor belongs to the graph; TypeError for other values."""
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"Value must be of type popxl.Tensor. Value: {value}. Type: {type(value)}"
@@ -142,7 +142,7 @@ class Graph:
         get_current_context().pop_graph()
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same graph; TypeError for what is no graph."""
+        """Whether it is the same graph; TypeError for other values."""
         if not isinstance(other, Graph):
             raise TypeError(
                 f"Value must be of type popxl.Graph. Value: {other}. Type: {type(other)}"
@@ -159,11 +159,11 @@ class Graph:
 
     @property
     def _pb_graph(self) -> Graph:
-        """PopART's graph behind PopXL's: here the same one."""
+        """PopART's graph behind PopXL's: here the same object."""
         return self
 
     def getOps(self) -> list[Op]:
-        """Its ops, in the order in which they were made."""
+        """The ops in the order of their addition."""
         return list(self._ops)
 
     def getInputIds(self) -> list[str]:
@@ -175,7 +175,7 @@ class Graph:
         return [tensor.id for tensor in self._outputs]
 
     def _new_id(self, name: str) -> str:
-        """An id for a tensor, with the name scopes, unlike all others of the graph."""
+        """A unique id for a tensor, with the name scopes."""
         scoped = ".".join((*get_current_context().name_scopes, name))
         stem = f"{self._id}/{scoped}" if self._id else scoped
         candidate = stem

@@ -1,4 +1,4 @@
-"""Ir: a main graph, the graphs that it calls, and over how many replicas they run."""
+"""Ir: a main graph, the graphs that it calls, and the number of replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from operator import index as as_index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from gpusim import popdist
+
+from ._dot import checkpoint
 from ._options import SessionOptions
+from ._tracing import trace
 from .graph import Graph
 from .module import Module
 from .replica_grouping import ReplicaGrouping
@@ -27,10 +31,10 @@ _ids = itertools.count()
 class Ir:
     """A program: its main graph, and the graphs that it calls.
 
-    **Arguments**: `replication`: over how many replicas it runs, or "popdist": over as many as
-    poprun has started, of which this instance runs its own.
+    **Arguments**: `replication`: the number of replicas; or "popdist" for as many as poprun has
+    started, of which this instance runs its share.
 
-    ValueError for fewer than one replica.
+    **Raises**: ValueError: for fewer than one replica.
 
     >>> ir = Ir(replication=2)
     >>> ir.main_graph, ir.replication_factor
@@ -50,8 +54,6 @@ class Ir:
         if isinstance(replication, str):
             if replication != "popdist":
                 raise ValueError(f"replication={replication!r}: expected a number, or 'popdist'")
-            from gpusim import popdist
-
             popdist.popart.configureSessionOptions(self._options)
         else:
             self._replication = _positive("replication", replication)
@@ -70,20 +72,21 @@ class Ir:
         *args: Any,
         **kwargs: Any,
     ) -> Graph:
-        """The graph that a function, or a Module's `build`, makes when it is called.
+        """Make a graph by calling a function, or a Module's `build`.
 
-        Where `args` and `kwargs` hold tensors or TensorSpecs, also in lists and tuples, the graph
-        gets inputs of their shapes and dtypes, in the order of the function's signature; all other
-        arguments are passed on as they are. Inputs that the function makes by `popxl.graph_input`
-        follow. What it returns, a tensor, an iterable of tensors or None, are the outputs.
+        For tensors and TensorSpecs in `args` and `kwargs`, also in lists and tuples, the graph gets
+        inputs of their shapes and dtypes, in the order of the function's signature. Other arguments
+        are passed on. Inputs that the function makes by `popxl.graph_input` follow. The outputs are
+        what it returns: a tensor, an iterable of tensors or None.
 
-        Inputs annotated as `popxl.TensorByRef`, `list[popxl.TensorByRef]` are the caller's own
-        tensors, which the graph may change.
+        An input annotated as `popxl.TensorByRef` or `list[popxl.TensorByRef]` is the caller's own
+        tensor, which the graph may change.
 
-        Raises:
-            TypeError: for what is neither a function nor a Module, and for a list (or *args, or
-                **kwargs) that holds both tensors and something else.
-            ValueError: for arguments that do not fit the signature, or a result that is no tensor.
+        **Raises**
+
+        - TypeError: if `fn` is neither a function nor a Module, or if a list, *args or **kwargs
+          mixes tensors with other values.
+        - ValueError: if the arguments do not fit the signature, or a result is not a tensor.
 
         >>> import gpusim.popxl as popxl
         >>> def scale(x: popxl.Tensor, factor: float) -> popxl.Tensor:
@@ -93,19 +96,17 @@ class Ir:
         >>> graph.id, [tensor.name for tensor in graph.inputs], len(graph.outputs)
         ('scale_subgraph(0)', ['x'], 1)
         """
-        from ._tracing import traced
-
-        return traced(self, fn, args, kwargs)
+        return trace(self, fn, args, kwargs)
 
     def create_empty_graph(self, name: str | None = None) -> Graph:
-        """A graph with nothing in it yet; its name begins with `name`, "graph" by default."""
+        """A new, empty graph. Its name begins with `name`, by default "graph"."""
         return self._new_graph(self._subgraph_id(name or "graph"))
 
     def _changed(self) -> None:
         self._version += 1
 
     def _new_graph(self, id: str) -> Graph:
-        graph = self._graphs[id] = Graph._made(self, id)
+        graph = self._graphs[id] = Graph._create(self, id)
         return graph
 
     def _subgraph_id(self, name: str) -> str:
@@ -127,11 +128,9 @@ class Ir:
     def replication_factor(self) -> int:
         """The number of replicas of all instances. It can be set until there is a session.
 
-        RuntimeError when it is set later, and ValueError for a number below 1.
+        **Raises**: RuntimeError: if it is set later; ValueError: for a number below 1.
         """
         if self._replication is None:
-            from gpusim import popdist
-
             return popdist.getNumTotalReplicas()
         return self._replication
 
@@ -146,19 +145,17 @@ class Ir:
 
     @property
     def instance_replication_factor(self) -> int:
-        """The number of replicas of this instance: all of them, unless replication is popdist's."""
+        """The number of replicas of this instance; all of them, unless popdist sets it."""
         if self._replication is None:
-            from gpusim import popdist
-
             return popdist.getNumLocalReplicas()
         return self._replication
 
     def replica_grouping(self, stride: int = 1, group_size: int | None = None) -> ReplicaGrouping:
-        """The replicas in groups of `group_size` that lie `stride` apart.
+        """Groups of `group_size` replicas at a distance of `stride`.
 
-        **Arguments**: `group_size` is by default as large as it can be: replicas // stride.
+        **Arguments**: `group_size` is by default the largest size: replicas // stride.
 
-        ValueError for numbers that do not divide the replicas.
+        **Raises**: ValueError: if the numbers do not divide the replicas.
 
         >>> Ir(replication=8).replica_grouping(2, 4).assignment
         [0, 1, 0, 1, 0, 1, 0, 1]
@@ -166,12 +163,12 @@ class Ir:
         return ReplicaGrouping._from_stride(self, stride, group_size)
 
     def replica_grouping_from_assignments(self, assignment: Sequence[int]) -> ReplicaGrouping:
-        """The replicas in the groups whose numbers `assignment` lists.
+        """Groups of replicas from a list of each replica's group.
 
-        Without one stride it serves variables only, and no collectives.
+        Without a constant stride the groups are for variables only, and not for collectives.
 
-        ValueError for groups of different sizes, for numbers that do not begin at 0 and appear in
-        their order, and for a list that has not one number for each replica.
+        **Raises**: ValueError: if group sizes differ, if group numbers do not begin at 0 and appear
+        in order, or if there is not a number for each replica.
 
         >>> Ir(replication=4).replica_grouping_from_assignments([0, 1, 1, 0])
         ReplicaGrouping(assignment=[0, 1, 1, 0])
@@ -182,7 +179,7 @@ class Ir:
 
     @property
     def num_host_transfers(self) -> int:
-        """How many tensors each stream carries in one run; 1 unless set, before the session is."""
+        """The number of tensors of each stream in one run, 1 unless set before a session."""
         return self._transfers
 
     @num_host_transfers.setter
@@ -190,11 +187,11 @@ class Ir:
         self._transfers = _positive("num_host_transfers", value)
 
     def get_all_h2d_streams(self) -> set[HostToDeviceStream]:
-        """The streams that a host_load of some graph reads."""
+        """The streams that a host_load in some graph reads."""
         return set(self._streams("HostLoad"))
 
     def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
-        """The streams that a host_store of some graph writes."""
+        """The streams that a host_store in some graph writes."""
         return set(self._streams("HostStore"))
 
     def _streams(self, op_type: str) -> list[Any]:
@@ -210,24 +207,22 @@ class Ir:
         return self._id
 
     def dot_checkpoint(self, check: str, save_dir: Path | str | None = None) -> None:
-        """Write the graphs as Graphviz files, one each: `<check>.<graph>.dot`.
+        """Write each graph as a Graphviz file `<check>.<graph>.dot`.
 
-        Does nothing where the session options' `dotChecks`, or else the variable
-        POPART_DOT_CHECKS, name other checks only; without any, this turns all of them on.
-        `save_dir` holds for all later checks too; by default it is the session options' `logDir`.
-        Where the graphviz package is installed, each file is rendered beside it.
+        It does nothing if the session options' `dotChecks`, or the variable POPART_DOT_CHECKS, name
+        only other checks. If both are empty, this turns on all checks. `save_dir` applies to later
+        checks too; by default it is the session options' `logDir`. If the graphviz package is
+        installed, each file is rendered as well.
         """
-        from ._dot import checkpoint
-
         checkpoint(self, check, save_dir)
 
     @property
     def _pb_ir(self) -> Ir:
-        """PopART's Ir behind PopXL's: here the same one."""
+        """PopART's Ir behind PopXL's: here the same object."""
         return self
 
     def getSessionOptions(self) -> SessionOptions:
-        """The options of its sessions, which can be changed until there is one."""
+        """The options of its sessions. They can be changed until there is a session."""
         return self._options
 
     def getAllGraphs(self) -> list[Graph]:
@@ -235,11 +230,11 @@ class Ir:
         return list(self._graphs.values())
 
     def getGraph(self, id: str) -> Graph:
-        """The graph of an id."""
+        """The graph with an id."""
         return self._graphs[id]
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same one; TypeError for what is no Ir."""
+        """Whether it is the same Ir; TypeError for other values."""
         if not isinstance(other, Ir):
             raise TypeError(f"Value must be of type popxl.Ir. Type: {type(other)}. Value: {other}.")
         return self is other

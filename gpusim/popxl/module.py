@@ -1,4 +1,4 @@
-"""Module: a graph's function as a class, whose object can keep what its build makes."""
+"""Module: a graph's function as a class, whose object can store tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Module"]
 
 
 class Module:
-    """A class whose `build` is the function that `Ir.create_graph` makes a graph of.
+    """A class whose method `build` is a function for `Ir.create_graph`.
 
-    Inputs that `build` makes by `popxl.graph_input` can be kept as attributes, and named at calls.
+    Inputs that `build` makes by `popxl.graph_input` can be stored as attributes, and used at calls.
 
     >>> import gpusim.popxl as popxl
     >>> class Twice(popxl.Module):
@@ -31,5 +31,5 @@ class Module:
         return self.build(*args, **kwargs)
 
     def build(self, *args: Any, **kwargs: Any) -> Tensor | Iterable[Tensor] | None:
-        """What makes the graph's ops; to be overridden."""
+        """Add the graph's ops. Subclasses override it."""
         raise NotImplementedError("Your popxl.Module must override `build` method")

@@ -1,4 +1,4 @@
-"""Seeds for random ops: uint32 pairs, of every replica, step and iteration its own."""
+"""Seeds for random ops: a pair of uint32 for every replica, step and iteration."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def create_seeds(
     gradient_accumulation_factor: int = 1,
     replicas: int = 1,
 ) -> NDArray[np.uint32]:
-    """Seeds for a host stream: all different, and none again with another `offset`.
+    """Seeds for a host stream. All of them differ, also from those of another `offset`.
 
     **Arguments**
 
-    - `seed`: of NumPy's generator, 0 to 2**64 - 1.
-    - `offset`: how many steps have drawn seeds before.
-    - `batches_per_step`, `gradient_accumulation_factor`, `replicas`: how many a step takes.
+    - `seed`: the seed of NumPy's generator, 0 to 2**64 - 1.
+    - `offset`: the number of steps that have drawn seeds before.
+    - `batches_per_step`, `gradient_accumulation_factor`, `replicas`: the numbers that a step takes.
 
-    **Returns** uint32 (batches per step, gradient accumulation factor, replicas, 2), without
-    the axes of size 1.
+    **Returns** uint32 (batches per step, gradient accumulation factor, replicas, 2), without the
+    axes of size 1.
 
-    ValueError for a seed or offset that is negative, or is no 64-bit number.
+    **Raises**: ValueError: if the seed or the offset is negative or not a 64-bit number.
 
     >>> create_seeds(0, replicas=2).shape
     (2, 2)
@@ -46,7 +46,7 @@ def create_seeds(
 
 
 def uint64_to_two_uint32(num: int) -> tuple[int, int]:
-    """The low and the high 32 bits of a number; ValueError if it has more than 64, or a sign.
+    """The low and the high 32 bits of a number; ValueError if it is not a 64-bit number.
 
     >>> uint64_to_two_uint32(2**32 + 5)
     (5, 1)
@@ -57,7 +57,7 @@ def uint64_to_two_uint32(num: int) -> tuple[int, int]:
 
 
 def two_uint32_to_uint64(a: int, b: int) -> int:
-    """The number with the low bits `a` and the high bits `b`; ValueError outside 32 bits.
+    """The number with the low bits `a` and the high bits `b`; ValueError beyond 32 bits.
 
     >>> two_uint32_to_uint64(5, 1) == 2**32 + 5
     True

@@ -1,4 +1,4 @@
-"""Remote buffers: entries of one shape in memory off the chip, of every replica its own."""
+"""Remote buffers: entries of one shape in memory off the chip. Every replica has its own."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from .context import get_ir
 from .dtypes import dtype
-from .tensor import Tensor
 
 if TYPE_CHECKING:
+    from ._tensor import Tensor
     from .ir import Ir
 
 __all__ = ["RemoteBuffer", "remote_buffer"]
 
 
 class RemoteBuffer:
-    """A number of entries that hold a tensor of one shape and dtype each.
+    """A number of entries, each of which holds a tensor of one shape and dtype.
 
-    Zeros, but for what variables put there, until `ops.remote_store` writes.
+    Entries are zeros until a variable or `ops.remote_store` sets them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RemoteBuffer:
         self.entries = entries
 
     def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
-        """ValueError for a tensor (or, of several shards, one) of another shape or dtype."""
+        """Raise ValueError if a tensor, or one of its shards, has another shape or dtype."""
         shape = t.shape if num_shards == 1 else (-(-t.nelms // num_shards),)
         if (shape, t.dtype) != (self._shape, self._dtype):
             raise ValueError(
@@ -79,7 +79,7 @@ class RemoteBuffer:
 
     @property
     def meta_shape(self) -> tuple[int, ...]:
-        """The shape of the whole tensors whose shards the entries are; () if they are whole."""
+        """The shape of the whole tensors if the entries are shards, else ()."""
         return self._meta_shape
 
     @meta_shape.setter
@@ -95,7 +95,10 @@ def remote_buffer(
 ) -> RemoteBuffer:
     """A new remote buffer of the current Ir.
 
-    ValueError for a number of entries below 1; RuntimeError outside of a graph.
+    **Raises**
+
+    - ValueError: if the number of entries is below 1.
+    - RuntimeError: outside of a graph.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

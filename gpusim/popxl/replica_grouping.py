@@ -1,4 +1,4 @@
-"""ReplicaGrouping: which replicas share a variable's value, or take part in one collective."""
+"""ReplicaGrouping: the replicas that share a variable's value, or take part in one collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ReplicaGrouping"]
 
 
 class ReplicaGrouping:
-    """A partition of an Ir's replicas into groups of one size; `Ir.replica_grouping` makes one.
+    """A partition of an Ir's replicas into groups of one size; see `Ir.replica_grouping`.
 
     >>> import gpusim.popxl as popxl
     >>> grouping = popxl.Ir(replication=8).replica_grouping(stride=2, group_size=2)
@@ -33,7 +33,7 @@ class ReplicaGrouping:
         )
 
     @classmethod
-    def _made(cls, ir: Ir, groups: Groups) -> ReplicaGrouping:
+    def _create(cls, ir: Ir, groups: Groups) -> ReplicaGrouping:
         grouping = object.__new__(cls)
         grouping._ir, grouping._groups = ir, groups
         return grouping
@@ -57,7 +57,7 @@ class ReplicaGrouping:
                 "Group size must be greater than zero and less than or equal to number of "
                 f"replicas. Group size: {size}. {counts}"
             )
-        return cls._made(ir, Groups.from_stride(replicas, stride, size))
+        return cls._create(ir, Groups.from_stride(replicas, stride, size))
 
     @classmethod
     def _from_assignment(cls, ir: Ir, assignment: Sequence[int]) -> ReplicaGrouping:
@@ -84,13 +84,13 @@ class ReplicaGrouping:
                 "When ordered by first appearance, the group numbers are not monotonically "
                 f"increasing. Ordering: {order}"
             )
-        return cls._made(ir, Groups.from_assignment(numbers))
+        return cls._create(ir, Groups.from_assignment(numbers))
 
     @property
     def stride(self) -> int:
         """The distance between neighbours of a group.
 
-        NotImplementedError where distances vary.
+        **Raises**: NotImplementedError: if distances vary.
         """
         self._need_const()
         assert self._groups.stride is not None
@@ -113,19 +113,19 @@ class ReplicaGrouping:
 
     @property
     def is_const(self) -> bool:
-        """Whether a stride and a size say it all, so that collectives can use it."""
+        """Whether a stride and a size describe the groups, so that collectives can use them."""
         return self._groups.strided
 
     @property
     def const_rg(self) -> ReplicaGrouping:
-        """The grouping that a device knows: itself, or, without one stride, single replicas."""
+        """The grouping on the device: itself, or single replicas if the stride varies."""
         if self.is_const:
             return self
-        return self._made(self._ir, Groups.from_stride(self._groups.size, 1, 1))
+        return self._create(self._ir, Groups.from_stride(self._groups.size, 1, 1))
 
     @property
     def to_device_map(self) -> list[int]:
-        """For each group of `const_rg`, the group here whose value it is given.
+        """For each group of `const_rg`, the group here whose value it gets.
 
         >>> import gpusim.popxl as popxl
         >>> popxl.Ir(replication=4).replica_grouping_from_assignments([0, 1, 1, 0]).to_device_map
@@ -135,7 +135,7 @@ class ReplicaGrouping:
 
     @property
     def to_host_map(self) -> list[int]:
-        """For each group here, the group of `const_rg` whose value comes back.
+        """For each group here, the group of `const_rg` whose value it returns.
 
         >>> import gpusim.popxl as popxl
         >>> popxl.Ir(replication=4).replica_grouping_from_assignments([0, 1, 1, 0]).to_host_map
@@ -145,8 +145,8 @@ class ReplicaGrouping:
         return [known[members[0]] for members in self._groups.members]
 
     def transpose(self) -> ReplicaGrouping:
-        """The groups of replicas that have the same position in theirs."""
-        return self._made(self._ir, self._groups.transpose())
+        """The groups of replicas that have the same position in their group."""
+        return self._create(self._ir, self._groups.transpose())
 
     def _need_const(self) -> None:
         if not self.is_const:

@@ -1,4 +1,4 @@
-"""Session: an Ir's main graph compiled and run, with its streams and variables."""
+"""Session: compiles and runs an Ir's main graph, with its streams and variables."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ DeviceType = Literal["ipu_hw", "ipu_model", "cpu"]
 class Session:
     """Runs an Ir: `with session: session.run(inputs)`.
 
-    The main graph is compiled here, once. Entering the `with` block attaches to the device and
-    sends the variables there; leaving it brings them back (if `weights_to_host_on_exit`, and no
-    error passes) and detaches. Inside another `with` block of the same session both do nothing.
+    The constructor compiles the main graph. Entering the `with` block attaches to the device and
+    sends the variables there. Leaving it brings them back (if `weights_to_host_on_exit`, and unless
+    an exception passes) and detaches. Inside another `with` block of the same session both do
+    nothing.
 
     **Arguments**
 
-    - `ir`: what to run. Its replication can no longer be changed.
-    - `device_desc`: "cpu", for a single IPU in all; "ipu_model", for any number; or "ipu_hw", which
-      attaches to as many of the simulated IPUs, rounded up to a power of two.
+    - `ir`: the Ir to run. Its replication can no longer be changed.
+    - `device_desc`: "cpu" for a single IPU; "ipu_model" for any number of IPUs; or "ipu_hw" to
+      attach to simulated IPUs, whose number is rounded up to a power of two.
 
-    Raises:
-        ValueError: for another device type, and for "cpu" with several IPUs.
-        RuntimeError: for an Ir without ops, and where so many IPUs cannot be had.
-        popart_exception: where the graphs change a tensor that something else uses, in no order.
+    **Raises**
+
+    - ValueError: for another device type, and for "cpu" with several IPUs.
+    - RuntimeError: for an Ir without ops, and if there are not enough IPUs.
+    - popart_exception: if the graphs change a tensor that something else uses, without an order.
 
     >>> import gpusim.popxl as popxl
     >>> ir = popxl.Ir(replication=2)
@@ -82,14 +84,14 @@ class Session:
 
         **Arguments**
 
-        - `inputs`: for every stream that the Ir loads from, what `num_host_transfers` loads take:
-          (num_host_transfers, replicas of this instance, *shape), where sizes of 1 among the
-          first two are left out.
+        - `inputs`: for every stream that the Ir loads from, the tensors of `num_host_transfers`
+          loads: (num_host_transfers, replicas of this instance, *shape), without those of the first
+          two axes whose size is 1.
         - `downcast_inputs`: whether 64-bit numbers may become 32-bit ones.
 
-        **Returns** the same for every stream that the Ir stores to, in arrays of its own.
+        **Returns** the same for every stream that the Ir stores to, in new arrays.
 
-        ValueError where the session is not attached, and for streams or shapes other than these.
+        **Raises**: ValueError: if the session is not attached, or for other streams or shapes.
         """
         outputs = self.create_host_outputs()
         self.run_with_outputs(inputs, outputs, downcast_inputs)
@@ -101,7 +103,7 @@ class Session:
         outputs: Mapping[DeviceToHostStream, NDArray[Any]] | None = None,
         downcast_inputs: bool = True,
     ) -> None:
-        """As `run`, into arrays that the caller provides (see `create_host_outputs`)."""
+        """As `run`, into the caller's arrays (see `create_host_outputs`)."""
         self._need_device()
         given_inputs, given_outputs = dict(inputs or {}), dict(outputs or {})
         self._check_streams("HostToDeviceStream", self._ir.get_all_h2d_streams(), given_inputs)
@@ -121,14 +123,17 @@ class Session:
             for stream, data in given_outputs.items()
         }
         try:
-            with self._device.together(), np.errstate(all="ignore"):  # as an IPU: no warnings
+            with (
+                self._device.instances.exchanging(),
+                np.errstate(all="ignore"),
+            ):  # as an IPU: no warnings
                 self._program.run([])
         finally:
             machine.inputs, machine.outputs = {}, {}
         self._weights.run_done()
 
     def create_host_outputs(self) -> d2hStreamBufferMaps:
-        """Arrays of zeros of the shapes that `run_with_outputs` fills, for every stored stream."""
+        """Arrays of zeros for `run_with_outputs`, for every stream that the Ir stores to."""
         return {stream: host_buffer(stream, self._ir) for stream in self._ordered_outputs()}
 
     def expected_inputs(self) -> list[HostToDeviceStream]:
@@ -149,35 +154,35 @@ class Session:
     # Variables
 
     def weights_to_host(self) -> None:
-        """Bring all variables from the device to the host; ValueError if it is not attached."""
+        """Bring all variables from the device to the host; ValueError if not attached."""
         self._need_device()
         self._to_host()
 
     def _to_host(self) -> None:
-        with self._device.together():
+        with self._device.instances.exchanging():
             self._weights.to_host()
 
     def weights_from_host(self) -> None:
-        """Send all variables from the host to the device; ValueError if it is not attached."""
+        """Send all variables from the host to the device; ValueError if not attached."""
         self._need_device()
         self._weights.from_host()
 
     def get_tensor_data(self, tensor: Variable | Constant) -> NDArray[Any]:
-        """What a variable or constant holds.
+        """The values of a variable or constant.
 
-        While the session is attached and a run has been since, variables come from the device.
+        If the session is attached and has run since, variables come from the device.
 
         **Returns** a variable's `shape_on_host`, or (replicas, *shape) if its retrieval mode is
         "all_replicas"; a constant's shape.
 
-        TypeError for other tensors.
+        **Raises**: TypeError: for other tensors.
         """
         return self.get_tensors_data([tensor])[tensor]
 
     def get_tensors_data(
         self, tensors: Iterable[Variable | Constant]
     ) -> dict[Constant | Variable, NDArray[Any]]:
-        """What several variables and constants hold: as `get_tensor_data`."""
+        """The values of several variables and constants, as `get_tensor_data`."""
         wanted = list(tensors)
         for tensor in wanted:
             if not isinstance(tensor, (Variable, Constant)):
@@ -193,19 +198,20 @@ class Session:
         }
 
     def write_variable_data(self, tensor: Variable, data: NDArray[Any]) -> None:
-        """Set what a variable holds, on the host and, while the session is attached, the device.
+        """Set the values of a variable, on the host and, if the session is attached, on the device.
 
         **Arguments**: `data`: an array of its `shape_on_host` and dtype (64 bits are cast to 32).
 
-        Raises:
-            TypeError: for what is no Variable, and for another dtype.
-            ValueError: for another shape.
-            NotImplementedError: for "all_replicas" variables whose groups are larger than 1.
+        **Raises**
+
+        - TypeError: if `tensor` is not a Variable, or for another dtype.
+        - ValueError: for another shape.
+        - NotImplementedError: for "all_replicas" variables whose groups are larger than 1.
         """
         self.write_variables_data({tensor: data})
 
     def write_variables_data(self, tensors: Mapping[Variable, NDArray[Any]]) -> None:
-        """Set what several variables hold: as `write_variable_data`, all or none."""
+        """Set the values of several variables, all or none, as `write_variable_data`."""
         checked = {tensor: self._checked(tensor, data) for tensor, data in tensors.items()}
         for tensor, data in checked.items():
             self._weights.set(tensor, data)
@@ -230,7 +236,7 @@ class Session:
 
     @property
     def is_attached(self) -> bool:
-        """Whether it holds its device."""
+        """Whether the session holds its device."""
         return self._device.attached
 
     def _need_device(self) -> None:
@@ -264,7 +270,7 @@ class Session:
 
 
 def _wanted(stream: Stream, data: Any) -> Any:
-    """The stream's dtype for plain numbers, None where integers cannot hold them: a mismatch."""
+    """The stream's dtype for plain numbers; None if it cannot hold them, which is a mismatch."""
     if hasattr(data, "dtype"):
         return None
     given = np.asarray(data)

@@ -1,4 +1,4 @@
-"""Streams between host and replicas: what `host_load` takes from and `host_store` puts into."""
+"""Streams between host and replicas, for `host_load` and `host_store`."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def h2d_stream(shape: Iterable[int], dtype: dtype, name: str | None = None) -> H
     ...     popxl.h2d_stream((2, 3), popxl.float16, "images")
     HostToDeviceStream[images popxl.dtypes.float16 (2, 3)]
     """
-    return _made(HostToDeviceStream, shape, dtype, name or "h2d_stream")
+    return _create(HostToDeviceStream, shape, dtype, name or "h2d_stream")
 
 
 def d2h_stream(shape: Iterable[int], dtype: dtype, name: str | None = None) -> DeviceToHostStream:
     """A new stream to the host; RuntimeError outside of a graph."""
-    return _made(DeviceToHostStream, shape, dtype, name or "d2h_stream")
+    return _create(DeviceToHostStream, shape, dtype, name or "d2h_stream")
 
 
-def _made(kind: type[S], shape: Iterable[int], dtype: dtype, name: str) -> S:
+def _create(kind: type[S], shape: Iterable[int], dtype: dtype, name: str) -> S:
     stream = object.__new__(kind)
     stream._id = get_main_graph()._ir._stream_id(name)
     stream._spec = TensorSpec(shape, dtype)

@@ -9,14 +9,14 @@ __all__ = ["ReplicatedTensorSharding", "TensorLocation", "TensorStorage"]
 
 
 class TensorStorage(Enum):
-    """The memory that holds it."""
+    """The memory of a tensor."""
 
     OnChip = "OnChip"
     OffChip = "OffChip"
 
 
 class ReplicatedTensorSharding(Enum):
-    """Whether each replica holds a part of it."""
+    """Whether each replica holds a shard of a tensor."""
 
     On = "On"
     Off = "Off"

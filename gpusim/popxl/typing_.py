@@ -1,4 +1,4 @@
-"""Types that PopXL's annotations speak of, and annotations that are more than a type."""
+"""Types for PopXL's annotations, and annotations that mean more than a type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TensorLike: TypeAlias = "Tensor | HostScalarTensor"
 
 
 class _Alias:
-    """What stands in an annotation for a type, and says something more."""
+    """An annotation that stands for a type and means something more."""
 
     def __init__(self, name: str, tp: Any) -> None:
         self.__name__ = name
@@ -44,12 +44,12 @@ class _Alias:
 
 
 def NewAliasAnnotation(name: str, tp: T) -> Any:
-    """An annotation that means the type `tp` and can be told from it; calling it is an error."""
+    """An annotation for the type `tp` that differs from it; calling it is an error."""
     return _Alias(name, tp)
 
 
 def is_numbers(value: Any) -> bool:
-    """Whether a value is something that constants and variables are made of."""
+    """Whether constants and variables can be made of a value."""
     if isinstance(value, (bool, int, float, np.generic, np.ndarray)):
         return True
     if type(value).__module__.partition(".")[0] in ("torch", "cupy"):

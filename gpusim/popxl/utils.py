@@ -1,4 +1,4 @@
-"""What a program hands over, as the array that a constant or variable holds; and tables of text."""
+"""Conversion of a program's values to the arrays of constants and variables; tables of text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import dtypes
+from .fp8_utils import host_pow2scale_cast_to_fp8
 from .typing_ import HostScalarTensor
 
 __all__ = ["table_to_string", "to_numpy"]
@@ -35,16 +36,17 @@ def to_numpy(
     **Arguments**
 
     - `x`: an array, a torch tensor, a number, or nested lists of numbers.
-    - `dtype`: what to convert to; by default what `x` has.
-    - `downcast`: 64-bit values become 32-bit ones, if no `dtype` is given.
-    - `copy`: whether the array may not share its memory with `x`.
-    - `log2_scale`, `nan_on_overflow`: for the float8 types, which scale by 2**log2_scale (0) before
-      they round, and give NaN above their largest value (the default) or that value.
+    - `dtype`: the dtype to convert to; by default that of `x`.
+    - `downcast`: whether 64-bit values become 32-bit ones.
+    - `copy`: whether the array must not share its memory with `x`.
+    - `log2_scale`, `nan_on_overflow`: for the float8 types. They scale by 2**log2_scale (default 0)
+      before they round. Above their largest value they give NaN (the default) or that value.
 
-    Raises:
-        ValueError: for a memory-mapped array that would have to be copied.
-        TypeError: for float8 from what is not float16, float32 or float64.
-        RuntimeError: for `log2_scale` or `nan_on_overflow` with another dtype.
+    **Raises**
+
+    - ValueError: for a memory-mapped array that would have to be copied.
+    - TypeError: for float8 from other types than float16, float32 or float64.
+    - RuntimeError: for `log2_scale` or `nan_on_overflow` with another dtype.
 
     >>> to_numpy([1.0, 2.5]), to_numpy(3, dtypes.float16)
     (array([1. , 2.5], dtype=float32), array(3., dtype=float16))
@@ -78,7 +80,7 @@ def to_numpy(
 
 
 def _mapped(x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool) -> NDArray[Any]:
-    """A memory-mapped array as it is: what it holds on disk is what the variable holds."""
+    """A memory-mapped array itself: the variable's values are those of the file."""
     if dtype is not None and dtype.as_numpy() != x.dtype:
         raise ValueError(
             "When passing a memory-mapped NumPy array, the `dtype` parameter must be None or the "
@@ -98,7 +100,7 @@ def _mapped(x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool) 
 
 
 def _from_torch(tensor: Any) -> NDArray[Any]:
-    """A torch tensor's values; NumPy has no bfloat16, so that goes by float32."""
+    """A torch tensor's values; bfloat16, which NumPy lacks, becomes float32."""
     tensor = tensor.detach().cpu()
     if str(tensor.dtype) == "torch.bfloat16":
         tensor = tensor.float()
@@ -116,15 +118,13 @@ def _to_float8(
             f"Type {array.dtype} is not supported for float8 tensors."
             "Please use float16, float32 or float64 types."
         )
-    from .fp8_utils import host_pow2scale_cast_to_fp8
-
     return host_pow2scale_cast_to_fp8(array, dtype, log2_scale, nan_on_overflow)
 
 
 def table_to_string(
     rows: Sequence[Sequence[Any]], delimiter: str = " | ", header: bool = True
 ) -> str:
-    """Rows as text with columns of one width; a line below the first row if it is a `header`.
+    """Rows as text with columns of one width, and a line below the first row if it is a `header`.
 
     >>> print(table_to_string([["op", "n"], ["Add", 12]]))
     op  | n

@@ -1,6 +1,6 @@
-"""A folder for the end of sys.path, where `import poptorch` finds a file if it is not installed.
+"""A folder for the end of sys.path, in which `import poptorch` finds a file if none is installed.
 
-New processes of a program inherit sys.path and nothing else of `gpusim.aliases`.
+Processes that a program starts inherit sys.path, but not the import hook of `gpusim.aliases`.
 """
 
 from __future__ import annotations

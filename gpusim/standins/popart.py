@@ -1,4 +1,4 @@
-"""`import popart` before gpusim.aliases has been imported."""
+"""`import popart` in a process that has not imported gpusim.aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import popdist` before gpusim.aliases has been imported."""
+"""`import popdist` in a process that has not imported gpusim.aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import poptorch` before gpusim.aliases has been imported."""
+"""`import poptorch` in a process that has not imported gpusim.aliases."""
 
 from __future__ import annotations
 

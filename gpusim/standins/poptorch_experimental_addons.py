@@ -1,4 +1,4 @@
-"""`import poptorch_experimental_addons` before gpusim.aliases has been imported."""
+"""`import poptorch_experimental_addons` in a process that has not imported gpusim.aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import popxl` before gpusim.aliases has been imported."""
+"""`import popxl` in a process that has not imported gpusim.aliases."""
 
 from __future__ import annotations
 

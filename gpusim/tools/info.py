@@ -81,7 +81,7 @@ def needed() -> Iterator[Part]:
     yield Part("NumPy", "all arithmetic, on the CPU", version_of("numpy"))
     yield Part("ml_dtypes", "bfloat16 and the 8-bit formats", version_of("ml_dtypes"))
     yield Part("optree", "pytrees", version_of("optree"))
-    yield Part("filelock", "simulated devices of several processes", version_of("filelock"))
+    yield Part("filelock", "exclusive use of simulated IPUs", version_of("filelock"))
 
 
 def gpu_parts(extra: str) -> Iterator[Part]:

@@ -11,6 +11,7 @@ from importlib.util import find_spec as _find_spec
 if _find_spec("torch") is None:
     raise ImportError("gpusim.torch needs PyTorch: pip install 'gpusim[torch]'")
 
+from .axes import trace_axes
 from .collectives import (
     all_gather,
     all_to_all,
@@ -30,7 +31,6 @@ from .collectives import (
     pswapaxes,
     ragged_all_to_all,
 )
-from .frames import trace_axes
 from .pmap import pmap
 from .tensors import as_array, as_tensor
 from .vmap import vmap

@@ -1,4 +1,4 @@
-"""What maps do with their arguments and results: in_dims and out_dims as tree prefixes, sizes."""
+"""Arguments and results of maps over tensors: in_dims and out_dims as tree prefixes, sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..maps.arguments import (
     read_arguments,
 )
 
-__all__ = ["as_result", "check_dims", "equal_bits", "once", "read"]
+__all__ = ["as_result", "check_dims", "equal_bits", "take_replicated", "read"]
 
 
 def check_dims(what: str, in_dims: Any, out_dims: Any) -> Any:
@@ -37,7 +37,7 @@ def read(
 
     Raises:
         ValueError: when in_dims does not fit the arguments, and as `gpusim.vmap`.
-        TypeError: when something mapped is no tensor.
+        TypeError: if a mapped argument is not a tensor.
     """
     leaves, structure = trees.flatten((args, kwargs))
     shapes = [
@@ -76,7 +76,7 @@ def equal_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(a.view(integers), b.view(integers))
 
 
-def once(what: str, stacked: Tensor, axis_name: Any) -> Tensor:
+def take_replicated(what: str, stacked: Tensor, axis_name: Any) -> Tensor:
     """The value of all replicas, which must be the same.
 
     Raises:

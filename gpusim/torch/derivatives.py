@@ -1,5 +1,5 @@
-"""How collectives are differentiated: cotangents go back through the transposed collective, in the
-reduction that the forward pass had."""
+"""Derivatives of collectives: cotangents go back through the transposed collective, in the
+reduction of the forward pass."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def save(ctx: Any, plan: Plan, operands: Sequence[Tensor], more: Sequence[Tensor
     ctx.linear = [x.is_floating_point() or x.is_complex() for x in operands]
     ctx.shapes = [x.shape for x in operands]
     ctx.state = current()
-    kept = [x for x, linear in zip(operands, ctx.linear, strict=True) if not linear]
-    indices = kept if plan.entry.arity > 1 else []
+    integers = [x for x, linear in zip(operands, ctx.linear, strict=True) if not linear]
+    indices = integers if plan.operation.operands > 1 else []
     ctx.save_for_backward(*indices, *more)
     ctx.save_for_forward(*indices, *more)
 
@@ -38,11 +38,11 @@ def cotangents_of_operands(
     """
     back = _transposed(plan)
     with entered(ctx.state):
-        if plan.entry.arity == 1:
+        if plan.operation.operands == 1:
             leaves = zip(cotangents, ctx.linear, strict=True)
             return _spread(run([ct for ct, linear in leaves if linear], back), ctx.linear)
         operands = [*cotangents]
-        if plan.what.collective == "ragged_all_to_all":  # of its arrays only the shapes matter
+        if plan.spec.collective == "ragged_all_to_all":  # of its arrays only the shapes matter
             operands += [cotangents[0].new_zeros(()).expand(shape) for shape in ctx.shapes[:2]]
         found = run([*operands, *indices], back)
     return [*found, *[None] * (len(ctx.shapes) - len(found))]
@@ -65,7 +65,7 @@ def tangents_of_results(
     ]
     with entered(ctx.state):
         found = run([*linear, *indices], plan)
-    return _spread(found, ctx.linear) if plan.entry.arity == 1 else [*found]
+    return _spread(found, ctx.linear) if plan.operation.operands == 1 else [*found]
 
 
 def _spread(found: Sequence[Tensor], linear: Sequence[bool]) -> list[Tensor | None]:
@@ -78,7 +78,7 @@ def _transposed(plan: Plan) -> Plan:
     back = plan.transposed()
     if back is None:
         raise NotImplementedError(
-            f"{plan.what.collective} has no derivative in gpusim: detach its operand, or what "
+            f"{plan.spec.collective} has no derivative in gpusim: detach its operand, or what "
             "depends on its result"
         )
     return back

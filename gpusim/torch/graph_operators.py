@@ -20,8 +20,8 @@ def graph_operator(
 
     Args:
         schema: as "name(Tensor x) -> Tensor".
-        run: what it does.
-        transformed: what it does where torch.func transforms it, if that is something else: an
+        run: its implementation.
+        transformed: its implementation where torch.func transforms it, if that differs: an
             operator of torch.library is differentiated there by an autograd.Function only.
 
     Example:

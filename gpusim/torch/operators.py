@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..maps import binding
 from ..maps.frames import Frame, environment
+from ..maps.names import resolve_names
+from .axes import TensorAxis, enclosing_axes, traced_sizes
 from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
-from .frames import TensorFrame, axes_around, traced_sizes
 from .graph_operators import graph_operator
-from .plan import Plan, What
+from .plan import CollectiveSpec, Plan
 from .stacked import UNNAMED, batched, stacked
 from .tensors import dtype_of
 
 __all__ = ["axis_index", "collective"]
 
 
-class Level(torch.autograd.Function):
+class VmapLevel(torch.autograd.Function):
     """A collective on its way down through the levels of torch.func, to where all is stacked.
 
     Each named axis that it needs comes with a marker, a tensor that is batched at the level of that
@@ -73,7 +73,7 @@ class Level(torch.autograd.Function):
         marked = list(zip(places, tensors[count:], dims[count:], strict=True))
         here = [place for place, _, dim in marked if dim is not None]
         left = [(place, marker) for place, marker, dim in marked if dim is None]
-        results = Level.apply(
+        results = VmapLevel.apply(
             plan,
             (*(here or [UNNAMED]), *lead),
             tuple(place for place, _ in left),
@@ -91,7 +91,9 @@ def _again(ctx: Any) -> tuple[Sequence[Tensor], Run]:
     markers = saved[split:]
 
     def run(operands: Sequence[Tensor], plan: Plan) -> Any:
-        return Level.apply(plan.encode(), ctx.lead, ctx.marked, len(operands), *operands, *markers)
+        return VmapLevel.apply(
+            plan.encode(), ctx.lead, ctx.marked, len(operands), *operands, *markers
+        )
 
     return saved[:split], run
 
@@ -99,48 +101,48 @@ def _again(ctx: Any) -> tuple[Sequence[Tensor], Run]:
 def _run(
     operands: list[Tensor], collective: str, axis_names: list[str], arguments: str
 ) -> list[Tensor]:
-    what = What.decode(collective, arguments)
+    spec = CollectiveSpec.decode(collective, arguments)
     for operand in operands:
         dtype_of(operand, f"{collective}'s operand")
     names = tuple(axis_names)
-    frames = binding.resolve_names(names)
+    frames = resolve_names(names)
     for frame in frames:
-        if frame.index is None and not isinstance(frame, TensorFrame):
+        if frame.index is None and not isinstance(frame, TensorAxis):
             raise TypeError(
                 f"{collective} of tensors over axis {frame.name!r}, which a map of arrays has "
                 "bound; use gpusim.torch.vmap or gpusim.torch.pmap"
             )
     here = tuple(frame.total for frame in frames)
-    if what.sizes and what.sizes != here:
+    if spec.sizes and spec.sizes != here:
         raise ValueError(
-            f"{collective} over {names}: the graph was traced for axes of sizes {what.sizes}, but "
+            f"{collective} over {names}: the graph was traced for axes of sizes {spec.sizes}, but "
             f"runs with {here}"
         )
-    plan = Plan(replace(what, sizes=()), names, axes_around())
+    plan = Plan(replace(spec, sizes=()), names, enclosing_axes())
     marked = [frame for frame in _needed(plan, frames) if frame.marker is not None]
     places = tuple(frame.depth for frame in marked)
     markers = [frame.marker for frame in marked]
-    return list(Level.apply(plan.encode(), (), places, len(operands), *operands, *markers))
+    return list(VmapLevel.apply(plan.encode(), (), places, len(operands), *operands, *markers))
 
 
-def _needed(plan: Plan, frames: Sequence[Frame]) -> list[TensorFrame]:
+def _needed(plan: Plan, frames: Sequence[Frame]) -> list[TensorAxis]:
     """The frames that operands must be batched over: the collective's own, and where random bits
     are drawn for each place, all."""
     stochastic = plan.rounding == "stochastic"  # the backward pass may sum where this does not
     chosen = environment() if stochastic else frames
-    return [frame for frame in chosen if isinstance(frame, TensorFrame)]
+    return [frame for frame in chosen if isinstance(frame, TensorAxis)]
 
 
 def _run_axis_index(axis_names: list[str]) -> Tensor:
     index: Any = None
-    for frame in binding.resolve_names(tuple(axis_names)):
+    for frame in resolve_names(tuple(axis_names)):
         own = _index(frame)
         index = own if index is None else index * frame.total + own
     return torch.zeros((), dtype=torch.int32) if index is None else index
 
 
 def _index(frame: Frame) -> Tensor:
-    marker = frame.marker if isinstance(frame, TensorFrame) else None
+    marker = frame.marker if isinstance(frame, TensorAxis) else None
     if marker is not None:
         return marker + frame.offset
     return torch.tensor(frame.offset + (frame.index or 0), dtype=torch.int32)
@@ -153,16 +155,18 @@ _collective = graph_operator(
 _axis_index = graph_operator("axis_index(str[] axis_names) -> Tensor", _run_axis_index)
 
 
-def collective(operands: Sequence[Tensor], what: What, names: Sequence[str]) -> list[Tensor]:
+def collective(
+    operands: Sequence[Tensor], spec: CollectiveSpec, names: Sequence[str]
+) -> list[Tensor]:
     """Run a collective over the named axes, which are looked up now or where the graph runs.
 
     Raises:
         NameError: for an axis that is not bound.
-        TypeError: for one whose values are no tensors.
+        TypeError: for an axis whose values are not tensors.
     """
     if not torch.compiler.is_dynamo_compiling():  # which cannot look up axes
-        what = replace(what, sizes=traced_sizes(names))
-    found: list[Tensor] = _collective([*operands], what.collective, [*names], what.encode())
+        spec = replace(spec, sizes=traced_sizes(names))
+    found: list[Tensor] = _collective([*operands], spec.collective, [*names], spec.encode())
     return found
 
 

@@ -17,7 +17,7 @@ from ..errors import GpusimError
 from ..maps.arguments import check_axis_size
 from ..maps.frames import AxisName, environment, local_axis_size
 from .arguments import as_result, check_dims, equal_bits, read
-from .frames import TensorFrame
+from .axes import TensorAxis
 
 __all__ = ["pmap"]
 
@@ -93,7 +93,7 @@ def pmap(
 
 def _refuse_levels() -> None:
     for frame in environment():
-        if isinstance(frame, TensorFrame):
+        if isinstance(frame, TensorAxis):
             raise GpusimError(
                 f"pmap of tensors cannot run inside a vmap of tensors (over axis {frame.name!r}): "
                 "its threads do not see torch.func's levels; put pmap outside"
@@ -131,7 +131,7 @@ def _gather(results: list[Any], out_dims: Any) -> Any:
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(as_result("pmap", leaf))
-    places = trees.spread_prefix(out_dims, results[0], "pmap out_dims")
+    places = trees.broadcast_prefix(out_dims, results[0], "pmap out_dims")
     stacked = [_gather_leaf(column, p) for column, p in zip(columns, places, strict=True)]
     return trees.unflatten(structure, stacked)
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from ..maps.frames import AxisName, environment
 from ..maps.mapped_array.array import unpack
 from ..random import rng
-from .frames import is_traced
+from .axes import is_traced
 from .graph_operators import graph_operator
 from .tensors import as_tensor
 
 __all__ = ["seeded", "seeds"]
 
 CALLS = 2**32
-"""How many draws a step may make before it meets the next one's."""
+"""The number of draws of a step before they would repeat the next step's."""
 
 
 class Draws:
@@ -52,7 +52,7 @@ _changing = threading.Lock()
 
 @contextmanager
 def seeded(seed: int, step: int = 0) -> Iterator[None]:
-    """What replicas draw inside depends on `seed` and `step`, and on the replica and its calls.
+    """Make the draws inside depend on `seed` and `step`, and on the replica and its calls.
 
     Elsewhere it depends on the seed that torch has, and on the calls since it was set to another.
 

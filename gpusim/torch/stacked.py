@@ -1,5 +1,5 @@
-"""gpusim::stacked, the operator that computes: all replicas' values are in its operands, of which
-the leading dimensions are the axes around. (In a replica's thread the operands are its own.)"""
+"""gpusim::stacked, the operator that computes. Its operands hold all replicas' values; the leading
+dimensions are the enclosing axes. (In a replica's thread the operands are its own.)"""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 from ..errors import GpusimError
 from ..libraries import on_device
 from ..maps.arguments import read_only
-from ..maps.binding import bind
+from ..maps.bind import bind_leaves
 from ..maps.frames import Axes
 from ..maps.mapped_array.array import unpack, wrap
 from ..reduction import State, entered
-from .alone import Stand
+from .axes import rebound
 from .derivatives import cotangents_of_operands, save
-from .frames import rebound
+from .local import Position
 from .plan import Plan
 from .tensors import as_array, as_tensor, dtype_of, on_stream_of, torch_dtype
 
 __all__ = ["UNNAMED", "batched", "stacked"]
 
 UNNAMED = -1
-"""Where a leading dimension comes from: an axis, by its place in Plan.around, or a torch.func.vmap
-that gpusim knows nothing of."""
+"""The origin of a leading dimension: an axis, by its place in Plan.enclosing, or a torch.func.vmap
+that has no name in gpusim."""
 
 
 @torch.library.custom_op(
@@ -41,43 +41,45 @@ def stacked(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
 
 
 def _compute(operands: Sequence[Tensor], origins: Sequence[int], plan: Plan) -> list[Tensor]:
-    for axis in plan.around:
+    for axis in plan.enclosing:
         if axis.kind == "traced" and axis.name in plan.names:
             raise GpusimError(
-                f"{plan.what.collective} over axis {axis.name!r} cannot run on values: trace_axes "
+                f"{plan.spec.collective} over axis {axis.name!r} cannot run on values: trace_axes "
                 "bound it, which is for tracing; run the graph in vmap or pmap"
             )
     sizes = operands[0].shape[: len(origins)]
     unnamed = [size for size, origin in zip(sizes, origins, strict=True) if origin == UNNAMED]
-    with on_stream_of(operands), rebound(plan.around, unnamed) as frames:
-        if plan.entry.alone:
-            return _alone(operands, origins, plan, frames)
-        later = iter(frames[len(plan.around) :])
+    with on_stream_of(operands), rebound(plan.enclosing, unnamed) as frames:
+        if plan.operation.local is not None:
+            return _run_local(operands, origins, plan, frames)
+        later = iter(frames[len(plan.enclosing) :])
         axes = tuple(next(later) if o == UNNAMED else frames[o] for o in origins)
-        values = [_enter(operand, axes, plan.what.collective) for operand in operands]
+        values = [_enter(operand, axes, plan.spec.collective) for operand in operands]
         results = _bind(plan, values)
         return [_leave(result, axes, plan) for result in results]
 
 
-def _alone(
+def _run_local(
     operands: Sequence[Tensor], origins: Sequence[int], plan: Plan, frames: Axes | None
 ) -> list[Tensor]:
-    """What each replica computes by itself; without frames, of fake tensors."""
+    """Compute each replica's own result; without frames, of fake tensors."""
     (place,) = plan.over
     first = 0 if frames is None else frames[place].offset + (frames[place].index or 0)
-    stand = Stand.of(origins, place, plan.around[place], first)
-    return [plan.entry.definition(operand, stand) for operand in operands]
+    position = Position.of(origins, place, plan.enclosing[place], first)
+    local = plan.operation.local
+    assert local is not None
+    return [local(operand, position) for operand in operands]
 
 
 def _bind(plan: Plan, values: list[Any]) -> list[Any]:
     """The same call that `gpusim.lax` makes of a tree with these leaves."""
-    given, arity = plan.what.reduction, plan.entry.arity
+    given, arity = plan.spec.reduction, plan.operation.operands
     leaves = [tuple(values[first : first + arity]) for first in range(0, len(values), arity)]
-    for place in plan.what.numbers:
+    for place in plan.spec.numbers:
         leaves.insert(place, (0,))
     with nullcontext() if given is None else entered(State(given)):
-        found = bind(plan.collective(), leaves, plan.names)
-    wanted = (results for place, results in enumerate(found) if place not in plan.what.numbers)
+        found = bind_leaves(plan.call(), leaves)
+    wanted = (results for place, results in enumerate(found) if place not in plan.spec.numbers)
     return [result for results in wanted for result in results]
 
 
@@ -97,31 +99,29 @@ def _leave(result: Any, axes: Axes, plan: Plan) -> Tensor:
     """A result with all of these leading dimensions; what is the same on all replicas is in memory
     once."""
     data, own = unpack(result)
-    kept = [axis for axis in axes if axis in own]
-    order = [own.index(axis) for axis in kept]
+    leading = [axis for axis in axes if axis in own]
+    order = [own.index(axis) for axis in leading]
     if order != [*range(len(own))]:
         data = data.transpose(*order, *range(len(own), data.ndim))
-    found = as_tensor(
-        data, copy=on_device(data)
-    ).contiguous()  # a GPU's views are no read-only ones
-    if len(kept) == len(axes):
+    found = as_tensor(data, copy=on_device(data)).contiguous()  # a GPU's views are writable
+    if len(leading) == len(axes):
         return found
-    index = tuple(slice(None) if axis in kept else None for axis in axes)
-    shape = (*(axis.size for axis in axes), *found.shape[len(kept) :])
+    index = tuple(slice(None) if axis in leading else None for axis in axes)
+    shape = (*(axis.size for axis in axes), *found.shape[len(leading) :])
     expanded = found[(*index, ...)].expand(shape)
-    return expanded if plan.once else expanded.contiguous()
+    return expanded if plan.replicated else expanded.contiguous()
 
 
 @stacked.register_fake
 def _fake(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
     chosen = Plan.decode(plan)
-    if chosen.entry.alone:
-        return _alone(operands, lead, chosen, None)
+    if chosen.operation.local is not None:
+        return _run_local(operands, lead, chosen, None)
     sizes = operands[0].shape[: len(lead)]
-    name = chosen.what.collective
+    name = chosen.spec.collective
     shapes = [(tuple(x.shape[len(lead) :]), dtype_of(x, f"{name}'s operand")) for x in operands]
     stored = [
-        1 if chosen.once and origin in chosen.over else size
+        1 if chosen.replicated and origin in chosen.over else size
         for size, origin in zip(sizes, lead, strict=True)
     ]
     return [

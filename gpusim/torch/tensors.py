@@ -59,7 +59,7 @@ def dtype_of(tensor: torch.Tensor, what: str = "tensor") -> np.dtype[Any]:
     found = TO_NUMPY.get(tensor.dtype)
     if found is None:
         raise TypeError(
-            f"{what} is a tensor of {tensor.dtype}, which NumPy and ml_dtypes have not; convert it "
+            f"{what} is a tensor of {tensor.dtype}, which NumPy and ml_dtypes lack; convert it "
             f"first, to one of {', '.join(str(dtype)[6:] for dtype in TO_NUMPY)}"
         )
     if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
@@ -74,7 +74,7 @@ def torch_dtype(dtype: np.dtype[Any], what: str = "array") -> torch.dtype:
     """torch's dtype with the bits of NumPy's; TypeError where it has none."""
     found = TO_TORCH.get(np.dtype(dtype))
     if found is None:
-        raise TypeError(f"{what} is an array of {dtype}, which torch has not")
+        raise TypeError(f"{what} is an array of {dtype}, which torch lacks")
     return found
 
 
@@ -115,7 +115,7 @@ def as_tensor(array: Any, *, copy: bool = False) -> torch.Tensor:
             always copied, since torch knows neither.
 
     Raises:
-        TypeError: for a dtype that torch has not.
+        TypeError: for a dtype that torch lacks.
 
     Example:
         >>> import numpy as np, gpusim.torch

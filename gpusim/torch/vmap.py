@@ -12,8 +12,8 @@ from torch import Tensor
 from .. import trees
 from ..maps.arguments import check_axis_size
 from ..maps.frames import AxisName, bound, local_axis_size, outermost_share
-from .arguments import as_result, check_dims, once, read
-from .frames import TensorFrame
+from .arguments import as_result, check_dims, read, take_replicated
+from .axes import TensorAxis
 
 __all__ = ["vmap"]
 
@@ -50,7 +50,7 @@ def vmap(
         A function with the arguments of `f`.
 
     Raises:
-        TypeError: for in_dims of another type, mapped arguments that are no tensors, results that
+        TypeError: for in_dims of another type, mapped arguments that are not tensors, results that
             are neither tensors nor numbers.
         ValueError: for in_dims that do not fit the arguments, sizes that differ, and out_dims that
             do not fit the results.
@@ -79,10 +79,10 @@ def vmap(
 
         def replica(marker: Tensor, *leaves: Any) -> tuple[Tensor, ...]:
             nonlocal structure, places
-            with bound((TensorFrame(axis_name, arguments.size, share, marker),)):
+            with bound((TensorAxis(axis_name, arguments.size, share, marker),)):
                 results, structure = trees.flatten(arguments.call(f, [*leaves]))
             whole = trees.unflatten(structure, results)
-            places = trees.spread_prefix(out_dims, whole, "vmap out_dims")
+            places = trees.broadcast_prefix(out_dims, whole, "vmap out_dims")
             return tuple(as_result("vmap", result, marker.device) for result in results)
 
         device = next((x.device for x in arguments.leaves if isinstance(x, Tensor)), None)
@@ -91,7 +91,7 @@ def vmap(
             marker, *arguments.leaves
         )
         found = [
-            once("vmap", x, axis_name) if place is None else moved(x, place)
+            take_replicated("vmap", x, axis_name) if place is None else moved(x, place)
             for x, place in zip(stacked, places, strict=True)
         ]
         return trees.unflatten(structure, found)

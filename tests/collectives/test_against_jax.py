@@ -1,11 +1,11 @@
-"""The same programs through JAX, on eight fake CPU devices, and through gpusim.
+"""The same programs in JAX, on eight simulated CPU devices, and in gpusim.
 
-Equal trees, shapes, dtypes and bits (zeros by value), and an exception where JAX raises one.
+Trees, shapes, dtypes and bits are equal (zeros by value), and gpusim raises where JAX does.
 """
 
 from __future__ import annotations
 
-from tests.oracles import jax_oracle  # isort: skip - first: it settles JAX's devices and 64-bit types
+from tests.oracles import jax_oracle  # isort: skip - first: it sets JAX's devices and 64-bit types
 
 import math
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from tests.oracles.budget import budget
 from tests.oracles.programs import (
     AXES,
     CUBE,
@@ -34,7 +35,7 @@ from tests.oracles.programs import (
 
 # Enough programs for every collective, dtype and number of replicas; each compiles in JAX.
 DIFFERENTIAL = settings(
-    max_examples=24,
+    max_examples=budget(24, full=40),
     derandomize=True,
     deadline=None,
     database=None,
@@ -55,7 +56,7 @@ def through_jax(program: Program | Body, x: Any) -> Outcome:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether JAX means it: its compiler also fails, as a ValueError, on empty arrays."""
+    """Return whether JAX rejects the program; its compiler also fails on empty arrays."""
     return isinstance(error, (ValueError, TypeError)) and "cannot be zero" not in str(error)
 
 
@@ -66,7 +67,7 @@ def assert_agrees(program: Program | Body, theirs: Outcome, ours: Outcome, who: 
             f"{who}: JAX raises {theirs.error!r}, gpusim {ours.error!r}"
         )
     elif theirs.error is not None:
-        # JAX fails as well, but by accident (an IndexError, XLA's own errors): no oracle.
+        # JAX fails by accident (an IndexError, XLA's own errors), so it is no oracle here.
         assert not isinstance(theirs.error, NotImplementedError), theirs.error
     elif ours.error is not None:
         raise AssertionError(f"{who} raises where JAX does not") from ours.error
@@ -104,7 +105,7 @@ def test_random_programs_over_three_axes_give_the_bits_of_jax() -> None:
 def every_dtype(
     function: str, axes: tuple[tuple[str, int], ...], shape: tuple[int, ...], *args: Any, **kw: Any
 ) -> Program:
-    """One call of one collective on a leaf of every dtype that JAX gives it."""
+    """Return a program that calls one collective on a leaf of every dtype that JAX supports."""
     without = {
         "psum_scatter": ("bool",),
         "pmax": ("complex64",),
@@ -237,7 +238,7 @@ def test_pgather_takes_replicas_by_index(index: Any) -> None:
 
 
 def test_the_mean_of_an_uneven_group_divides_by_its_own_size() -> None:
-    # JAX divides by the size of the first group, whichever group it is: no oracle.
+    # JAX divides by the size of the first group for every group, so it is no oracle here.
     x = values(np.random.default_rng(6), (4, 7), "float64")
     groups = [[2], [3, 0, 1]]
     three = (x[3] + x[0] + x[1]) / 3

@@ -1,6 +1,6 @@
-"""vmap, pmap (both schedules) and shard_map give the same bits, however they nest.
+"""vmap, pmap (both schedules) and shard_map give the same bits, in every nesting.
 
-With every order, accumulator and rounding of a reduction, in the context and as an argument.
+This holds for every order, accumulator and rounding, from the context and as an argument.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import gpusim
+from tests.oracles.budget import budget
 from tests.oracles.programs import (
     AXES,
     CUBE,
@@ -35,7 +36,7 @@ from tests.oracles.programs import (
 )
 
 AGREEMENT = settings(
-    max_examples=24,
+    max_examples=budget(24, full=40),
     derandomize=True,
     deadline=None,
     database=None,
@@ -63,7 +64,7 @@ reductions = st.builds(
 
 
 def assert_agree(program: Any, x: Any, runs: dict[str, Any]) -> Any:
-    """Every executor comes to the same results, or raises the same type; returns the results."""
+    """Assert that all executors return the same results or raise the same type; return them."""
     (first, reference), *others = (
         (who, outcome(lambda run=run: run(program, x))) for who, run in runs.items()
     )
@@ -101,7 +102,7 @@ def test_random_programs_over_three_axes_give_the_same_bits_in_every_executor() 
 
 
 class Chosen(SimpleNamespace):
-    """A program whose sums are given ``reduction=`` as an argument."""
+    """A program that passes `reduction=` to its sums."""
 
     def __call__(self, dialect: Any, tree: Any) -> Any:
         lax = SimpleNamespace(**{name: getattr(dialect.lax, name) for name in dialect.lax.__all__})
@@ -153,7 +154,7 @@ SIZES = {"x": 2, "y": 3, ("x", "y"): 6, ("y", "x"): 6}
 
 
 def calls(names: Any) -> list[Step]:
-    """Every collective over the names, once, on a leaf of shape (6, 6)."""
+    """Return one call of every collective over the names, on a leaf of shape (6, 6)."""
     size = SIZES[names]
     named = names if isinstance(names, tuple) else (names,)
     halves = [list(range(size))[::-1][k::2] for k in range(2)] if size % 2 == 0 else None
@@ -272,8 +273,8 @@ def test_stochastic_sums_of_nested_maps_agree(names: Any, order: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS[:2])
-def test_an_operand_that_does_not_vary_is_rounded_at_every_place(dtype: str) -> None:
-    # The inner sum does not vary over x any more, but its rounding does: each x is another place.
+def test_an_operand_that_does_not_vary_is_rounded_at_every_batch_offset(dtype: str) -> None:
+    # The inner sum does not vary over x, but its rounding does: each x has its own batch offset.
     def body(lax: Any, x: Any) -> Any:
         outer = lax.psum(x, "x")
         return lax.psum(outer, "y"), lax.psum(lax.psum(x, "y"), "x"), lax.psum_scatter(outer, "y")

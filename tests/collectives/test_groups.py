@@ -1,4 +1,4 @@
-"""Partitions of replicas: each notation, what it refuses, and what groups say of themselves."""
+"""Partitions of replicas: each notation, its errors, and the properties of groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example of JAX's documentation of its collectives prints what is printed there.
+"""Every example in JAX's documentation of its collectives prints the documented result.
 
 `jax.pmap` becomes `gpusim.pmap`, and `gpusim.vmap`; numbers have JAX's defaults, int32 and float32.
 """
@@ -32,7 +32,7 @@ def replicated(request: pytest.FixtureRequest) -> Map:
 
 
 def tokens(text: str) -> list[str]:
-    """What is printed, but for the blanks between numbers and brackets."""
+    """Return the printed text, with blanks between numbers and brackets removed."""
     return re.findall(r"[\[\]]|[^\s\[\]]+", text)
 
 

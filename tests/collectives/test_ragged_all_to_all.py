@@ -166,7 +166,7 @@ def test_rows_arrive_as_in_the_pseudocode(program, form):
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.uint64])
-def test_offsets_of_every_integer_type(dtype):
+def test_offsets_may_have_every_integer_type(dtype):
     program = random_program(np.random.default_rng(1), 3, None, per_member=2)
     indices = {name: program.arguments[name].astype(dtype) for name in NAMES[2:]}
     np.testing.assert_array_equal(program.call(**indices).value, reference(program))
@@ -182,7 +182,7 @@ def test_rows_of_every_dtype_are_copied_not_computed_with(dtype):
     np.testing.assert_array_equal(value, reference(program))
 
 
-def test_operands_that_are_the_same_on_all_replicas():
+def test_operands_may_be_the_same_on_all_replicas():
     rng = np.random.default_rng(3)
     rows, zeros = rng.integers(1, 9, (4, 2)), np.zeros((6, 2), int)
     indices = [np.arange(3), np.ones(3, int), None, np.ones(3, int)]
@@ -206,7 +206,7 @@ def test_indices_may_be_a_stacked_array_where_data_are_a_list():
 
 
 @pytest.mark.parametrize(("sent", "received"), [(0, 0), (0, 3), (3, 0)])
-def test_arrays_without_rows(sent, received):
+def test_arrays_without_rows_are_exchanged(sent, received):
     zeros = np.zeros((2, 4), int)
     result = ragged_all_to_all(
         np.ones((2, sent, 5)), np.full((2, received, 5), 7.0), zeros, zeros, zeros, zeros
@@ -214,7 +214,7 @@ def test_arrays_without_rows(sent, received):
     np.testing.assert_array_equal(result.value, np.full((2, received, 5), 7.0))
 
 
-def test_an_empty_batch():
+def test_an_empty_batch_gives_an_empty_result():
     value = ragged_all_to_all(
         np.ones((2, 0, 3)), np.ones((2, 0, 4)), *[np.zeros((2, 0, 2), int)] * 4, batch_ndim=1
     ).value

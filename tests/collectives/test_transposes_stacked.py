@@ -1,4 +1,4 @@
-"""Every transpose is the adjoint: its matrix is the transposed matrix, and so is its twice."""
+"""Every transpose is the adjoint: its matrix is the transposed matrix."""
 
 from __future__ import annotations
 

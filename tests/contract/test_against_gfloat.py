@@ -60,7 +60,7 @@ ALL = [*DTYPES.values(), *ODD]
 
 
 def target_of(fmt: FormatInfo) -> Any:
-    """What gpusim has for a format: the dtype, if it is one's, else the FormatInfo itself."""
+    """gpusim's argument for a format: its dtype if it has one, else the FormatInfo."""
     for name, entry in DTYPES.items():
         if entry is fmt:
             return np.dtype(getattr(ml_dtypes, name, name))
@@ -193,7 +193,7 @@ def test_folds_in_a_format_round_every_step_as_gfloat(name: str, rounding: str, 
         column: list[Any] = [(value,) for value in x[:, index]]
         totals.append(float(fold_element(column, order, start, apply)[0]))
     options: dict[str, Any] = {"rounding": rounding, "seed": seed, "call": call, "order": order}
-    found = fold(x, accumulate=Format.from_gfloat(fmt).grid, places=place, **options)
+    found = fold(x, accumulate=Format.from_gfloat(fmt).info, places=place, **options)
     assert found.tolist() == totals
 
 

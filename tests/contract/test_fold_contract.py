@@ -7,7 +7,6 @@ import ctypes.util
 import platform
 import threading
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fallback import fold, limits, round_to
+from tests.contract.fold_limits import fold_limits
+from tests.oracles.budget import budget
 from tests.oracles.reference_fold import FLOATS, codes_of, philox, reference_fold
 
 REALS = [np.dtype(getattr(ml_dtypes, name, name)) for name in FLOATS]
@@ -119,11 +120,11 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], str]:
     return values, draw(st.sampled_from(LAYOUTS)), options, draw(st.sampled_from(list(CUTS)))
 
 
-@settings(max_examples=450, deadline=None)
+@settings(max_examples=budget(450, full=700), deadline=None)
 @given(cases())
 def test_fold_has_the_bits_of_the_contract(case: Any) -> None:
     values, layout, options, cut = case
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         result = fold(arranged(values, layout), **options)
     assert result.shape == values.shape[1:]
     assert result.flags.c_contiguous
@@ -145,7 +146,7 @@ def test_every_accumulator_takes_every_input(
 @pytest.mark.parametrize("accumulate", ["float16", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("order", [*ORDERS, "ring cut at axis 0", "ring cut at the last axis"])
 def test_every_rounding_has_a_lane_of_its_own(order: str, accumulate: str, cut: str) -> None:
-    """Values of one scale, of which every sum is inexact in the accumulator."""
+    """Values of one scale, whose sums are all inexact in the accumulator."""
     dtype, random = np.dtype(accumulate), np.random.default_rng(5)
     for members, shape, batch_ndim in [(7, (2, 14, 7), 1), (6, (12, 6), 0), (1, (3, 9), 1)]:
         x = random.normal(size=(members, *shape)).astype(np.float32)
@@ -162,7 +163,7 @@ def test_every_rounding_has_a_lane_of_its_own(order: str, accumulate: str, cut: 
             "call": 5,
             "places": np.arange(7, 7 + shape[0]) if batch_ndim else 3,
         }
-        with mock.patch.multiple(limits, **CUTS[cut]):
+        with fold_limits(**CUTS[cut]):
             result = fold(x, **options)
         assert codes_of(result) == reference_fold(list(x), **options)
 

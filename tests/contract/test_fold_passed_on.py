@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from itertools import pairwise, product
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -13,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import fold, limits, partial_dtype
-from fallback.general import Grid
+from fallback import fold, partial_dtype
+from fallback.formats import FormatInfo
+from tests.contract.fold_limits import fold_limits
 from tests.contract.test_fold_contract import (
     COMPLEXES,
     CUTS,
@@ -26,12 +26,13 @@ from tests.contract.test_fold_contract import (
     place_somewhere,
 )
 from tests.cuda.host_cuda.values import moderate, same
+from tests.oracles.budget import budget
 from tests.oracles.reference_fold import codes_of, reference_fold
 
 BOOL = np.dtype(bool)
-E3M2 = Grid(2, -2, 2.0**-4, 28.0, -28.0, False, True, True)
-NO_SUBNORMALS = Grid(3, -6, 2.0**-6, 240.0, -240.0, True, True, True)
-WIDE = Grid(20, -254, 2.0**-274, 2.0**255, -(2.0**255), True, True, True)  # float64 holds it
+E3M2 = FormatInfo(2, -2, 2.0**-4, 28.0, -28.0, False, True, True)
+NO_SUBNORMALS = FormatInfo(3, -6, 2.0**-6, 240.0, -240.0, True, True, True)
+WIDE = FormatInfo(20, -254, 2.0**-274, 2.0**255, -(2.0**255), True, True, True)  # float64 holds it
 GRIDS = [E3M2, NO_SUBNORMALS, WIDE]
 
 
@@ -62,7 +63,7 @@ def subtrees(
 ) -> Any:
     """A tree over the results of the trees over `size` members each, a power of two.
 
-    `named`: the kernel is told which nodes of the whole tree it is given.
+    `named`: whether the kernel gets the nodes of the whole tree.
     """
     total, level = len(members), size.bit_length() - 1
     parts = [
@@ -117,11 +118,11 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, list[int], dict[str, Any], 
     return values, draw(st.sampled_from(LAYOUTS)), cuts, options, draw(st.sampled_from(list(CUTS)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=budget(300, full=500), deadline=None)
 @given(cases(), st.sampled_from(["linear", "reverse"]))
 def test_a_fold_passed_on_has_the_bits_of_the_whole(case: Any, order: str) -> None:
     values, layout, cuts, options, cut = case
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         members = arranged(values, layout)
         same(passed_on(members, cuts, order, **options), fold(values, order=order, **options))
 
@@ -132,7 +133,7 @@ def test_a_tree_over_subtrees_has_the_bits_of_the_whole(case: Any, level: int, n
     values, layout, _, options, cut = case
     if not named:
         options["rounding"] = "nearest"
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         found = subtrees(arranged(values, layout), 1 << level, named=named, **options)
     same(found, fold(values, order="tree", **options))
 
@@ -160,11 +161,14 @@ def test_a_rings_block_is_a_linear_fold_that_starts_at_its_member(case: Any) -> 
 @given(cases(), st.sampled_from(["linear", "reverse"]))
 def test_a_fold_passed_on_has_the_bits_of_the_contract(case: Any, order: str) -> None:
     values, layout, cuts, options, cut = case
-    logical, grid = options["op"].startswith("logical"), isinstance(options["accumulate"], Grid)
+    logical, grid = (
+        options["op"].startswith("logical"),
+        isinstance(options["accumulate"], FormatInfo),
+    )
     if values.dtype in INTS or values.dtype == BOOL or logical or grid:
         return  # the reference knows floating-point dtypes only
     options.pop("window", None)
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         found = passed_on(arranged(values, layout), cuts, order, **options)
     assert codes_of(found) == reference_fold(list(values), order=order, **options)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fallback import fold, limits
+from tests.contract.fold_limits import fold_limits
 
 ORDERS = ["linear", "reverse", "tree", "ring"]
 ROUNDINGS = ["nearest", "stochastic"]
@@ -68,7 +68,7 @@ def test_a_window_has_the_bits_of_its_part(
         "places": 5,
     }
     part = list(x[:, first:last]) if listed else x[:, first:last]
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         found = fold(part, window=(first, total), **options)
     assert same(found, fold(x, **options)[first:last])
 
@@ -115,7 +115,7 @@ def test_a_window_is_the_same_part_of_every_batch_entry(
     whole = fold(x, **options)
     for first, last in ((0, 31), (1, 30), (9, 10), (20, 31), (8, 8)):
         part = x[..., first:last]
-        with mock.patch.multiple(limits, **CUTS[cut]):
+        with fold_limits(**CUTS[cut]):
             for members in (part, np.ascontiguousarray(part), list(part)):
                 found = fold(members, window=(first, 31), **options)
                 assert same(found, whole[..., first:last])

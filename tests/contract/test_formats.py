@@ -6,7 +6,6 @@ import copy
 import pickle
 from fractions import Fraction
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from fallback import fold, limits
+from fallback import fold
 from fallback import round_to as round_kernel
 from gpusim import Format, Reduction, lax, quantise_fpx, round_to
+from tests.contract.fold_limits import fold_limits
 from tests.oracles.reference_fold import Float, Number, lane, round_number
 
 NARROW = {
@@ -52,7 +52,7 @@ def hard_values(general: Format, source: str, count: int = 4000) -> np.ndarray:
     random = np.random.default_rng(5)
     low, high = np.log2(general.smallest) - 3, np.log2(general.max) + 2
     values = np.exp2(random.uniform(low, high, count)) * random.choice([-1.0, 1.0], count)
-    own = round_kernel(values, general.grid).astype(np.float64)
+    own = round_kernel(values, general.info).astype(np.float64)
     middles = own * (1 + 2.0 ** -(general.mantissa_bits + 1))
     edges = np.array([general.max, general.smallest, general.smallest / 2])
     top = general.max * (1 + np.arange(1, 9) * 2.0 ** -(general.mantissa_bits + 2))
@@ -99,7 +99,7 @@ def test_a_format_accumulates_as_the_dtype_that_it_describes(name: str, order: s
                     "places": np.arange(3),
                     "divisor": 9,
                 }
-                general = fold(x, accumulate=NARROW[name].grid, **options)
+                general = fold(x, accumulate=NARROW[name].info, **options)
                 assert general.dtype == x.dtype
                 assert_same(general, fold(x, accumulate=narrow(name), **options))
 
@@ -110,33 +110,33 @@ def test_the_formats_of_float32_and_float64_are_these_types() -> None:
         assert wide.carrier == dtype
         for rounding in BOTH:  # not narrower than float32: always to nearest
             assert_same(round_to(x, wide, rounding=rounding), x.astype(dtype))
-            assert_same(fold(x, accumulate=wide.grid, rounding=rounding), fold(x, accumulate=dtype))
+            assert_same(fold(x, accumulate=wide.info, rounding=rounding), fold(x, accumulate=dtype))
 
 
 def test_complex_values_are_two_reals_to_a_format_too() -> None:
     x = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32).view(np.complex64)
     for op in ("sum", "prod"):
-        general = fold(x, op=op, accumulate=Format(5, 10).grid, rounding="stochastic")
+        general = fold(x, op=op, accumulate=Format(5, 10).info, rounding="stochastic")
         fast = fold(x, op=op, accumulate=np.float16, rounding="stochastic")
         assert_same(general.view(np.float32), fast.view(np.float32))
 
 
 def test_integers_and_selections_do_not_mind_a_format() -> None:
     x = np.arange(12).reshape(3, 4) * 1001
-    assert (fold(x, accumulate=E3M2.grid) == x.sum(axis=0)).all()
+    assert (fold(x, accumulate=E3M2.info) == x.sum(axis=0)).all()
     y = x.astype(np.float32)
-    assert (fold(y, op="max", accumulate=E3M2.grid) == y[-1]).all()
+    assert (fold(y, op="max", accumulate=E3M2.info) == y[-1]).all()
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_bits_do_not_depend_on_the_blocks(order: str) -> None:
     x = np.random.default_rng(3).normal(size=(9, 2, 37)).astype(np.float32)
     options: dict[str, Any] = {"rounding": "stochastic", "seed": 1, "batch_ndim": 1}
-    for target in (E3M2.grid, np.float16):
+    for target in (E3M2.info, np.float16):
         whole = fold(x, order=order, accumulate=target, **options)
         cast = round_kernel(x, target, **options)
         for block, rows in ((1, 0), (5, 0), (24, 1 << 40), (100, 1 << 40)):
-            with mock.patch.multiple(limits, BLOCK=block, ROW_WIDTH=rows, ROW_MEMBERS=1):
+            with fold_limits(BLOCK=block, ROW_WIDTH=rows, ROW_MEMBERS=1):
                 assert_same(whole, fold(x, order=order, accumulate=target, **options))
                 assert_same(cast, round_kernel(x, target, **options))
 
@@ -220,10 +220,10 @@ def test_values_are_held_in_float64_where_float32_is_too_small() -> None:
         x = np.array([wide.max, wide.smallest, -wide.smallest])
         assert round_to(x, wide).tolist() == x.tolist()
     x = np.float32([1, 2**-24, 2**-24])
-    assert fold(x, accumulate=Format(8, 24).grid, out_dtype=np.float64) == 1 + 2.0**-23
+    assert fold(x, accumulate=Format(8, 24).info, out_dtype=np.float64) == 1 + 2.0**-23
 
 
-# What a Format is.
+# The fields of a Format.
 
 
 def test_formats_compare_by_their_fields_and_not_by_name() -> None:
@@ -294,7 +294,7 @@ def test_a_format_accumulates_under_every_executor() -> None:
         with gpusim.reduction(accumulate=E3M2, rounding="stochastic", seed=5) as state:
             results.append(run(lambda v: lax.psum(v, "i"), axis_name="i")(x))
             assert "accumulate=Format(3, 2" in repr(state)
-    expected = fold(x, accumulate=E3M2.grid, rounding="stochastic", seed=5)
+    expected = fold(x, accumulate=E3M2.info, rounding="stochastic", seed=5)
     for result in results:
         assert result.dtype == np.float32
         assert_same(result, np.broadcast_to(expected, (4, 30)))
@@ -362,7 +362,7 @@ def test_what_cannot_be_rounded_is_named(
 
 
 def original(x: np.ndarray, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
-    """What poptorch-experimental-addons computes to nearest, on the bits of float32."""
+    """poptorch-experimental-addons' rounding to nearest, on the bits of float32."""
     top = 2 ** (exponent_bits - 1) - 1
     largest = np.float32(2.0**top * (2 - 2.0**-mantissa_bits))
     scale = np.float32(2.0 ** (126 - top))

@@ -67,21 +67,21 @@ def test_no_more_is_kept_than_is_allowed_and_the_oldest_goes_first() -> None:
     places = [address(array) for array in held]
     while held:
         del held[0]
-    assert [block.nbytes for block in memory._kept.free] == [size, size]
-    assert [address(block) for block in memory._kept.free] == places[1:]
+    assert [block.nbytes for block in memory._free_list.free] == [size, size]
+    assert [address(block) for block in memory._free_list.free] == places[1:]
     memory.keep_at_most(0)
-    assert not memory._kept.free
+    assert not memory._free_list.free
     memory.empty(LARGE, np.float32)
-    assert not memory._kept.free and not memory._kept.returned
+    assert not memory._free_list.free and not memory._free_list.returned
 
 
 def test_arrays_may_die_while_their_thread_holds_the_lock() -> None:
     array = memory.empty(LARGE, np.float32)
-    with memory._kept.lock:
+    with memory._free_list.lock:
         del array
-        assert len(memory._kept.returned) == 1
-    memory._kept.trim()
-    assert len(memory._kept.free) == 1 and not memory._kept.returned
+        assert len(memory._free_list.returned) == 1
+    memory._free_list.trim()
+    assert len(memory._free_list.free) == 1 and not memory._free_list.returned
 
 
 def test_threads_never_share_memory() -> None:
@@ -127,7 +127,7 @@ def in_a_process_of_its_own(program: str, **environment: str) -> subprocess.Comp
 
 
 def test_the_environment_says_how_much_is_kept() -> None:
-    program = "from fallback import memory; print(memory.configured())"
+    program = "from fallback import memory; print(memory.default_limit())"
     assert in_a_process_of_its_own(program, GPUSIM_KEEP_MIB="3").stdout == f"{3 << 20}\n"
     assert in_a_process_of_its_own(program, GPUSIM_KEEP_MIB="0").stdout == "0\n"
     wrong = in_a_process_of_its_own(program, GPUSIM_KEEP_MIB="much")
@@ -142,7 +142,7 @@ shape = (memory.SMALLEST,)
 held, gone = memory.empty(shape, "f4"), memory.empty(shape, "f4")
 held[:], gone[:] = 1, 2
 del gone
-with memory._kept.lock:
+with memory._free_list.lock:
     child = os.fork()
     if not child:
         mine = memory.empty(shape, "f4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import limits, round_to
+from fallback import round_to
+from tests.contract.fold_limits import fold_limits
 from tests.oracles.reference_fold import (
     FLOATS,
     codes_of,
@@ -76,7 +76,7 @@ def test_nearest_is_right_at_every_midpoint(
     target: np.dtype[Any], source: str, cast_width: int
 ) -> None:
     x = hard_values(target, source)
-    with mock.patch.object(limits, "CAST_WIDTH", cast_width):
+    with fold_limits(CAST_WIDTH=cast_width):
         assert codes_of(round_to(x, target)) == expected(x, target)
 
 
@@ -112,7 +112,7 @@ def test_stochastic_rounding_follows_the_lanes(
     with np.errstate(over="ignore"):
         x = (random.normal(size=(3, 7)) * 2.0**exponent).astype(source)
     x[0, :5] = [0.0, -0.0, np.inf, -np.inf, np.nan]
-    with mock.patch.object(limits, "BLOCK", block):
+    with fold_limits(BLOCK=block):
         result = round_to(x, target, rounding="stochastic", **draws)
     assert codes_of(result) == expected(x, target, draws)
 

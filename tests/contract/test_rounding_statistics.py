@@ -71,7 +71,7 @@ def correlations(rows: np.ndarray) -> float:
 
 def test_lanes_are_uniform_and_uncorrelated() -> None:
     drawn = np.empty(8 * 125_000, np.uint32)
-    Lanes(seed=5, call=0).fill(drawn, start=0, step=1, place=0)
+    Lanes(seed=5, call=0).fill(drawn, start=0, step=1, batch_offset=0)
     share = drawn / 2.0**32
     assert abs(share.mean() - 0.5) < 5 * math.sqrt(1 / 12 / drawn.size)
     counts = np.histogram(share, 256)[0]
@@ -130,7 +130,7 @@ def test_the_steps_of_a_fold_are_uncorrelated() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_sum_of_small_terms_that_nearest_loses_is_recovered(name: str) -> None:
     target, _ = TARGETS[name]
-    accumulate = target.grid if isinstance(target, Format) else target
+    accumulate = target.info if isinstance(target, Format) else target
     elements = 256
     x = np.full((4097, elements), 2.0**-13, np.float32)
     x[0] = 1.0  # the 4,096 others are half of it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -14,20 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fallback
-from fallback import fold, limits
+from fallback import fold
 from fallback.schedules import (
     Balanced,
     Binary,
     Case,
+    ChainSchedule,
     Loops,
-    Program,
+    ReductionGraph,
     Schedule,
     Segments,
     Tree,
     Walk,
-    Walks,
-    compiled,
+    compile_order,
 )
+from tests.contract.fold_limits import fold_limits
 from tests.contract.test_fold_contract import CUTS, numbers
 from tests.cuda.host_cuda.device import HostDevice, has_compiler
 from tests.cuda.host_cuda.values import same
@@ -167,7 +167,7 @@ def test_folds_have_the_bits_of_their_definition(case: Any, cut: str) -> None:
     name, values, options = case
     elements = math.prod(values.shape[1 + options["batch_ndim"] :])
     expected = by_definition(name, len(values), elements, values.dtype.itemsize)
-    with mock.patch.multiple(limits, **CUTS[cut]):
+    with fold_limits(**CUTS[cut]):
         for members in (values, list(values), np.asfortranarray(values)):
             found = fold(members, order=schedule(FOLDS[name]), **options)
     assert codes_of(found) == reference_fold(list(values), order=expected, **options)
@@ -221,18 +221,18 @@ def test_empty_values_and_single_numbers_are_folded(name: str, shape: tuple[int,
 
 
 def test_what_has_a_name_is_compiled_to_it() -> None:
-    """The named orders have faster ways."""
+    """The named orders have faster code paths."""
 
     def of(fold: Any, members: int = 8, elements: int = 100) -> Any:
-        return compiled(schedule(fold), members=members, elements=elements, itemsize=4)
+        return compile_order(schedule(fold), members=members, elements=elements, itemsize=4)
 
     assert of(Walk()) == of(Walk(start=8)) == "linear"
     assert of(Walk(start=-1, step=-1)) == "reverse"
     assert of(Walk(cut=Balanced())) == "ring"
     assert of(Tree()) == of(Tree(pairs_first=True)) == "tree"
     assert of(Tree(), members=6) == "tree"
-    assert isinstance(of(Tree(pairs_first=True), members=6), Program)
-    assert isinstance(of(Walk(start=1)), Walks)
+    assert isinstance(of(Tree(pairs_first=True), members=6), ReductionGraph)
+    assert isinstance(of(Walk(start=1)), ChainSchedule)
     assert all(of(fold, members=1) in ("linear", "ring", "tree") for fold in FOLDS.values())
 
 
@@ -246,7 +246,7 @@ def test_the_first_case_that_holds_is_taken() -> None:
     )
 
     def of(members: int, elements: int) -> Any:
-        return compiled(order, members=members, elements=elements, itemsize=4)
+        return compile_order(order, members=members, elements=elements, itemsize=4)
 
     assert of(7, 3) == "reverse" and of(7, 4) == "linear"
     assert of(3, 3) == "linear" and of(3, 4) == of(3, 15) == "ring" and of(3, 16) == "linear"

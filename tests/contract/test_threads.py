@@ -1,4 +1,4 @@
-"""The kernels' threads: the same bits for any number of them, and nobody ever hangs."""
+"""The kernels' threads: the same bits for any number of them, and no caller ever hangs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import gpusim
-from fallback import copy, fold, limits, ragged, ragged_copy, round_to, threads
+from fallback import copy, fold, ragged, ragged_copy, round_to, threads
 from gpusim import collectives, lax
+from tests.contract.fold_limits import fold_limits
 from tests.oracles.machine_time import PATIENCE
 
 COUNTS = [1, 2, 7]
@@ -29,7 +30,7 @@ ODD = {"BLOCK": 1009, "SHARED_WORK": 0, "SHARED_WIDTH": 37, "CAST_WIDTH": 100}
 @pytest.fixture(params=COUNTS, ids=lambda count: f"{count} threads")
 def count(request: pytest.FixtureRequest) -> Iterator[int]:
     """So many threads, and work of any size shared among them in odd portions."""
-    with threads.limited(request.param), mock.patch.multiple(limits, **ODD):
+    with threads.limited(request.param), fold_limits(**ODD):
         yield request.param
 
 
@@ -52,7 +53,7 @@ def test_a_fold_has_the_same_bits(count: int, order: str, rounding: str, dtype: 
     x = numbers(*shape, dtype=dtype)
     how: dict[str, Any] = {"order": order, "rounding": rounding, "seed": 9, "call": 2, "places": 4}
     shared = fold(x, **how), fold(list(x), **how)
-    with threads.limited(1), mock.patch.multiple(limits, BLOCK=1 << 17, SHARED_WIDTH=8192):
+    with threads.limited(1), fold_limits(BLOCK=1 << 17, SHARED_WIDTH=8192):
         alone = fold(x, **how)
     assert [bits(result) for result in shared] == [bits(alone)] * 2
 
@@ -61,7 +62,7 @@ def test_a_fold_has_the_same_bits(count: int, order: str, rounding: str, dtype: 
 def test_rounding_has_the_same_bits(count: int, rounding: str):
     x = numbers(3, 5001, dtype=np.float64)
     shared = round_to(x, np.float16, rounding=rounding, seed=5)
-    with threads.limited(1), mock.patch.multiple(limits, BLOCK=1 << 17):
+    with threads.limited(1), fold_limits(BLOCK=1 << 17):
         assert bits(shared) == bits(round_to(x, np.float16, rounding=rounding, seed=5))
 
 
@@ -110,18 +111,18 @@ def test_the_environment_says_how_many_threads(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(threads, "cores", lambda: 6)
-    assert threads.configured() == expected
+    assert threads.default_count() == expected
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", "²"])
 def test_another_gpusim_threads_is_named(given: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GPUSIM_THREADS", given)
     with pytest.raises(ValueError, match=f"GPUSIM_THREADS='{given}': expected a positive integer"):
-        threads.configured()
+        threads.default_count()
 
 
 def helpers() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name.startswith("kernels ")}
+    return {t for t in threading.enumerate() if t.name.startswith("kernels")}
 
 
 def test_one_thread_means_no_pool():
@@ -164,7 +165,7 @@ def test_an_exception_of_a_helper_is_raised_at_the_call():
 
     with threads.limited(2), pytest.raises(LookupError, match="a helper's"):
         threads.run(fail, range(100_000))
-    assert len(done) < 100_000  # what nobody had begun is left
+    assert len(done) < 100_000  # the items that no thread had begun are left
 
 
 def test_an_exception_of_the_caller_waits_for_the_helpers():
@@ -211,10 +212,10 @@ def test_a_helper_may_call_run():
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_replicas_of_a_pmap_fold(count: int):
-    """Groups meet in several replicas' threads at once, each of which shares its fold."""
+    """Groups meet in several replicas' threads at once, and each thread shares its fold."""
     x = numbers(8, 4000)
     pairs = [[0, 1], [2, 3], [4, 5], [6, 7]]
-    with threads.limited(count), mock.patch.multiple(limits, **ODD):
+    with threads.limited(count), fold_limits(**ODD):
         f = gpusim.pmap(lambda v: lax.psum(v, "i", axis_index_groups=pairs) + lax.psum(v, "i"), "i")
         for _ in range(5):
             found = f(x)
@@ -227,7 +228,7 @@ def test_many_threads_fold_at_once():
     x = numbers(8, 20_000, dtype=np.float16)
     expected = bits(fold(x, rounding="stochastic"))
     found: list[bytes] = []
-    with threads.limited(3), mock.patch.multiple(limits, **ODD):
+    with threads.limited(3), fold_limits(**ODD):
         callers = [
             threading.Thread(target=lambda: found.append(bits(fold(x, rounding="stochastic"))))
             for _ in range(6)

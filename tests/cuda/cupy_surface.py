@@ -1,4 +1,4 @@
-"""What CuPy has of NumPy's functions, and what they take: the table beside this file.
+"""CuPy's part of NumPy's functions, and their keywords: the table beside this file.
 `python -m tests.cuda.cupy_surface` prints it, where CuPy is installed (a GPU is not needed)."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def surface() -> dict[str, str]:
 
 @cache
 def signature(name: str) -> inspect.Signature | None:
-    """What a function of CuPy takes; None where that is not known."""
+    """The arguments of a function of CuPy; None if they are not known."""
     words = surface()[name]
     if words in (UNKNOWN, "ufunc"):
         return None

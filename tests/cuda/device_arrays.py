@@ -1,7 +1,7 @@
-"""A strict stand-in for CuPy where there is no GPU: arrays in memory that NumPy cannot see.
+"""A strict stand-in for CuPy on machines without a GPU: arrays in memory that NumPy cannot see.
 
-They have CuPy's functions and keywords and no others, refuse what CuPy
-refuses, and count launches. What runs on their streams is checked for races (device_streams.py).
+They have exactly CuPy's functions and keywords, refuse what CuPy refuses, and count launches.
+Work on their streams is checked for races (device_streams.py).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ NUMBER_OF_GPUS = 2
 
 
 class Counted(SimpleNamespace):
-    """What has been asked of the device: kernels launched, arrays moved there and back."""
+    """Counts of kernels launched, and of arrays moved to the device and back."""
 
     launches: int
     uploads: int
     downloads: int
-    lacking: list[str]  # the functions that CuPy has not
+    lacking: list[str]  # the functions that CuPy lacks
 
 
 counts = Counted(launches=0, uploads=0, downloads=0, lacking=[])
 
 
 class Flags:
-    """CuPy's flags, of which there are few."""
+    """CuPy's flags."""
 
     def __init__(self, flags: Any) -> None:
         self.c_contiguous: bool = flags.c_contiguous
@@ -81,7 +81,7 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return self._host.__array_interface__
 
-    # The way to the host, which nobody goes without being asked.
+    # To the host, only on request.
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         raise TypeError(
@@ -136,7 +136,7 @@ class DeviceArray:
 
     def __getitem__(self, index: Any) -> DeviceArray:
         found = self._host[_index(index)]
-        if isinstance(found, np.generic):  # of which NumPy makes a scalar: here it is a view
+        if isinstance(found, np.generic):  # NumPy makes it a scalar; here it is a view
             entries = index if isinstance(index, tuple) else (index,)
             found = self._host[(*_index(entries), ...)]
         return _made(found, (self, *_in_index(index)))
@@ -518,7 +518,7 @@ def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
 
 
 def package() -> SimpleNamespace:
-    """What `import cupy` gives."""
+    """The module that `import cupy` gives."""
     return SimpleNamespace(
         __version__="stand-in",
         ndarray=DeviceArray,

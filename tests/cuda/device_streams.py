@@ -1,10 +1,10 @@
 """The stand-in's streams, events and devices, which check every access to memory for races.
 
-Work runs at once, on the host. What is kept is who waits for whom: each stream has a clock of how
-far into every stream's work its own is known to come after, as vector clocks are. An access that
-is not after the last write (a write: after all accesses), by streams, events or the host's waiting,
-is a race on a GPU, and an AssertionError here. Memory that is given back goes to the stream that it
-was allocated on, as CuPy's pool does it, and may be what that stream's next array is made of.
+Work runs at once, on the host. Each stream has a vector clock: for every stream, the last piece of
+work that its own is known to follow. An access that does not follow the last write (a write: all
+accesses), by streams, events or waits of the host, is a race on a GPU, and an AssertionError here.
+Freed memory goes back to the stream that it was allocated on, as in CuPy's pool, and that stream's
+next array may reuse it.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _operation(stream: Stream, reads: list[Memory], writes: list[Memory]) -> Non
 
 
 def allocated(array: Any) -> None:
-    """New memory, which is in nobody's hands but the current stream's."""
+    """New memory, which only the current stream uses."""
     with _lock:
         _memory_of(array, get_current_stream())
 
@@ -268,7 +268,7 @@ def _at(address: int) -> list[Memory]:
 
 
 def _pointed_to(struct: np.void) -> tuple[list[Memory], list[Memory]]:
-    """What a kernel reads and writes, by the addresses in its arguments."""
+    """The memory that a kernel reads and writes, by the addresses in its arguments."""
     reads: list[Memory] = []
     writes: list[Memory] = []
     names = struct.dtype.names or ()

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import optree
 import pytest
+from gpusim.collectives.linear import LinearCollective
 
 from gpusim import collectives
 from gpusim.collectives import Result
-from gpusim.collectives.linear import LinearCollective
 from gpusim.libraries import on_device
 from gpusim.maps import MappedArray
 from tests.oracles import replicated
@@ -201,7 +201,7 @@ def _whole(library: Library, leaf: Any, frames: Any) -> Any:
 
 
 def excused(error: Exception, lacking: Sequence[str]) -> None:
-    """Nothing but what CuPy has not, and arrays of NumPy in the case itself, may be refused."""
+    """Only functions that CuPy lacks, and NumPy arrays in the case itself, may be refused."""
     if lacking or isinstance(error, NotImplementedError):
         return
     text = str(error)
@@ -211,7 +211,7 @@ def excused(error: Exception, lacking: Sequence[str]) -> None:
 
 
 CUPYS_WORDS = (
-    "got an unexpected keyword argument",  # where=, initial= and such, which CuPy has not
+    "got an unexpected keyword argument",  # where=, initial= and others that CuPy lacks
     "Wrong arguments",
     "Unsupported dtype",
     "too many positional arguments",

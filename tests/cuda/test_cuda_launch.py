@@ -1,4 +1,4 @@
-"""What launch.py asks of CuPy, with a stand-in for CuPy on NumPy arrays and the host build.
+"""launch.py's calls of CuPy, with a stand-in for CuPy on NumPy arrays and the host build.
 The stand-in checks the calls' form; only a GPU can check CuPy itself."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fallback
 import gpusim
-from fallback.general import Grid
+from fallback.formats import FormatInfo
 from gpusim.cuda import targets, templates
 from gpusim.cuda.device import Kernel
 from tests.contract.test_fold_contract import (
@@ -33,17 +33,18 @@ from tests.contract.test_fold_passed_on import passed_on, subtrees
 from tests.contract.test_ragged_copy import random_segments, row_by_row
 from tests.cuda.host_cuda.device import HostDevice, has_compiler, library
 from tests.cuda.host_cuda.values import moderate, same
+from tests.oracles.budget import budget
 
 assert has_compiler(), "these tests compile the CUDA sources for the host: install g++, or set CXX"
 
 DEVICE = HostDevice()
 BOOL = np.dtype(bool)
 ROUNDINGS = ["nearest", "stochastic"]
-E3M2 = gpusim.Format(3, 2, has_infinities=False, high_nans=0).grid
-NO_SUBNORMALS = gpusim.Format(4, 3, has_subnormals=False).grid
-NO_FRACTION = gpusim.Format(8, 0, has_infinities=False).grid
-UNSIGNED = gpusim.Format(5, 2, is_signed=False, has_negative_zero=False).grid
-WIDE = gpusim.Format(9, 20).grid  # float32 does not hold its values
+E3M2 = gpusim.Format(3, 2, has_infinities=False, high_nans=0).info
+NO_SUBNORMALS = gpusim.Format(4, 3, has_subnormals=False).info
+NO_FRACTION = gpusim.Format(8, 0, has_infinities=False).info
+UNSIGNED = gpusim.Format(5, 2, is_signed=False, has_negative_zero=False).info
+WIDE = gpusim.Format(9, 20).info  # float32 does not hold its values
 GRIDS = [E3M2, NO_SUBNORMALS, NO_FRACTION, UNSIGNED, WIDE]
 
 
@@ -87,7 +88,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     return values, draw(st.sampled_from(LAYOUTS)), options, draw(st.sampled_from([0, 1 << 30]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150, full=250), deadline=None)
 @given(cases())
 def test_fold_has_the_bits_of_fallback(case: Any) -> None:
     values, layout, options, busy_threads = case
@@ -121,7 +122,7 @@ def test_every_instance_of_the_fold_runs_and_has_the_bits(unit: str) -> None:
     assert launched == set(templates.units()[unit])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150, full=250), deadline=None)
 @given(shares(), st.sampled_from(["linear", "reverse"]), st.sampled_from([0, 1 << 30]))
 def test_a_fold_passed_on_has_the_bits_of_fallbacks_whole(
     case: Any, order: str, busy_threads: int
@@ -271,7 +272,7 @@ def test_windows_beyond_32_bits_have_their_bits() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.float8_e5m2])
 def test_members_may_lie_anywhere(dtype: Any) -> None:
-    """Whatever the addresses are modulo 16 bytes, no access is misaligned (run() looks)."""
+    """For any addresses modulo 16 bytes, no access is misaligned (run() checks)."""
     flat = moderate((4000,), dtype)
     for offset, length, pitch in product(range(9), (1, 15, 40), (48, 49)):
         x = flat[offset : offset + 5 * pitch].reshape(5, pitch)[:, :length]
@@ -351,7 +352,7 @@ def test_round_is_right_at_every_midpoint(target: np.dtype[Any], source: str) ->
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=range(len(GRIDS)))
-def test_any_format_is_rounded_to_as_fallback_does(grid: Grid) -> None:
+def test_any_format_is_rounded_to_as_fallback_does(grid: FormatInfo) -> None:
     random = np.random.default_rng(0)
     bits = random.integers(0, 2**32, 4000, np.uint32).view(np.float32)
     near = (random.normal(size=4000) * 2.0 ** random.integers(-12, 9, 4000)).astype(np.float32)

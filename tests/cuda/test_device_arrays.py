@@ -77,7 +77,7 @@ def crossed() -> list[list[int]]:
 
 
 def work(call: Callable[[Any], Any], x: np.ndarray) -> tuple[int, int, int]:
-    """What a vmap of the call asks of the device."""
+    """The device's work for a vmap of the call."""
     there = device_arrays.to_device(x)
     counts = device_arrays.counts
     counts.launches = counts.uploads = counts.downloads = 0
@@ -130,7 +130,7 @@ def work_of_rule(call: Callable[[Any], Any], x: np.ndarray) -> Any:
         return type(error)
 
 
-# The suites' own cases, but for those that only take long; all run in tests/gpu.
+# The suites' own cases, without the slowest; all run in tests/gpu.
 
 NOT_HERE = (
     "test_functions_of_one_array",

@@ -338,7 +338,7 @@ def test_a_wait_can_be_ended_from_outside() -> None:
         raise KeyboardInterrupt
 
     with while_waiting(look), pytest.raises(KeyboardInterrupt):
-        nccl.Polled(Never(), Never(), (), 60, [1]).wait()
+        nccl.NcclExchange(Never(), Never(), (), 60, [1]).wait()
 
 
 class Never:
@@ -368,7 +368,7 @@ class Never:
 def test_an_instance_that_is_gone_is_an_error(
     communicator: Never, patience: float, message: str
 ) -> None:
-    waiting = nccl.Polled(Never(), communicator, (), patience, [2, 3])
+    waiting = nccl.NcclExchange(Never(), communicator, (), patience, [2, 3])
     assert waiting.awaited() == [2, 3]
     with pytest.raises(InstanceError, match=message) as caught:
         waiting.wait()

@@ -1,4 +1,4 @@
-"""Attaching is exclusive: among processes, threads and owners, and over when its owner is gone."""
+"""Attaching is exclusive among processes, threads and owners, and ends with its owner."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def descriptors_in(folder: Path) -> list[int]:
 
 
 def in_fork(question: Callable[[], object]) -> str:
-    """What `question` answers in a forked child that ends without cleaning up."""
+    """The result of `question` in a forked child that ends without cleaning up."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -490,7 +490,7 @@ def test_an_attachment_does_not_travel() -> None:
         pickle.dumps(attachment)
 
 
-# ---------------------------------------------------------------- who has it
+# ---------------------------------------------------------------- holders
 
 
 def test_holders_say_who_has_what_since_when() -> None:
@@ -555,10 +555,10 @@ def test_systemd_tmpfiles_leaves_lock_files_alone(folder: Path) -> None:
 
 def test_users_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUSIM_RUNTIME_DIR")
-    mine = locks.runtime_folder()
+    first = locks.runtime_folder()
     monkeypatch.setattr(os, "getuid", lambda: 4711)
-    theirs = locks.runtime_folder()
-    assert mine != theirs and theirs.name == "gpusim-4711"
+    second = locks.runtime_folder()
+    assert first != second and second.name == "gpusim-4711"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])

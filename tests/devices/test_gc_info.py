@@ -1,7 +1,7 @@
 """The commands gc-info and gc-monitor: their lines, their exit codes, and hardware that is broken.
 
-NVML is a module pynvml of the test's, which a real process imports; the CUDA driver's answer is
-given, since only a driver could.
+A real process imports the test's module pynvml. The CUDA driver's answer is faked, as it needs a
+driver.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fallback.formats import NARROW
+from fallback.formats import SUB_32_BIT
 from tests.cuda.on_device import Library
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
@@ -24,14 +24,14 @@ def to_device(values: Any) -> Any:
     if isinstance(values, cupy.ndarray):
         return values
     host = np.asarray(values)
-    if host.dtype in NARROW and host.dtype != np.float16:
+    if host.dtype in SUB_32_BIT and host.dtype != np.float16:
         bits = np.ascontiguousarray(host).view(f"u{host.dtype.itemsize}")
         return cupy.asarray(bits).view(host.dtype).reshape(host.shape)
     return cupy.asarray(host)
 
 
 def to_host(array: Any) -> np.ndarray:
-    if array.dtype in NARROW and array.dtype != np.float16:
+    if array.dtype in SUB_32_BIT and array.dtype != np.float16:
         bits = array.view(f"u{array.dtype.itemsize}").get()
         found: np.ndarray = bits.view(array.dtype)
         return found

@@ -1,6 +1,6 @@
-"""JAX itself, on eight fake CPU devices, as the oracle of the collectives.
+"""JAX on eight simulated CPU devices, the oracle of the collectives.
 
-Import this before anything else imports jax: devices and 64-bit types are settled at that moment.
+Import this module before any other imports jax, which fixes devices and 64-bit types on import.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ os.environ["XLA_FLAGS"] = " ".join(
     (
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
-        # Else XLA may keep float32 between two 16-bit operations, and the bits are nobody's.
+        # Otherwise XLA may keep float32 between two 16-bit operations.
         "--xla_allow_excess_precision=false",
     )
 ).strip()
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
-# XLA prints a stack trace of its own for programs that it refuses; the exception says enough.
+# XLA prints a stack trace for programs that it rejects, besides the exception.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import jax
@@ -54,9 +54,8 @@ def _by_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
     return mapped
 
 
-# What follows fills the gaps that would make JAX no oracle: collectives without a CPU lowering or
-# without a public name get their definition, and negative axes, which JAX documents nowhere and
-# fails on while lowering, are counted from the front.
+# The functions below fill JAX's gaps. Collectives without a CPU lowering or a public name get their
+# definition. Negative axes, on which JAX fails while lowering, are counted from the front.
 
 
 @_by_leaf

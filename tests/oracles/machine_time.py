@@ -1,6 +1,6 @@
-"""Time on a machine that is shared: it may stand still for a minute, and nothing is late then.
+"""Time on a shared machine, which may stall for a minute.
 
-`running` counts the seconds in which it ran; tests that say how soon something happens use it.
+`running` counts only the seconds in which the machine runs. Tests that bound a duration use it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import functools
 import threading
 import time
 
-#: Seconds that a test waits for what ends by itself, before it calls it a hang.
+#: Seconds after which a test regards a process that should end by itself as hung.
 PATIENCE = 300.0
-TICK, LONGEST_TICK = 0.05, 0.25  # seconds; a longer one is a machine that stood still
+TICK, LONGEST_TICK = 0.05, 0.25  # seconds; after a longer tick the machine was stalled
 
 
 class Clock:
@@ -34,5 +34,5 @@ def clock() -> Clock:
 
 
 def running() -> float:
-    """Seconds in which this machine has run, since the first call."""
+    """Return the seconds in which this machine has run since the first call."""
     return clock().seconds

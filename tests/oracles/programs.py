@@ -1,6 +1,6 @@
 """Random replicated programs, and every way to run one.
 
-A `Program` is data: it prints as the calls it makes, and runs in any dialect of lax and numpy.
+A `Program` is data. It prints as the calls that it makes, and runs with gpusim or with JAX.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-# --- what a program is made of -----------------------------------------------------------------
+# --- programs ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _is_bool(x: Any) -> bool:
     return x.dtype == np.bool_
 
 
-# Local steps are exact in every dtype, or only rearrange, so that no library's way to add shows.
+# Local steps are exact in every dtype, or only rearrange, so that libraries agree on the bits.
 LOCAL: dict[str, Callable[..., Any]] = {
     "negative": lambda d, x: ~x if _is_bool(x) else -x,
     "twice": lambda d, x: x if _is_bool(x) else x * 2,
@@ -128,7 +128,7 @@ class Program:
         return tree
 
     def argument(self) -> Any:
-        """The tree of stacked arrays: the mapped axes lead where a leaf is mapped."""
+        """Return the tree of stacked arrays; mapped leaves have the mapped axes in front."""
         rng = np.random.default_rng(self.seed)
         return optree.tree_map(
             lambda leaf, mapped: values(rng, (self.sizes if mapped else ()) + leaf[0], leaf[1]),
@@ -143,7 +143,7 @@ def is_leaf(node: Any) -> bool:
 
 
 def values(rng: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray:
-    """Values whose sums are normal numbers: no rounding here or there meets a subnormal."""
+    """Return values whose sums are normal numbers: JAX flushes subnormal ones to zero."""
     kind = dtype_of(dtype)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
@@ -158,7 +158,7 @@ def values(rng: np.random.Generator, shape: Shape, dtype: str) -> np.ndarray:
     return np.where(rng.random(shape) < 0.05, 0.0, signed).astype(kind)
 
 
-# --- the shapes a collective makes: what the generator needs to know to draw valid calls --------
+# --- shapes of results, by which the generator draws valid calls -------------------------------
 
 
 def _size(step: Step, axes: Axes) -> int:
@@ -252,7 +252,7 @@ def _dtype_after(step: Step, dtype: str) -> str:
 
 
 def leaves_after(step: Step, leaves: list[Leaf], axes: Axes) -> list[Leaf] | None:
-    """The leaves after the step, or None where one of them cannot take it."""
+    """Return the leaves after the step, or None if the step is invalid for one of them."""
     if step.function in WHOLE:
         return leaves
     if step.function in LOCAL:
@@ -273,7 +273,7 @@ def _has_arithmetic(step: Step, dtype: str) -> bool:
     if step.function == "psum_scatter":
         return dtype != "bool"
     positions = isinstance(step.args[0], tuple) and any(isinstance(a, int) for a in step.args[0])
-    # The order of additions over positional axes is nobody's promise: integers only.
+    # The order of additions over positional axes is unspecified: integers only.
     return not (positions and step.function == "psum" and dtype in FLOATS)
 
 
@@ -312,9 +312,9 @@ def _extras(draw: Callable[..., Any], size: int, *, uneven: bool) -> list[list[l
 
 
 def _calls(draw: Callable[..., Any], function: str, names: Any, size: int, rank: int) -> Iterator:
-    """Every call of the function with these names that differs in axes, groups or tiling."""
+    """Yield the calls of the function over these names: all axes, groups and tilings."""
     axes_ = range(-rank - 1, rank + 1)
-    # JAX divides the sum over an uneven group by the first group's size: no oracle.
+    # JAX divides the sum over an uneven group by the first group's size, so pmean is left out.
     uneven = function in ("psum", "pmax", "pmin")
     groups = _extras(draw, size, uneven=uneven)
     if function in ("psum", "pmean", "pmax", "pmin"):
@@ -360,7 +360,7 @@ def _collective(
 
 @st.composite
 def _fault(draw: Callable[..., Any], leaves: list[Leaf], axes: Axes) -> Step:
-    """A call that JAX refuses with a ValueError or TypeError."""
+    """Draw a call that JAX rejects with a ValueError or TypeError."""
     names = draw(st.sampled_from(name_choices(axes)))
     size = _size(Step("", (names,)), axes)
     rank = max(len(shape) for shape, _ in leaves)
@@ -400,7 +400,7 @@ def _tree(draw: Callable[..., Any], leaves: list[Leaf]) -> Any:
 
 
 def _leaves(draw: Callable[..., Any], sizes: list[int]) -> list[Leaf]:
-    """One to three leaves: equal shapes, but that some have one axis more; any dtypes."""
+    """Draw one to three leaves of any dtypes; their shapes are equal, or have one axis more."""
     n = math.prod(sizes)
     dimensions = st.sampled_from(sorted({0, 1, 2, 3, n, 2 * n, *sizes}))
     shape = tuple(draw(st.lists(dimensions, max_size=3)))
@@ -433,7 +433,7 @@ def _steps(
         if collective is not None:
             leaves = leaves_after(collective, leaves, axes) or leaves
             yield collective
-        # After a mean the last bits are JAX's own; only what rearranges them may follow.
+        # After a mean the last bits differ from JAX's: only rearrangements may follow.
         averaged = averaged or function == "pmean"
         functions = [f for f in SHAPES if not (averaged and f in (*SUMS, *EXTREMES))]
     ending = draw(st.integers(0, 9))
@@ -452,9 +452,9 @@ def programs(
     axes: tuple[Axes, ...] = AXES,
     faults: bool = True,
 ) -> Program:
-    """One to four collectives with local steps between; the first one is among ``first``.
+    """Draw one to four collectives with local steps between them; the first is one of `first`.
 
-    With ``faults`` some programs end in a call that must be refused.
+    With `faults` some programs end in an invalid call.
     """
     axes_ = draw(st.sampled_from(axes))
     leaves = _leaves(draw, [size for _, size in axes_])
@@ -467,7 +467,7 @@ def programs(
 
 
 class Body:
-    """A function of (lax, x) in a program's clothes; its argument is an array of zeros."""
+    """A function of (lax, x) with the interface of `Program`; its argument is an array of zeros."""
 
     has_groups = has_mean = False
 
@@ -487,7 +487,7 @@ class Body:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run: the results, or what was raised."""
+    """The results of a run, or the exception that it raised."""
 
     results: Any = None
     error: BaseException | None = None
@@ -507,7 +507,7 @@ def _dialect() -> SimpleNamespace:
 
 
 def nest(maps: tuple[Callable[..., Any], ...]) -> Callable[[Any, Any], Any]:
-    """Runs a program with one map for each of its axes, outermost first."""
+    """Return a function that runs a program with one map for each of its axes, outermost first."""
 
     def run(program: Program | Body, x: Any) -> Any:
         dialect = _dialect()
@@ -525,7 +525,7 @@ def nest(maps: tuple[Callable[..., Any], ...]) -> Callable[[Any, Any], Any]:
 
 
 def sharded(program: Program | Body, x: Any) -> Any:
-    """Runs a program on a mesh: one replica to a shard."""
+    """Run a program on a mesh, with one replica for each shard."""
     import gpusim
 
     dialect = _dialect()
@@ -571,7 +571,7 @@ MAPS = {"vmap": _vmap, "pmap": _pmap, "pmap-one": _pmap_one}
 def executors(
     program: Program | Body, *, mixed: bool = True
 ) -> dict[str, Callable[[Any, Any], Any]]:
-    """Every executor of gpusim that fits the program's axes, by name."""
+    """Return every way to run the program in gpusim, by name: nested maps, and shard_map."""
     found = {
         " of ".join(names): nest(tuple(MAPS[name] for name in names))
         for names in itertools.product(MAPS, repeat=len(program.axes))
@@ -584,7 +584,7 @@ def executors(
 
 
 def assert_same_form(ours: Any, theirs: Any, who: str) -> None:
-    """Equal trees, and for every leaf equal shapes and dtypes."""
+    """Assert that the trees, shapes and dtypes are equal."""
     assert optree.tree_structure(ours) == optree.tree_structure(theirs), who
     forms = [
         [(leaf.shape, leaf.dtype.name) for leaf in optree.tree_leaves(tree)]
@@ -594,14 +594,14 @@ def assert_same_form(ours: Any, theirs: Any, who: str) -> None:
 
 
 def assert_same_values(ours: Any, theirs: Any, who: str) -> None:
-    """Equal bits, zeros and NaNs compared by value."""
+    """Assert that the values are equal: all bits, except signs of zeros and NaNs."""
     assert_same_form(ours, theirs, who)
     for mine, other in zip(optree.tree_leaves(ours), optree.tree_leaves(theirs), strict=True):
         np.testing.assert_array_equal(mine, other, err_msg=who)
 
 
 def assert_same_bits(ours: Any, theirs: Any, who: str) -> None:
-    """Equal bits, signs of zeros included; NaNs are equal to each other."""
+    """Assert that the bits are equal, signs of zeros included; all NaNs are equal."""
     assert_same_values(ours, theirs, who)
     for mine, other in zip(optree.tree_leaves(ours), optree.tree_leaves(theirs), strict=True):
         if np.issubdtype(mine.dtype, np.inexact) or mine.dtype == ml_dtypes.bfloat16:
@@ -617,7 +617,7 @@ def _part(array: np.ndarray, part: str) -> np.ndarray:
 
 
 def assert_near(ours: Any, theirs: Any, who: str) -> None:
-    """Equal but for the last two bits: means, which JAX multiplies by a rounded reciprocal."""
+    """Assert that all but the last two bits are equal: JAX's mean multiplies by a rounded 1/R."""
     assert_same_form(ours, theirs, who)
     for mine, other in zip(optree.tree_leaves(ours), optree.tree_leaves(theirs), strict=True):
         if mine.dtype.kind in "biu":

@@ -1,5 +1,7 @@
-"""The numerics contract once more, one number at a time, in exact arithmetic and by definition.
-It shares no code with the kernels, is slow, and is meant to be read beside the contract."""
+"""The numerics contract by definition: one number at a time, in exact arithmetic.
+
+It shares no code with the kernels. It is slow, and written to be read beside docs/numerics.md.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Float:
-    """A binary format by its definition. `style`: what its highest codes mean."""
+    """A binary format by its definition. `style` gives the meaning of its highest codes."""
 
     exponent_bits: int
     fraction_bits: int
@@ -102,7 +104,7 @@ def floor_log2(x: Fraction) -> int:
 
 
 def round_number(x: Number, fmt: Float, lane: int | None) -> Number:
-    """One rounding to `fmt`; lane None: to nearest, ties to even."""
+    """Round to `fmt`: stochastically with a lane, otherwise to nearest, ties to even."""
     if x.magnitude == "inf" and fmt.style != "ieee":
         return NAN
     if not x.finite:
@@ -124,7 +126,7 @@ def round_number(x: Number, fmt: Float, lane: int | None) -> Number:
 
 
 def encode(x: Number, fmt: Float) -> int | None:
-    """The code of a number that `fmt` has; None for NaN, of which there are many."""
+    """Return the code of a number of `fmt`; None for NaN, which has many."""
     sign = int(x.negative) << (fmt.bits - 1)
     if x.magnitude == "nan":
         return None
@@ -163,7 +165,7 @@ def negate(x: Number) -> Number:
 
 
 def rank(x: Number) -> tuple[Any, ...]:
-    """Sorts as max and min do: -0 below +0."""
+    """Return a key that sorts as max and min do: -0 below +0."""
     if x.magnitude == "inf":
         return (-1 if x.negative else 1, 0, 0)
     return (0, x.value, 0 if x.negative else 1)
@@ -205,7 +207,7 @@ Additions = Callable[[int], Sequence[tuple[int, int]]]
 def fold_element(
     xs: Sequence[Element], order: str | Sequence[tuple[int, int]], start: int, apply: Apply
 ) -> Element:
-    """All of one element's additions, in the order's own enumeration from step 1."""
+    """Fold one element; the order numbers its additions from step 1."""
     if not isinstance(order, str):
         nodes = list(xs)
         for step, (left, right) in enumerate(order, 1):
@@ -228,7 +230,7 @@ def fold_element(
 
 
 def ring_start(index: tuple[int, ...], shape: tuple[int, ...], members: int, cut: Any) -> int:
-    """The block of a ring that an element is in, which is the member its fold starts with."""
+    """Return the ring block of an element, which is the member that its fold starts with."""
     if cut is not None:
         return index[cut] // (shape[cut] // members)
     flat, size = int(np.ravel_multi_index(index, shape)) if shape else 0, math.prod(shape)
@@ -259,7 +261,7 @@ def reference_fold(
     call: int = 0,
     places: Any = 0,
 ) -> list[tuple[int | None, ...]]:
-    """The codes of the result's parts (None: NaN), element by element in C order."""
+    """Return the codes of the result's parts (None: NaN), element by element in C order."""
     first = np.asarray(members[0])
     parts = 2 if first.dtype.kind == "c" else 1
     source = part_name(first.dtype)
@@ -327,14 +329,14 @@ def part_name(dtype: np.dtype[Any]) -> str:
 
 
 def part_codes(array: np.ndarray) -> np.ndarray:
-    """The bits of every element's parts, along a new last axis."""
+    """Return the bits of every element's parts, along a new last axis."""
     parts = 2 if array.dtype.kind == "c" else 1
     unsigned = f"u{array.dtype.itemsize // parts}"
     return np.ascontiguousarray(array).view(unsigned).reshape(*array.shape, parts)
 
 
 def codes_of(array: np.ndarray) -> list[tuple[int | None, ...]]:
-    """An array as `reference_fold` writes its results."""
+    """Return an array in the form of `reference_fold`'s results."""
     fmt = FLOATS[part_name(array.dtype)]
     rows = part_codes(array).reshape(-1, 2 if array.dtype.kind == "c" else 1)
     return [tuple(None if decode(int(c), fmt) is NAN else int(c) for c in row) for row in rows]

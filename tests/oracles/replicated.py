@@ -1,6 +1,6 @@
-"""Functions of replicated operands, run by the batched rules and by the per-replica route.
+"""Functions of mapped operands, run by the batched rules and once per replica.
 
-An `Operand` says over which of the axes i (outer, 2 replicas) and j (inner, 3) an array is mapped.
+An `Operand` is an array mapped over some of the axes i (outer, 2 replicas) and j (inner, 3).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OVER = ("i", "j", "ij", "")
 
 @dataclass(frozen=True)
 class Operand:
-    """An array and the axes it is mapped over: "", "i", "j", "ij"; None if it stays plain."""
+    """An array and its mapped axes: "", "i", "j" or "ij"; None for a plain array."""
 
     data: np.ndarray
     over: str | None
@@ -38,14 +38,14 @@ class Operand:
 
 
 def sizes_of(over: str | None) -> tuple[int, ...]:
-    """The lengths of the mapped axes that lead the data of an operand."""
+    """Return the sizes of the mapped axes, which are the first axes of an operand's data."""
     return tuple(SIZES[name] for name in over or "")
 
 
 def normal(
     rng: np.random.Generator, shape: tuple[int, ...], over: str | None, dtype: Any = np.float64
 ) -> Operand:
-    """Random values, some of them negative zeros; for integers small ones, for bools either."""
+    """Return random values: small integers, bools, or floats of which some are negative zeros."""
     shape = sizes_of(over) + shape
     dtype = np.dtype(dtype)
     values = rng.standard_normal(shape)
@@ -61,13 +61,13 @@ def normal(
 
 @dataclass(frozen=True)
 class Outcome:
-    """All replicas' results, or the exception."""
+    """The results of all replicas, or the exception."""
 
     leaves: tuple[Any, ...] = ()
     error: Exception | None = None
 
     def bits(self) -> Any:
-        """What two equal outcomes have in common."""
+        """Return a value by which outcomes are compared; all NaNs are equal."""
         if self.error is not None:
             return type(self.error), str(self.error)
         return [
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def _one_nan(values: np.ndarray) -> np.ndarray:
-    """`values` with the same bits in every NaN: payload and sign are unspecified."""
+    """Replace every NaN by the same one: payload and sign are unspecified."""
     if values.dtype.kind in "biumMSUO" or not values.size:
         return values
     if values.dtype.kind == "c":
@@ -89,19 +89,19 @@ def _one_nan(values: np.ndarray) -> np.ndarray:
 
 
 def bits_of(values: np.ndarray) -> bytes:
-    """The bits, with one NaN for all."""
+    """Return the bits of the values, with the same NaN everywhere."""
     return _one_nan(values).tobytes()
 
 
 def epsilon(dtype: np.dtype[Any]) -> Any:
-    """The distance of 1 to the next number of a floating-point or complex dtype."""
+    """Return the distance from 1 to the next number of a floating-point or complex dtype."""
     return ml_dtypes.finfo(dtype).eps
 
 
 def outcome(
     function: Callable[..., Any], operands: tuple[Any, ...], force: bool = False
 ) -> Outcome:
-    """What function(*operands) gives on every replica."""
+    """Call the function on the operands, and return the outcome on every replica."""
     frames = new_frames(tuple(SIZES), tuple(SIZES.values()))
     with bound(frames), per_replica_route(force=force):
         values = [item.on(frames) if isinstance(item, Operand) else item for item in operands]
@@ -117,7 +117,7 @@ def _whole(leaf: Any, frames: Axes) -> Any:
 
 
 class _Names(logging.Handler):
-    """Notes the first argument of each message, which is a function's name."""
+    """Collects the first argument of each message, which is a function's name."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class _Names(logging.Handler):
 
 @contextmanager
 def names_on_the_route() -> Iterator[list[str]]:
-    """The functions that take the per-replica route meanwhile."""
+    """Collect the names of functions that are called once per replica inside the context."""
     names: list[str] = []
     handler = _Names(names)
     logger = logging.getLogger("gpusim.maps")
@@ -147,22 +147,22 @@ def check(function: Callable[..., Any], *operands: Any, batched: bool | None = T
     """Assert that batched rules and the per-replica route give the same bits, shapes and dtypes.
 
     Args:
-        function: of NumPy calls.
-        operands: `Operand`s, and other values as they are.
-        batched: whether it must run without the route (True), must take it (False), or either
-            (None); an error may always come from the route.
+        function: a function of NumPy calls.
+        operands: `Operand`s, and other values.
+        batched: True if batched rules must suffice, False if the function must be called once per
+            replica, None for either. An error may always come from the call per replica.
     """
     with names_on_the_route() as names:
         found = outcome(function, operands)
     expected = outcome(function, operands, force=True)
     assert found.bits() == expected.bits(), _difference(found, expected)
     if batched is not None and found.error is None:
-        assert (not names) == batched, f"on the per-replica route: {names}"
+        assert (not names) == batched, f"called once per replica: {names}"
     return found
 
 
 def _difference(found: Outcome, expected: Outcome) -> str:
-    """In which way the batched result is not that of one replica after the other."""
+    """Describe how the batched result differs from that of one replica after the other."""
     if found.error or expected.error or len(found.leaves) != len(expected.leaves):
         return f"{_brief(found)} instead of {_brief(expected)}"
     for one, other in zip(found.leaves, expected.leaves, strict=True):

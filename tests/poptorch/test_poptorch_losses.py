@@ -243,7 +243,7 @@ def test_a_finder_forgets_nothing_when_memory_is_used_again() -> None:
     loss = torch.ones(())
     finder.mark("first", [], loss)
     for _ in range(20):  # what depends on it dies at once, and others may lie where it lay
-        finder.saw(torch.mul, [loss], [loss * 2])
+        finder.record(torch.mul, [loss], [loss * 2])
         other = torch.ones(())
         finder.mark("other", [other], other * 3)
     assert not finder.marks[0].absorbed
@@ -271,5 +271,5 @@ def test_sparse_tensors_are_no_losses_and_no_trouble() -> None:
     finder = LossFinder()
     loss, sparse = torch.ones(2, requires_grad=True) * 1, torch.eye(2).to_sparse()
     finder.mark("mse_loss", [], loss)
-    finder.saw(torch.mul, [sparse], [sparse])
+    finder.record(torch.mul, [sparse], [sparse])
     assert finder.final() is loss

@@ -16,7 +16,7 @@ from gpusim import poptorch
 from gpusim.poptorch import ops
 from gpusim.poptorch.losses import identity_loss
 from gpusim.poptorch.ops.ctc import beams
-from gpusim.poptorch.ops.tensor_text import Settings, text
+from gpusim.poptorch.ops.printing import TextSettings, text
 from gpusim.poptorch.poptorch_core import Error
 from tests.poptorch.poptorch_models import EXECUTIONS, REPLICAS, infer, run
 
@@ -130,35 +130,35 @@ class Printed(nn.Module):
 @pytest.mark.parametrize(
     ("values", "settings", "expected"),
     [
-        ([1.0, 10.0, -2.5], Settings(), "( 1.00, 10.00, -2.50)"),
-        ([1.0, 1e6], Settings(), "(1.000e+00, 1.000e+06)"),
-        ([1.0, 1e6], Settings(float_format="fixed"), "(      1, 1000000)"),
-        ([1.0, 0.5], Settings(float_format="scientific", digits=2), "(1.0e+00, 5.0e-01)"),
-        ([1.0, 1e6, 0.25], Settings(float_format="none"), "(1, 1e+06, 0.25)"),
-        ([0.1, 12.5], Settings(digits=0), "(0.1, 12.5)"),
-        ([math.inf, math.nan, 1.0], Settings(digits=2), "(inf, nan, 1.0)"),
-        ([0.0], Settings(), "(0.000)"),
-        ([1, -20, 300], Settings(), "(  1, -20, 300)"),
-        ([1, -20, 300], Settings(digits=0), "(1, -20, 300)"),
-        ([True, False], Settings(), "(1, 0)"),
-        ([1 + 2j], Settings(), "((1+2j))"),
-        ([[1, 2], [3, 4]], Settings(separator=" "), "((1 2)\n (3 4))"),
-        ([1, 2], Settings(open_bracket="{ ", close_bracket=" }"), "{ 1, 2 }"),
-        (list(range(9)), Settings(summarise_threshold=8), "(0, 1, 2, ..., 6, 7, 8)"),
-        (list(range(9)), Settings(summarise_threshold=8, edge_items=1), "(0, ..., 8)"),
-        (list(range(9)), Settings(max_line_width=15), "(0, 1, 2, 3, 4,\n 5, 6, 7, 8)"),
-        ([], Settings(), "()"),
-        (7, Settings(), "7"),
+        ([1.0, 10.0, -2.5], TextSettings(), "( 1.00, 10.00, -2.50)"),
+        ([1.0, 1e6], TextSettings(), "(1.000e+00, 1.000e+06)"),
+        ([1.0, 1e6], TextSettings(float_format="fixed"), "(      1, 1000000)"),
+        ([1.0, 0.5], TextSettings(float_format="scientific", digits=2), "(1.0e+00, 5.0e-01)"),
+        ([1.0, 1e6, 0.25], TextSettings(float_format="none"), "(1, 1e+06, 0.25)"),
+        ([0.1, 12.5], TextSettings(digits=0), "(0.1, 12.5)"),
+        ([math.inf, math.nan, 1.0], TextSettings(digits=2), "(inf, nan, 1.0)"),
+        ([0.0], TextSettings(), "(0.000)"),
+        ([1, -20, 300], TextSettings(), "(  1, -20, 300)"),
+        ([1, -20, 300], TextSettings(digits=0), "(1, -20, 300)"),
+        ([True, False], TextSettings(), "(1, 0)"),
+        ([1 + 2j], TextSettings(), "((1+2j))"),
+        ([[1, 2], [3, 4]], TextSettings(separator=" "), "((1 2)\n (3 4))"),
+        ([1, 2], TextSettings(open_bracket="{ ", close_bracket=" }"), "{ 1, 2 }"),
+        (list(range(9)), TextSettings(summarise_threshold=8), "(0, 1, 2, ..., 6, 7, 8)"),
+        (list(range(9)), TextSettings(summarise_threshold=8, edge_items=1), "(0, ..., 8)"),
+        (list(range(9)), TextSettings(max_line_width=15), "(0, 1, 2, 3, 4,\n 5, 6, 7, 8)"),
+        ([], TextSettings(), "()"),
+        (7, TextSettings(), "7"),
     ],
 )  # fmt: skip
-def test_how_tensors_are_written(values: Any, settings: Settings, expected: str) -> None:
+def test_how_tensors_are_written(values: Any, settings: TextSettings, expected: str) -> None:
     assert text(torch.tensor(values), settings) == expected
 
 
 def test_large_tensors_are_written_whole_if_asked() -> None:
-    whole = text(torch.arange(2000), Settings(summarise_threshold=0, max_line_width=0))
+    whole = text(torch.arange(2000), TextSettings(summarise_threshold=0, max_line_width=0))
     assert whole.count(",") == 1999 and "\n" not in whole
-    assert "..." in text(torch.arange(2000), Settings())
+    assert "..." in text(torch.arange(2000), TextSettings())
 
 
 # Beam search.

@@ -15,8 +15,8 @@ from torch import Tensor
 from gpusim import poptorch
 from gpusim.poptorch import optim
 from gpusim.poptorch.optim import updater
-from gpusim.poptorch.optim.norms import clipped
-from gpusim.poptorch.optim.tensors import Row, blocks
+from gpusim.poptorch.optim.gradients import clip
+from gpusim.poptorch.optim.rule import Row, blocks
 from gpusim.poptorch.optim.updater import updater_for
 from tests.poptorch.optimized import (
     CLOSE,
@@ -401,7 +401,7 @@ def test_clipping_takes_groups_of_replicas_as_models_by_themselves() -> None:
 
 def test_a_shared_parameter_is_clipped_for_the_replica_with_the_largest_norm() -> None:
     shared, own = torch.tensor([[3.0]]), torch.tensor([[4.0], [0.0]])
-    found = clipped({"shared": shared, "own": own}, 1.0)
+    found = clip({"shared": shared, "own": own}, 1.0)
     torch.testing.assert_close(found["shared"], torch.tensor([[0.6]]))
     torch.testing.assert_close(found["own"], torch.tensor([[0.8], [0.0]]))
 
@@ -409,10 +409,10 @@ def test_a_shared_parameter_is_clipped_for_the_replica_with_the_largest_norm() -
 def test_groups_of_different_parameters_may_cross() -> None:
     values = {"a": torch.tensor([[3.0], [0.0]]), "b": torch.tensor([[4.0], [0.0]])}
     crossing = {"a": [0, 0, 1, 1], "b": [0, 1, 0, 1]}
-    found = clipped(values, 1.0, crossing)  # norms 5, 3, 4 and 0
+    found = clip(values, 1.0, crossing)  # norms 5, 3, 4 and 0
     torch.testing.assert_close(found["a"], torch.tensor([[0.6], [0.0]]))
     torch.testing.assert_close(found["b"], torch.tensor([[0.8], [0.0]]))
-    shared = clipped(values | {"c": torch.tensor([[12.0]])}, 1.0, crossing)  # 13 is the largest
+    shared = clip(values | {"c": torch.tensor([[12.0]])}, 1.0, crossing)  # 13 is the largest
     torch.testing.assert_close(shared["c"], torch.tensor([[12.0 / 13]]))
-    aligned = clipped(values, 1.0)  # norms 5, 5, 0 and 0
+    aligned = clip(values, 1.0)  # norms 5, 5, 0 and 0
     torch.testing.assert_close(aligned["a"], torch.tensor([[0.6], [0.0]]))

@@ -16,8 +16,8 @@ import fallback
 from gpusim import poptorch
 from gpusim.poptorch import optim
 from gpusim.poptorch.enums import MeanReductionStrategy
-from gpusim.poptorch.optim import loss_scaling
-from gpusim.poptorch.optim.rounding import FIRST_STEP
+from gpusim.poptorch.optim.gradients import adjust_loss_scaling
+from gpusim.poptorch.optim.rule import FIRST_STEP
 from gpusim.poptorch.optim.updater import updater_for
 from tests.poptorch.optimized import (
     HALF,
@@ -269,4 +269,4 @@ def test_an_update_whose_gradients_overflowed_is_left_out() -> None:
 
 def test_nan_counts_as_too_large() -> None:
     values = [torch.tensor([1.0, math.nan], dtype=HALF)]
-    assert loss_scaling.adjusted(values, 8.0, 1.0) == (4.0, False)
+    assert adjust_loss_scaling(values, 8.0, 1.0) == (4.0, False)

@@ -28,10 +28,16 @@ from torch import Tensor, nn
 from gpusim import poptorch
 from gpusim.poptorch import CommGroupType, Error, Options, VariableRetrievalMode
 from gpusim.poptorch.blocks import BeginBlock
-from gpusim.poptorch.executor import context, tensor_file
+from gpusim.poptorch.executor import context
 from gpusim.poptorch.executor.arguments import Arguments
 from gpusim.poptorch.executor.described import Undescribed, as_json, from_json
-from gpusim.poptorch.executor.pickled import pickled, unpickled
+from gpusim.poptorch.executor.pickled import (
+    DTYPES,
+    pickled,
+    read_tensors,
+    tensors_as_bytes,
+    unpickled,
+)
 from gpusim.poptorch.executor.saving import DIGEST
 
 X = torch.linspace(-1.0, 1.0, 16).reshape(8, 2)
@@ -528,7 +534,7 @@ def test_a_pickle_is_executed_by_load_alone(tmp_path: Path) -> None:
 
 
 TENSORS = {
-    **{str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in tensor_file.DTYPES},
+    **{str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in DTYPES},
     "scalar": torch.tensor(2.5),
     "empty": torch.empty(0, 3),
     "transposed": torch.arange(6.0).reshape(2, 3).T,
@@ -544,13 +550,13 @@ def equal(left: Tensor, right: Tensor) -> bool:
 
 
 def test_tensor_files_are_those_of_safetensors() -> None:
-    content = b"".join(tensor_file.packed(TENSORS))
+    content = tensors_as_bytes(TENSORS)
     theirs = safetensors.torch.load(content)
-    ours = tensor_file.unpacked(content)
-    assert [*ours] == [*TENSORS] and theirs.keys() == ours.keys()
+    ours = read_tensors(content)
+    assert ours.keys() == TENSORS.keys() == theirs.keys()
     assert all(equal(ours[name], x) and equal(theirs[name], x) for name, x in TENSORS.items())
     contiguous = {name: x.contiguous() for name, x in TENSORS.items()}
-    back = tensor_file.unpacked(safetensors.torch.save(contiguous, {"about": "theirs"}))
+    back = read_tensors(safetensors.torch.save(contiguous, {"about": "theirs"}))
     assert all(equal(back[name], x) for name, x in TENSORS.items())
 
 
@@ -575,13 +581,13 @@ def test_tensor_files_are_those_of_safetensors() -> None:
 def test_tables_that_lie_are_refused(table: str) -> None:
     content = len(table).to_bytes(8, "little") + table.encode() + bytes(4)
     with pytest.raises(ValueError, match=r"^tensors: "):
-        tensor_file.unpacked(content)
+        read_tensors(content)
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_tensors_or_an_error(content: bytes) -> None:
     with contextlib.suppress(ValueError):
-        assert tensor_file.unpacked(content) == {}
+        assert read_tensors(content) == {}
 
 
 def test_damaged_tensors_are_refused_by_load(tmp_path: Path) -> None:
@@ -610,7 +616,7 @@ def test_tensors_share_what_they_shared() -> None:
     }
     content, tensors = pickled(value, {id(parameter): "weight"})
     assert len([name for name in tensors if name.startswith("weight")]) == 1
-    found = unpickled(content, tensor_file.unpacked(b"".join(tensor_file.packed(tensors))))
+    found = unpickled(content, read_tensors(tensors_as_bytes(tensors)))
     for one, two in zip(value["views"], found["views"], strict=True):
         assert torch.equal(one, two) and one.stride() == two.stride()
     found["views"][2][2] = 99.0

@@ -90,7 +90,7 @@ def test_whatever_the_order_of_ipus_stages_are_switches_and_one(
     for ipu in ipus:
         recorder.begin(None, ipu)
         x, before = -x, x
-        recorder.saw(torch.neg, [before], [x])
+        recorder.record(torch.neg, [before], [x])
     options = Options().deviceIterations(17)
     options.Training.gradientAccumulation(17)
     count = sum(one != other for one, other in pairwise(ipus)) + 1

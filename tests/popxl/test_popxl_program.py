@@ -50,7 +50,8 @@ def test_under_poprun_all_instances_arrive_at_the_same_bits(instances: int, tmp_
     environ = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
     environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     arguments = ["--num-instances", str(instances), "--num-replicas", "4"]
-    script = [sys.executable, str(ROOT / "tests" / "popxl" / "popxl_digits.py"), str(tmp_path / "digits.npz")]
+    program = ROOT / "tests" / "popxl" / "popxl_digits.py"
+    script = [sys.executable, str(program), str(tmp_path / "digits.npz")]
     done = subprocess.run(
         [sys.executable, "-m", "gpusim.tools.launch", *arguments, *script],
         env=environ,

@@ -1,6 +1,6 @@
-"""Every Python block of README.md and docs/ runs, and every session shows what Python prints.
+"""The examples in README.md and docs/ run, and print what the pages show.
 
-```python blocks are executed and ```pycon blocks are compared; those of one page share names.
+`python` blocks are executed and `pycon` blocks are compared. The blocks of a page share names.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def compare(page: Path, line: int, source: str, names: dict[str, object]) -> None:
-    """Run a session; an AssertionError shows what differed."""
-    name = f"{page.name}, line {line + 1}"  # one to a session, by which doctest finds the sources
+    """Run a session; an AssertionError shows the differences."""
+    name = f"{page.name}, line {line + 1}"  # unique, since doctest finds the sources by it
     test = doctest.DocTestParser().get_doctest(source, names, name, str(page), line)
     report: list[str] = []
     doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append, clear_globs=False)
@@ -30,9 +30,11 @@ def compare(page: Path, line: int, source: str, names: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_print_what_the_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(backend, "_initialized", False)  # and so again afterwards
+    monkeypatch.setattr(backend, "_initialized", False)  # and is restored afterwards
     text = page.read_text()
     names: dict[str, object] = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):
@@ -44,7 +46,7 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_point_to_files_that_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name}: {target}"

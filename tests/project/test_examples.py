@@ -1,4 +1,4 @@
-"""Each example runs as a script, and agrees with its single-device reference when sizes change."""
+"""Each example runs as a script, and agrees with its single-device reference for other sizes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
+LONG = EXAMPLES / "poptorch_digits.py"  # in a short run also with other sizes, below
 OWN_IMPORTS = EXAMPLES / "poptorch_bert.py"  # runs below
+OTHERS = sorted(set(EXAMPLES.glob("*.py")) - {LONG, OWN_IMPORTS})
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(EXAMPLES.glob("*.py")) - {OWN_IMPORTS}), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", [*OTHERS, *slow(LONG)], ids=lambda path: path.stem)
 def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
     command = [sys.executable, path]
@@ -31,6 +30,7 @@ def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("agreed")
 
 
+@pytest.mark.slow
 def test_a_poptorch_program_runs_under_its_own_imports(tmp_path: Path) -> None:
     text = OWN_IMPORTS.read_text()
     program = tmp_path / "bert.py"
@@ -59,7 +59,7 @@ def test_a_poptorch_program_runs_under_its_own_imports(tmp_path: Path) -> None:
         "moe_dispatch --replicas 3 --experts 2 --skew 100",  # all tokens to one expert
         "moe_dispatch --replicas 6 --experts 3 --tokens 1",  # most slices are empty
         "poptorch_digits --replicas 1 --calls 2",
-        "poptorch_digits --replicas 16 --calls 2",  # all IPUs that there are
+        *slow("poptorch_digits --replicas 16 --calls 2"),  # all IPUs that there are
         "ring_attention --replicas 1",
         "ring_attention --replicas 1 --causal",
         "ring_attention --replicas 3",

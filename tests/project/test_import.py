@@ -1,4 +1,4 @@
-"""`import gpusim` is light, and what is installed is all that it needs."""
+"""`import gpusim` is light, and the wheel with its dependencies is complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ assert not heavy, f'import gpusim loads {{heavy}}'
 
 
 def python(*arguments: str, run: str | Path = sys.executable, cwd: Path = ROOT) -> str:
-    command = [run, *arguments]
+    # -E: another Python than this one does not take modules from PYTHONPATH.
+    command = [run, *([] if run == sys.executable else ["-E"]), *arguments]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -40,7 +41,7 @@ def test_help_loads_nothing_heavy() -> None:
     python("-c", f"import gpusim.tools.cli; gpusim.tools.cli.command_line()\n{LOADED}")
 
 
-def test_fallback_knows_nothing_of_gpusim() -> None:
+def test_fallback_does_not_import_gpusim() -> None:
     python("-c", "import fallback, sys; assert 'gpusim' not in sys.modules")
 
 
@@ -48,7 +49,7 @@ def test_version_is_the_distributions() -> None:
     assert gpusim.__version__ == metadata.version("gpusim")
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in gpusim.__all__:
         assert hasattr(gpusim, name), name
 
@@ -63,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dependencies(package: str) -> set[str]:
-    """The distribution packages that `package` needs without extras, and theirs."""
+    """Return the distributions that `package` requires without extras, directly or indirectly."""
     needed = set()
     for requirement in map(Requirement, metadata.requires(package) or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -73,9 +74,9 @@ def dependencies(package: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment that holds the wheel and what it depends on, nothing else.
+    """Return the Python of an environment that holds only the wheel and its dependencies.
 
-    The dependencies are linked to those here: a machine without a network makes it too.
+    The dependencies are links to those of this environment, so no network is needed.
     """
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, with_pip=False)
@@ -111,6 +112,6 @@ print(gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i")(np.arange(4.0))[0])
 
 def test_fresh_environment_says_what_to_install(fresh: Path, tmp_path: Path) -> None:
     assert "pip install 'gpusim[study]'" in python("-m", "gpusim", "info", run=fresh, cwd=tmp_path)
-    demo = subprocess.run([fresh, "-m", "gpusim", "demo"], cwd=tmp_path, capture_output=True)
+    demo = subprocess.run([fresh, "-E", "-m", "gpusim", "demo"], cwd=tmp_path, capture_output=True)
     assert demo.returncode == 1
     assert b"needs scikit-learn, matplotlib, rich: pip install 'gpusim[study]'" in demo.stderr

@@ -1,12 +1,15 @@
-"""What a new user meets first: make, its messages, and a changelog for the version at hand."""
+"""What a new user meets first: make, its messages, and a changelog of the current version."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 from tests.oracles.machine_time import PATIENCE
 
@@ -29,8 +32,8 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 def test_make_alone_lists_the_targets() -> None:
     answer = make()
     assert answer.returncode == 0
-    listed = re.findall(r"^  make (\w+)  +\S", answer.stdout, re.MULTILINE)
-    assert listed == ["help", "demo", "test", "lint", "docs", "bench", "gpu", "clean"]
+    listed = re.findall(r"^  make ([\w-]+)  +\S", answer.stdout, re.MULTILINE)
+    assert listed == ["help", "demo", "test", "test-all", "lint", "docs", "bench", "gpu", "clean"]
 
 
 def test_without_a_python_make_says_what_it_needs(tmp_path: Path) -> None:
@@ -40,6 +43,35 @@ def test_without_a_python_make_says_what_it_needs(tmp_path: Path) -> None:
     assert "gpusim needs Python 3.11 or later" in answer.stderr
     assert "tried: no-such-python" in answer.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
+
+
+def test_ci_runs_make_test_with_the_slow_tests_and_full_budgets() -> None:
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "make test-all"
+    assert re.search("^GPUSIM_TESTS=full .*make .*test$", make("-n", "test-all").stdout, re.M)
+
+
+@pytest.mark.parametrize(
+    ("tests", "selection", "slow"),
+    [
+        ("", "test_examples.py", False),
+        ("full", "test_examples.py", True),
+        ("", "test_examples.py::test_runs_as_a_script[poptorch_digits]", True),
+    ],
+    ids=["by default", "in full", "by id"],
+)
+def test_slow_tests_run_in_full_runs_and_when_they_are_selected(
+    tests: str, selection: str, slow: bool
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "-q", "--collect-only", selection],
+        cwd=ROOT / "tests" / "project",
+        env=os.environ | {"GPUSIM_TESTS": tests},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert found.returncode == 0, found.stdout
+    assert ("[poptorch_digits]" in found.stdout) == slow
 
 
 def test_changelog_has_the_version() -> None:

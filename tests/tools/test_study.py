@@ -271,7 +271,7 @@ def test_any_format_accumulates() -> None:
         "float16 added in e5m10, tree",
     ]
     assert rows[0].mean == rows[2].mean and rows[1].mean == rows[3].mean
-    result = fold(x, order="tree", accumulate=Format(5, 4).grid)
+    result = fold(x, order="tree", accumulate=Format(5, 4).info)
     error = np.linalg.norm(result.astype(np.float64) - x.astype(np.float64).sum(axis=0))
     assert rows[4].mean.relative_error == pytest.approx(
         error / np.linalg.norm(x.astype(np.float64).sum(axis=0))

@@ -14,7 +14,7 @@ import torch
 
 import gpusim
 import gpusim.torch as gt
-from gpusim import lax
+from gpusim import collectives, lax
 from gpusim.torch.tensors import TO_NUMPY
 
 DTYPES = list(TO_NUMPY)
@@ -116,7 +116,7 @@ def test_a_collective_has_the_bits_of_lax(name: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_in_threads_it_has_them_too(name: str) -> None:
+def test_a_collective_in_threads_has_the_bits_of_lax(name: str) -> None:
     call = CALLS[name]
     x = values((INNER, 6, INNER), np.dtype(ml_dtypes.bfloat16))
     same_outcome(
@@ -128,7 +128,7 @@ def test_in_threads_it_has_them_too(name: str) -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 5, 7])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,)], ids=str)
 @pytest.mark.parametrize("map_", MAPS)
-def test_odd_counts_scalars_and_empty_tensors(
+def test_odd_counts_scalars_and_empty_tensors_have_the_bits_of_lax(
     map_: str, shape: tuple[int, ...], replicas: int
 ) -> None:
     of_tensors, of_arrays = MAPS[map_]
@@ -152,7 +152,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("map_", MAPS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_of_a_tensor_serves(layout: str, map_: str) -> None:
+def test_every_layout_of_a_tensor_gives_the_bits_of_lax(layout: str, map_: str) -> None:
     of_tensors, of_arrays = MAPS[map_]
     x = LAYOUTS[layout](tensor_of(values((INNER, 6, INNER), np.dtype(np.float32))))
     array = np.array(x.detach().resolve_conj().resolve_neg().numpy())
@@ -165,7 +165,9 @@ def test_every_layout_of_a_tensor_serves(layout: str, map_: str) -> None:
 
 @pytest.mark.parametrize("names", ["i", "j", ("i", "j"), ("j", "i")], ids=str)
 @pytest.mark.parametrize("outer, inner", [("vmap", "vmap"), ("pmap", "vmap"), ("pmap", "pmap")])
-def test_nested_maps_and_tuples_of_names(outer: str, inner: str, names: Any) -> None:
+def test_nested_maps_and_tuples_of_names_have_the_bits_of_lax(
+    outer: str, inner: str, names: Any
+) -> None:
     x = values((OUTER, INNER, 6, INNER), np.dtype(np.float16))
 
     def nested(which: int, module: Any, call: Call) -> Callable[[Any], Any]:
@@ -341,7 +343,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "reduction": (
         lambda x: gt.psum(x, "i", reduction="ring"),  # type: ignore[arg-type]  # the case
         TypeError,
-        "psum reduction must be a gpusim.Reduction or None, but got 'ring'",
+        "psum: reduction must be a gpusim.Reduction or None, got 'ring'",
     ),
     "index": (lambda x: gt.pgather(x, torch.tensor(-1), "i"), IndexError, "out of"),
     "indices": (lambda x: gt.pgather(x, x, "i"), TypeError, "pgather: idx must be integers"),
@@ -447,17 +449,14 @@ def test_tensors_and_arrays_are_the_same_memory(dtype: torch.dtype) -> None:
 
 def test_a_collective_reads_tensors_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    read = gpusim.collectives.psum
+    read = collectives.psum.local
 
     def watched(x: Any, **options: Any) -> Any:
-        seen.append(x.__array_interface__["data"][0])
+        seen.append(x.values.__array_interface__["data"][0])
         return read(x, **options)
 
     x = torch.ones(3, 5, dtype=torch.bfloat16, requires_grad=True)
-    from gpusim.torch import plan
-
-    entry = plan.TABLE["psum"]
-    monkeypatch.setitem(plan.TABLE, "psum", plan.replace(entry, definition=watched))
+    monkeypatch.setattr(collectives.psum, "local", watched)
     total = gt.vmap(lambda x: gt.psum(x, "i"), axis_name="i", out_dims=None)(x)
     assert seen == [x.data_ptr()] and total.tolist() == [3.0] * 5
 

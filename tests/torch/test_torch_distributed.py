@@ -1,5 +1,4 @@
-"""Between processes: torch.distributed over gloo is the oracle, and a world of several instances
-computes what one process does."""
+"""Replicas agree with the ranks of torch.distributed, and several instances with one process."""
 
 from __future__ import annotations
 

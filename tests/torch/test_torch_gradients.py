@@ -1,5 +1,4 @@
-"""Collectives on tensors are differentiated through gpusim's transposes: once, twice, forwards and
-backwards, inside vmap and outside, and in pmap's threads."""
+"""Derivatives of collectives on tensors: first and second, forward and reverse, in every map."""
 
 from __future__ import annotations
 
@@ -176,7 +175,7 @@ def test_rows_sent_raggedly_come_back_in_threads() -> None:
 
 
 @pytest.mark.parametrize("names", ["i", "j", ("i", "j"), ("j", "i")], ids=str)
-def test_nested_axes(names: Any) -> None:
+def test_gradients_over_nested_axes_are_those_of_differences(names: Any) -> None:
     def nested(x: torch.Tensor) -> torch.Tensor:
         def f(x: torch.Tensor) -> torch.Tensor:
             return gt.psum(gt.all_gather(x, names) ** 2, "j") * x[0]

@@ -1,5 +1,4 @@
-"""Graphs with collectives: traced once for one replica, they run in every map; and torch's own
-checks of the operators."""
+"""Graphs with collectives run in every map; the operators pass torch's own checks."""
 
 from __future__ import annotations
 
@@ -16,73 +15,84 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import gpusim
 import gpusim.torch as gt
+from gpusim.collectives.record import COLLECTIVES
 from gpusim.reduction import TWINS
-from gpusim.torch.frames import Around
-from gpusim.torch.plan import TABLE, Plan, What
+from gpusim.torch.axes import EnclosingAxis
+from gpusim.torch.plan import DECLARED, CollectiveSpec, Plan
 
 R = 3
-AROUND = (Around("i", R, R, "lockstep"), Around("j", 2, 2, "lockstep"))
+ENCLOSING = (EnclosingAxis("i", R, R, "lockstep"), EnclosingAxis("j", 2, 2, "lockstep"))
 
-WHATS = [
-    What("psum"),
-    What("psum", groups=((0,), (2, 1))),
-    What("psum", reduction=gpusim.Reduction(order="ring", accumulate="float16")),
-    What("pmean"),
-    What("pmax"),
-    What("pmin", groups=((2, 1, 0),)),
-    What("pargmax"),
-    What("pargmin"),
-    What("psum_scatter", options=(("scatter_dimension", -1), ("tiled", False))),
-    What("psum_scatter", options=(("scatter_dimension", 0), ("tiled", True))),
-    What("all_gather", options=(("axis", -1), ("tiled", False))),
-    What("all_gather", options=(("axis", 1), ("tiled", True)), groups=((0, 2, 1),)),
-    What("all_to_all", (1, 0), (("tiled", False),)),
-    What("all_to_all", (0, 1), (("tiled", True),)),
-    What("ppermute", (((0, 1), (1, 2)),)),
-    What("ppermute.transpose", (((0, 1), (1, 2)),)),
-    What("pshuffle", ((2, 0, 1),)),
-    What("pshuffle.transpose", ((2, 0, 1),)),
-    What("pbroadcast", (1,)),
-    What("pbroadcast.transpose", (1,)),
-    What("all_reduce"),
-    What("all_reduce.backward"),
-    What("all_gather_equal", options=(("axis", 0), ("tiled", False))),
-    What("own_slice"),
-    What("own_slice.transpose"),
+SPECS = [
+    CollectiveSpec("psum"),
+    CollectiveSpec("psum", groups=((0,), (2, 1))),
+    CollectiveSpec("psum", reduction=gpusim.Reduction(order="ring", accumulate="float16")),
+    CollectiveSpec("pmean"),
+    CollectiveSpec("pmax"),
+    CollectiveSpec("pmin", groups=((2, 1, 0),)),
+    CollectiveSpec("pargmax"),
+    CollectiveSpec("pargmin"),
+    CollectiveSpec("all_reduce", reduction=gpusim.Reduction(op="prod")),
+    CollectiveSpec("psum_scatter", (("scatter_dimension", -1), ("tiled", False))),
+    CollectiveSpec("psum_scatter", (("scatter_dimension", 0), ("tiled", True))),
+    CollectiveSpec("all_gather", (("axis", -1), ("tiled", False))),
+    CollectiveSpec("all_gather", (("axis", 1), ("tiled", True)), ((0, 2, 1),)),
+    CollectiveSpec("all_to_all", (("split_axis", 1), ("concat_axis", 0), ("tiled", False))),
+    CollectiveSpec("all_to_all", (("split_axis", 0), ("concat_axis", 1), ("tiled", True))),
+    CollectiveSpec("pswapaxes", (("axis", 1),)),
+    CollectiveSpec("ppermute", (("perm", ((0, 1), (1, 2))),)),
+    CollectiveSpec("ppermute.transpose", (("perm", ((0, 1), (1, 2))),)),
+    CollectiveSpec("pshuffle", (("perm", (2, 0, 1)),)),
+    CollectiveSpec("pshuffle.transpose", (("perm", (2, 0, 1)),)),
+    CollectiveSpec("pbroadcast", (("source", 1),)),
+    CollectiveSpec("pbroadcast.transpose", (("source", 1),)),
+    CollectiveSpec("all_reduce_cross_replica_sum"),
+    CollectiveSpec("all_reduce_cross_replica_sum.backward"),
+    CollectiveSpec("all_gather_cross_replica", (("axis", 0), ("tiled", False))),
+    CollectiveSpec("own_slice"),
+    CollectiveSpec("own_slice.transpose"),
 ]
-RAGGED = [What("ragged_all_to_all"), What("ragged_all_to_all.transpose")]
+RAGGED = [CollectiveSpec("ragged_all_to_all"), CollectiveSpec("ragged_all_to_all.transpose")]
+GATHER = CollectiveSpec("pgather")
 
 
 def test_every_collective_is_checked_here() -> None:
-    assert {what.collective for what in WHATS + RAGGED} == set(TABLE)
+    ours = {name for name, c in COLLECTIVES.items() if c.__module__.startswith("gpusim.")}
+    assert {spec.collective for spec in [*SPECS, *RAGGED, GATHER]} == ours | set(DECLARED)
 
 
-@pytest.mark.parametrize("what", WHATS, ids=lambda what: what.collective)
-def test_torch_finds_no_fault_with_the_operator(what: What) -> None:
-    linear = TABLE[what.collective].transpose is not None
-    plan = Plan(what, ("i",), AROUND).encode()
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.collective)
+def test_torch_finds_no_fault_with_the_operator(spec: CollectiveSpec) -> None:
+    linear = Plan(spec, ("i",), ENCLOSING).transposed() is not None
+    plan = Plan(spec, ("i",), ENCLOSING).encode()
     operator = torch.ops.gpusim.stacked.default
-    shape = (R, R if what.collective == "own_slice" else 6, R)
+    shape = (R, R if spec.collective == "own_slice" else 6, R)
     operands = [torch.randn(shape, requires_grad=linear), torch.randn(shape)]
     torch.library.opcheck(operator, (operands, [0], plan))
     within = [torch.randn(2, *shape)]  # axis j leads
     torch.library.opcheck(operator, (within, [1, 0], plan), test_utils="test_faketensor")
 
 
-def ragged_operands(what: What) -> list[torch.Tensor]:
+def ragged_operands(spec: CollectiveSpec) -> list[torch.Tensor]:
     sizes = torch.ones(R, R, dtype=torch.int64)
     offsets = torch.arange(R).expand(R, R).contiguous()
     landing = torch.arange(R)[:, None].expand(R, R).contiguous()
     operands = [torch.randn(R, 4, 2, requires_grad=True), torch.randn(R, 5, 2, requires_grad=True)]
-    if what.collective != "ragged_all_to_all":
+    if spec.collective != "ragged_all_to_all":
         operands.insert(0, torch.randn(R, 5, 2, requires_grad=True))
     return [*operands, offsets, sizes, landing, sizes]
 
 
-@pytest.mark.parametrize("what", RAGGED, ids=lambda what: what.collective)
-def test_nor_with_the_ragged_one(what: What) -> None:
-    plan = Plan(what, ("i",), AROUND).encode()
-    torch.library.opcheck(torch.ops.gpusim.stacked.default, (ragged_operands(what), [0], plan))
+@pytest.mark.parametrize("spec", RAGGED, ids=lambda spec: spec.collective)
+def test_torch_finds_no_fault_with_the_ragged_operator(spec: CollectiveSpec) -> None:
+    plan = Plan(spec, ("i",), ENCLOSING).encode()
+    torch.library.opcheck(torch.ops.gpusim.stacked.default, (ragged_operands(spec), [0], plan))
+
+
+def test_torch_finds_no_fault_with_pgather() -> None:
+    plan = Plan(GATHER, ("i",), ENCLOSING).encode()
+    operands = [torch.randn(R, 4), torch.tensor([[2, 0], [1, 1], [0, 2]])]
+    torch.library.opcheck(torch.ops.gpusim.stacked.default, (operands, [0], plan))
 
 
 numbers = st.integers(0, 2**64 - 1)
@@ -98,19 +108,20 @@ reductions = st.builds(
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(WHATS), st.none() | reductions, st.lists(st.integers(0, 9)), st.text())
-def test_a_plan_survives_as_text(what: What, reduction: Any, skipped: list[int], name: str) -> None:
-    what = What(
-        what.collective,
-        what.arguments,
-        what.options,
-        what.groups,
+@given(st.sampled_from(SPECS), st.none() | reductions, st.lists(st.integers(0, 9)), st.text())
+def test_a_plan_survives_as_text(
+    spec: CollectiveSpec, reduction: Any, skipped: list[int], name: str
+) -> None:
+    spec = CollectiveSpec(
+        spec.collective,
+        spec.parameters,
+        spec.groups,
         reduction,
         tuple(skipped),
         (7, 5),
     )
-    plan = Plan(what, (name,), (*AROUND, Around(name, 4, 8, "shared")))
-    assert What.decode(what.collective, what.encode()) == what
+    plan = Plan(spec, (name,), (*ENCLOSING, EnclosingAxis(name, 4, 8, "shared")))
+    assert CollectiveSpec.decode(spec.collective, spec.encode()) == spec
     assert Plan.decode(plan.encode()) == plan
 
 

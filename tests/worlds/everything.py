@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 import gpusim
-from gpusim import lax
-from gpusim.collectives.distributed import spread, task, ways
+from gpusim import collectives, lax
+from gpusim.collectives.distributed import algorithms, job, layout
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int8, np.int32, np.complex64)
 ORDERS = ("linear", "reverse", "tree", "ring")
@@ -230,7 +230,7 @@ def cases(replicas: int) -> Iterator[Case]:
 
 
 def nested_cases(replicas: int) -> Iterator[Case]:
-    """Programs of two axes, of which the outer one spans the instances."""
+    """Programs of two axes; the outer one spans the instances."""
 
     def two(f: Callable[..., Any]) -> Callable[..., Any]:
         return gpusim.vmap(f, axis_name="j")
@@ -273,13 +273,17 @@ def run(world: gpusim.World) -> dict[str, np.ndarray]:
 
     with world:
         for number, (name, f, arguments) in enumerate(cases(world.replicas)):
-            own = [argument[here] for argument in arguments]
-            keep(f"vmap {name}", gpusim.vmap(f, axis_name="i")(*own))
+            local = [argument[here] for argument in arguments]
+            keep(f"vmap {name}", gpusim.vmap(f, axis_name="i")(*local))
             if number % 4 == 0:  # that both have the same bits is another test's claim
-                keep(f"pmap {name}", gpusim.pmap(f, "i")(*own))
+                keep(f"pmap {name}", gpusim.pmap(f, "i")(*local))
         for name, f, arguments in nested_cases(world.replicas):
-            own = [argument[here] for argument in arguments]
-            keep(f"vmap {name}", gpusim.vmap(f, axis_name="i")(*own))
+            local = [argument[here] for argument in arguments]
+            keep(f"vmap {name}", gpusim.vmap(f, axis_name="i")(*local))
+        for name, result in stacked_calls(world, here):
+            value = result.value
+            shape = (world.local_replicas, *value.shape)
+            keep(f"stacked {name}", value if result.mapped else np.broadcast_to(value, shape))
         with gpusim.reduction(order="ring", rounding="stochastic", seed=3) as state:
             x = values(world.replicas, (50,), np.float16)[here]
             for _ in range(3):
@@ -309,6 +313,33 @@ def run(world: gpusim.World) -> dict[str, np.ndarray]:
     return found
 
 
+def stacked_calls(world: gpusim.World, here: slice) -> Iterator[tuple[str, collectives.Result]]:
+    """Collectives on stacked arrays, outside of any map."""
+    replicas = world.replicas
+    x = values(replicas, (replicas, 5), np.float32)[here]
+    last_first = [*reversed(range(replicas))]
+    ring = gpusim.Reduction(order="ring", rounding="stochastic", accumulate="float16", seed=4)
+    groups = [last_first[:2], last_first[2:]]
+    yield "psum", collectives.psum(x)
+    yield "psum, ring", collectives.psum(x.astype(np.float16), reduction=ring)
+    yield "psum of groups", collectives.psum(x, groups=groups)
+    yield "pmean", collectives.pmean(x)
+    yield "pmax", collectives.pmax(x)
+    yield "pargmin", collectives.pargmin(x)
+    yield "all_reduce", collectives.all_reduce(x, reduction=gpusim.Reduction(op="prod"))
+    yield "psum_scatter", collectives.psum_scatter(x)
+    yield "psum_scatter.transpose", collectives.psum_scatter.transpose(x[:, 0])
+    yield "all_gather", collectives.all_gather(x, axis=1)
+    yield "all_gather.transpose", collectives.all_gather.transpose(x)
+    yield "all_to_all", collectives.all_to_all(x, 0, 1)
+    yield "pswapaxes", collectives.pswapaxes(x, 0)
+    yield "ppermute", collectives.ppermute(x, [(0, 1), (1, replicas - 1)])
+    yield "ppermute.transpose", collectives.ppermute.transpose(x, [(0, 1), (1, replicas - 1)])
+    yield "pshuffle", collectives.pshuffle(x, last_first)
+    yield "pbroadcast", collectives.pbroadcast(x, 1)
+    yield "pbroadcast.transpose", collectives.pbroadcast.transpose(x, 1)
+
+
 def numbers(v: Any) -> Any:
     """Python numbers, which differ between replicas or not."""
     return v + lax.psum(float(lax.axis_index("i")) * 0.1, "i") + lax.psum(0.1, "i")
@@ -326,7 +357,7 @@ def threads_inside(v: Any) -> Any:
 def main() -> None:
     replicas, folder = int(sys.argv[1]), Path(sys.argv[2])
     # Folds of these sizes then go all ways, in several blocks.
-    task.BLOCK, ways.SMALL, spread.LONG_MESSAGE = 1024, 1024, 512
+    job.BLOCK, algorithms.SMALL, layout.LONG_MESSAGE = 1024, 1024, 512
     world = gpusim.World.from_environment(replicas)
     found = run(world)
     np.savez(folder / f"{world.instance}.npz", **{n.replace("/", "|"): v for n, v in found.items()})

@@ -317,12 +317,12 @@ def _(world: gpusim.World, guilty: bool) -> None:
         in_vmap(world, lambda v: v[:3] + lax.psum(np.float32([guilty, 0, 0]), "i"))
 
 
-# --- signals from outside, and what is no fault ---------------------------------------------------
+# --- signals from outside, and programs without a fault -------------------------------------------
 
 
 @fault("endless")
 def _(world: gpusim.World, guilty: bool) -> None:
-    """For those who interrupt and kill: they are told the process ids."""
+    """For tests that interrupt and kill: prints the process ids."""
     with world:
         step(world)
         print(f"pid {world.instance} {os.getpid()}", flush=True)

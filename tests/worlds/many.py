@@ -65,9 +65,9 @@ def main() -> None:
     here = slice(world.replica_offset, world.replica_offset + world.local_replicas)
     with world:
         for (name, f, arguments), right in zip(cases(replicas), expected, strict=True):
-            own = [argument[here] for argument in arguments]
+            local = [argument[here] for argument in arguments]
             begin = time.perf_counter()
-            found = gpusim.vmap(f, axis_name="i")(*own)
+            found = gpusim.vmap(f, axis_name="i")(*local)
             print(f"{name}: {time.perf_counter() - begin:.3f}", flush=True)
             assert np.array_equal(found, right[here]), name
 

@@ -40,8 +40,8 @@ def run(world: gpusim.World, cupy: Any) -> dict[str, np.ndarray]:
     with world:
         chosen = [*cases(world.replicas), *nested_cases(world.replicas)]
         for name, f, arguments in filter(served, chosen):
-            own = [cupy.asarray(argument[here]) for argument in arguments]
-            results: Any = gpusim.vmap(f, axis_name="i")(*own)
+            local = [cupy.asarray(argument[here]) for argument in arguments]
+            results: Any = gpusim.vmap(f, axis_name="i")(*local)
             for number, leaf in enumerate(gpusim.trees.flatten(results)[0]):
                 rows = np.frombuffer(np.ascontiguousarray(to_host(leaf)).tobytes(), np.uint8)
                 found[f"vmap {name}, leaf {number}"] = rows.reshape(world.local_replicas, -1)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from gpusim.collectives.distributed import spread, task, ways
+from gpusim.collectives.distributed import algorithms, job, layout
 from tests.oracles import programs as ps
 
 REDUCTIONS = st.builds(
@@ -44,9 +44,9 @@ def shares(replicas: int, instances: int, chance: random.Random) -> list[int]:
 def choose_ways(chance: random.Random) -> None:
     """Let small arrays go the ways that large ones go, or not."""
     small = chance.random() < 0.7
-    ways.SMALL = 0 if small else 64 * 1024
-    task.BLOCK = 5 if small else 256 * 1024
-    spread.LONG_MESSAGE = 8 if chance.random() < 0.5 else 16 * 1024
+    algorithms.SMALL = 0 if small else 64 * 1024
+    job.BLOCK = 5 if small else 256 * 1024
+    layout.LONG_MESSAGE = 8 if chance.random() < 0.5 else 16 * 1024
 
 
 def part(tree: Any, mapped: Any, rows: slice) -> Any:
@@ -65,7 +65,7 @@ def check(
         )
     world = gpusim.World(shares(program.sizes[0], engine.instances, chance), engine)
     rows = slice(world.replica_offset, world.replica_offset + world.local_replicas)
-    own = part(whole, program.mapped, rows)
+    local = part(whole, program.mapped, rows)
     runs = ps.executors(program)
     if reference.error is not None and len(program.axes) > 1:
         # An error in one inner thread ends others while they wait for other instances, and with
@@ -75,7 +75,7 @@ def check(
         for name in chance.sample(sorted(runs), 3):
             where = f"{name} of {program}, {how}, {world.counts}"
             with gpusim.reduction(**how):
-                ours = ps.outcome(lambda run=runs[name]: run(program, own))
+                ours = ps.outcome(lambda run=runs[name]: run(program, local))
             if reference.error is not None or ours.error is not None:
                 assert type(ours.error) is type(reference.error), (where, ours, reference)
                 continue

@@ -46,10 +46,10 @@ def addons(x: torch.Tensor) -> dict[str, torch.Tensor]:
     return found
 
 
-def run(own: slice) -> dict[str, torch.Tensor]:
+def run(rows: slice) -> dict[str, torch.Tensor]:
     """The results of these replicas, in lockstep, in threads, and in a backward pass around."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(REPLICAS, 4, generator=generator).half()[own]
+    x = torch.randn(REPLICAS, 4, generator=generator).half()[rows]
     found: dict[str, torch.Tensor] = {}
     maps: dict[str, Callable[..., Any]] = {"vmap": gt.vmap, "pmap": gt.pmap}
     for name, map_ in maps.items():

@@ -1,4 +1,4 @@
-"""What the launchers' variables mean: real sets of them, half of one, and several at once."""
+"""The launchers' variables: real sets of them, incomplete ones, and several at once."""
 
 from __future__ import annotations
 

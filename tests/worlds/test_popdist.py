@@ -41,7 +41,7 @@ def single(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch):
-    """Sets PopDist's variables, in the order of NAMES, and Open MPI's; nobody has called init."""
+    """Sets PopDist's variables, in the order of NAMES, and Open MPI's; init has not been called."""
     monkeypatch.setattr(backend, "_initialized", False)
 
     def put(*values: int | None, rank: int | None = None, size: int = 1) -> None:
@@ -57,7 +57,7 @@ def environment(monkeypatch: pytest.MonkeyPatch):
 
 
 def run(tmp_path: Path, program: str, *options: str) -> list[str]:
-    """What the instances print, in order."""
+    """The output of the instances, in order."""
     script = tmp_path / "program.py"
     script.write_text("import sys, time\nfrom gpusim import popdist\n" + program)
     command = [sys.executable, "-m", "gpusim.tools.launch", *options, sys.executable, str(script)]
@@ -87,8 +87,8 @@ def test_without_variables_there_is_one_instance_with_one_replica() -> None:
     assert popdist.isUniformReplicasPerInstance()
     assert popdist.checkNumIpusPerReplica(1) and not popdist.checkNumIpusPerReplica(2)
     popdist.synchronize()
-    popdist.registerCommunicator({0}, "mine")
-    popdist.synchronize("mine")
+    popdist.registerCommunicator({0}, "local")
+    popdist.synchronize("local")
     popdist.synchronize("yours", {0})
     assert popdist.execute_on_instances({0}, lambda a, b: a - b, 5, b=3) == 2
 
@@ -114,9 +114,9 @@ def test_the_variables_say_where_an_instance_is(environment) -> None:
     assert popdist.checkNumIpusPerReplica(4) and not popdist.checkNumIpusPerReplica(1)
 
 
-@pytest.mark.parametrize("said", [0, None])
-def test_instances_of_different_size_have_no_number(environment, said: int | None) -> None:
-    environment(7, 3, 4, None, said, rank=1, size=2)
+@pytest.mark.parametrize("uniform", [0, None])
+def test_instances_of_different_size_have_no_number(environment, uniform: int | None) -> None:
+    environment(7, 3, 4, None, uniform, rank=1, size=2)
     assert not popdist.isUniformReplicasPerInstance()
     for function in (popdist.getNumInstances, popdist.getInstanceIndex):
         with pytest.raises(GpusimError, match=f"popdist.{function.__name__} needs equally many"):
@@ -290,9 +290,9 @@ print(found, popdist.getNumInstances(), popdist.isBackendInitialized())
         assert line.startswith(f"{i}: instance {i} {called}{differs.format(1 - i)}")
         lines.remove(line)
     assert lines == ["0: None 3 True", "1: 1 3 True", "2: 2 3 True"]
-    said = (tmp_path / "log").read_text().split("\n")[:-1]
-    assert sorted(said) == ["a 0", "a 1", "a 2", "b 1", "b 2", "c 1", "c 2", "d 0", "d 1", "d 2"]
-    assert [line[0] for line in said] == sorted(line[0] for line in said)  # nobody was early
+    lines = (tmp_path / "log").read_text().split("\n")[:-1]
+    assert sorted(lines) == ["a 0", "a 1", "a 2", "b 1", "b 2", "c 1", "c 2", "d 0", "d 1", "d 2"]
+    assert [line[0] for line in lines] == sorted(line[0] for line in lines)  # none was early
 
 
 def test_a_world_inside_a_call_has_the_instances_of_the_call(tmp_path: Path) -> None:
@@ -347,18 +347,18 @@ popdist.synchronize()
 """
     with pytest.raises(AssertionError) as caught:
         run(tmp_path, program, "--num-instances", "3")
-    said = str(caught.value)
-    assert "KeyError: 'lost'" in said
-    assert "gpusim: instance 1 failed with KeyError; see above" in said
-    assert re.search("poprun: instance 1 .*exited with code 1", said)
+    printed = str(caught.value)
+    assert "KeyError: 'lost'" in printed
+    assert "gpusim: instance 1 failed with KeyError; see above" in printed
+    assert re.search("poprun: instance 1 .*exited with code 1", printed)
 
 
-# ---------------------------------------------------------------- notes
+# ---------------------------------------------------------------- heartbeats
 
 
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder in which this process makes notes."""
+    """The folder of this process's heartbeats."""
     monkeypatch.setenv(activity.FOLDER, str(tmp_path))
     monkeypatch.setattr(activity, "_opened", False)
     monkeypatch.setattr(activity.atexit, "register", lambda *_: None)
@@ -396,13 +396,13 @@ def test_a_reader_never_sees_half_a_note(notes: Path) -> None:
 
 
 def test_notes_of_a_forked_child_are_not_the_instances(notes: Path) -> None:
-    activity.note("mine")
+    activity.note("parent")
     child = os.fork()
     if child == 0:
-        activity.note("the child's")
+        activity.note("child")
         os._exit(0)
     os.waitpid(child, 0)
-    assert activity.read(notes)[0].text == "mine"
+    assert activity.read(notes)[0].text == "parent"
 
 
 def test_what_is_no_note_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,4 +414,4 @@ def test_what_is_no_note_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
     assert activity.read(tmp_path / "missing") == {}
     monkeypatch.setenv(activity.FOLDER, str(tmp_path / "missing"))
     monkeypatch.setattr(activity, "_opened", False)
-    activity.note("nobody reads this")  # and nothing is raised
+    activity.note("unread")  # raises nothing

@@ -1,4 +1,4 @@
-"""poprun with a real mpirun: what instances are told, what is printed, and that all ends.
+"""poprun with a real mpirun: the instances' variables, the output, and the end of a run.
 
 A run's processes have a word of the test's in their environment, by which those left are found.
 """
@@ -22,6 +22,7 @@ from gpusim.runtime.activity import Activity
 from gpusim.tools.launch import main, mpirun, report
 from gpusim.tools.launch.layout import hosts_of, lay_out
 from gpusim.tools.launch.report import Failure, blocking_instance, failure_in
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE, running
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ import os, subprocess, sys, time
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 print("hello", os.getpid(), flush=True)
 """
-# A child in its process group, and one in a session of its own; then it stays.
+# Starts a child in its process group, and one in another session; then it stays.
 STAY = (
     HELLO
     + """
@@ -68,7 +69,7 @@ class Run:
         return self.process.returncode, sorted(out.splitlines()), errors
 
     def lines_until(self, text: str, times: int) -> dict[int, list[str]]:
-        """The lines of each instance, until so many of them contain the text."""
+        """The lines of each instance, until the text has occurred in `times` of them."""
         lines: dict[int, list[str]] = {}
         assert self.process.stdout
         while times:
@@ -114,7 +115,7 @@ def poprun(tmp_path: Path) -> Iterator[object]:
         assert run.all_gone(), run.left()
 
 
-# ---------------------------------------------------------------- what instances are told
+# ---------------------------------------------------------------- input and output
 
 
 def test_each_instance_finds_its_share(poprun) -> None:
@@ -175,8 +176,8 @@ time.sleep(300)
 def test_standard_input_is_instance_0s_to_its_end(poprun, tmp_path: Path) -> None:
     program = "import os, sys\nprint(len(sys.stdin.read()), os.environ['OMPI_COMM_WORLD_RANK'])"
     (tmp_path / "input").write_text("a line\n" * 100_000)
-    with (tmp_path / "input").open() as given:
-        _, lines, errors = poprun(program, "--num-instances", "2", stdin=given).end()
+    with (tmp_path / "input").open() as source:
+        _, lines, errors = poprun(program, "--num-instances", "2", stdin=source).end()
     assert lines == ["[1,0]<stdout>: 700000 0", "[1,1]<stdout>: 0 1"], errors
 
 
@@ -200,20 +201,21 @@ time.sleep(300)
     assert code == 128 + signal.SIGKILL
     last = [line for line in errors.splitlines() if line.startswith("poprun: ")]
     assert re.fullmatch(r"poprun: instance 1 .*was killed by SIGKILL", last[0])
-    said = r"\(since \d\d:\d\d:\d\d, for \d+\.\d s\)"
+    since = r"\(since \d\d:\d\d:\d\d, for \d+\.\d s\)"
     for line, instance, doing in zip(
         last[1:],
         (1, 0, 2),  # the one that failed first
         (*("in lax.psum over 'i' of float32[4]",) * 2, "running code of its own"),
         strict=True,
     ):
-        expected = rf"poprun:   instance {instance} was {re.escape(doing)} {said}"
+        expected = rf"poprun:   instance {instance} was {re.escape(doing)} {since}"
         assert re.fullmatch(expected, line), line
     seconds = re.search(r"for (\d+\.\d) s", last[1])
     assert seconds and float(seconds[1]) >= 0.9
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.2, 0.5, 1.0])  # starting, importing, connecting, waiting
+# Starting, importing, connecting, waiting.
+@pytest.mark.parametrize("moment", [*slow(0.0, 0.2), 0.5, *slow(1.0)])
 def test_it_does_not_matter_when_an_instance_is_killed(poprun, moment: float) -> None:
     program = (
         HELLO
@@ -381,7 +383,7 @@ time.sleep(300)
         ("--num-instances 3 --num-replicas 2 true", "--num-replicas 2: expected at least one"),
         ("--num-instances 2 --host a,b,c true", "expected at least one for each of 3 hosts"),
         ("--host a,,b true", "expected names like H1,H2 or H[1-3,5]"),
-        ("--host a[3-1] true", "3-1 is no range"),
+        ("--host a[3-1] true", "3-1 is not an ascending range"),
         ("--host a,a --num-instances 2 true", "a is named twice"),
         ("--only-output-from-instance 1 true", "expected less than --num-instances 1"),
         ("--update-partition maybe true", "expected yes or no, got 'maybe'"),
@@ -411,7 +413,7 @@ def test_too_few_simulated_ipus_are_said(
     ("program", "message"),
     [
         ("no-such-program", "there is no program 'no-such-program'"),
-        (str(ROOT), "is a folder, and no program"),
+        (str(ROOT), "is a folder, not a program"),
         (str(ROOT / "README.md"), "is not executable: put its interpreter before it"),
     ],
 )
@@ -456,8 +458,8 @@ def test_hosts_share_the_instances_in_blocks() -> None:
 
 def test_other_hosts_get_the_search_paths_and_gpusims_variables() -> None:
     layout = lay_out(2, 2, 1, ("a", "b"))
-    given = {"PATH": "/bin", "GPUSIM_IPUS": "4", "HOME": "/root"}
-    line = mpirun.command_line("mpirun", layout, ["prog"], local_args=["-x", "A"], environ=given)
+    environ = {"PATH": "/bin", "GPUSIM_IPUS": "4", "HOME": "/root"}
+    line = mpirun.command_line("mpirun", layout, ["prog"], local_args=["-x", "A"], environ=environ)
     first, second = " ".join(line).split(" : ")
     for host, part in (("a", first), ("b", second)):
         assert f"-np 1 --host {host} " in part
@@ -469,7 +471,7 @@ def test_other_hosts_get_the_search_paths_and_gpusims_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "failure"),
+    ("messages", "failure"),
     [
         (  # Open MPI 4
             "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 11",
@@ -486,8 +488,8 @@ def test_other_hosts_get_the_search_paths_and_gpusims_variables() -> None:
         ("There are not enough slots available in the system", None),
     ],
 )
-def test_what_mpirun_says_is_understood(said: str, failure: Failure | None) -> None:
-    assert failure_in(said, 9) == failure
+def test_what_mpirun_says_is_understood(messages: str, failure: Failure | None) -> None:
+    assert failure_in(messages, 9) == failure
 
 
 def test_who_waits_a_while_is_not_blocking_instance() -> None:
@@ -497,6 +499,6 @@ def test_who_waits_a_while_is_not_blocking_instance() -> None:
     assert found and found.instance == 1
     assert blocking_instance({0: waits, 1: ended}, 2, late - 0.1) is None  # not for long enough
     assert blocking_instance({0: Activity(None, 1.0, 2), 1: ended}, 2, late) is None  # it computes
-    assert blocking_instance({1: ended}, 2, late) is None  # the other has not said anything yet
+    assert blocking_instance({1: ended}, 2, late) is None  # the other has no heartbeat yet
     assert blocking_instance({0: ended, 1: ended}, 2, late) is None  # both end
     assert blocking_instance({0: waits, 1: waits}, 2, late) is None  # a long exchange

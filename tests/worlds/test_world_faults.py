@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from gpusim.runtime import reaper
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE, running
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def commit(
     launcher: Sequence[str],
     meddle: Callable[[subprocess.Popen[str], str], float] | None = None,
 ) -> Outcome:
-    """Run a program that goes wrong, or that somebody meddles with, who tells when that was."""
+    """Run a program with a fault. `meddle` may cause one from outside, and returns the time."""
     mark = uuid.uuid4().hex
     begin = running()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -246,6 +247,7 @@ def test_an_uneven_start_a_debugger_and_errors_that_all_catch_are_no_faults() ->
         assert not outcome.left
 
 
+@pytest.mark.slow
 def test_poprun_ends_in_the_same_way() -> None:
     faults = ["SIGKILL", "an error", "another shape", "the end of the program", "a stop"]
     found = commit_all(faults, poprun)
@@ -262,7 +264,7 @@ def test_poprun_ends_in_the_same_way() -> None:
 
 
 def joined(process: subprocess.Popen[str], instances: int) -> dict[int, int]:
-    """Wait until all instances have said their process ids."""
+    """Wait until all instances have printed their process ids."""
     assert process.stdout is not None
     pids: dict[int, int] = {}
     while len(pids) < instances:
@@ -292,7 +294,7 @@ def test_ctrl_c_leaves_no_process(program: str) -> None:
     assert "instance 0 (replicas 0 to 1) failed with KeyboardInterrupt" in one.result().errors
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 def test_killing_an_instance_at_any_moment_ends_the_run(seed: int) -> None:
     """Five kills each: from when the processes begin to long after they have joined."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import gpusim
 from gpusim import Reduction, lax
-from gpusim.collectives.distributed import spread, task, ways
+from gpusim.collectives.distributed import algorithms, job, layout
 from gpusim.twins import TWINS
 from tests.worlds.everything import values
 
@@ -41,7 +41,7 @@ def cases(replicas: int) -> Iterator[tuple[str, Any, np.ndarray]]:
 
 
 def run(world: gpusim.World) -> dict[str, np.ndarray]:
-    """What the replicas that are here have got, by case."""
+    """The results of the local replicas, by case."""
     here = slice(world.replica_offset, world.replica_offset + world.local_replicas)
     with world:
         return {
@@ -53,7 +53,7 @@ def run(world: gpusim.World) -> dict[str, np.ndarray]:
 def main() -> None:
     replicas, folder = int(sys.argv[1]), Path(sys.argv[2])
     # Folds of these sizes then go all ways, in several blocks.
-    task.BLOCK, ways.SMALL, spread.LONG_MESSAGE = 1024, 1024, 512
+    job.BLOCK, algorithms.SMALL, layout.LONG_MESSAGE = 1024, 1024, 512
     world = gpusim.World.from_environment(replicas)
     np.savez(folder / f"{world.instance}.npz", **run(world))
 

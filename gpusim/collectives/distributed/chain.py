@@ -1,5 +1,5 @@
-"""Folds that are passed on: each instance goes on with what the one before has folded, block by
-block, and the last one's results go round."""
+"""Pipelined chains: each instance continues the fold of the one before, block by block, and the
+last one's results go round."""
 
 from __future__ import annotations
 
@@ -9,57 +9,55 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...runtime.engines import Pending
-from ..kernels import empty
+from ..kernels import FoldPart, empty, replaced
 from ..operand import Array
-from .spread import contiguous
-from .task import AHEAD, Task, blocks_of, flat, new_result, places_of
+from .job import AHEAD, FoldJob, blocks_of, flat, new_result, row_offsets
+from .layout import contiguous
 
 
-def passed_on(task: Task) -> Array:
-    """Each instance goes on with what the one before has folded, block by block; the last one's
-    results go round."""
-    spread = task.spread
-    backwards = task.order == "reverse"
-    chain = task.instances[::-1] if backwards else task.instances
-    turn, last = chain.index(spread.own), len(chain) - 1
-    counts = [int((task.owners == i).sum()) for i in chain]
-    before = sum(counts[:turn])
-    own = [flat(task, value) for value in task.values]
+def pipelined_chain(job: FoldJob) -> Array:
+    """Continue the fold of the instance before, block by block; the last one's results go round."""
+    layout = job.layout
+    backwards = job.order == "reverse"
+    chain = job.instances[::-1] if backwards else job.instances
+    rank, last = chain.index(layout.instance), len(chain) - 1
+    counts = [int((job.instance_of == i).sum()) for i in chain]
+    before = sum(counts[:rank])
+    own = [flat(job, value) for value in job.values]
     rows, length = own[0].shape
-    out = new_result(task)
-    result = flat(task, out)
+    out = new_result(job)
+    result = flat(job, out)
     blocks = blocks_of(0, length, rows)
-    places = places_of(task)
+    offsets = row_offsets(job)
+    partial_spec = replaced(job.spec, divisor=None)
 
     def receive(block: tuple[int, int]) -> tuple[Array, Pending]:
-        buffer = empty(task.like, (rows, block[1] - block[0]), task.partial)
-        return buffer, spread.exchange([], [(buffer, chain[turn - 1])])
+        buffer = empty(job.like, (rows, block[1] - block[0]), job.partial)
+        return buffer, layout.exchange([], [(buffer, chain[rank - 1])])
 
-    coming = deque(receive(block) for block in blocks[:AHEAD]) if turn else deque()
+    coming = deque(receive(block) for block in blocks[:AHEAD]) if rank else deque()
     sent: deque[Pending] = deque()
-    delivery = _Delivery(task, chain, result, blocks)
+    delivery = _Delivery(job, chain, result, blocks)
     for number, (first, end) in enumerate(blocks):
         partial = None
-        if turn:
+        if rank:
             partial, pending = coming.popleft()
             if number + AHEAD < len(blocks):
                 coming.append(receive(blocks[number + AHEAD]))
             pending.wait()
         members = [value[:, first:end] for value in own]
-        how = {
-            **task.how,
-            "places": places,
-            "batch_ndim": 1,
-            "window": (first, length),
-            "partial": partial,
-            "before": before,
-        }
-        if turn == last:
-            task.kernel_into(result[:, first:end], members, divisor=task.divisor, **how)
+        part = FoldPart(window=(first, length), partial=partial, before=before, final=rank == last)
+        if rank == last:
+            target = result[:, first:end]
+            job.fold(members, batch_ndim=1, offsets=offsets, part=part, out=target)
         else:
-            alone = not turn and len(own) == 1 and own[0].dtype == task.partial
-            part = contiguous(members[0]) if alone else task.kernel(members, final=False, **how)
-            sent.append(spread.exchange([(part, chain[turn + 1])], []))
+            alone = not rank and len(own) == 1 and own[0].dtype == job.partial
+            sends = (
+                contiguous(members[0])
+                if alone
+                else job.fold(members, partial_spec, batch_ndim=1, offsets=offsets, part=part)
+            )
+            sent.append(layout.exchange([(sends, chain[rank + 1])], []))
             if len(sent) > AHEAD:
                 sent.popleft().wait()
         delivery.step(number)
@@ -73,14 +71,14 @@ class _Delivery:
     """The results of a chain's last instance on their way to the first, the second, and so on."""
 
     def __init__(
-        self, task: Task, chain: Sequence[int], result: Array, blocks: list[tuple[int, int]]
+        self, job: FoldJob, chain: Sequence[int], result: Array, blocks: list[tuple[int, int]]
     ) -> None:
-        self.spread, self.result, self.blocks = task.spread, result, blocks
-        turn, count = chain.index(task.spread.own), len(chain)
-        self.source = None if turn == count - 1 else chain[turn - 1]
-        forward = (turn + 1) % count
+        self.layout, self.result, self.blocks = job.layout, result, blocks
+        rank, count = chain.index(job.layout.instance), len(chain)
+        self.source = None if rank == count - 1 else chain[rank - 1]
+        forward = (rank + 1) % count
         self.target = None if forward == count - 1 else chain[forward]
-        # A block has been through the chain when so many more have begun.
+        # A block has passed the whole chain when `count` more have begun.
         self.lag = 0 if self.source is None else count
         self.coming: deque[tuple[Array, Pending]] = deque()
         self.asked = 0
@@ -109,7 +107,7 @@ class _Delivery:
             target = self.result[:, first:end]
             contiguous = target.flags.c_contiguous
             buffer = target if contiguous else np.empty_like(target, order="C")
-            pending = self.spread.exchange([], [(buffer, self.source)], results=True)
+            pending = self.layout.exchange([], [(buffer, self.source)], results=True)
             self.coming.append((buffer, pending))
             self.asked += 1
 
@@ -125,4 +123,4 @@ class _Delivery:
             part = buffer
         if self.target is not None:
             sent = contiguous(part)
-            self.sent.append(self.spread.exchange([(sent, self.target)], [], results=True))
+            self.sent.append(self.layout.exchange([(sent, self.target)], [], results=True))

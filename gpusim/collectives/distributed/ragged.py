@@ -7,34 +7,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...groups import Groups
 from ..kernels import empty, kernels
-from ..operand import Array, GroupsLike, Operand, Result, Values
-from ..ragged import (
-    check_cotangent,
-    clear_received,
-    copy_of,
-    entries_of,
-    new_like,
-    send_back,
-    zeros_like,
-)
+from ..operand import Array, Operand
 from ..ragged_plan import (
-    INDEX_NAMES,
     RECEIVER,
     ROWS,
     SENDER,
     SENT_FROM,
     WRITTEN_TO,
+    check_cotangent,
     ragged_plan,
     rest_of_outputs,
 )
-from .spread import Spread, fetch, rows_of
+from ..ragged_rows import clear_received, copy_of, entries_of, new_like, send_back, zeros_like
+from .layout import Layout, fetch, rows_of
 
 Segments = NDArray[np.int64]
 
 
-class Plan(NamedTuple):
-    """What this instance has to do: segments of slices, in the plan's order.
+class RowPlan(NamedTuple):
+    """The copies of this instance: segments of slices, in the plan's order.
 
     Senders and receivers that are here are counted as here, (place among the instance's members) *
     entries + entry; those that are not are -1.
@@ -49,34 +42,28 @@ class Plan(NamedTuple):
         return self.segments[(self.sender_at == sender) & (self.receiver_at == receiver)]
 
 
-def ragged_all_to_all(
-    spread: Spread,
-    operand: Values,
-    output: Values,
-    input_offsets: Values,
-    send_sizes: Values,
-    output_offsets: Values,
-    recv_sizes: Values,
-    *,
-    groups: GroupsLike = None,
-    batch_ndim: int = 0,
-) -> Result:
-    sources = Operand(operand, batch_ndim, "ragged_all_to_all (operand)")
-    outputs = Operand(output, batch_ndim, "ragged_all_to_all (output)")
-    indices = (input_offsets, send_sizes, output_offsets, recv_sizes)
-    plan = _plan(spread, sources, outputs, indices, groups)
-    own = spread.own
+def exchange_rows(
+    layout: Layout,
+    sources: Operand,
+    outputs: Operand,
+    indices: tuple[Operand, ...],
+    groups: Groups | None,
+) -> Any:
+    """The outputs of the local members with the rows that they receive."""
+    batch_ndim = sources.batch_ndim
+    plan = _plan(layout, sources, outputs, indices, groups)
+    own = layout.instance
     ragged_copy = kernels(sources.array).ragged_copy
     read = entries_of(sources.values, sources)
     row = sources[0][(0,) * batch_ndim].shape[1:]
     outgoing = {
         other: _packed(read, plan.between(own, other), SENDER, SENT_FROM, row)
-        for other in spread.others
+        for other in layout.others
     }
     incoming = {
-        other: empty(sources[0], (_rows(plan.between(other, own)), *row)) for other in spread.others
+        other: empty(sources[0], (_rows(plan.between(other, own)), *row)) for other in layout.others
     }
-    pending = spread.exchange(
+    pending = layout.exchange(
         [(buffer, other) for other, buffer in outgoing.items()],
         [(buffer, other) for other, buffer in incoming.items()],
     )
@@ -90,40 +77,33 @@ def ragged_all_to_all(
         segments = plan.between(other, own)
         segments[:, SENDER], segments[:, SENT_FROM] = 0, _starts(segments)
         ragged_copy(buffer[None], received, segments)
-    return Result(written, True)
+    return written
 
 
-def ragged_all_to_all_transpose(
-    spread: Spread,
-    ct: Values,
-    operand: Values,
-    output: Values,
-    input_offsets: Values,
-    send_sizes: Values,
-    output_offsets: Values,
-    recv_sizes: Values,
-    *,
-    groups: GroupsLike = None,
-    batch_ndim: int = 0,
-) -> tuple[Result, Result]:
-    sources = Operand(operand, batch_ndim, "ragged_all_to_all (operand)")
-    outputs = Operand(output, batch_ndim, "ragged_all_to_all (output)")
-    cotangents = Operand(ct, batch_ndim, "ragged_all_to_all.transpose (ct)")
-    indices = (input_offsets, send_sizes, output_offsets, recv_sizes)
+def send_rows_back(
+    layout: Layout,
+    cotangents: Operand,
+    sources: Operand,
+    outputs: Operand,
+    indices: tuple[Operand, ...],
+    groups: Groups | None,
+) -> tuple[Any, Any]:
+    """The cotangents of the local operands and outputs."""
+    batch_ndim = sources.batch_ndim
     check_cotangent(cotangents, outputs)
-    plan = _plan(spread, sources, outputs, indices, groups)
-    own = spread.own
+    plan = _plan(layout, sources, outputs, indices, groups)
+    own = layout.instance
     read = entries_of(cotangents.values, cotangents)
     row = cotangents[0][(0,) * batch_ndim].shape[1:]
     outgoing = {
         other: _packed(read, plan.between(other, own), RECEIVER, WRITTEN_TO, row)
-        for other in spread.others
+        for other in layout.others
     }
     incoming = {
         other: empty(cotangents[0], (_rows(plan.between(own, other)), *row))
-        for other in spread.others
+        for other in layout.others
     }
-    pending = spread.exchange(
+    pending = layout.exchange(
         [(buffer, other) for other, buffer in outgoing.items()],
         [(buffer, other) for other, buffer in incoming.items()],
     )
@@ -142,38 +122,38 @@ def ragged_all_to_all_transpose(
         returning.append(buffer)
     if len(sent):
         send_back(returning, entries_of(operand_ct, sources), sent, cotangents)
-    return Result(operand_ct, True), Result(output_ct, True)
+    return operand_ct, output_ct
 
 
 def _plan(
-    spread: Spread,
+    layout: Layout,
     operand: Operand,
     output: Operand,
-    indices: tuple[Values, ...],
-    groups: GroupsLike,
-) -> Plan:
+    indices: tuple[Operand, ...],
+    groups: Groups | None,
+) -> RowPlan:
     """The plan of all instances, checked; and who of it is here."""
 
     def everywhere(one: Operand) -> Operand:
         """As many operands of this kind as there are members; only the kind matters."""
-        whole = np.broadcast_to(one[0], (spread.size, *one[0].shape))
+        whole = np.broadcast_to(one[0], (layout.size, *one[0].shape))
         return Operand(whole, one.batch_ndim, one.collective)
 
     tables = []
-    for name, values in zip(INDEX_NAMES, indices, strict=True):
-        given = Operand(values, operand.batch_ndim, f"ragged_all_to_all ({name})")
-        everyone = [np.arange(spread.size)] * spread.world.instances
-        tables.append(fetch(spread, rows_of(spread, given), everyone, given[0]))
+    for given in indices:
+        everyone = [np.arange(layout.size)] * layout.world.instances
+        table = fetch(layout, rows_of(layout, given), everyone, given[0])
+        tables.append(Operand(table, operand.batch_ndim, given.collective))
     segments = ragged_plan(everywhere(operand), everywhere(output), tuple(tables), groups)
     entries = int(np.prod(operand.batch_shape, dtype=np.int64))
     ends = []
     for column in (SENDER, RECEIVER):
         member, entry = np.divmod(segments[:, column], entries)
-        at = spread.owner[member]
-        here = spread.position[member] * entries + entry
-        segments[:, column] = np.where(at == spread.own, here, -1)
+        at = layout.instance_of[member]
+        here = layout.position[member] * entries + entry
+        segments[:, column] = np.where(at == layout.instance, here, -1)
         ends.append(at)
-    return Plan(segments, *ends)
+    return RowPlan(segments, *ends)
 
 
 def _rows(segments: Segments) -> int:
@@ -181,7 +161,7 @@ def _rows(segments: Segments) -> int:
 
 
 def _starts(segments: Segments) -> Segments:
-    """Where each segment begins in a buffer that holds them one behind the other."""
+    """The start of each segment in a buffer that holds them consecutively."""
     ends: Segments = np.cumsum(segments[:, ROWS])
     return ends - segments[:, ROWS]
 

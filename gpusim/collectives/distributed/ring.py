@@ -1,28 +1,27 @@
-"""Ring folds across instances: the blocks that begin at an instance's members go once round all
-instances, and come home for the members before them."""
+"""Ring folds across instances: the blocks that start at an instance's members travel round all
+instances, and return for the members before them."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from fallback.orders import ring_bounds
 
 from ...runtime.engines import Pending
-from ..kernels import empty
+from ..kernels import FoldPart, empty, replaced
 from ..operand import Array
-from .spread import contiguous
-from .task import AHEAD, Task, blocks_of, flat, new_result, places_of
+from .job import AHEAD, FoldJob, blocks_of, flat, new_result, row_offsets
+from .layout import contiguous
 
 Piece = tuple[int, int, int]  # ring block, first element, end
 
 
-def around_the_ring(task: Task) -> Array:
-    """The blocks that begin at an instance's members go once round all instances."""
-    ring = _Ring(task)
+def around_the_ring(job: FoldJob) -> Array:
+    """Fold by a ring: blocks that start at an instance's members travel round all instances."""
+    ring = _Ring(job)
     ring.turn_round()
     return ring.out
 
@@ -35,28 +34,29 @@ class _Ring:
     block has none of those: it is finished by the last of the others.
     """
 
-    def __init__(self, task: Task) -> None:
-        assert task.runs is not None
-        self.task, self.spread, self.runs = task, task.spread, task.runs
-        self.own = [flat(task, value) for value in task.values]
+    def __init__(self, job: FoldJob) -> None:
+        assert job.runs is not None
+        self.job, self.layout, self.runs = job, job.layout, job.runs
+        self.own = [flat(job, value) for value in job.values]
         self.rows, self.length = self.own[0].shape
-        self.out = new_result(task)
-        self.result = flat(task, self.out)
-        self.bounds = ring_bounds(self.length, len(task.members))
+        self.out = new_result(job)
+        self.result = flat(job, self.out)
+        self.bounds = ring_bounds(self.length, len(job.members))
         self.count = len(self.runs)
-        self.places = places_of(task)
-        self.before_me = task.instances[task.turn - 1]
-        self.behind_me = task.instances[(task.turn + 1) % self.count]
+        self.offsets = row_offsets(job)
+        self.before_me = job.instances[job.rank - 1]
+        self.behind_me = job.instances[(job.rank + 1) % self.count]
 
     def pieces(self, turn: int) -> list[Piece]:
         """The region of an instance in pieces (ring block, first element, end), small enough to be
         on their way while others are folded.
 
-        Blocks whose additions need not be told apart go together, but for the region's first.
+        Blocks are merged, except for the region's first, if no random numbers distinguish their
+        additions.
         """
         first, end = self.runs[turn]
         blocks = [(b, self.bounds[b], self.bounds[b + 1]) for b in range(first, end)]
-        if not self.task.stochastic and len(blocks) > 2:
+        if not self.job.stochastic and len(blocks) > 2:
             blocks[1:] = [(first + 1, self.bounds[first + 1], self.bounds[end])]
         return [
             (block, start, stop)
@@ -65,38 +65,41 @@ class _Ring:
             if stop > start
         ]
 
-    def arguments(
-        self, piece: Piece, partial: Array | None, before: int, final: bool
-    ) -> dict[str, Any]:
-        """Of the fold of a piece with some members, linear from its block's first."""
-        return {
-            **self.task.how,
-            "order": "linear",
-            "places": self.places,
-            "batch_ndim": 1,
-            "window": (piece[1], self.length),
-            "partial": partial,
-            "before": before,
-            "final": final,
-            "divisor": self.task.divisor if final else None,
-        }
-
     def members(self, piece: Piece, chosen: slice) -> list[Array]:
         return [value[:, piece[1] : piece[2]] for value in self.own[chosen]]
 
-    def go_on(self, piece: Piece, partial: Array, before: int) -> Array:
-        """The piece folded with all members here."""
-        how = self.arguments(piece, partial, before, False)
-        return self.task.kernel(self.members(piece, slice(None)), **how)
+    def fold(
+        self,
+        piece: Piece,
+        members: list[Array],
+        partial: Array | None,
+        before: int,
+        out: Array | None = None,
+    ) -> Array:
+        """A piece folded with some members, linear from its block's first.
+
+        The fold ends, into `out`, if that is given; else the result is a partial one.
+        """
+        final = out is not None
+        spec = replaced(self.job.spec, order="linear")
+        return self.job.fold(
+            members,
+            spec if final else replaced(spec, divisor=None),
+            batch_ndim=1,
+            offsets=self.offsets,
+            part=FoldPart(
+                window=(piece[1], self.length), partial=partial, before=before, final=final
+            ),
+            out=out,
+        )
 
     def end(self, piece: Piece, partial: Array, before: int, chosen: slice) -> None:
         """The piece folded with the last of all members."""
-        how = self.arguments(piece, partial, before, True)
         target = self.result[:, piece[1] : piece[2]]
-        self.task.kernel_into(target, self.members(piece, chosen), **how)
+        self.fold(piece, self.members(piece, chosen), partial, before, target)
 
     def turn_round(self) -> None:
-        turn, count = self.task.turn, self.count
+        turn, count = self.job.rank, self.count
         first = self.runs[turn][0]
         sent: list[Pending] = []
         # What is sent in one step is received in the next one, by instances that do not wait for
@@ -104,7 +107,7 @@ class _Ring:
         before_last: list[Pending] = []
 
         def send(part: Array) -> None:
-            sent.append(self.spread.exchange([(part, self.behind_me)], []))
+            sent.append(self.layout.exchange([(part, self.behind_me)], []))
 
         for piece in self.pieces(turn):
             send(self._start(piece, first))
@@ -113,12 +116,12 @@ class _Ring:
             home = (turn - step) % count
             begun = self.runs[home][0]
             for piece, partial in self._arriving(self.pieces(home)):
-                before = (first - piece[0]) % len(self.task.members)
+                before = (first - piece[0]) % len(self.job.members)
                 finishes = step == count - 1 and piece[0] == begun
                 if finishes:
                     self.end(piece, partial, before, slice(None))
                 else:
-                    send(self.go_on(piece, partial, before))
+                    send(self.fold(piece, self.members(piece, slice(None)), partial, before))
             for pending in before_last:
                 pending.wait()
         rest = [piece for piece in self.pieces(turn) if piece[0] != first]
@@ -131,12 +134,12 @@ class _Ring:
     def _start(self, piece: Piece, first: int) -> Array:
         """The piece folded with the members from its block's on; blocks that were put together are
         told apart here."""
-        if len(self.own) == 1 and self.own[0].dtype == self.task.partial:
+        if len(self.own) == 1 and self.own[0].dtype == self.job.partial:
             return contiguous(self.own[0][:, piece[1] : piece[2]])
         parts = []
         for part in self._apart(piece):
             members = self.members(part, slice(part[0] - first, None))
-            parts.append(self.task.kernel(members, **self.arguments(part, None, 0, False)))
+            parts.append(self.fold(part, members, None, 0))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def _finish(self, piece: Piece, partial: Array, first: int) -> None:
@@ -144,7 +147,7 @@ class _Ring:
         begin = piece[1]
         for block, low, high in self._apart(piece):
             part = contiguous(partial[:, low - begin : high - begin])
-            before = len(self.task.members) - (block - first)
+            before = len(self.job.members) - (block - first)
             members = slice(0, block - first)
             self.end((block, low, high), part, before, members)
 
@@ -161,8 +164,8 @@ class _Ring:
         coming: deque[tuple[Array, Pending]] = deque()
 
         def ask(piece: Piece) -> None:
-            buffer = empty(self.task.like, (self.rows, piece[2] - piece[1]), self.task.partial)
-            pending = self.spread.exchange([], [(buffer, self.before_me)])
+            buffer = empty(self.job.like, (self.rows, piece[2] - piece[1]), self.job.partial)
+            pending = self.layout.exchange([], [(buffer, self.before_me)])
             coming.append((buffer, pending))
 
         for piece in pieces[: 4 * AHEAD]:
@@ -177,10 +180,10 @@ class _Ring:
     def _share(self) -> None:
         """Everybody gets all blocks: the first of a region from the instance before, the others
         from the region's own."""
-        turn, count = self.task.turn, self.count
+        turn, count = self.job.rank, self.count
 
         def ranges(of: int) -> list[tuple[int, int]]:
-            """What an instance has finished."""
+            """The ranges that an instance has finished."""
             first, end = self.runs[of]
             begun = self.runs[(of + 1) % count][0]
             return [
@@ -190,7 +193,7 @@ class _Ring:
 
         others = [i for i in range(count) if i != turn]
         mine = [contiguous(self.result[:, low:high]) for low, high in ranges(turn)]
-        sends = [(part, self.task.instances[i]) for part in mine for i in others]
+        sends = [(part, self.job.instances[i]) for part in mine for i in others]
         receives, arrived = [], []
         for other in others:
             for low, high in ranges(other):
@@ -199,7 +202,7 @@ class _Ring:
                 if not target.flags.c_contiguous:
                     buffer = np.empty_like(target, order="C")
                     arrived.append((target, buffer))
-                receives.append((buffer, self.task.instances[other]))
-        self.spread.exchange(sends, receives, results=True).wait()
+                receives.append((buffer, self.job.instances[other]))
+        self.layout.exchange(sends, receives, results=True).wait()
         for target, source in arrived:
             target[...] = source

@@ -9,24 +9,19 @@ from typing import Any
 import numpy as np
 
 from ...groups import Groups
-from ..kernels import empty, kernels
+from ..fold import Fold
+from ..kernels import FoldPart, FoldSpec, empty, replaced, run_fold
 from ..operand import Array, Operand, Result
-from ..scatter import scattered_axis
-from .spread import LONG_MESSAGE, Spread
+from .layout import LONG_MESSAGE, Layout
 
 
-def psum_scatter(
-    spread: Spread,
-    operand: Operand,
-    partition: Groups | None,
-    scatter_dimension: int,
-    tiled: bool,
-    how: dict[str, Any],
-    places: Any,
+def sum_scatter(
+    layout: Layout, operand: Operand, partition: Groups | None, fold: Fold, axis: int, tiled: bool
 ) -> Result:
-    groups = partition or Groups.all(spread.size)
+    """The slices of each group's sum, cut along `axis`, for the local members."""
+    groups = partition or Groups.all(layout.size)
     count = groups.group_size
-    axis = scattered_axis(operand, scatter_dimension, tiled, count)
+    spec, offsets = fold.spec, fold.offsets(operand)
     batch, shape = operand.batch_shape, operand.shape
     each = shape[axis] // count
     piece = (*shape[:axis], each, *shape[axis + 1 :]) if tiled else shape[:axis] + shape[axis + 1 :]
@@ -35,50 +30,54 @@ def psum_scatter(
     entries = math.prod(batch)
     values = {
         member: operand[place].reshape(entries, outer, count, inner)
-        for place, member in enumerate(spread.mine.tolist())
+        for place, member in enumerate(layout.local.tolist())
     }
     like = operand[0]
-    out = empty(like, (len(spread.mine), *batch, *piece))
-    alone = how["order"] == "ring" or _by_index(how)  # each receiver's fold
+    out = empty(like, (len(layout.local), *batch, *piece))
+    alone = spec.order == "ring" or _by_index(spec)  # each receiver's fold
     if partition is None and like.nbytes < count * LONG_MESSAGE and not alone:
         whole = operand.stacked().reshape(-1, entries, outer, count, inner)
-        folded = _fold_small(spread, whole, how)
+        folded = _fold_packed(layout, whole, spec)
         out.reshape(-1, entries, outer, inner)[...] = np.moveaxis(folded, 2, 0)
         return Result(out, True)
-    rows = out.reshape(len(spread.mine), entries, outer, inner)
-    contributions = _exchange(spread, groups, values, (entries, outer, inner), like)
+    rows = out.reshape(len(layout.local), entries, outer, inner)
+    contributions = _exchange(layout, groups, values, (entries, outer, inner), like)
     for number, members in enumerate(groups.members):
         for position, member in enumerate(members):
-            if spread.owner[member] != spread.own:
+            if layout.instance_of[member] != layout.instance:
                 continue
-            arguments = {**how, "places": places * groups.group_count + number}
-            rows[spread.position[member]] = _fold(
-                [contributions[sender, position] for sender in members], position, count, arguments
+            rows[layout.position[member]] = _fold(
+                [contributions[sender, position] for sender in members],
+                position,
+                count,
+                spec,
+                fold.call,
+                offsets * groups.group_count + number,
             )
     return Result(out, True)
 
 
-def _fold_small(spread: Spread, values: Array, how: dict[str, Any]) -> Array:
+def _fold_packed(layout: Layout, values: Array, spec: FoldSpec) -> Array:
     """The folds (batch entries, outer, receiver here, inner) of pieces that are small, and may be
     many: all for one instance in one message, and all in one fold."""
     _, entries, outer, _, inner = values.shape
-    shape = (entries, outer, len(spread.mine), inner)
-    everyone = empty(values, (spread.size, *shape))
-    arrived = [empty(values, (len(spread.held[other]), *shape)) for other in spread.others]
+    shape = (entries, outer, len(layout.local), inner)
+    everyone = empty(values, (layout.size, *shape))
+    arrived = [empty(values, (len(layout.members_of[other]), *shape)) for other in layout.others]
     sends = [
-        (np.ascontiguousarray(values[:, :, :, spread.held[other]]), other)
-        for other in spread.others
+        (np.ascontiguousarray(values[:, :, :, layout.members_of[other]]), other)
+        for other in layout.others
     ]
-    pending = spread.exchange(sends, list(zip(arrived, spread.others, strict=True)))
-    everyone[spread.mine] = values[:, :, :, spread.mine]
+    pending = layout.exchange(sends, list(zip(arrived, layout.others, strict=True)))
+    everyone[layout.local] = values[:, :, :, layout.local]
     pending.wait()
-    for other, pieces in zip(spread.others, arrived, strict=True):
-        everyone[spread.held[other]] = pieces
-    return kernels(values).fold(everyone, **{**how, "places": 0})
+    for other, pieces in zip(layout.others, arrived, strict=True):
+        everyone[layout.members_of[other]] = pieces
+    return run_fold(spec, everyone)
 
 
 def _exchange(
-    spread: Spread,
+    layout: Layout,
     groups: Groups,
     values: dict[int, Array],
     shape: tuple[int, ...],
@@ -87,57 +86,60 @@ def _exchange(
     """The pieces (sender, position of the receiver in its group) that are folded here."""
     pieces: dict[tuple[int, int], Array] = {}
     sends, receives = [], []
-    for other in range(spread.world.instances):
-        outgoing = _wanted(spread, groups, spread.own, other)
-        if other == spread.own:
+    for other in range(layout.world.instances):
+        outgoing = _wanted(layout, groups, layout.instance, other)
+        if other == layout.instance:
             pieces.update({(s, p): values[s][:, :, p, :] for s, p in outgoing})
             continue
         buffer = empty(like, (len(outgoing), *shape))
         for target, (sender, position) in zip(buffer, outgoing, strict=True):
             target[...] = values[sender][:, :, position, :]
         sends.append((buffer, other))
-        incoming = _wanted(spread, groups, other, spread.own)
+        incoming = _wanted(layout, groups, other, layout.instance)
         buffer = empty(like, (len(incoming), *shape))
         receives.append((buffer, other))
         pieces.update(zip(incoming, buffer, strict=True))
-    spread.exchange(sends, receives).wait()
+    layout.exchange(sends, receives).wait()
     return pieces
 
 
-def _wanted(spread: Spread, groups: Groups, sender: int, receiver: int) -> list[tuple[int, int]]:
-    """What one instance sends to another: (member, position of the receiver in its group)."""
+def _wanted(layout: Layout, groups: Groups, sender: int, receiver: int) -> list[tuple[int, int]]:
+    """The pieces that one instance sends to another: (member, receiver's position in its group)."""
     return [
         (member, position)
-        for member in spread.held[sender].tolist()
+        for member in layout.members_of[sender].tolist()
         for position, other in enumerate(groups.members[groups.assignment[member]])
-        if spread.owner[other] == receiver
+        if layout.instance_of[other] == receiver
     ]
 
 
-def _by_index(how: dict[str, Any]) -> bool:
-    """Whether the fold of an element depends on where in its value it is."""
-    return how["rounding"] == "stochastic" or not isinstance(how["order"], str)
+def _by_index(spec: FoldSpec) -> bool:
+    """Whether the fold of an element depends on its index in the value."""
+    return spec.rounding == "stochastic" or not isinstance(spec.order, str)
 
 
-def _fold(pieces: list[Array], position: int, count: int, how: dict[str, Any]) -> Array:
+def _fold(
+    pieces: list[Array], position: int, count: int, spec: FoldSpec, call: int, offsets: Any
+) -> Array:
     """The fold of one receiver's piece (batch entries, outer, inner) of all contributions."""
-    fold = kernels(pieces[0]).fold
-    if how["order"] == "ring":  # the ring's blocks are the pieces: this one begins at its receiver
-        how = {**how, "order": "linear"}
+    if spec.order == "ring":  # the ring's blocks are the pieces: this one begins at its receiver
+        spec = replaced(spec, order="linear")
         pieces = pieces[position:] + pieces[:position]
     entries, outer, inner = pieces[0].shape
-    if not _by_index(how):
-        return fold(pieces, **{**how, "places": 0})
-    # Random bits, and a schedule's blocks, go by the index in the value that is not scattered.
+    if not _by_index(spec):
+        return run_fold(spec, pieces)
+    # Random bits, and a schedule's blocks, go by the index in the value before it is scattered.
     total = outer * count * inner
     result = empty(pieces[0])
-    where = np.broadcast_to(np.asarray(how["places"]).reshape(-1), (entries,))
+    where = np.broadcast_to(np.asarray(offsets).reshape(-1), (entries,))
     for row in range(outer):
         first = (row * count + position) * inner
-        result[:, row] = fold(
+        result[:, row] = run_fold(
+            spec,
             [piece[:, row] for piece in pieces],
             batch_ndim=1,
-            window=(first, total),
-            **{**how, "places": where},
+            call=call,
+            batch_offset=where,
+            part=FoldPart(window=(first, total)),
         )
     return result

@@ -1,4 +1,4 @@
-"""PopART's internal modules, of which programs look at `ir`: the classes of ops."""
+"""PopART's internal modules. Programs use `ir`: the classes of ops."""
 
 from __future__ import annotations
 

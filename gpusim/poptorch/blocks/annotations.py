@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 from ..poptorch_core import createPoptorchError
-from .placement import active
+from .placement import current_recorder
 
 __all__ = ["BeginBlock", "Block", "BlockFunction", "LegacyBeginBlockFn", "removeBlocks"]
 
@@ -50,14 +50,14 @@ class Block(nn.Module):
     @staticmethod
     def useAutoId() -> None:
         """Number the blocks without a name from "0" again; for the beginning of forward."""
-        recorder = active()
+        recorder = current_recorder()
         if recorder is not None:
             recorder.reset_auto_id()
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
         """Begin a block that goes on until another one begins."""
-        recorder = active()
+        recorder = current_recorder()
         if recorder is not None:
             recorder.begin(user_id, ipu_id)
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
         Block.start(self._user_id, self._ipu_id)
 
     def __exit__(self, *_: object) -> None:
-        recorder = active()
+        recorder = current_recorder()
         if recorder is not None:
             recorder.end()
 
@@ -114,7 +114,7 @@ class LegacyBeginBlockFn(nn.Module):
 
 def begin(owner: object, user_id: str | None, ipu_id: int | None) -> None:
     """Begin a block; without a name, the owner keeps the first number that it gets."""
-    recorder = active()
+    recorder = current_recorder()
     if recorder is not None:
         named = recorder.auto_id_of(owner) if user_id is None else user_id
         recorder.begin(named, ipu_id)

@@ -1,7 +1,7 @@
-"""Where the operations of a model belong: the record of its blocks while it is compiled.
+"""The places of a model's operations: blocks, stages, phases and IPUs, recorded by compilation.
 
-Inside `compiling(strategy)` each run of forward that is watched has a Recorder, which blocks begin
-and end; outside of it blocks do nothing.
+Inside `compiling(strategy)` each run of forward has a Recorder, in which blocks begin and end.
+Outside of it blocks do nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from ..enums import Liveness
 from ..options.strategies import PHASED, PIPELINED, SHARDED, _IExecutionStrategy
 from ..poptorch_core import compiler_error
 
-__all__ = ["MODES", "Operation", "Place", "Recorder", "active", "compiling", "recording"]
+__all__ = [
+    "MODES",
+    "Operation",
+    "OperationPlace",
+    "Recorder",
+    "compiling",
+    "current_recorder",
+    "recording",
+]
 
 MODES = {PIPELINED: "Pipelined", SHARDED: "Sharded", PHASED: "Phased"}
 
@@ -39,33 +47,33 @@ NO_IPU = (
 )
 
 PHASES_EACH = {Liveness.OffChipAfterFwdNoOverlap: 2, Liveness.OffChipAfterEachPhase: 4}
-"""How many phases of the compiler's one of the user's is: the others load and store its tensors."""
+"""How many of the compiler's phases stand for one of the user's: others load and store tensors."""
 
 NO_OPERATIONS: frozenset[Callable[..., Any]] = frozenset(
     {Tensor.detach, Tensor.requires_grad_, torch.detach}
 )
-"""What computes nothing."""
+"""Functions that compute nothing."""
 
 CONVERSIONS: frozenset[Callable[..., Any]] = frozenset(
     getattr(Tensor, name)
     for name in "bool contiguous cpu double float half int ipu long reshape to type".split()
     if hasattr(Tensor, name)
 )
-"""What computes nothing where the result is the operand."""
+"""Functions that compute nothing if the result is the operand."""
 
 RANDOM: frozenset[Callable[..., Any]] = frozenset(
     {torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal}
 )
-"""Operations though they have no operands; other tensors made of none are constants."""
+"""Operations without operands. Tensors that other functions make without operands are constants."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where operations belong.
+class OperationPlace:
+    """The block, stage, phase and IPU of operations.
 
     Attributes:
-        block: the block's id; "" before the first one.
-        stage, phase: the numbers of its stage and phase; the phase as the compiler counts.
+        block: the block's id; "" before the first block.
+        stage, phase: the numbers of its stage and phase; phases are counted as by the compiler.
         ipu: its IPU.
     """
 
@@ -81,67 +89,67 @@ class Operation:
 
     Attributes:
         function: its name.
-        place: where it belongs.
-        results: the names of what it made, with dtypes and shapes.
+        place: its block, stage, phase and IPU.
+        results: the names of its results, with dtypes and shapes.
     """
 
     function: str
-    place: Place
+    place: OperationPlace
     results: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """A result that an earlier stage, or phase, takes from a later one."""
+    """The use, in one stage or phase, of a result of a later one."""
 
     function: str
-    place: Place
-    source: Place
+    place: OperationPlace
+    source: OperationPlace
 
 
 class Recorder:
     """The blocks of one run of a model.
 
     Attributes:
-        mode: of execution, a key of MODES.
-        operations: all so far.
-        conflict: the first use of a later stage's result in an earlier one, if there is any.
+        mode: the execution mode, a key of MODES.
+        operations: the operations so far.
+        conflict: the first use of a later stage's result in an earlier one, or None.
     """
 
     def __init__(self, strategy: _IExecutionStrategy) -> None:
-        said = strategy.backendOptions()
-        self.mode = int(said.get("execution_mode", PIPELINED))
+        options = strategy.backendOptions()
+        self.mode = int(options.get("execution_mode", PIPELINED))
         self.operations: list[Operation] = []
         self.conflict: Conflict | None = None
-        self._serial = bool(said.get("serial_phases_execution", True))
-        self._liveness = Liveness(said.get("tensors_liveness", Liveness.AlwaysLive))
-        self._manager = copy.deepcopy(strategy._stages_manager)  # each compilation counts anew
+        self._serial = bool(options.get("serial_phases_execution", True))
+        self._liveness = Liveness(options.get("tensors_liveness", Liveness.AlwaysLive))
+        self._manager = copy.deepcopy(strategy._stages_manager)  # a compilation counts from 0
         self._manager.resetAutoId()
-        self._place: Place | None = Place()
+        self._place: OperationPlace | None = OperationPlace()
         self._auto_ids: dict[int, str] = {}
-        self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # results -> their places
-        self._last: Operation | None = None  # what the names of results belong to
+        self._places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by result
+        self._last: Operation | None = None  # the names of results belong to it
 
     # ---------------------------------------------------------------- blocks
 
     def reset_auto_id(self) -> None:
-        """Count blocks without names from 0."""
+        """Number blocks without names from 0."""
         self._manager.resetAutoId()
 
     def auto_id_of(self, owner: object) -> str:
-        """The number of a block that belongs to an object, whenever it begins."""
+        """The number of the block of an object; the same each time that it begins."""
         if id(owner) not in self._auto_ids:
             self._auto_ids[id(owner)] = self._manager.nextAutoId()
         return self._auto_ids[id(owner)]
 
     def begin(self, user_id: Any, ipu_id: Any) -> None:
-        """What follows belongs to this block. Raises what `Block` says."""
+        """Begin a block. Raises what `Block` says."""
         check_id("user_id", user_id, str)
         check_id("ipu_id", ipu_id, int)
         block = str(user_id) if user_id not in (None, "") else self._manager.nextAutoId()
         stage, ipu = self._manager.beginStage(block, ipu_id)
         phase = self._phase(block, stage._phase_id, ipu) if self.mode == PHASED else 0
-        self._place = Place(block, max(stage._stage_id, 0), phase, ipu)
+        self._place = OperationPlace(block, max(stage._stage_id, 0), phase, ipu)
 
     def _phase(self, block: str, phase: int, ipu: int) -> int:
         if phase < 0:
@@ -155,15 +163,15 @@ class Recorder:
         return phase * each
 
     def end(self) -> None:
-        """What follows belongs to no block, until the next one begins."""
+        """End the block. Operations outside of blocks are errors until the next one begins."""
         self._place = None
 
     # ---------------------------------------------------------------- operations
 
-    def saw(
+    def record(
         self, function: Callable[..., Any], operands: Iterable[Tensor], results: list[Tensor]
     ) -> None:
-        """Take note of a call.
+        """Record a call of a function of torch.
 
         Raises:
             Error: for an operation outside of blocks.
@@ -172,8 +180,8 @@ class Recorder:
         if not operands and function not in RANDOM:
             return
         if function in NO_OPERATIONS:
-            if operands[0] in self._made:
-                self._made[results[0]] = self._made[operands[0]]
+            if operands[0] in self._places:
+                self._places[results[0]] = self._places[operands[0]]
             return
         if function in CONVERSIONS and results[0] is operands[0]:
             return
@@ -184,19 +192,19 @@ class Recorder:
         self._last = Operation(name, place)
         self.operations.append(self._last)
         for operand in operands:
-            source = self._made.get(operand)
+            source = self._places.get(operand)
             if source is not None and self.conflict is None and self._later(source, place):
                 self.conflict = Conflict(name, place, source)
         for result in results:
-            self._made[result] = place
+            self._places[result] = place
 
-    def _later(self, one: Place, other: Place) -> bool:
+    def _later(self, one: OperationPlace, other: OperationPlace) -> bool:
         if self.mode == PHASED:
             return one.phase > other.phase
         return one.stage > other.stage
 
-    def named(self, name: str, result: Tensor) -> None:
-        """The name of a result of the last operation."""
+    def name_result(self, name: str, result: Tensor) -> None:
+        """Name a result of the last operation."""
         if self._last is not None:
             kind = str(result.dtype).removeprefix("torch.")
             shape = ", ".join(map(str, result.shape))
@@ -204,40 +212,40 @@ class Recorder:
 
 
 def check_id(name: str, value: Any, kind: type) -> None:
-    """AssertionError for what is neither of that kind nor a number from 0 on, nor None."""
+    """Raise AssertionError unless the id is of that kind, a number from 0 on, or None."""
     number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     text = kind is str and isinstance(value, str)
     assert value is None or number or text, NOT_AN_ID.format(name, kind.__name__)
 
 
-# ---------------------------------------------------------------- where recorders come from
+# ---------------------------------------------------------------- recorders of compilations
 
 
 @dataclass
 class Compilation:
-    """A model that is being compiled.
+    """The compilation of a model.
 
     Attributes:
-        strategy: how its blocks are spread.
-        found: the record of the run that succeeded.
+        strategy: assigns blocks to stages, phases and IPUs.
+        recorder: of the run of forward that succeeded.
     """
 
     strategy: _IExecutionStrategy
-    found: Recorder | None = None
+    recorder: Recorder | None = None
 
 
 _compilation: ContextVar[Compilation | None] = ContextVar("gpusim compilation", default=None)
 _recorder: ContextVar[Recorder | None] = ContextVar("gpusim blocks", default=None)
 
 
-def active() -> Recorder | None:
-    """The recorder of the run whose code this is; None where blocks do nothing."""
+def current_recorder() -> Recorder | None:
+    """The recorder of the run of forward that this code belongs to, or None."""
     return _recorder.get()
 
 
 @contextmanager
 def compiling(strategy: _IExecutionStrategy) -> Iterator[Compilation]:
-    """A block in which runs of a model are recorded; replicas' threads copy that."""
+    """Record runs of a model inside the block, in threads of replicas too."""
     compilation = Compilation(strategy)
     token = _compilation.set(compilation)
     try:
@@ -248,7 +256,7 @@ def compiling(strategy: _IExecutionStrategy) -> Iterator[Compilation]:
 
 @contextmanager
 def recording() -> Iterator[Recorder | None]:
-    """A block that is one run of a model; None where nobody compiles."""
+    """Record one run of a model inside the block. Yields None outside of compilations."""
     compilation = _compilation.get()
     if compilation is None:
         yield None
@@ -259,4 +267,4 @@ def recording() -> Iterator[Recorder | None]:
         yield recorder
     finally:
         _recorder.reset(token)
-    compilation.found = recorder
+    compilation.recorder = recorder

@@ -12,7 +12,7 @@ from ..options.strategies import PHASED, PIPELINED
 from ..poptorch_core import popart_error
 from ..schedule import PipelineSchedule, PipelineStage, phased, picture, pipelined, sharded
 from ..schedule.tasks import DEPTH, DEPTHS, merge, steps
-from .placement import MODES, Compilation, Conflict, Operation, Place, Recorder
+from .placement import MODES, Compilation, Conflict, Operation, OperationPlace, Recorder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,8 +65,8 @@ class Plan:
     @classmethod
     def of(cls, compilation: Compilation, options: Options, training: bool) -> Self:
         """The plan of a model that was compiled, logged at DEBUG."""
-        assert compilation.found is not None, "no run of the model was recorded"
-        plan = cls(compilation.found, options, training)
+        assert compilation.recorder is not None, "no run of the model was recorded"
+        plan = cls(compilation.recorder, options, training)
         plan.log()
         return plan
 
@@ -84,7 +84,7 @@ class Plan:
 
     def _stages(self) -> list[PipelineStage]:
         """The stages of the forward pass, in the order in which they run."""
-        places = [one.place for one in self.operations] or [Place()]
+        places = [one.place for one in self.operations] or [OperationPlace()]
         if self.mode == PIPELINED:
             places.sort(key=lambda place: place.stage)
         elif self.mode == PHASED:
@@ -172,7 +172,7 @@ class Plan:
             found.append(f"  {one.function} was lowered to {names} [{about}]")
         return found
 
-    def _where(self, place: Place) -> str:
+    def _where(self, place: OperationPlace) -> str:
         last = f"phase({place.phase})" if self.mode == PHASED else f"stage({place.stage})"
         return f"mode({MODES[self.mode]}), ipu({place.ipu}), {last}"
 
@@ -191,5 +191,5 @@ def name_of(operation: Operation) -> str:
     return operation.results[0][0] if operation.results else operation.function
 
 
-def block_of(place: Place) -> str:
+def block_of(place: OperationPlace) -> str:
     return f"block {place.block}" if place.block else "before the first block"

@@ -1,5 +1,9 @@
-"""PopTorch's DataLoader, and AsynchronousDataAccessor, which loads in a process of its own.
-Sources of elements, their way between processes, and who gets which of them."""
+"""PopTorch's DataLoader, and AsynchronousDataAccessor, which loads in another process.
+
+- `loader`, `accessor`: these two. `partition`: the elements of each process and epoch.
+- `asynchronous_worker`: the worker process as the accessor sees it. `worker`: what runs there.
+- `transport`: datasets and elements on their way. `elements`: checked, joined, rebatched.
+"""
 
 from __future__ import annotations
 

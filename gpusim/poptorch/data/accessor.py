@@ -1,4 +1,4 @@
-"""AsynchronousDataAccessor: iterates over a dataset that another process loads."""
+"""AsynchronousDataAccessor: iterate over a dataset that another process loads."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ TWICE = (
 
 
 class AsynchronousDataAccessor:
-    """Loads a dataset in a process of its own, ahead of the program, into a ring of shared memory.
+    """Loads a dataset in another process, ahead of the program, into shared memory.
 
-    The tensors that an iteration yields lie in the ring. They are valid until the next ones are
-    asked for: clone those that are to be kept. Structures (tuples, dictionaries, types that have a
-    custom argument parser) stay what they are.
+    The tensors of an element are valid until the next one is asked for: clone those that you keep.
+    Structures (tuples, dictionaries, types that have a custom argument parser) stay what they are.
 
-    **Arguments**
+    **Arguments**:
 
     - `dataset`: a dataset, a DataLoader, or any iterable whose elements consist of tensors.
-    - `buffer_size`: how many elements the ring holds.
-    - `miss_sleep_time_in_ms`: how long PopTorch's worker sleeps when the ring is full. Here it is
-      woken as soon as there is room.
+    - `buffer_size`: the number of elements in memory, including the one in use.
+    - `miss_sleep_time_in_ms`: checked, without effect. PopTorch's worker sleeps so long when the
+      buffer is full; here it waits until there is room.
     - `load_indefinitely`: go on to the next epoch as soon as one has been loaded.
-    - `early_preload`: fill the ring at once; otherwise there is one element until it is iterated.
-    - `sharing_strategy`: how the process is started and gets the dataset. Fork inherits it; others
-      need it pickled, and the program's entry guarded by `if __name__ == "__main__":`. ForkServer
-      and FileSystem copy it, by a pipe and an unnamed file; SharedMemory moves its tensors to
-      shared memory.
-    - `rebatched_size`: batches are cut anew to this size; the dataset's own are of any size, 1 in
-      the ordinary case. What a Dataset yields is one entry of a batch. The last one, if smaller,
-      is dropped, unless the dataset is a poptorch.DataLoader that says otherwise.
+    - `early_preload`: fill the buffer at once; otherwise load one element until it is iterated.
+    - `sharing_strategy`: how the process is started and gets the dataset. Fork inherits it. The
+      others pickle it, and need the program's entry guarded by `if __name__ == "__main__":`.
+      ForkServer and FileSystem copy it; SharedMemory moves its tensors to shared memory.
+    - `rebatched_size`: cut batches, of any sizes, anew to this size. What a Dataset yields is one
+      entry of a batch. The last batch, if smaller, is dropped, unless the dataset is a
+      poptorch.DataLoader with `drop_last=False`.
 
-    poptorch.Error if the worker does not load a first element, for an empty dataset too, and for a
-    DataLoader that has an accessor; AssertionError for a size of 1, and for iterable datasets whose
-    DataLoader keeps incomplete batches that are not rebatched.
+    **Raises**:
 
-    When the dataset raises, or the worker dies, the iteration is an AssertionError that tells why.
+    - poptorch.Error: if the worker fails to load a first element, also of an empty dataset; and for
+      a DataLoader that has an accessor.
+    - AssertionError: for a `rebatched_size` of 1, and for an iterable dataset whose DataLoader
+      keeps incomplete batches that are not rebatched. The iteration raises it, with the reason,
+      when the dataset raises or the worker dies.
 
     >>> dataset = [torch.tensor([0, 1]), torch.tensor([2, 3])]
     >>> accessor = AsynchronousDataAccessor(dataset, sharing_strategy=SharingStrategy.Fork)
@@ -95,7 +95,7 @@ class AsynchronousDataAccessor:
         self._worker.terminate()
 
     def __len__(self) -> int:
-        """How many elements an epoch has. TypeError where the dataset does not say."""
+        """The number of elements of an epoch. TypeError if the dataset has no length."""
         size = self._rebatched_size
         if size is None or getattr(self._dataset, "_rebatched", False):
             return len(self._dataset)
@@ -121,7 +121,7 @@ class AsynchronousDataAccessor:
 
 
 def entries(dataset: Any) -> int:
-    """How many entries all batches of a dataset have together."""
+    """The number of entries in all batches of a dataset."""
     if not isinstance(dataset, torch.utils.data.DataLoader) or dataset.batch_size is None:
         return len(dataset)
     if dataset.drop_last:

@@ -1,34 +1,40 @@
-"""The worker process as the accessor sees it: started, asked, listened to, and ended.
-What it has to say about its end is said, and nothing waits for one that is no more."""
+"""The worker process as the accessor sees it: its start, the elements in its slots, and its end.
+
+Its failure and its death reach the program as errors. Nothing waits for a process that has ended.
+"""
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from collections import deque
-from multiprocessing import forkserver
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import UntypedStorage
 from torch.utils.data import Dataset
 
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.data import worker
-from gpusim.poptorch.data.parcel import Parcel, context_of
-from gpusim.poptorch.data.protocol import End, Failure, Filled, Iterate, Release, Settings, Stop
-from gpusim.poptorch.data.ring import read, received
+from gpusim.poptorch.data.transport import Payload, opened, receive_memory
+from gpusim.poptorch.data.worker import Failure, Settings
 from gpusim.poptorch.enums import SharingStrategy
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
 __all__ = ["AsynchronousWorker"]
 
+START_METHODS = {
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+}
 FAILED = "An error occurred in the data fetcher"
 NOT_STARTED = "AsynchronousDataAccessor worker thread failed to start (Check above for details)"
-LOOK = 0.2  # seconds between two looks whether the worker lives, where nothing else tells
+LOOK = 0.2  # seconds between two checks that the worker lives
 GRACE = 2.0  # seconds that a worker has to end by itself
 UNGUARDED = (
     "the entry of a program that starts processes has to be guarded by "
@@ -41,15 +47,17 @@ HINTS = {
 
 
 class AsynchronousWorker:
-    """A process that loads elements into a ring of shared memory.
+    """A process that loads elements into `buffer_size` slots of shared memory.
 
     `pid` is its number.
 
-    **Arguments**
+    **Arguments**:
 
-    - as AsynchronousDataAccessor's, which has checked them.
+    - those of AsynchronousDataAccessor, which has checked them.
 
-    poptorch.Error, with the reason as its cause, if it does not get as far as the first element.
+    **Raises**:
+
+    - poptorch.Error: if the process fails before the first element; the reason is its cause.
     """
 
     def __init__(
@@ -64,89 +72,86 @@ class AsynchronousWorker:
     ) -> None:
         strategy = SharingStrategy(sharing_strategy)
         self._epoch, self._iterating, self._ended = 0, False, False
-        self._arrived: deque[tuple[int, bytes]] = deque()  # slots, and the outlines in them
+        self._arrived: deque[tuple[int, bytes]] = deque()  # slots, and the structures in them
         self._held: int | None = None
-        self._memories: dict[int, Tensor] = {}
-        self._outline = b""
+        self._memories: dict[int, UntypedStorage] = {}
         self._failure: Failure | None = None
         self._listening = False
+        slots = buffer_size if early_preload else 1
+        self._unused = list(range(slots, buffer_size))  # until the first iteration
         logger.debug("AsynchronousDataAccessor parent process: %d", os.getpid())
         settings = Settings(
-            buffer_size=buffer_size,
+            slots=slots,
             load_indefinitely=load_indefinitely,
-            early_preload=early_preload,
             rebatched_size=rebatched_size,
             drop_last=getattr(dataset, "_drop_last", True),
             samples=isinstance(dataset, Dataset),
             seed=seed_of(dataset),
             log_level=logger.level,
         )
-        self._start(Parcel(dataset, strategy), settings, strategy)
+        self._start(Payload(dataset, strategy), settings, strategy)
         if (failure := self._until_first()) is not None:
             self.terminate()
-            raise reported(createPoptorchError(NOT_STARTED), failure)
+            raise explained(createPoptorchError(NOT_STARTED), failure)
 
-    def _start(self, parcel: Parcel, settings: Settings, strategy: SharingStrategy) -> None:
+    def _start(self, payload: Payload, settings: Settings, strategy: SharingStrategy) -> None:
         preload()
-        context = context_of(strategy)
+        context: Any = get_context(START_METHODS[strategy])
         own, others = context.Pipe()
-        forked = own if strategy is SharingStrategy.Fork else None
+        inherited = own if strategy is SharingStrategy.Fork else None
         self._process = context.Process(
-            target=worker.run, args=(others, forked, parcel, settings), daemon=False
+            target=worker.run, args=(others, inherited, payload, settings), daemon=False
         )
         try:
             self._process.start()
-        except (EOFError, ConnectionError) as error:  # of the fork server, which has ended
-            own.close()
+        except (EOFError, ConnectionError) as error:  # the fork server has ended
             error.add_note(UNGUARDED)
             raise createPoptorchError(NOT_STARTED) from error
-        except BaseException:
-            own.close()
-            raise
         finally:
-            parcel.close()
             others.close()
         self._connection: Connection = own
         self.pid = int(self._process.pid)
         # before multiprocessing waits for its processes, at the program's end
         self._end = Finalize(self, end, args=(self._process, own), exitpriority=100)
 
+    def _until_first(self) -> Failure | None:
+        """Wait for the first element; return what happened instead."""
+        while not self.dataIsAvailable() and self._failure is None:
+            self.wait()
+        return self._failure
+
     def terminate(self) -> None:
-        """End the process, and those that it has started; its memory goes with its tensors."""
+        """End the process, and those that it has started."""
         if self._end.still_active():
             self._end()
-        if self._failure is None:
-            self._failure = Failure("the worker has been terminated", "", None)
+        self._fail("the worker has been terminated")
 
     # ---------------------------------------------------------------- iterating
 
     def resetIterator(self) -> None:
         """Begin an epoch: the first, or the next, however far the last one has been read.
 
-        AssertionError if the worker has failed.
+        **Raises**:
+
+        - AssertionError: if the worker has failed.
         """
         self.releaseElement()
         self.assertNoError()
+        free, self._unused = self._unused, []
         if self._iterating:
-            while self._arrived:
-                self._release(self._arrived.popleft()[0])
+            free = [slot for slot, _ in self._arrived]
+            self._arrived.clear()
             self._epoch += 1
         self._iterating, self._ended = True, False
-        self._send(Iterate(self._epoch))
-
-    def _until_first(self) -> Failure | None:
-        """Wait for the first element; what happened if there is none."""
-        while not self.dataIsAvailable() and self._failure is None:
-            self.wait()
-        return self._failure
+        self._release(*free)
 
     @property
     def iterating(self) -> bool:
-        """Whether an epoch has been begun."""
+        """Whether an epoch has begun."""
         return self._iterating
 
     def dataIsAvailable(self) -> bool:
-        """Whether an element is there."""
+        """Whether an element has arrived."""
         self._listen()
         return bool(self._arrived)
 
@@ -155,9 +160,11 @@ class AsynchronousWorker:
         return not self._arrived and (self._ended or self._failure is not None)
 
     def acquireElementIfAvailable(self) -> Any:
-        """The next element, or None if it is not there yet. Its tensors lie in the ring.
+        """The next element, or None if it has not arrived.
 
-        AssertionError if the last one has not been released.
+        **Raises**:
+
+        - AssertionError: if the last one has not been released.
         """
         assert self._held is None, (
             "The current element must be released by calling releaseElement() before trying to "
@@ -165,35 +172,34 @@ class AsynchronousWorker:
         )
         if not self.dataIsAvailable():
             return None
-        self._held, outline = self._arrived[0]
-        self._arrived.popleft()
-        return read(self._memories[self._held], pickle.loads(outline))
+        self._held, structure = self._arrived.popleft()
+        return opened(structure, self._memories[self._held])
 
     def releaseElement(self) -> None:
-        """The current element is no longer needed: the worker may write where it lies."""
+        """Let the worker load another element in place of the current one."""
         if self._held is not None:
             slot, self._held = self._held, None
             self._release(slot)
 
     def assertNoError(self) -> None:
-        """AssertionError if the worker has failed, with what it said and its exception as cause."""
+        """Raise AssertionError if the worker has failed; the worker's exception is its cause."""
         if self._failure is not None:
-            raise reported(AssertionError(f"{FAILED}: {self._failure.line}"), self._failure)
+            raise explained(AssertionError(f"{FAILED}: {self._failure.line}"), self._failure)
 
     def wait(self) -> None:
-        """Until the worker says something, or is no more."""
+        """Wait until the worker sends something or has ended."""
         if self._failure is not None:
             return
         ready = wait([self._connection, self._process.sentinel], LOOK)
         if self._connection not in ready and self._process.exitcode is not None:
-            # what it said last may have come in between
+            # its last message may have come in between
             if not self._connection.poll():
                 self._died()
 
     # ---------------------------------------------------------------- messages
 
     def _listen(self) -> None:
-        """Read messages until an element is there, or nothing more comes."""
+        """Read messages until an element arrives, or nothing more comes."""
         while not self._arrived and not self.endOfFile():
             if self._listening:
                 self._fail("the program was interrupted while it listened to the worker")
@@ -210,54 +216,51 @@ class AsynchronousWorker:
             if not heard:
                 return
 
-    def _take(self, message: Filled | End | Failure) -> None:
+    def _take(self, message: Failure | tuple[int, int, bytes | None, int]) -> None:
         if isinstance(message, Failure):
             self._failure = message
-        elif isinstance(message, End):
-            self._ended = message.epoch == self._epoch
-        else:
-            if message.outline is not None:
-                self._outline = message.outline
-            if message.memory is not None:
-                self._memories[message.slot] = received(self._connection, message.memory)
-            if message.epoch == self._epoch:
-                self._arrived.append((message.slot, self._outline))
-            else:  # loaded before the epoch was left
-                self._release(message.slot)
+            return
+        epoch, slot, structure, size = message
+        if structure is None:
+            self._ended = epoch == self._epoch
+            return
+        if size:
+            self._memories[slot] = receive_memory(self._connection, size)
+        if epoch == self._epoch:
+            self._arrived.append((slot, structure))
+        else:  # loaded before the epoch was left
+            self._release(slot)
 
-    def _release(self, slot: int) -> None:
-        self._send(Release(slot))
-
-    def _send(self, command: Iterate | Release) -> None:
+    def _release(self, *slots: int) -> None:
         if self._failure is not None:
             return
         try:
-            self._connection.send(command)
+            self._connection.send((self._epoch, slots))
         except OSError:
-            pass  # it is no more, which what it has sent so far ends with
+            pass  # it has ended: what it has sent before still arrives
 
     def _died(self) -> None:
         self._process.join(GRACE)
         code = self._process.exitcode
         how = f"was killed by {name(-code)}" if code and code < 0 else f"ended with code {code}"
         self._fail(f"the worker (process {self.pid}) {how}{HINTS.get(code or 0, '')}")
-        self._end()  # of what it has started, too
+        self._end()  # also ends the processes that it has started
 
     def _fail(self, line: str) -> None:
         if self._failure is None:
-            self._failure = Failure(line, "", None)
+            self._failure = Failure(line)
 
 
 def seed_of(dataset: Any) -> int:
-    """That of a DataLoader's options; otherwise drawn, as PyTorch draws its workers'."""
+    """The seed of a DataLoader's options; otherwise drawn, as PyTorch draws its workers' seeds."""
     options = getattr(dataset, "options", None)
     if options is not None and options.exists("random_seed"):
         return int(options.random_seed)
     return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
-def reported(error: Exception, failure: Failure) -> Exception:
-    """An error that tells what happened in the worker."""
+def explained(error: Exception, failure: Failure) -> Exception:
+    """The error, with the worker's exception as its cause and its traceback as a note."""
     error.__cause__ = failure.cause()
     error.add_note(f"In the worker process:\n{failure.details or failure.line}")
     return error
@@ -268,13 +271,13 @@ def name(number: int) -> str:
 
 
 def end(process: Any, connection: Connection) -> None:
-    """Ask the worker to end, and end it if it does not, with all that it has started."""
+    """Ask the worker to end. Kill it if it does not, and all that it has started."""
     try:
-        connection.send(Stop())
+        connection.send(None)
         process.join(GRACE)
     except OSError:
-        pass  # it is no more
-    finally:  # also if somebody is impatient, and interrupts
+        pass  # it has ended
+    finally:  # also after an interrupt
         kill_group(process.pid)
     if process.exitcode is None:
         process.kill()  # it had no group yet
@@ -291,10 +294,10 @@ def kill_group(pid: int) -> None:
 
 
 def preload() -> None:
-    """Let the fork server import what workers need, once for all of them.
+    """Let the fork server import once what all workers need.
 
-    Without effect if it runs already, or if the program has said what it is to import.
+    A server that runs already, and modules that the program has chosen, stay as they are.
     """
-    server: Any = forkserver._forkserver  # there is no other way to ask
+    server: Any = forkserver._forkserver  # no public name tells the modules
     if server._preload_modules == ["__main__"]:
         forkserver.set_forkserver_preload(["__main__", worker.__name__])

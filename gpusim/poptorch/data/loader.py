@@ -57,12 +57,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     **Arguments**
 
     - `options`: of the model; frozen.
-    - `dataset`, `num_workers` and whatever is not below: as for PyTorch's DataLoader.
+    - `dataset`, `num_workers` and other arguments: as for PyTorch's DataLoader.
     - `batch_size`: of a micro-batch. None: elements are not batched.
-    - `shuffle`: whether the order is another one in every epoch. With `options.randomSeed` it is a
-      function of seed and epoch; without, PyTorch's generator says.
-    - `drop_last`: leave out the elements at the end that fill no combined batch. Among several
-      processes, what one epoch leaves out is used in the next.
+    - `shuffle`: choose another order in every epoch. With `options.randomSeed` it is a function of
+      seed and epoch; otherwise PyTorch's generator gives it.
+    - `drop_last`: leave out the elements at the end that do not fill a combined batch. Among
+      several processes, the next epoch uses them.
     - `persistent_workers`: keep worker processes between epochs; None: if there are any.
     - `auto_distributed_partitioning`: False if the dataset is this process's part already.
     - `mode`: Async loads in another process, ahead; AsyncRebatched makes the batches there, such
@@ -73,8 +73,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     - `batch_sampler`: yields the indices of a micro-batch; it takes the place of `batch_size` and
       `shuffle`, and of partitioning among processes.
 
-    AssertionError or poptorch.Error, with PopTorch's message, for what does not go together; and
-    what PyTorch's DataLoader and AsynchronousDataAccessor raise.
+    **Raises**:
+
+    - AssertionError, poptorch.Error: for arguments that exclude each other, in PopTorch's words.
+    - what PyTorch's DataLoader and AsynchronousDataAccessor raise.
 
     >>> dataset = torch.utils.data.TensorDataset(torch.arange(100))
     >>> options = Options().deviceIterations(4).replicationFactor(2)
@@ -243,9 +245,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return batches
 
     def __len__(self) -> int:
-        """How many combined batches there are; of an iterable dataset, at most.
+        """The number of combined batches; for an iterable dataset, the most.
 
-        TypeError if the dataset, or the batch sampler, does not say its length.
+        TypeError if the dataset, or the batch sampler, has no length.
         """
         if self._accessor is not None:
             return len(self._accessor)
@@ -260,12 +262,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _incomplete_batches(self) -> bool:
-        """Whether batches have an end of each worker's elements, of any size, among them."""
+        """Whether each worker's last batch may be incomplete."""
         return self._iterable and not self._drop_last and (self._combined_batch_size or 1) > 1
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """How many elements a call of the model consumes; None if they are not batched here."""
+        """The number of elements that a call of the model consumes; None without batches."""
         return self._combined_batch_size
 
     @property
@@ -279,12 +281,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._accessor.terminate()
 
     def __getstate__(self) -> dict[str, Any]:
-        # neither has a meaning in another process, or in a copy
+        # neither is valid in another process, or in a copy
         return {**self.__dict__, "_accessor": None, "_iterator": None}
 
 
 def micro_batches(options: Options) -> int:
-    """How many batches of the model's a call of its executor consumes.
+    """The number of the model's batches that a call of its executor consumes.
 
     >>> options = Options().deviceIterations(5).replicationFactor(4)
     >>> _ = options.Training.gradientAccumulation(3)

@@ -1,5 +1,7 @@
-"""Which elements of a dataset a process gets in an epoch, and in which order.
-A function of seed and epoch alone, so that all processes agree without a word."""
+"""The elements of a dataset that a process gets in an epoch, in order.
+
+They are a function of seed and epoch alone, so that all processes agree without communication.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch.utils.data import Sampler
 
 __all__ = ["Partition", "mix"]
 
-SHUFFLE, LEAVE_OUT = 0, 1  # what random numbers are drawn for
+SHUFFLE, LEAVE_OUT = 0, 1  # uses of random numbers
 
 
 class Partition(Sampler[int]):
@@ -20,18 +22,18 @@ class Partition(Sampler[int]):
 
     **Arguments**
 
-    - `elements`: how many the dataset has.
-    - `step`: how many of them a process consumes at once.
+    - `elements`: the number of elements of the dataset.
+    - `step`: the number of elements that a process consumes at once.
     - `drop_last`: True gives every process equally many whole steps, and leaves the rest out;
       False gives every process all but equally many elements, the first ones one more.
-    - `process`, `processes`: which one of how many this is.
+    - `process`, `processes`: the number of this process, and of all.
     - `seed`: elements are shuffled, anew in every epoch; None keeps their order.
 
-    With `drop_last`, what an epoch has left out is used in the next (if a process's share is not
-    smaller than that). In the dataset's order, odd epochs leave out the first elements where even
-    ones leave out the last; shuffled, every element is left out equally often.
+    With `drop_last`, the next epoch uses the elements that an epoch leaves out (if a process's
+    share is not smaller). In the dataset's order, odd epochs leave out the first elements and even
+    ones the last; shuffled, every element is left out equally often.
 
-    Iterating goes on to the next epoch; `set_epoch` says which one that is.
+    Each iteration is the next epoch; `set_epoch` chooses another.
 
     >>> share = Partition(7, step=2, drop_last=True, process=1, processes=3)
     >>> list(share), list(share), list(share)
@@ -91,7 +93,7 @@ def permutation(length: int, *key: int) -> Tensor:
 
 
 def mix(*key: int) -> int:
-    """A seed made of several numbers, of which each changes all of it.
+    """Mix several numbers to a seed; each of them changes all of it.
 
     >>> mix(0, 1) != mix(1, 0)
     True

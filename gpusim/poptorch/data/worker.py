@@ -1,69 +1,127 @@
-"""The accessor's worker process: loads elements ahead of the program, into the ring.
-It ends with the program, however that ends, and takes with it the processes that it started."""
+"""The accessor's worker process: loads elements ahead of the program.
+
+It ends with the program, however that ends, and ends the processes that it has started.
+
+Messages to the worker are `(epoch, slots)`: the accessor iterates over this epoch, and these slots
+are free; or None: end. The worker sends elements (`send_element`), `(epoch, None, None, 0)` at the
+end of an epoch, or a Failure as its last message.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import sys
 import threading
+import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+from torch import UntypedStorage
 
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.data.elements import Element, element, rebatched
-from gpusim.poptorch.data.parcel import Parcel
+from gpusim.poptorch.data.elements import checked, rebatched
 from gpusim.poptorch.data.partition import Partition, mix
-from gpusim.poptorch.data.protocol import End, Failure, Filled, Iterate, Release, Settings, Stop
-from gpusim.poptorch.data.ring import Slot
+from gpusim.poptorch.data.transport import can_be_pickled, send_element
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
-__all__ = ["run"]
+__all__ = ["Failure", "Settings", "run"]
 
 NAME = "AsynchronousDataAccessor worker:"
-WATCH = 1.0  # seconds between two looks at who the parent is
+WATCH = 1.0  # seconds between two checks of the parent
 
 
-def run(connection: Connection, other: Connection | None, parcel: Parcel, cfg: Settings) -> None:
-    """What the process does.
+@dataclass(frozen=True)
+class Settings:
+    """What the worker loads.
 
-    **Arguments**
+    - `slots`: the number of elements to load before the accessor is iterated.
+    - `load_indefinitely`: load the next epoch before it is iterated.
+    - `rebatched_size`: cut batches anew to this size; `drop_last`: drop the last one if it is
+      smaller; `samples`: the dataset yields entries of batches.
+    - `seed`: seeds PyTorch, NumPy and Python, together with the epoch.
+    - `log_level`: of PopTorch's logger.
+    """
 
-    - `connection`: to the accessor; `other`: its end, if this process has been forked with it.
-    - `parcel`: the dataset; `cfg`: what to do with it.
+    slots: int
+    load_indefinitely: bool
+    rebatched_size: int | None
+    drop_last: bool
+    samples: bool
+    seed: int
+    log_level: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker ended: a line, the worker's traceback, and the exception if it can be sent."""
+
+    line: str
+    details: str = ""
+    pickled: bytes | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """The failure of a worker that ends by an exception."""
+        return cls(
+            line="".join(traceback.format_exception_only(error)).strip(),
+            details="".join(traceback.format_exception(error)),
+            pickled=pickle.dumps(error) if can_be_pickled(error) else None,
+        )
+
+    def cause(self) -> BaseException | None:
+        """The exception, if it can be made again here."""
+        with suppress(Exception):  # anything that its class raises
+            return None if self.pickled is None else pickle.loads(self.pickled)
+        return None
+
+
+def run(
+    connection: Connection,
+    inherited: Connection | None,
+    payload: Callable[[], Any],
+    settings: Settings,
+) -> None:
+    """Run the process.
+
+    **Arguments**:
+
+    - `connection`: to the accessor.
+    - `inherited`: the accessor's end of it, if this process has been forked with it.
+    - `payload`: returns the dataset.
     """
     own_group()
-    if other is not None:
-        other.close()
-    # processes that the dataset forks would keep it open when this one is no more
+    if inherited is not None:
+        inherited.close()
+    # processes that the dataset forks would keep it open when this process ends
     os.register_at_fork(after_in_child=connection.close)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=end_with, args=(parent,), name="parent's end", daemon=True).start()
-    logger.setLevel(cfg.log_level)
+    logger.setLevel(settings.log_level)
     logger.debug("AsynchronousDataAccessor worker process: %d", os.getpid())
     torch.set_num_threads(1)  # as PyTorch's own workers: the cores are the model's
     try:
-        Worker(connection, parcel.open(), cfg).run()
-    except Unheard:
-        pass
+        Worker(connection, payload(), settings).run()
     except BaseException as error:
-        tell(connection, error)
+        with suppress(OSError):  # the accessor has gone
+            connection.send(Failure.of(error))
     else:
         logger.debug(f"{NAME} clean exit")
     connection.close()
 
 
 def own_group() -> None:
-    """Ctrl-C is for the program; and what this process starts can be ended together with it."""
+    """Leave Ctrl-C to the program, and lead a group that can be killed with what it starts."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # processes of a fork server would not belong to the group
@@ -71,45 +129,40 @@ def own_group() -> None:
 
 
 def end_with(parent: BaseProcess) -> None:
-    """End this process and those it has started, once the program is no more."""
+    """Kill this process and those it has started as soon as the program has ended."""
     starter = os.getppid()  # the program, or the server that forks for it
     while parent.is_alive() and os.getppid() == starter:
         parent.join(WATCH)
     os.killpg(0, signal.SIGKILL)
 
 
-def tell(connection: Connection, error: BaseException) -> None:
-    try:
-        connection.send(Failure.of(error))
-    except OSError:
-        pass  # nobody listens any more
-
-
 class Stopped(Exception):
-    """The accessor wants no more."""
+    """The accessor wants nothing more, or has gone."""
 
 
-class Unheard(Exception):
-    """The accessor is no more. (EOFError and ConnectionError may be the dataset's own.)"""
+@contextmanager
+def connected() -> Iterator[None]:
+    """Raise Stopped for a closed connection. The dataset's own errors look the same."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise Stopped from error
 
 
 class Worker:
-    """Goes through the dataset, epoch by epoch, as far as the ring has room."""
+    """Loads the dataset, epoch after epoch, as far as slots are free."""
 
-    def __init__(self, connection: Connection, dataset: Any, cfg: Settings) -> None:
-        self._connection, self._dataset, self._cfg = connection, dataset, cfg
-        self._slots = [Slot() for _ in range(cfg.buffer_size)]
-        self._free = deque(range(cfg.buffer_size))
-        self._outline = b""
-        self._epoch, self._elements = 0, None
+    def __init__(self, connection: Connection, dataset: Any, settings: Settings) -> None:
+        self._connection, self._dataset, self._settings = connection, dataset, settings
+        self._free = deque(range(settings.slots))
+        self._memories: dict[int, UntypedStorage] = {}
+        self._epoch = self._wanted = 0  # the one that is loaded, and that is iterated
+        self._elements: Iterator[Any] | None = None
         self._loaded = 0  # elements of this epoch
-        self._asked = cfg.early_preload  # to load more than one element
-        self._waits = False  # for being asked for the next epoch
-
-    _elements: Iterator[Element] | None
+        self._ahead = True  # whether to load an epoch that is not iterated yet
 
     def run(self) -> None:
-        """Until it is told to stop. poptorch.Error if there are no elements at all."""
+        """Load until the accessor says stop. poptorch.Error if there are no elements at all."""
         try:
             while True:
                 self._await_room()
@@ -118,114 +171,77 @@ class Worker:
             logger.debug(f"{NAME} ready to exit: checking parent is ready")
             self._elements = self._dataset = None  # ends the processes of a DataLoader
 
-    # ---------------------------------------------------------------- commands
-
     def _await_room(self) -> None:
-        while (command := self._hear(wait=not self._may_load())) is not None:
-            self._obey(command)
+        while True:
+            may_load = self._free and (self._ahead or self._epoch <= self._wanted)
+            with connected():
+                if may_load and not self._connection.poll():
+                    return
+                message = self._connection.recv()
+            if message is None:
+                raise Stopped
+            self._wanted, slots = message
+            self._free.extend(slots)
+            if self._wanted > self._epoch:
+                if self._loaded:
+                    logger.debug(f"{NAME} reset command received. Creating a new iterator")
+                self._begin(self._wanted)
 
-    def _hear(self, wait: bool) -> Iterate | Release | Stop | None:
-        try:
-            return self._connection.recv() if self._connection.poll(None if wait else 0) else None
-        except (EOFError, OSError) as error:
-            raise Unheard from error
-
-    def _say(self, message: Filled | End, memory: Slot | None = None) -> None:
-        try:
-            self._connection.send(message)
-            if memory is not None:
-                memory.send(self._connection, os.getppid())
-        except OSError as error:
-            raise Unheard from error
-
-    def _may_load(self) -> bool:
-        first = self._epoch == 0 and not self._loaded
-        return bool(self._free) and not self._waits and (self._asked or first)
-
-    def _obey(self, command: Iterate | Release | Stop) -> None:
-        if isinstance(command, Stop):
-            raise Stopped
-        if isinstance(command, Release):
-            self._free.append(command.slot)
-            return
-        self._asked = True
-        self._waits = self._waits and command.epoch < self._epoch
-        if command.epoch > self._epoch:
-            if self._loaded:
-                logger.debug(f"{NAME} reset command received. Creating a new iterator")
-            self._next(command.epoch)
-
-    # ---------------------------------------------------------------- loading
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._loaded, self._elements = epoch, 0, None
 
     def _load(self) -> None:
         if self._elements is None:
-            self._elements = self._begin()
+            self._elements = self._iterator()
         try:
-            loaded = next(self._elements)
+            element = next(self._elements)
         except StopIteration:
             self._finish()
-        else:
-            self._publish(loaded)
+            return
+        slot = self._free.popleft()
+        with connected():
+            send_element(self._connection, self._epoch, slot, self._memories, element)
+        self._loaded += 1
 
-    def _begin(self) -> Iterator[Element]:
-        seed(mix(self._cfg.seed, self._epoch))
+    def _iterator(self) -> Iterator[Any]:
+        settings = self._settings
+        seed(mix(settings.seed, self._epoch))
         sampler = getattr(self._dataset, "sampler", None)
         if isinstance(sampler, Partition):
             sampler.set_epoch(self._epoch)
-        values = iter_of(self._dataset)
+        values = iterate(self._dataset)
         if self._epoch:
             logger.debug(f"{NAME} the iterator has been reset")
-        cfg = self._cfg
-        if cfg.rebatched_size is None:
-            return map(element, values)
-        return rebatched(values, cfg.rebatched_size, cfg.drop_last, cfg.samples)
-
-    def _publish(self, loaded: Element) -> None:
-        outline = loaded.outline()
-        data = bytes(ForkingPickler.dumps(outline))
-        number = self._free.popleft()
-        slot = self._slots[number]
-        grown = slot.write(loaded, outline)
-        self._say(
-            Filled(
-                self._epoch,
-                number,
-                data if data != self._outline else None,
-                slot.size if grown else None,
-            ),
-            slot if grown else None,
-        )
-        self._outline = data
-        self._loaded += 1
+        if settings.rebatched_size is None:
+            return map(checked, values)
+        return rebatched(values, settings.rebatched_size, settings.drop_last, settings.samples)
 
     def _finish(self) -> None:
         logger.debug(f"{NAME} end of dataset reached")
         if not self._epoch and not self._loaded:
             raise createPoptorchError("The Dataset is empty")
-        self._say(End(self._epoch))
-        # after an epoch without elements nothing would hold it back
-        self._waits = not self._cfg.load_indefinitely or not self._loaded
-        if self._waits:
+        with connected():
+            self._connection.send((self._epoch, None, None, 0))
+        # an empty epoch takes no slot: without end, the worker would begin one after the other
+        self._ahead = self._settings.load_indefinitely and self._loaded > 0
+        if self._ahead:
+            logger.debug(f"{NAME} end of dataset reached. Creating a new iterator")
+        else:
             logger.debug(
                 f"{NAME} end of dataset reached signalled to host: waiting for command from host"
             )
-        else:
-            logger.debug(f"{NAME} end of dataset reached. Creating a new iterator")
-        self._next(self._epoch + 1)
-
-    def _next(self, epoch: int) -> None:
-        self._epoch, self._loaded, self._elements = epoch, 0, None
+        self._begin(self._epoch + 1)
 
 
-def iter_of(dataset: Any) -> Iterator[Any]:
-    """What the dataset yields; one that has no iterator is indexed as far as its length says."""
+def iterate(dataset: Any) -> Iterator[Any]:
+    """Iterate over a dataset; one without an iterator is indexed up to its length."""
     if hasattr(type(dataset), "__iter__") or not hasattr(type(dataset), "__len__"):
         return iter(dataset)
     return (dataset[index] for index in range(len(dataset)))
 
 
 def seed(value: int) -> None:
-    """As PyTorch's workers do, lest an epoch depend on how far the last one was loaded."""
+    """Seed all generators, as PyTorch's workers do: epochs do not depend on each other."""
     random.seed(value)
     torch.manual_seed(value)
     if numpy := sys.modules.get("numpy"):

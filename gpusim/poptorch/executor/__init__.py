@@ -1,15 +1,15 @@
 """Executors: models that train and infer on simulated replicas when they are called.
 
 - `models`: trainingModel, inferenceModel, load. `executor`: PoplarExecutor.
-- `executable`: what is compiled. `call`: one call of it. `training`: its updates, and `gradients`:
-  how they are accumulated and reduced.
-- `arguments`, `custom_parsers`: what goes in, and `micro_batches`: to which replica. `synthetic`:
-  what goes in instead. `outputs`, `anchors`: what comes out. `counters`: when.
-- `weights`: on the device and on the host. `wrapping`: what makes them come when looked at.
+- `executable`: a compiled model. `call`: one call of it. `training`: its updates. `gradients`:
+  accumulation and reduction of gradients.
+- `arguments`, `custom_parsers`: inputs. `micro_batches`: their parts for replicas and steps.
+  `outputs`: the tensors that a call returns. `counters`: times of both.
+- `weights`: on the device and on the host. `wrapping`: classes that fetch them on access.
   `grouping`: groups of replicas with weights of their own.
-- `instances`: the other processes. `devices`: the IPUs. `hooks`, `context`: for programs that want
-  to know. `profile`, `log_file`: what is told, and `repeats`: how often.
-- `saving`: files of compiled models, of which `described`, `pickled` and `tensor_file` are parts.
+- `instances`: the other processes. `devices`: the IPUs. `hooks`, `context`: for the program's own
+  code. `profile`, `logs`: traces and log files.
+- `saving`: files of compiled models; `described` and `pickled` are their parts.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import Parameter
 from typing import Any
 
@@ -36,7 +37,7 @@ MISMATCH = (
     "compile the model.\nTo recompile the model for the new inputs create a new inferenceModel / "
     "trainingModel wrapper or call destroy() on the current one and try again."
 )
-# What an IPU has not, and what it has instead.
+# Dtypes that an IPU lacks, and those that it has instead.
 CONVERTED = {
     torch.int64: torch.int32,
     torch.float64: torch.float32,
@@ -52,7 +53,7 @@ class Arguments:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    @property
+    @cached_property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors, those of positional arguments first."""
         return flatten((self.args, self.kwargs))[0]
@@ -63,15 +64,15 @@ class Arguments:
         return Arguments(self.names, args, kwargs)
 
     def described(self) -> Arguments:
-        """The same without the tensors' values: what `check` compares with."""
+        """The same without the tensors' values, for `check`."""
         return self.with_tensors(torch.empty_like(one, device="meta") for one in self.tensors)
 
     def example(self) -> Arguments:
-        """The same with zeros: what a model can be compiled with that runs for its trace."""
+        """The same with zeros, to compile a model with that runs for its trace."""
         return self.with_tensors(torch.zeros_like(one, device="cpu") for one in self.tensors)
 
     def check(self, given: Arguments) -> None:
-        """poptorch.Error if a call's arguments are not like these, the compiled ones."""
+        """Raise poptorch.Error if a call's arguments differ from these, the compiled ones."""
         if len(given.args) != len(self.args):
             raise mismatch(
                 f"Number of positional arguments mismatch: expected {len(self.args)} arguments "
@@ -79,7 +80,8 @@ class Arguments:
             )
         for name, compiled, value in zip(self.names, self.args, given.args, strict=True):
             compare(name, compiled, value)
-        compare("named arguments", self.kwargs, given.kwargs, "{key}")
+        if self.kwargs or given.kwargs:
+            compare("named arguments", self.kwargs, given.kwargs, "{key}")
 
 
 def mismatch(text: str) -> Error:
@@ -90,7 +92,7 @@ def mismatch(text: str) -> Error:
 
 
 def compare(name: str, compiled: Any, given: Any, inner: str = "{name}[{key}]") -> None:
-    """poptorch.Error, which names the argument, unless the two agree in all but tensors' values."""
+    """Raise poptorch.Error, which names the argument, if more than tensors' values differ."""
     if isinstance(compiled, torch.Tensor) and isinstance(given, torch.Tensor):
         compare_tensors(name, compiled, given)
         return
@@ -145,7 +147,7 @@ def compare_keys(name: str, compiled: Iterable[Any], given: Iterable[Any]) -> No
 
 
 def same(compiled: Any, given: Any) -> bool:
-    """Whether two constants are equal; arrays are if all their elements are."""
+    """Whether two constants are equal; arrays by all of their elements."""
     if compiled is given:
         return True
     equal = compiled == given
@@ -156,10 +158,13 @@ def same(compiled: Any, given: Any) -> bool:
 
 
 class Binder:
-    """Gives a call's arguments to the parameters of a model's forward, or of a function.
+    """Binds a call's arguments to the parameters of a model's forward, or of a function.
 
-    TypeError for what cannot be called. Calls raise AssertionError for arguments that are too many,
-    unknown or given twice, and poptorch.Error for one that is missing.
+    **Raises**:
+
+    - TypeError: if the model cannot be called.
+    - AssertionError: by a call, for arguments that are too many, unknown or given twice.
+    - poptorch.Error: by a call, for a missing argument.
 
     >>> bind = Binder(lambda x, scale=2.0, *rest: x)
     >>> bound = bind((torch.zeros(1),), {})
@@ -171,11 +176,12 @@ class Binder:
         target = model.forward if isinstance(model, torch.nn.Module) else model
         if not callable(target):
             raise TypeError("Expected a torch.nn.Module or a callable")
-        self._parameters = parameters_of(target)
-        self._names = [parameter.name for parameter in self._parameters]
-        kinds = {parameter.kind for parameter in self._parameters}
+        # names and kinds beside the parameters, whose properties take time in every call
+        self._parameters = [(one.name, one.kind, one) for one in parameters_of(target)]
+        self._names = [name for name, _, _ in self._parameters]
+        kinds = {kind for _, kind, _ in self._parameters}
         self._variadic = bool(kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         count = len(args) + len(kwargs)
@@ -188,10 +194,12 @@ class Binder:
                 f"{name} is not a valid parameter.Allowed values are {self._names}"
             )
         found = self._bound(args, kwargs)
-        if any(isinstance(value, dict) for value in (*found.args, *found.kwargs.values())):
-            self._tell(DICTS)
-        if not all(tensor.is_contiguous() for tensor in found.tensors):
-            self._tell(NOT_CONTIGUOUS)  # when they are cut into micro-batches
+        for value in (*found.args, *found.kwargs.values()):
+            if isinstance(value, dict):
+                self._warn_once(DICTS)
+        for tensor in found.tensors:
+            if not tensor.is_contiguous():
+                self._warn_once(NOT_CONTIGUOUS)  # they are copied when they are cut
         return found
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -199,12 +207,11 @@ class Binder:
         values: list[Any] = []
         named: dict[str, Any] = {}
         by_name = False  # what follows *args is given by name
-        for place, parameter in enumerate(self._parameters):
-            name = parameter.name
-            if parameter.kind is Parameter.VAR_KEYWORD:
+        for place, (name, kind, parameter) in enumerate(self._parameters):
+            if kind is Parameter.VAR_KEYWORD:
                 before = self._names[:place]
                 named |= {key: value for key, value in kwargs.items() if key not in before}
-            elif parameter.kind is Parameter.VAR_POSITIONAL:
+            elif kind is Parameter.VAR_POSITIONAL:
                 rest = args[place:]
                 names += [f"*{name}[{index}]" for index in range(len(rest))]
                 values += rest
@@ -213,17 +220,17 @@ class Binder:
                 assert name not in kwargs, f"Parameter {name} was passed more than once"
                 names.append(name)
                 values.append(args[place])
-            elif by_name or parameter.kind is Parameter.KEYWORD_ONLY:
+            elif by_name or kind is Parameter.KEYWORD_ONLY:
                 named[name] = argument(parameter, kwargs)
             else:
                 names.append(name)
                 values.append(argument(parameter, kwargs))
         return Arguments(tuple(names), tuple(values), named)
 
-    def _tell(self, warning: str) -> None:
+    def _warn_once(self, warning: str) -> None:
         """Warn once for each model."""
-        if warning not in self._told:
-            self._told.add(warning)
+        if warning not in self._warned:
+            self._warned.add(warning)
             logger.warning(warning)
 
 
@@ -238,7 +245,7 @@ def argument(parameter: Parameter, kwargs: dict[str, Any]) -> Any:
 def parameters_of(target: Callable[..., Any]) -> list[Parameter]:
     try:
         return list(inspect.signature(target).parameters.values())
-    except ValueError:  # some of torch's own functions do not say: they are given what comes
+    except ValueError:  # torch functions without a signature take any arguments
         return [
             Parameter("args", Parameter.VAR_POSITIONAL),
             Parameter("kwargs", Parameter.VAR_KEYWORD),
@@ -253,7 +260,7 @@ def for_device(tensor: torch.Tensor, warn: Callable[[str], None] | None = None) 
 
     **Arguments**
 
-    - `warn`: is told what is done to it, when a model is compiled.
+    - `warn`: called with a description of each change.
 
     >>> for_device(torch.tensor([1, 2]), print)
     Input tensor of type torch.int64 coerced to torch.int32
@@ -271,4 +278,4 @@ def for_device(tensor: torch.Tensor, warn: Callable[[str], None] | None = None) 
 
 
 def silent(text: str) -> None:
-    """Says nothing."""
+    """Ignore a warning."""

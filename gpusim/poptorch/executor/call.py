@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,9 +16,8 @@ from gpusim.poptorch.executor.counters import Counters
 from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.gradients import seed_of
 from gpusim.poptorch.executor.micro_batches import MicroBatches
-from gpusim.poptorch.executor.outputs import Collector, as_returned
-from gpusim.poptorch.executor.profile import Profile
-from gpusim.poptorch.executor.synthetic import synthetic
+from gpusim.poptorch.executor.outputs import Collector
+from gpusim.poptorch.executor.profile import Profile, Span
 from gpusim.poptorch.executor.training import Training
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.replicas import Step, flatten
@@ -29,18 +26,24 @@ __all__ = ["Result", "run"]
 
 SYNTHETIC = "syntheticDataMode"  # PopART's names for what the options' methods set
 CHECKED = "enableFloatingPointChecks"
+KEPT = (
+    "The model returned a tensor that it kept when it was compiled, which has no values; outputs "
+    "have to be made of the inputs each time"
+)
 
 
 @dataclass
 class Result:
-    """What a call gave.
+    """The result of a call.
 
-    - `outputs`: as forward returned them, of the micro-batches that the options ask for.
+    - `outputs`: as forward returned them, of the micro-batches that the options ask for;
+      `tensors`: those in them.
     - `changed`: the inputs that were changed in place, by number, whole.
     - `anchors`: kept tensors by their short names; `counters`: when things happened.
     """
 
     outputs: Any
+    tensors: list[Tensor]
     changed: dict[int, Tensor]
     anchors: dict[str, Tensor]
     counters: Counters
@@ -51,8 +54,10 @@ def run(
 ) -> Result:
     """Run a call, with its events in the profile.
 
-    poptorch.Error for arguments that are not like the compiled ones; RuntimeError for infinities
-    and NaNs where the options forbid them.
+    **Raises**:
+
+    - poptorch.Error: if the arguments differ from the compiled ones.
+    - RuntimeError: for infinities and NaNs, if the options forbid them.
     """
     executable.arguments.check(given)
     with executable.instances.together(), executable.weights.model_kept(), on_ipu():
@@ -70,24 +75,24 @@ class Call:
         made = bool(popart.get(SYNTHETIC, 0))
         self._checked = bool(popart.get(CHECKED, False))
         self._host = given.tensors
+        self._device = executable.weights.device
         with profile.span("upload inputs", "upload", tensors=len(self._host)):
             self._batches = MicroBatches(executable.layout, self._on_device(made))
         self._counters = Counters(executable.layout.replicas, enabled=not made)
-        self._outputs: list[Collector] = []
+        self._outputs: Collector | None = None
         self._rebuild: Any = None
         self._anchors = executable.anchors.collectors()
 
     def _on_device(self, made: bool) -> list[Tensor]:
-        device = self._of.weights.device
         tensors = [for_device(tensor) for tensor in self._host]
         if made:
             seed = self._of.progress.seed
             tensors = [synthetic(x, seed_of(seed, place)) for place, x in enumerate(tensors)]
-        return [x if device is None else x.to(device) for x in tensors]
+        return tensors if self._device is None else [x.to(self._device) for x in tensors]
 
     @torch.no_grad()
     def run(self) -> Result:
-        """All iterations."""
+        """Run all iterations."""
         layout, training = self._of.layout, self._training
         for iteration in range(layout.iterations):
             accumulator = None if training is None else training.accumulator()
@@ -99,17 +104,22 @@ class Call:
             if training is not None and accumulator is not None:
                 training.update(accumulator, self._timed)
         host = self._host[0].device if self._host else torch.device("cpu")
-        with self._profile.span("download outputs", "download", tensors=len(self._outputs)):
+        results = self._outputs.results() if self._outputs is not None else []
+        with self._profile.span("download outputs", "download", tensors=len(results)):
+            results = [value.to(host) for value in results]
             return Result(
-                self._rebuild(iter([one.result().to(host) for one in self._outputs])),
+                self._rebuild(iter(results)),
+                results,
                 self._batches.changed(),
-                {name: one.result().to(host) for name, one in self._anchors.items()},
+                {name: one.results()[0].to(host) for name, one in self._anchors.items()},
                 self._counters,
             )
 
     def _micro_batch(self, iteration: int, accumulation: int) -> Step:
         of, progress = self._of, self._of.progress
-        inputs = [self._input(place, iteration, accumulation) for place in range(len(self._host))]
+        self._counters.note("input", len(self._host))
+        inputs = self._batches.step(iteration, accumulation)
+        self._counters.note("input_complete", len(self._host))
         number = progress.micro_batches
         at = {"iteration": iteration, "accumulation": accumulation, "number": number}
         with self._timed("micro-batch", **at, execution=of.program.execution):
@@ -131,46 +141,40 @@ class Call:
             check_finite(step)
         return step
 
-    def _input(self, place: int, iteration: int, accumulation: int) -> Tensor:
-        self._counters.note("input", place)
-        value = self._batches.step(place, iteration, accumulation)
-        self._counters.note("input_complete", place)
-        return value
-
     def _collect(self, iteration: int, accumulation: int, step: Step) -> None:
         tensors, rebuild = flatten(step.outputs)
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
-            raise createPoptorchError(
-                "The model returned a tensor that it kept when it was compiled, which has no "
-                "values; outputs have to be made of the inputs each time"
-            )
-        if self._rebuild is None:
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor):
+                raise createPoptorchError(KEPT)
+        if self._outputs is None:
             mode, period = self._of.options.output_mode, self._of.options.output_return_period
-            self._outputs = [Collector(mode, period, self._of.layout) for _ in tensors]
-            self._rebuild = rebuild
-        for place, (collector, tensor) in enumerate(zip(self._outputs, tensors, strict=True)):
-            returned = collector.transfers(iteration, accumulation)
-            if returned:
-                self._counters.note("output", place)
-            collector.add(iteration, accumulation, as_returned(tensor))
-            if returned:
-                self._counters.note("output_complete", place)
+            self._outputs, self._rebuild = Collector(mode, period, self._of.layout), rebuild
+        returned = len(tensors) if self._outputs.transfers(iteration, accumulation) else 0
+        self._counters.note("output", returned)
+        self._outputs.add(iteration, accumulation, tensors)
+        self._counters.note("output_complete", returned)
 
-    @contextmanager
-    def _timed(self, name: str, **args: Any) -> Iterator[None]:
-        """Work of the device."""
-        device = self._of.weights.device
-        begin = time.perf_counter()
-        yield
-        if device is not None and device.type == "cuda":
-            torch.cuda.synchronize(device)
-        end = time.perf_counter()
-        self._counters.device_seconds += end - begin
-        self._profile.add(name, "device", begin, end, **args)
+    def _timed(self, name: str, **args: Any) -> Span:
+        """A block of the device's work."""
+        return Span(self._profile, name, "device", args, self._device, self._counters)
+
+
+def synthetic(tensor: Tensor, seed: int) -> Tensor:
+    """A tensor of the same shape and dtype, made on the device to time a model alone.
+
+    It is normally distributed, or zeros if it holds no floats.
+
+    >>> synthetic(torch.tensor([3, 4]), 0)
+    tensor([0, 0])
+    """
+    if not tensor.is_floating_point():
+        return torch.zeros_like(tensor)
+    drawn = np.random.Generator(np.random.Philox(seed)).standard_normal(tensor.numel(), np.float32)
+    return torch.from_numpy(drawn).reshape(tensor.shape).to(tensor.dtype).to(tensor.device)
 
 
 def check_finite(step: Step) -> None:
-    """RuntimeError if a step has made infinities or NaNs."""
+    """Raise RuntimeError if a step has made infinities or NaNs."""
     made = {f"output {place}": x for place, x in enumerate(flatten(step.outputs)[0])}
     made |= {f"the gradient of {name}": x for name, x in step.gradients.items()}
     for what, value in made.items():

@@ -1,4 +1,4 @@
-"""Whether the running code is a model's, on its IPU; and what happens when the program ends."""
+"""`isRunningOnIpu`, and the release of devices when the program ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["isRunningOnIpu", "living", "on_ipu", "poptorchAtExit"]
 
 _on_ipu: ContextVar[bool] = ContextVar("poptorch on IPU", default=False)
 
-#: Executors that have not been collected: their devices are given back at the end.
+#: Executors that have not been collected: their devices are released at the end.
 living: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -32,7 +32,7 @@ def isRunningOnIpu() -> bool:
 def on_ipu() -> Iterator[None]:
     """`isRunningOnIpu` is true inside; replicas' threads copy that.
 
-    The caller's inference mode does not reach inside: what is computed there outlives it.
+    The caller's inference mode is off inside: tensors that are computed there outlive it.
     """
     token = _on_ipu.set(True)
     try:
@@ -44,6 +44,6 @@ def on_ipu() -> Iterator[None]:
 
 @atexit.register
 def poptorchAtExit() -> None:
-    """Give back all devices; called when the program ends, and harmless before that."""
+    """Release all devices; called when the program ends, and harmless before that."""
     for executor in list(living):
         executor._release()

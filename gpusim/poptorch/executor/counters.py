@@ -1,4 +1,4 @@
-"""When inputs went to the device and outputs came from it, measured; and cycles, estimated from it.
+"""Measured times of inputs and outputs, and an estimate of cycles.
 
 Each input has a time for every micro-batch of a call, each output for every one that is returned.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 __all__ = ["CLOCK", "EVENTS", "Counters", "Latency"]
 
-#: Cycles a second of the simulated IPU: what a Mk2 runs at.
+#: Cycles a second of the simulated IPU: the clock of a Mk2.
 CLOCK = 1_330_000_000
 EVENTS = ("input", "input_complete", "output", "output_complete")
 
@@ -23,26 +23,26 @@ class Counters:
 
     **Arguments**
 
-    - `replicas`: how many micro-batches a step is; their tensors go together.
-    - `enabled`: False if nothing goes or comes, as with synthetic data: then there are no times.
+    - `replicas`: the number of micro-batches of a step; their tensors go together.
+    - `enabled`: False notes no times: synthetic data is not copied.
     """
 
     def __init__(self, replicas: int = 1, enabled: bool = True) -> None:
         self._enabled, self._replicas = enabled, replicas
         self._times: dict[str, Times] = {event: [] for event in EVENTS}
-        self.device_seconds = 0.0  #: how long the device has worked
+        self.device_seconds = 0.0  #: the time that the device has worked
 
-    def note(self, event: str, tensor: int) -> None:
-        """The event happens now, to a tensor of a step; the first step's come in order."""
-        if not self._enabled:
+    def note(self, event: str, tensors: int) -> None:
+        """Note that the event happens now, to all tensors of a step, or to none."""
+        if not self._enabled or not tensors:
             return
-        times = self._times[event]
-        if tensor == len(times):
-            times.append([])
-        times[tensor] += [time.perf_counter()] * self._replicas
+        times, now = self._times[event], time.perf_counter()
+        times += [[] for _ in range(tensors - len(times))]
+        for one in times:
+            one += [now] * self._replicas
 
     def as_dict(self) -> dict[str, Times]:
-        """Lists by event, one for each tensor; one empty list where there are no times."""
+        """Lists by event, one for each tensor; one empty list without times."""
         return {event: [list(one) for one in times] or [[]] for event, times in self._times.items()}
 
     # ---------------------------------------------------------------- latencies
@@ -86,5 +86,5 @@ class Counters:
     # ---------------------------------------------------------------- cycles
 
     def cycles(self) -> int:
-        """What an IPU would count if it took as long as this device has."""
+        """The cycles of an IPU that takes as long as this device has."""
         return round(self.device_seconds * CLOCK)

@@ -1,6 +1,6 @@
-"""Arguments of types that PopTorch does not know: who takes their tensors out, and puts others in.
+"""Custom argument parsers: they find the tensors in types of users and libraries.
 
-Users register a parser for a type; a value is parsed by that of its nearest registered class.
+Users register a parser for a type; a value is parsed by the parser of its nearest registered class.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Arguments as JSON: what tensors there are, without their values, and the constants around them.
+"""Arguments as JSON: the dtypes and shapes of tensors, and the constants around them.
 
-What JSON text makes again is of Python's and torch's own types, whatever the text says.
+Reading JSON makes values of Python's and torch's own types only, whatever the text says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Undescribed", "as_json", "from_json"]
 
 
 class Undescribed(Exception):
-    """An argument has no such form; says which, and of what type it is."""
+    """An argument of a type that JSON cannot describe. The message names argument and type."""
 
 
 def as_json(arguments: Arguments) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def as_json(arguments: Arguments) -> dict[str, Any]:
 
 
 def from_json(found: Any) -> Arguments:
-    """The arguments, whose tensors have no values. ValueError for what `as_json` has not made."""
+    """The arguments, with meta tensors. ValueError for JSON that `as_json` does not write."""
     try:
         names, args, kwargs = found["names"], found["args"], found["kwargs"]
         if len(names) != len(args) or not all(isinstance(name, str) for name in names):
@@ -56,7 +56,7 @@ AS_THEY_ARE = (type(None), bool, int, str)
 
 
 def written(value: Any, name: str) -> Any:
-    """Objects with a single key stand for what JSON has not."""
+    """A value as JSON: an object with a single key stands for a type that JSON lacks."""
     kind = value.kind if isinstance(value, StandIn) else type(value)
     if kind in AS_THEY_ARE or (kind is float and math.isfinite(value)):
         return value
@@ -97,7 +97,7 @@ def read(found: Any) -> Any:
 def dtype_named(name: str) -> torch.dtype:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype")
+        raise ValueError(f"{name!r} is not a dtype")
     return found
 
 

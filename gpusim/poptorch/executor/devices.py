@@ -1,4 +1,4 @@
-"""The executor's IPUs: how many it needs, which device has them, and attaching to it."""
+"""The executor's IPUs: their number, their device, and attaching to it."""
 
 from __future__ import annotations
 
@@ -43,18 +43,17 @@ TOO_LARGE = (
 
 
 def ipus_per_replica(options: Options, highest: int = 0) -> int:
-    """How many IPUs a replica has: one more than the highest number that a block names.
+    """The number of IPUs of a replica: one more than the highest number that a block names.
 
     **Arguments**
 
-    - `highest`: that number; a model without blocks is on IPU 0. popdist's options say how many
-      there are.
+    - `highest`: that number; 0 for a model without blocks. popdist's options may ask for more.
     """
     return max(highest + 1, getattr(options, "_ipus_per_replica", 1))
 
 
 def candidates(options: Options, per_replica: int, table: Table | None = None) -> list[Device]:
-    """The devices that would do, as the options say.
+    """The devices that fit the options.
 
     poptorch.Error for more than 64 IPUs, a number that is no power of two unless rounding up was
     asked for, a device that is too small or does not exist, and a system that has too few IPUs.
@@ -110,7 +109,7 @@ class Ipus:
     **Arguments**
 
     - `options`: which device, when to attach, and whether it is the IPU Model.
-    - `per_replica`: how many IPUs a replica has.
+    - `per_replica`: the number of IPUs of a replica.
 
     poptorch.Error as `candidates`, and if the device is in use when it is attached to.
     """
@@ -135,12 +134,12 @@ class Ipus:
 
     @property
     def model(self) -> bool:
-        """Whether this is the IPU Model, which is no hardware."""
+        """Whether this is the IPU Model."""
         return self._model
 
     @property
     def immediate(self) -> bool:
-        """Whether to attach when a model has been compiled."""
+        """Whether to attach as soon as a model is compiled."""
         return self._type is ConnectionType.Always
 
     @property
@@ -148,7 +147,7 @@ class Ipus:
         return self._connection.attached if self._connection is not None else self._attached
 
     def attach(self) -> None:
-        """Attach. poptorch.Error if somebody else has the device."""
+        """Attach. poptorch.Error if the device is in use."""
         if self._connection is None:
             self._attached = True
             return
@@ -160,7 +159,7 @@ class Ipus:
         logger.debug("Acquired %d IPU(s): running on device Id %d.", len(device), device.id)
 
     def detach(self) -> None:
-        """Let others have the device; does nothing where it is not attached."""
+        """Release the device if it is attached."""
         if self._connection is not None and self._connection.attached:
             self._connection.detach()
             logger.debug("Detached from device %d", self._id)

@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from torch import nn
 
 from gpusim.poptorch.blocks import Plan, compiling
-from gpusim.poptorch.executor.anchors import Anchors
 from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
 from gpusim.poptorch.executor.grouping import Grouping
 from gpusim.poptorch.executor.instances import Instances
+from gpusim.poptorch.executor.logs import Warnings
 from gpusim.poptorch.executor.micro_batches import Layout
-from gpusim.poptorch.executor.repeats import Warnings
+from gpusim.poptorch.executor.outputs import Anchors
 from gpusim.poptorch.executor.weights import Weights
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.replicas import Program, compile_model
 
 __all__ = ["EXECUTION", "Executable", "Progress"]
 
-#: What `options._Popart.set` may say for one model: "lockstep" or "threads", and no other.
+#: The option of `options._Popart.set` that chooses "lockstep" or "threads" for one model.
 EXECUTION = "gpusim.execution"
 
 
 @dataclass
 class Progress:
-    """How far a run is: with the weights and the optimizer's state all that it depends on.
+    """The position of a run; it depends on this, the weights and the optimizer's state alone.
 
-    - `seed`: of all random numbers; `micro_batches`, `updates`: how many there have been.
+    - `seed`: of all random numbers; `micro_batches`, `updates`: the numbers of those so far.
     """
 
     seed: int
@@ -39,7 +39,7 @@ class Progress:
 
     @property
     def state(self) -> list[int]:
-        """As `rng_state` has it."""
+        """The list that `rng_state` returns."""
         return [self.seed, self.micro_batches, self.updates]
 
     @state.setter
@@ -54,7 +54,7 @@ class Executable:
 
     **Arguments**
 
-    - `model`: whose weights are copied to the device; `given`: arguments that it is compiled for.
+    - `model`: its weights are copied to the device; `given`: arguments that it is compiled for.
     - `options`: all of them; `training`: whether to differentiate and update.
     - `seed`: of random numbers; `groupings`: of parameters.
 

@@ -1,4 +1,4 @@
-"""PoplarExecutor: a model that runs on simulated IPUs, and what can be done with it."""
+"""PoplarExecutor: a model that runs on simulated IPUs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpusim.poptorch.executor.context import living
 from gpusim.poptorch.executor.counters import Counters, Latency
 from gpusim.poptorch.executor.devices import Ipus, ipus_per_replica
 from gpusim.poptorch.executor.executable import Executable
-from gpusim.poptorch.executor.grouping import Grouping, Told, assign
+from gpusim.poptorch.executor.grouping import Grouping, OnGrouping, assign
 from gpusim.poptorch.executor.hooks import call_hooks, postcompile, precompile
-from gpusim.poptorch.executor.log_file import log_options, log_to_file
+from gpusim.poptorch.executor.logs import log_options, log_to_file
 from gpusim.poptorch.executor.micro_batches import Layout
 from gpusim.poptorch.executor.profile import Profile
 from gpusim.poptorch.executor.saving import Exported, Invalid, Saved, read, write
@@ -43,7 +43,6 @@ from gpusim.poptorch.options import Options
 from gpusim.poptorch.options.progress import ProgressBar
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.profiling import Channel
-from gpusim.poptorch.replicas import flatten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,13 +70,13 @@ PHASES = 4  # of compilation, as the progress bar counts them
 class PoplarExecutor:
     """A model on simulated IPUs; `trainingModel` and `inferenceModel` make it.
 
-    Calling it runs the model. Attributes that it has not are the model's.
+    Calling it runs the model. Other attributes are looked up on the model.
 
     **Arguments**
 
     - `model`: a shallow copy of the user's, which is traced; `user_model`: the user's.
     - `options`: frozen here; the executor keeps a clone.
-    - `training`: whether it trains; `optimizer`: with what, only if it does.
+    - `training`: whether it trains; `optimizer`: only for training.
     """
 
     def __init__(
@@ -155,19 +154,19 @@ class PoplarExecutor:
 
     def _let_group(self) -> None:
         """From here on `replicaGrouping` of the model's parameters is this executor's."""
-        groupable(self._user_model, self._told())
+        groupable(self._user_model, self._grouping_callback())
 
-    def _told(self) -> Told:
-        """Notes groupings, and keeps no executor alive."""
+    def _grouping_callback(self) -> OnGrouping:
+        """A callback that notes groupings, without keeping the executor alive."""
         parent = weakref.ref(self)
 
-        def told(parameter: Any, grouping: Grouping) -> None:
+        def on_grouping(parameter: Any, grouping: Grouping) -> None:
             executor = parent()
             if executor is None or executor.isCompiled():
                 raise createPoptorchError(NO_GROUPING)
             assign(executor._groupings, executor._user_model, parameter, grouping)
 
-        return told
+        return on_grouping
 
     def _wrap(self) -> None:
         parent = weakref.ref(self)  # the model keeps the weights alive, and not the devices
@@ -179,20 +178,22 @@ class PoplarExecutor:
             else:
                 unwrap(model)
 
-        wrap(self._user_model, self._host.fetch, destroy, self._told())
+        wrap(self._user_model, self._host.fetch, destroy, self._grouping_callback())
 
     # ---------------------------------------------------------------- calling
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, and compile it first if it has not been.
+        """Run the model, and compile it at the first call.
 
-        Takes the model's arguments, with the batches of all micro-batches along dimension 0 of each
-        tensor, and returns what forward returns, of those micro-batches that the output mode says.
-        Inputs that forward changes in place are changed.
+        Takes the model's arguments, with all micro-batches along dimension 0 of each tensor, and
+        returns the results of forward, for the micro-batches that the output mode selects. Inputs
+        that forward changes in place are changed.
 
-        AssertionError for an offline device, for arguments that forward has not, and for batches
-        that do not divide into micro-batches; poptorch.Error for arguments that are not like those
-        that the model was compiled for.
+        **Raises**:
+
+        - AssertionError: for an offline device, for arguments that forward does not take, and for
+          batches that do not divide into micro-batches.
+        - poptorch.Error: for arguments that differ from those of the compiled model.
         """
         assert self._options.connection_type != ConnectionType.Never, (
             "Trying to run a model on an offline device (ConnectionType.Never): use "
@@ -201,7 +202,7 @@ class PoplarExecutor:
         given = self._bind(args, kwargs)
         if self._executable is None:
             self._compile(given)
-            self._first_call = False  # nobody has had the time to change the weights
+            self._first_call = False  # the weights are those that were just copied
         if not self.isAttachedToDevice():
             self.attachToDevice()
         elif self._first_call:
@@ -217,7 +218,7 @@ class PoplarExecutor:
             logger.debug("Total number of IPU cycles: %d", self._counters.cycles())
         for place, value in result.changed.items():
             put_back(value, given.tensors[place])
-        for tensor in flatten(result.outputs)[0]:
+        for tensor in result.tensors:
             tensor.backward = no_backward  # type: ignore[method-assign]  # it may not be called
         return result.outputs
 
@@ -286,11 +287,11 @@ class PoplarExecutor:
         done(PHASES, PHASES)
 
     def isCompiled(self) -> bool:
-        """Whether it has been compiled, and not destroyed since."""
+        """Whether the model is compiled."""
         return self._executable is not None
 
     def compilationTime(self) -> timedelta:
-        """How long compiling took. poptorch.Error if the model is not compiled."""
+        """The time that compiling took. poptorch.Error if the model is not compiled."""
         self._compiled()
         assert self._compilation_time is not None
         return self._compilation_time
@@ -301,10 +302,10 @@ class PoplarExecutor:
         return self._executable
 
     def destroy(self) -> None:
-        """Give back the device and forget what was compiled; the weights come to the host.
+        """Release the device and the compiled model, and copy the weights to the host.
 
-        The classes of a training model, its parameters and buffers are what they were. Calling it
-        compiles it again.
+        A training model, its parameters and buffers get their classes back. The next call compiles
+        the model again.
         """
         if self._executable is not None:
             self.copyWeightsToHostIfNeeded()
@@ -324,7 +325,7 @@ class PoplarExecutor:
     # ---------------------------------------------------------------- weights
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copy the trained weights to the model if they have not been, and return whether so."""
+        """Copy trained weights to the model if it lacks them, and return whether it did."""
         return self._host.fetch()
 
     def copyWeightsToHost(self) -> None:
@@ -350,7 +351,7 @@ class PoplarExecutor:
                 executable.weights.upload()
 
     def _upload(self) -> None:
-        """Copy the weights as something else implies it, and what a file has of them in full."""
+        """Copy the weights as a part of another call, with the full precision that a file has."""
         of_file = self._beyond_host
         logger.debug("Implicit copyWeightsToDevice()")
         self.copyWeightsToDevice()
@@ -359,7 +360,7 @@ class PoplarExecutor:
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers that `Options.updatableNamedBuffers` names to the device.
 
-        poptorch.Error if the model is not compiled, if there are none, or for one that is none.
+        poptorch.Error if the model is not compiled, if no buffer is named, or for an unknown one.
         """
         executable = self._compiled()
         named = self._options.exists("updatable_named_buffers")
@@ -403,13 +404,13 @@ class PoplarExecutor:
         return Training(executable, self._updater)
 
     def _forget_updater(self) -> None:
-        """The optimizer keeps its state; the next model compiled with it may be another one."""
+        """Disconnect the optimizer, which keeps its state and may be used for another model."""
         if self._updater is not None:
             self._updater.disconnect()
         self._updater = None
 
     def _read_optimizer(self) -> None:
-        """Copy the optimizer's state to the host, where it has one there."""
+        """Copy the optimizer's state to the host."""
         if isinstance(self._optimizer, Optimizer):
             self._optimizer.state_dict()
 
@@ -421,10 +422,7 @@ class PoplarExecutor:
         export_model: bool = True,
         save_rng_state: bool = True,
     ) -> None:
-        """Write what the model was compiled for to a file.
-
-        The file is there whole or, if writing it fails or is interrupted, not at all; one that was
-        there before stays until then.
+        """Write the compiled model to a file, atomically.
 
         **Arguments**
 
@@ -538,7 +536,7 @@ class PoplarExecutor:
         return [*program.names, *program.buffers]
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
-        """What the last call kept of a tensor. AssertionError if none is kept by that name."""
+        """A tensor that the last call kept. AssertionError for an unknown name."""
         assert short_name in self._anchored, f"No tensor with name {short_name} found."
         return self._anchored[short_name]
 
@@ -547,7 +545,7 @@ class PoplarExecutor:
     def schedulePlot(
         self, path: str | os.PathLike[str] | None = None, *, backward: float = 2.0
     ) -> Figure:
-        """A picture of what each IPU of a replica does, and when: gpusim's own, PopTorch has none.
+        """Plot the schedule of each IPU of a replica. PopTorch lacks this method.
 
         It shows the time from one update to the next, or a call for inference, and the share of it
         in which the IPUs wait.
@@ -598,8 +596,8 @@ class PoplarExecutor:
     def cycleCount(self) -> int:
         """An estimate of the cycles of the last call.
 
-        It is the measured time of the device's work times the clock of a Mk2 IPU, 1.33 GHz: what an
-        IPU would count if it took as long as this machine does for all replicas.
+        It is the measured time of the device's work times the clock of a Mk2 IPU, 1.33 GHz: the
+        cycles of an IPU that takes as long as this machine does for all replicas.
 
         poptorch.Error unless `Options.logCycleCount(True)` was set, and before the first call.
         """
@@ -623,8 +621,8 @@ class PoplarExecutor:
     def attachToDevice(self) -> None:
         """Attach to the device, and copy the model's weights to it.
 
-        poptorch.Error if the model is not compiled, if it is attached, and if somebody else has the
-        device; AssertionError for an offline device.
+        poptorch.Error if the model is not compiled, if it is attached, and if the device is in use;
+        AssertionError for an offline device.
         """
         self._compiled()
         assert self._ipus is not None
@@ -637,7 +635,7 @@ class PoplarExecutor:
         self._upload()
 
     def detachFromDevice(self) -> None:
-        """Copy the weights to the host, and let others have the device.
+        """Copy the weights to the host, and release the device.
 
         poptorch.Error if the model is not compiled, or not attached.
         """
@@ -650,7 +648,7 @@ class PoplarExecutor:
 
 
 def own_options(options: Options | None, training: bool) -> Options:
-    """A clone of the user's with an output mode chosen; ValueError for groups that cannot be."""
+    """A clone of the user's options with an output mode; ValueError for impossible groups."""
     if options is None:
         options = Options()
     elif not isinstance(options, Options):
@@ -665,13 +663,13 @@ def own_options(options: Options | None, training: bool) -> Options:
 
 
 def seed_from(options: Options) -> int:
-    """The options' seed, or without one that of PyTorch."""
+    """The options' seed, or PyTorch's."""
     given = options.random_seed if options.exists("random_seed") else torch.initial_seed()
     return int(given) % 2**64
 
 
 def put_back(value: Tensor, given: Tensor) -> None:
-    """Change a caller's tensor as forward has, but one that has a number in several places."""
+    """Copy a value that forward changed to the caller's tensor, unless that one is expanded."""
     steps = zip(given.stride(), given.shape, strict=True)
     if any(not stride and size > 1 for stride, size in steps):
         logger.warning(EXPANDED, list(given.shape))
@@ -684,4 +682,4 @@ def no_backward(*args: Any, **kwargs: Any) -> None:
 
 
 def no_progress(progress: int, total: int) -> None:
-    """Shows nothing."""
+    """Ignore the progress of a compilation."""

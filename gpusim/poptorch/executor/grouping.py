@@ -1,6 +1,6 @@
-"""replicaGrouping: parameters of which groups of replicas have a copy of their own.
+"""replicaGrouping: each group of replicas has its own copy of a parameter.
 
-Dimension 0 of such a parameter counts the groups; inside the model it is not there.
+Dimension 0 of such a parameter counts the groups; inside the model it is removed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gpusim.groups import CommGroupType, Groups
 from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
-__all__ = ["Groupable", "Grouping", "Told", "assign"]
+__all__ = ["Groupable", "Grouping", "OnGrouping", "assign"]
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """What `replicaGrouping` was told about a parameter.
+    """How the replicas share a parameter (`replicaGrouping`).
 
-    - `kind`: how replicas are arranged in groups; `shards`: how many replicas a Consecutive or
-      Orthogonal group has, of no meaning for NoGrouping.
+    - `kind`: how replicas form groups; `shards`: the number of replicas of a Consecutive or
+      Orthogonal group, ignored for NoGrouping.
     - `mode`: whether the host gets one value of each group, or of each replica.
     """
 
@@ -35,10 +35,12 @@ class Grouping:
     mode: VariableRetrievalMode
 
     def groups(self, name: str, parameter: torch.Tensor, replicas: int) -> Groups:
-        """The groups of so many replicas.
+        """The groups of the replicas.
 
-        poptorch.Error for a scalar, for groups that the replicas do not divide into, and where
-        dimension 0 is not their number.
+        **Raises**:
+
+        - poptorch.Error: for a scalar, if the replicas do not divide into groups of this size, or
+          if dimension 0 is not the number of groups.
         """
         if not parameter.ndim:
             raise createPoptorchError(
@@ -57,13 +59,13 @@ class Grouping:
         return groups
 
     def _sizes(self, groups: Groups) -> set[int]:
-        """How long dimension 0 may be: the host may hold every replica's value."""
+        """The sizes that dimension 0 may have: the host may hold every replica's value."""
         every = self.mode is VariableRetrievalMode.AllReplicas
         return {groups.group_count, *([groups.size] if every else [])}
 
 
-Told = Callable[[Any, Grouping], None]
-"""Is told of a parameter's grouping."""
+OnGrouping = Callable[[Any, Grouping], None]
+"""Called with a parameter and its grouping."""
 
 
 class Groupable:
@@ -74,7 +76,7 @@ class Groupable:
     """
 
     poptorch_original: ClassVar[type]
-    poptorch_told: ClassVar[Told]
+    poptorch_on_grouping: ClassVar[OnGrouping]
 
     def replicaGrouping(
         self,
@@ -86,16 +88,16 @@ class Groupable:
 
         **Arguments**
 
-        - `comm_group_type`: how the groups are arranged; dimension 0 is their number. All takes
-          back what was said before: all replicas have the same value.
-        - `shards`: how many replicas a group has, for Consecutive and Orthogonal.
+        - `comm_group_type`: how replicas form groups; dimension 0 is the number of groups. All
+          removes a grouping: all replicas have the same value.
+        - `shards`: the number of replicas of a group, for Consecutive and Orthogonal.
         - `variable_retrieval_mode`: OnePerGroup, or AllReplicas: the host's parameter then gets
           every replica's value, along dimension 0.
 
         poptorch.Error for a model that is compiled; ValueError for other types and modes.
         """
         kind, mode = CommGroupType(comm_group_type), VariableRetrievalMode(variable_retrieval_mode)
-        type(self).poptorch_told(self, Grouping(kind, shards, mode))
+        type(self).poptorch_on_grouping(self, Grouping(kind, shards, mode))
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Any:
         with as_original(self):
@@ -120,9 +122,11 @@ def as_original(parameter: Any) -> Iterator[None]:
 def assign(
     groupings: dict[str, Grouping], model: nn.Module, parameter: Any, grouping: Grouping
 ) -> None:
-    """Note a grouping by the parameter's name; poptorch.Error if the model has no such parameter.
+    """Note a grouping by the parameter's name; one group of all replicas removes it.
 
-    Groups of all replicas are none.
+    **Raises**:
+
+    - poptorch.Error: if the parameter does not belong to the model.
     """
     named = model.named_parameters()
     name = next((name for name, own in named if own is parameter), None)

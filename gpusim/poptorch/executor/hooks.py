@@ -1,4 +1,4 @@
-"""Functions that programs want called before and after models are compiled."""
+"""Hooks that programs register, to run before and after models are compiled."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ postcompile: OrderedDict[int, Hook] = OrderedDict()
 
 
 def registerPreCompileHook(hook: Hook) -> RemovableHandle:
-    """Have `hook()` called before a model is compiled, until the handle's `remove`.
+    """Call `hook()` before a model is compiled, until the handle's `remove`.
 
-    RuntimeError if it cannot be called.
+    **Raises**:
+
+    - RuntimeError: if the hook cannot be called.
 
     >>> handle = registerPreCompileHook(lambda: print("compiling"))
     >>> handle.remove()
@@ -30,9 +32,11 @@ def registerPreCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def registerPostCompileHook(hook: Hook) -> RemovableHandle:
-    """Have `hook()` called when a model has been compiled, or could not be, until `remove`.
+    """Call `hook()` when a model has been compiled, or failed to, until the handle's `remove`.
 
-    RuntimeError if it cannot be called.
+    **Raises**:
+
+    - RuntimeError: if the hook cannot be called.
     """
     if not callable(hook):
         raise RuntimeError("Post-compile hook must be callable")
@@ -46,6 +50,6 @@ def registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
 
 
 def call_hooks(hooks: OrderedDict[int, Hook]) -> None:
-    """Call them in the order of registration; one may remove itself."""
+    """Call the hooks in the order of registration; a hook may remove itself."""
     for hook in list(hooks.values()):
         hook()

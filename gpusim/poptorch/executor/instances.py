@@ -1,9 +1,9 @@
-"""Which replicas this process holds, of how many; and the World that it shares with the others."""
+"""The replicas that this process holds, and the World that it shares with other processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from gpusim.errors import GpusimError
 from gpusim.poptorch.options import Options
@@ -26,12 +26,11 @@ class Instances:
     """The replicas of an executor.
 
     With popdist.poptorch.Options under poprun, with several processes in `Options.Distributed`, or
-    inside `with world:`, they are a part of all instances' replicas, and gradients are reduced over
-    all of them.
+    inside `with world:`, gradients are reduced over the replicas of all instances.
 
     **Arguments**
 
-    - `options`: how many replicas there are here.
+    - `options`: they give the number of replicas of this instance.
 
     poptorch.Error for processes in `Options.Distributed` that no launcher has started; ValueError
     for other replicas than the world has here.
@@ -58,14 +57,15 @@ class Instances:
 
     @property
     def replicas(self) -> range:
-        """The numbers of those that are here."""
+        """The numbers of the local replicas."""
         return range(self.first, self.first + self.local)
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> AbstractContextManager[Any]:
         """A block in which collectives over the replicas reach those of the other instances.
 
-        GpusimError inside another `with world:` than the model was compiled in.
+        **Raises**:
+
+        - GpusimError: inside another `with world:` than the model was compiled in.
         """
         around = current_world()
         if around is not None and around is not self._world:
@@ -73,15 +73,11 @@ class Instances:
                 f"the model was compiled for {self.total} replicas, {self.local} of them here, and "
                 f"is called in {around}; compile it there"
             )
-        if self._world is None or around is not None:
-            yield
-            return
-        with self._world:
-            yield
+        return nullcontext() if self._world is None or around is not None else self._world
 
 
 def world_of(options: Options) -> World | None:
-    """What the options say that these replicas are a part of; None for a process that is alone."""
+    """The world that the options ask for; None for a single process."""
     if TOTAL not in options._Popart.options:
         return distributed(options)
     several = int(options._Popart.options[TOTAL]) > options.replication_factor
@@ -89,7 +85,7 @@ def world_of(options: Options) -> World | None:
 
 
 def distributed(options: Options) -> World | None:
-    """The world of the processes in `Options.Distributed`, each with as many replicas."""
+    """The world of the processes in `Options.Distributed`; all have the same number of replicas."""
     process, processes = options.Distributed.processId, options.Distributed.numProcesses
     if processes == 1:
         return None

@@ -1,4 +1,4 @@
-"""A call's inputs cut into micro-batches: which replica gets which part of them, and when.
+"""A call's inputs cut into micro-batches, for each step and replica.
 
 Replicas vary fastest: micro-batch (iteration d, accumulation a, replica r) is number
 (d * GA + a) * R + r, and a group of replicas that shares its input counts as one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ NOT_A_MULTIPLE = (
 
 @dataclass(frozen=True)
 class Layout:
-    """How many micro-batches a call has, and who gets them.
+    """The numbers of micro-batches of a call, and their replicas.
 
-    `part_of` says for each of the `replicas` which part of a step's inputs it gets.
+    `part_of` has, for each of the `replicas`, the number of its part of a step's inputs.
 
     >>> from gpusim.poptorch import CommGroupType
     >>> options = Options().deviceIterations(3).replicationFactor(4)
@@ -48,7 +49,7 @@ class Layout:
 
     @classmethod
     def of(cls, options: Options) -> Layout:
-        """As the options say; replicas are those of this instance."""
+        """The layout that the options give, for the replicas of this instance."""
         replicas, size = options.replication_factor, options.input_group_size
         kind = CommGroupType(options.input_group_type)
         part_of = Groups.from_comm_group(kind, replicas, size).assignment
@@ -57,7 +58,7 @@ class Layout:
         )
 
     def described(self) -> dict[str, Any]:
-        """By the names of the options that say it."""
+        """The layout by the names of its options."""
         return {
             "deviceIterations": self.iterations,
             "Training.gradientAccumulation": self.accumulations,
@@ -65,18 +66,18 @@ class Layout:
             "inputReplicaGrouping": [*self.part_of],
         }
 
-    @property
+    @cached_property
     def parts(self) -> int:
-        """Into how many parts a step's inputs are cut."""
+        """The number of parts of a step's inputs."""
         return max(self.part_of) + 1
 
-    @property
+    @cached_property
     def factor(self) -> int:
-        """How many micro-batches the inputs of a call are cut into."""
+        """The number of micro-batches that the inputs of a call are cut into."""
         return self.iterations * self.accumulations * self.parts
 
     def check(self, tensor: torch.Tensor) -> None:
-        """AssertionError if the tensor's batch does not divide into micro-batches."""
+        """Raise AssertionError if the tensor's batch does not divide into micro-batches."""
         size = tensor.shape[0] if tensor.ndim else 1
         assert size % self.factor == 0, NOT_A_MULTIPLE % (
             tensor.shape,
@@ -111,13 +112,15 @@ class MicroBatches:
         own = tuple(range(layout.replicas))
         self._index = None if layout.part_of == own else torch.tensor(layout.part_of)
 
-    def step(self, input: int, iteration: int, accumulation: int) -> torch.Tensor:
-        """One input of all replicas, (replicas, *micro-batch)."""
-        parts = self._cut[input][iteration, accumulation]
-        return parts if self._index is None else parts[self._index.to(parts.device)]
+    def step(self, iteration: int, accumulation: int) -> list[torch.Tensor]:
+        """The inputs of all replicas, each (replicas, *micro-batch)."""
+        inputs = [whole[iteration, accumulation] for whole in self._cut]
+        if self._index is None:
+            return inputs
+        return [parts[self._index.to(parts.device)] for parts in inputs]
 
     def write(self, input: int, iteration: int, accumulation: int, value: torch.Tensor) -> None:
-        """Note what a step has made of an input in place; of replicas that share it, the first."""
+        """Note an input that a step changed in place; of sharing replicas, the first one counts."""
         if input not in self._changed:
             self._changed[input] = self._cut[input].clone()
         leaders = [self._layout.part_of.index(part) for part in range(self._layout.parts)]

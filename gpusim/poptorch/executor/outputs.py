@@ -1,83 +1,107 @@
-"""Which micro-batches' outputs a call returns, and how they are put together."""
+"""Which micro-batches' outputs and kept tensors a call returns, and how they are put together."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
+from torch import Tensor
 
 from gpusim.poptorch.enums import OutputMode
 from gpusim.poptorch.executor.micro_batches import Layout
+from gpusim.poptorch.options import Options
 from gpusim.poptorch.poptorch_core import createPoptorchError
+from gpusim.poptorch.replicas import Step
 
-__all__ = ["Collector", "as_returned"]
+__all__ = ["Anchors", "Collector"]
 
+#: The dtypes that an IPU returns instead of these, which it lacks.
 RETURNED = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
-def as_returned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in a dtype that an IPU has: int32 for int64, float32 for float64 and bfloat16."""
-    return tensor.to(RETURNED.get(tensor.dtype, tensor.dtype))
-
-
 class Collector:
-    """Collects one tensor over a call's steps, as an output mode says.
+    """Collects tensors over a call's steps, as an output mode says.
 
-    `add` takes it for all replicas at each step, in order; `result` is what the call returns, along
-    dimension 0. A scalar of each micro-batch is a vector, or 0-d if only one is returned.
+    `add` takes them for all replicas at each step, in order. `results` returns what the call
+    returns of each, along dimension 0, in memory of its own. A scalar of each micro-batch is a
+    vector, or 0-d if only one is returned.
 
-    poptorch.Error if EveryN's period does not divide the iterations.
+    **Raises**:
+
+    - poptorch.Error: if EveryN's period does not divide the iterations.
 
     >>> collector = Collector(OutputMode.Sum, 1, Layout(2, 1, 2, (0, 1)))
     >>> for iteration in range(2):
-    ...     collector.add(iteration, 0, torch.tensor([1.0, 10.0]))
-    >>> collector.result()
-    tensor([ 2., 20.])
+    ...     collector.add(iteration, 0, [torch.tensor([1.0, 10.0])])
+    >>> collector.results()
+    [tensor([ 2., 20.])]
     """
 
     def __init__(self, mode: OutputMode | int, period: int, layout: Layout) -> None:
         self.mode, self.period = OutputMode(mode), period
         self._layout = layout
-        self._kept: list[torch.Tensor] = []
+        self._steps: list[list[Tensor]] = []
         if self.mode is OutputMode.EveryN and layout.iterations % period:
             raise createPoptorchError(
                 f"Options.outputMode(EveryN, {period}): the period must divide "
                 f"Options.deviceIterations({layout.iterations})"
             )
 
-    def wants(self, iteration: int, accumulation: int) -> bool:
-        """Whether this step's outputs have a part in what is returned."""
-        last = accumulation == self._layout.accumulations - 1
-        last = last and iteration == self._layout.iterations - 1
-        if self.mode is OutputMode.Final:
-            return last
+    def transfers(self, iteration: int, accumulation: int) -> bool:
+        """Whether tensors go to the host after this step: a sum goes once, at the end."""
         if self.mode is OutputMode.EveryN:
             return (iteration + 1) % self.period == 0
-        return True
+        last = (self._layout.iterations - 1, self._layout.accumulations - 1)
+        return self.mode is OutputMode.All or (iteration, accumulation) == last
 
-    def transfers(self, iteration: int, accumulation: int) -> bool:
-        """Whether something goes to the host after this step: a sum goes once, at the end."""
-        if self.mode is OutputMode.Sum:
-            return (iteration, accumulation) == (
-                self._layout.iterations - 1,
-                self._layout.accumulations - 1,
-            )
-        return self.wants(iteration, accumulation)
-
-    def add(self, iteration: int, accumulation: int, value: torch.Tensor) -> None:
-        """Take a step's tensor of all replicas, (replicas, *shape)."""
-        if not self.wants(iteration, accumulation):
+    def add(self, iteration: int, accumulation: int, tensors: Sequence[Tensor]) -> None:
+        """Take a step's tensors of all replicas, each (replicas, *shape)."""
+        if self.mode is not OutputMode.Sum and not self.transfers(iteration, accumulation):
             return
-        if self.mode is OutputMode.Sum and self._kept:
-            self._kept[0] = self._kept[0] + value
-        else:
-            self._kept.append(value)
+        values = [value.to(RETURNED.get(value.dtype, value.dtype)) for value in tensors]
+        if self.mode is OutputMode.Sum and self._steps:
+            values = [total + value for total, value in zip(self._steps[0], values, strict=True)]
+            self._steps = []
+        self._steps.append(values)
 
-    def result(self) -> torch.Tensor:
-        """What the call returns, in memory of its own."""
-        if len(self._kept) == 1:
-            (whole,) = self._kept
-            whole = whole.clone()
-        else:
-            whole = torch.cat(self._kept)
-        if whole.ndim == 1:  # scalars
-            return whole.reshape(()) if len(whole) == 1 else whole
-        return whole.reshape(-1, *whole.shape[2:])
+    def results(self) -> list[Tensor]:
+        """The tensors that the call returns."""
+        return [joined(steps) for steps in zip(*self._steps, strict=True)]
+
+
+def joined(steps: tuple[Tensor, ...]) -> Tensor:
+    """The values of all steps and replicas along dimension 0."""
+    whole = torch.cat(steps) if len(steps) > 1 else steps[0].clone()
+    if whole.ndim == 1:  # scalars
+        return whole.reshape(()) if whole.numel() == 1 else whole
+    return whole.reshape(-1, *whole.shape[2:])
+
+
+class Anchors:
+    """The tensors of the graph that `Options.anchorTensor` keeps, by their short names.
+
+    A gradient's name is "Gradient___" and its parameter's. It is that of each micro-batch, before
+    any reduction, times the loss scaling. An anchor without a mode has the outputs' mode.
+    """
+
+    def __init__(self, options: Options, layout: Layout) -> None:
+        self._layout = layout
+        self._asked: dict[str, tuple[str, OutputMode, int]] = {}
+        for short, (name, as_outputs, mode, period) in options.anchored_tensors.items():
+            if as_outputs:
+                mode, period = options.output_mode, options.output_return_period
+            self._asked[short] = name, OutputMode(mode), period
+
+    def collectors(self) -> dict[str, Collector]:
+        """A collector for each anchor, for one call. Raises what Collector raises."""
+        return {
+            short: Collector(mode, period, self._layout)
+            for short, (_, mode, period) in self._asked.items()
+        }
+
+    def add(
+        self, collectors: Mapping[str, Collector], iteration: int, accumulation: int, step: Step
+    ) -> None:
+        """Add a step's tensors to the collectors."""
+        for short, collector in collectors.items():
+            collector.add(iteration, accumulation, [step.anchors[self._asked[short][0]]])

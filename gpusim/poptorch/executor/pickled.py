@@ -1,7 +1,7 @@
-"""A user's objects as a pickle, with their tensors beside it.
+"""A user's objects as a pickle, with their tensors beside it in the safetensors format.
 
-A tensor in the pickle is a reference: to a stored tensor, and how it looks at that one's memory.
-What shares memory, or is the same tensor, does and is so again.
+A tensor in the pickle is a reference: to a stored tensor, and how it views that one's memory.
+Tensors that share memory, or are the same, do and are so again.
 """
 
 from __future__ import annotations
@@ -11,21 +11,33 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.executor.tensor_file import DTYPES
 from gpusim.poptorch.executor.wrapping import original_class
 
-__all__ = ["pickled", "unpickled"]
+__all__ = ["DTYPES", "pickled", "read_tensors", "tensors_as_bytes", "unpickled"]
+
+#: Dtypes that every version of the safetensors library stores; others are stored as bytes.
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
+)
+LENGTH = (
+    8  # bytes that say how long the table at the beginning of a file is, in little-endian order
+)
 
 
 class Reference(NamedTuple):
     """A tensor, as a pickle has it.
 
     - `number`: equal for the same tensor; `name`: of the stored one.
-    - `parameter`, `requires_grad`, `dtype`, `device`, `size`, `stride`, `offset`: what it is.
+    - `parameter`, `requires_grad`, `dtype`, `device`, `size`, `stride`, `offset`: its properties.
     """
 
     number: int
@@ -46,7 +58,7 @@ def pickled(value: Any, names: Mapping[int, str]) -> tuple[bytes, dict[str, Tens
 
     **Arguments**
 
-    - `names`: what to call tensors, by their id; others are called tensor.0 and so on.
+    - `names`: the names of tensors, by their id; others are called tensor.0 and so on.
 
     Raises what pickling raises.
     """
@@ -57,9 +69,9 @@ def pickled(value: Any, names: Mapping[int, str]) -> tuple[bytes, dict[str, Tens
 
 
 def unpickled(content: bytes, tensors: Mapping[str, Tensor]) -> Any:
-    """What was pickled. This runs whatever the pickle says.
+    """The object that was pickled. Unpickling runs code from the pickle.
 
-    Tensors of a GPU that is not there are on the CPU, with a warning.
+    Tensors of a GPU that is missing here go to the CPU, with a warning.
     """
     return Unpickler(io.BytesIO(content), tensors).load()
 
@@ -70,7 +82,7 @@ class Pickler(pickle.Pickler):
         self._names = names
         self._memories: dict[int, str] = {}
         self._references: dict[int, Reference] = {}
-        self._kept: list[Tensor] = []  # so that no id is given twice
+        self._kept: list[Tensor] = []  # so that ids stay unique
         self.tensors: dict[str, Tensor] = {}
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
@@ -130,15 +142,40 @@ class Unpickler(pickle.Unpickler):
         return plain.requires_grad_(of.requires_grad)
 
 
+def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """The tensors as a file of the safetensors format.
+
+    >>> read_tensors(tensors_as_bytes({"w": torch.tensor([1.0, 2.0])}))
+    {'w': tensor([1., 2.])}
+    """
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(own)
+
+
+def read_tensors(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a file, each in memory of its own.
+
+    **Raises**:
+
+    - ValueError: if the file is damaged, or of another format.
+    """
+    if len(content) < LENGTH + int.from_bytes(content[:LENGTH], "little"):
+        raise ValueError(f"tensors: {len(content)} bytes are fewer than their table has")
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, KeyError) as error:  # KeyError: for dtypes that torch lacks
+        raise ValueError(f"tensors: {error}") from None
+
+
 def is_plain(value: Tensor) -> bool:
-    """Whether a reference says all about a tensor."""
+    """Whether a reference describes a tensor completely."""
     dense = value.layout is torch.strided and not value.is_quantized and not value.is_meta
     looks = not value.is_conj() and not value.is_neg()
     return dense and looks and value.is_leaf and not vars(value) and not value._backward_hooks
 
 
 def stored(value: Tensor) -> Tensor:
-    """All of a tensor's memory: as the tensor itself if that is all, or else as bytes."""
+    """A tensor's whole memory: the tensor itself if it covers that, otherwise bytes."""
     memory = value.untyped_storage()
     whole = value.numel() * value.element_size() == memory.nbytes()
     if whole and value.is_contiguous() and value.dtype in DTYPES:

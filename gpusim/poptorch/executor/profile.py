@@ -1,4 +1,4 @@
-"""What an executor writes of itself with `Options.enableProfiling`: a row for each replica."""
+"""An executor's events with `Options.enableProfiling`: a row for each replica."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from gpusim.poptorch.executor.counters import Counters
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.traces import Row, Trace, opened, released
 
-__all__ = ["Profile"]
+__all__ = ["Profile", "Span"]
 
 VARIABLE = "POPLAR_ENGINE_OPTIONS"
 DIRECTORY = "autoReport.directory"
@@ -27,10 +28,12 @@ class Profile:
 
     **Arguments**
 
-    - `options`: whether and where; `training`: of which the default name is made.
+    - `options`: they ask for a trace, and name its folder; `training`: gives the default name.
 
-    ValueError for a POPLAR_ENGINE_OPTIONS that is no JSON object; OSError for a folder that cannot
-    be written.
+    **Raises**:
+
+    - ValueError: if POPLAR_ENGINE_OPTIONS is not a JSON object.
+    - OSError: if the folder cannot be written.
 
     Attribute: `path` of the trace, or None.
     """
@@ -44,32 +47,65 @@ class Profile:
             weakref.finalize(self, released, self._trace)
 
     def compiled(self, replicas: range, ipus: int) -> None:
-        """The model is compiled for these replicas, each with so many IPUs."""
+        """Make the rows of the replicas, which have `ipus` IPUs each."""
         if self._trace is not None:
             names = [named(replica, ipus) for replica in replicas]
             self._rows = [self._trace.row("replicas", name, (id(self), name)) for name in names]
 
-    @contextmanager
-    def span(self, name: str, category: str, **args: Any) -> Iterator[None]:
+    def span(self, name: str, category: str, **args: Any) -> Span:
         """A block in which all replicas do something."""
-        begin = time.perf_counter()
-        yield
-        self.add(name, category, begin, time.perf_counter(), **args)
+        return Span(self, name, category, args)
 
     def add(self, name: str, category: str, begin: float, end: float, **args: Any) -> None:
-        """What all replicas have done: all at once, so that all of them took as long."""
+        """Add an event of all replicas: they run together, so all take as long."""
         if self._trace is not None:
             for row in self._rows:
                 self._trace.add(row, name, category, begin, end, **args)
 
     def flush(self) -> None:
-        """Write what there is."""
+        """Write all events."""
         if self._trace is not None:
             self._trace.flush()
 
 
+class Span:
+    """A block whose time is an event in a profile, unless it raises.
+
+    **Arguments**:
+
+    - `args`: of the event.
+    - `device`: to wait for at the end of the block, if it is a GPU.
+    - `counters`: whose `device_seconds` the time is added to.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        name: str,
+        category: str,
+        args: dict[str, Any],
+        device: torch.device | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self._profile, self._event, self._args = profile, (name, category), args
+        self._device, self._counters = device, counters
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            return
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        end = time.perf_counter()
+        if self._counters is not None:
+            self._counters.device_seconds += end - self._begin
+        self._profile.add(*self._event, self._begin, end, **self._args)
+
+
 def path_of(options: Options, training: bool) -> Path | None:
-    """The trace's file; None if nobody asked for one."""
+    """The trace's file; None without profiling."""
     engine = engine_options(options)
     if not any(str(engine.get(name)).lower() == "true" for name in WANTED):
         return None
@@ -85,7 +121,7 @@ def name_of(options: Options, training: bool) -> str:
 
 
 def engine_options(options: Options) -> dict[str, Any]:
-    """Poplar's engine options: the program's, and those of the environment, which count more."""
+    """Poplar's engine options; those of the environment override the program's."""
     found = dict(options._Popart.options.get("engineOptions", {}))
     if text := os.environ.get(VARIABLE, "").strip():
         try:

@@ -1,7 +1,7 @@
-"""Compiled models in files: what they were compiled for, and with it, if wanted, the model itself.
+"""Compiled models in files: what they were compiled for, and optionally the model itself.
 
-A file is a zip of these parts, none of them compressed; there is no executable among them, as a
-model is traced again when it is loaded:
+A file is a zip of these uncompressed parts. It holds no executable: a model is traced again when
+it is loaded.
 
 - `header.json`: versions, the arguments, batches and weights that the model was compiled for, the
   groupings of parameters, and the random numbers' state;
@@ -20,7 +20,7 @@ import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,12 @@ from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.executor.arguments import Arguments
 from gpusim.poptorch.executor.described import Undescribed, as_json, from_json
 from gpusim.poptorch.executor.grouping import Grouping
-from gpusim.poptorch.executor.pickled import pickled, unpickled
-from gpusim.poptorch.executor.tensor_file import packed, unpacked
+from gpusim.poptorch.executor.pickled import (
+    pickled,
+    read_tensors,
+    tensors_as_bytes,
+    unpickled,
+)
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
@@ -47,15 +51,15 @@ DIGEST = 64  # characters of a SHA-256
 
 
 class Invalid(Exception):
-    """A file is damaged, of another version, or none of these."""
+    """A file is damaged, of another version, or of another format."""
 
 
 @dataclass
 class Exported:
     """The model itself.
 
-    - `state`: of an optimizer that is PyTorch's and has none of its own.
-    - `device`: weights of which the model holds less, by name, as they are on the device.
+    - `state`: the state of one of PyTorch's optimizers, which does not hold it itself.
+    - `device`: the device's values of weights that the model's dtypes round, by name.
     """
 
     model: nn.Module
@@ -67,12 +71,12 @@ class Exported:
 
 @dataclass
 class Saved:
-    """What is in a file.
+    """The content of a file.
 
-    - `version`: of PopTorch's interface; `training`: which kind of executor it is of.
+    - `version`: of PopTorch's interface; `training`: whether the executor trains.
     - `arguments`: what the model was compiled for; None if only `load` can read them.
-    - `layout`: into which micro-batches its inputs are cut, by the options' names.
-    - `weights`: dtype and shape of what one replica has, by name.
+    - `layout`: the options that cut inputs into micro-batches, by name.
+    - `weights`: dtype and shape of one replica's weights, by name.
     - `rng_state`, `exported`: None if they were not to be saved.
     """
 
@@ -88,7 +92,7 @@ class Saved:
     def differs(
         self, training: bool, layout: dict[str, Any], weights: dict[str, Any]
     ) -> str | None:
-        """What of an executor is not as that of which the file is; None if nothing."""
+        """Describe how an executor differs from that of the file; None if it does not."""
         if training != self.training:
             kinds = ("an inference model", "a training model")
             return f"it is of {kinds[self.training]}, and this is {kinds[training]}"
@@ -109,11 +113,13 @@ class Saved:
 
 
 def write(filename: str | os.PathLike[str], saved: Saved) -> None:
-    """Write a file; a folder is given one with a name of its own. Folders are made as needed.
+    """Write a file, atomically. In a folder it is `model.poptorch`; folders are made as needed.
 
-    The file is there whole, or what was there before is. AssertionError where a folder would have
-    to be and something else is; poptorch.Error for arguments of types that only a pickle can hold,
-    if there is none; OSError; what pickling raises.
+    **Raises**:
+
+    - AssertionError: if the parent is not a folder.
+    - poptorch.Error: for arguments of types that only a pickle can hold, without a model.
+    - OSError, and what pickling raises.
     """
     path = Path(filename)
     parent = path.parent
@@ -130,9 +136,7 @@ def write(filename: str | os.PathLike[str], saved: Saved) -> None:
             archive.writestr(zipfile.ZipInfo(HEADER), json.dumps(header, indent=1))
             if pickle is not None and tensors is not None:
                 archive.writestr(zipfile.ZipInfo(PICKLE), pickle)
-                with archive.open(zipfile.ZipInfo(TENSORS), "w", force_zip64=True) as part:
-                    for piece in packed(tensors):
-                        part.write(piece)
+                archive.writestr(zipfile.ZipInfo(TENSORS), tensors_as_bytes(tensors))
         seal(file)
 
 
@@ -178,8 +182,8 @@ def exported_parts(saved: Saved, header: dict[str, Any]) -> tuple[bytes, dict[st
     return pickled(content, names)
 
 
-def seal(file: BinaryIO) -> None:
-    """Put the digest of all that comes before into the file's last bytes."""
+def seal(file: IO[bytes]) -> None:
+    """Write the digest of the file into its last bytes, which the digest leaves out."""
     end = file.seek(0, os.SEEK_END) - DIGEST
     file.seek(0)
     digest, left = hashlib.sha256(), end
@@ -200,11 +204,13 @@ def read(filename: str | os.PathLike[str], version: str, *, model: bool) -> Save
     **Arguments**
 
     - `version`: of PopTorch's interface, which has to be the file's.
-    - `model`: whether to read the model too, if there is one. It is unpickled, which runs what the
-      file says: do that with none that you do not trust.
+    - `model`: whether to read the model too, if the file has one. It is unpickled, which runs code
+      from the file: only read files that you trust.
 
-    Invalid for a file that is damaged, of another version, or none that `write` made; OSError for
-    one that cannot be read; what unpickling raises, as for a model whose class is not there.
+    **Raises**:
+
+    - Invalid: if the file is damaged, of another version or of another format.
+    - OSError, and what unpickling raises, for example if the model's class is missing.
     """
     content = Path(filename).read_bytes()
     parts = parts_of(content)
@@ -230,7 +236,7 @@ def read(filename: str | os.PathLike[str], version: str, *, model: bool) -> Save
 
 
 def parts_of(content: bytes) -> dict[str, bytes]:
-    """The parts by name, of a file that is whole."""
+    """The parts by name. Invalid if the file is damaged."""
     if not content.startswith(b"PK\3\4"):
         raise Invalid("it does not begin as PopTorch files do")
     if hashlib.sha256(content[:-DIGEST]).hexdigest().encode() != content[-DIGEST:]:
@@ -249,7 +255,7 @@ def parts_of(content: bytes) -> dict[str, bytes]:
 
 
 def checked(parts: dict[str, bytes], version: str) -> dict[str, Any]:
-    """The header, if it is of these versions, and of what the parts are."""
+    """The header. Invalid if its version, its types or the parts are wrong."""
     try:
         header = json.loads(parts[HEADER])
     except (ValueError, RecursionError) as error:
@@ -290,7 +296,7 @@ def checked(parts: dict[str, bytes], version: str) -> dict[str, Any]:
 
 def unpickle(saved: Saved, parts: dict[str, bytes]) -> None:
     try:
-        tensors = unpacked(parts[TENSORS])
+        tensors = read_tensors(parts[TENSORS])
     except ValueError as error:
         raise Invalid(str(error)) from None
     try:

@@ -1,4 +1,4 @@
-"""The updates of a training model: gradients accumulated, reduced, and given to the optimizer."""
+"""The updates of a training model: gradients are accumulated, reduced and applied."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gpusim.poptorch.optim.updater import Updater
 
 __all__ = ["Timed", "Training"]
 
-#: Gives a block of the device's work a name, and numbers.
+#: Makes a block of the device's work, with a name and numbers.
 Timed = Callable[..., AbstractContextManager[None]]
 
 STOCHASTIC = "enableStochasticRounding"  # PopART's name
-# What the seeds of different roundings are made of.
+# Parts of the seeds of different roundings.
 ACCUMULATORS, REDUCTIONS = 1, 2
 
 
 class Training:
-    """What updates the weights of an executable.
+    """Updates the weights of an executable.
 
     **Arguments**
 
-    - `executable`: whose weights they are; `updater`: the optimizer's arithmetic, whose state
-      begins here.
+    - `executable`: it holds the weights; `updater`: the optimizer's arithmetic, which is
+      initialized here.
     """
 
     def __init__(self, executable: Executable, updater: Updater) -> None:
@@ -49,11 +49,11 @@ class Training:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by now."""
+        """The factor of the loss in the next step."""
         return self._updater.loss_scale / self._reducer.in_the_loss
 
     def accumulator(self) -> Accumulator:
-        """An empty one, for the next update."""
+        """An empty accumulator, for the next update."""
         progress = self._of.progress
         seed = seed_of(progress.seed, ACCUMULATORS, progress.updates) if self._stochastic else None
         return Accumulator(self._dtype, self._reducer.running, seed)
@@ -62,7 +62,7 @@ class Training:
         return self._updater.accumulate_dtype(name, dtype)
 
     def update(self, accumulator: Accumulator, timed: Timed) -> None:
-        """Reduce what was accumulated, and update the weights; both are `timed`."""
+        """Reduce the accumulated gradients, and update the weights; both are `timed`."""
         progress = self._of.progress
         with timed("reduction", update=progress.updates):
             reduced = self._reducer(accumulator.gradients, progress.updates)

@@ -7,7 +7,7 @@ replica where replicas may change their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ NOT_BROADCAST = (
     "becoming out of sync between replicas, you can disable buffer broadcasting using "
     "poptorch.Options.broadcastBuffers(False)."
 )
-# What weights have on the device instead of what an IPU has not; integers are left as they are.
+# The dtypes of weights on the device instead of those that an IPU lacks; integers are unchanged.
 HELD = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -37,9 +37,9 @@ class Weights:
 
     **Arguments**
 
-    - `model`: it is left alone but by `download`, whatever else is called.
-    - `replicas`: how many there are on all instances; `first`, `local`: those of this instance.
-    - `groupings`: of parameters by name; poptorch.Error for those that cannot be.
+    - `model`: only `download` changes it.
+    - `replicas`: their number on all instances; `first`, `local`: those of this instance.
+    - `groupings`: of parameters by name; poptorch.Error for invalid ones.
     - `shared_buffers`: whether all replicas have the same buffers.
 
     Attributes: `parameters` and `buffers` by name, each (copies, *shape); `groups` of grouped
@@ -74,7 +74,7 @@ class Weights:
 
     @property
     def device(self) -> torch.device | None:
-        """Where they are; None if there are none."""
+        """Their device; None for a model without weights."""
         return next((x.device for x in (*self.parameters.values(), *self.buffers.values())), None)
 
     # ---------------------------------------------------------------- host and device
@@ -112,10 +112,10 @@ class Weights:
 
     @torch.no_grad()
     def beyond_host(self) -> dict[str, Tensor]:
-        """What the device has and the model, after `download`, has less of: by name, as it is here.
+        """The device's values that `download` does not keep in full, by name.
 
-        That is what the model's dtype rounds, and what replicas but the first have in buffers. What
-        somebody has changed in the model since is not here: it is the model's that counts.
+        Those are values that the model's dtype rounds, and buffers of other replicas than the
+        first. Weights that were changed in the model since are left out: the model's value counts.
         """
         return {
             name: value.cpu().clone()
@@ -126,9 +126,9 @@ class Weights:
     @torch.inference_mode(False)
     @torch.no_grad()
     def take(self, values: Mapping[str, Tensor]) -> None:
-        """Have these, which `beyond_host` returned, where the model has what they are rounded to.
+        """Restore values of `beyond_host` whose rounded values the model still has.
 
-        Those of other shapes, for other numbers of replicas, are not taken.
+        Values of other shapes, for other numbers of replicas, are ignored.
         """
         for own in (self.parameters, self.buffers):
             for name in own.keys() & values.keys():
@@ -137,20 +137,20 @@ class Weights:
                     own[name] = value.clone()
 
     def _is_downloaded(self, name: str, value: Tensor) -> bool:
-        """Whether the model has what `download` would make of a device's value."""
+        """Whether the model has the value that `download` would copy."""
         of_host, back = self._state.buffers.get(name), value[0]
         if of_host is None:
             of_host, back = self._state.parameters[name], self._host_form(name, value)
         return torch.equal(of_host.data, back.to(of_host.dtype))
 
     def _uploaded(self, name: str) -> Tensor:
-        """What `upload` would make of the model's."""
+        """The value that `upload` would copy."""
         if name in self.buffers:
             return held(self._state.buffers[name]).expand_as(self.buffers[name])
         return self._leaders(name, held(self._state.parameters[name]))
 
     def _leaders(self, name: str, value: Tensor) -> Tensor:
-        """(groups, *shape) of what the host has."""
+        """The host's value as (groups, *shape)."""
         groups = self.groups.get(name)
         if groups is None:
             return value[None].clone()
@@ -159,7 +159,7 @@ class Weights:
         return value[[members[0] for members in groups.members]]
 
     def _host_form(self, name: str, value: Tensor) -> Tensor:
-        """A parameter's value of the device in the host's shape."""
+        """A parameter's value on the device in the host's shape."""
         groups = self.groups.get(name)
         if groups is None:
             return value[0]
@@ -171,7 +171,7 @@ class Weights:
 
     @contextmanager
     def traced_form(self) -> Iterator[None]:
-        """A block in which the model holds what one replica has: its own shapes and dtypes."""
+        """A block in which the model holds one replica's weights, with their shapes and dtypes."""
         own = {**self._state.parameters, **self._state.buffers}
         for name, parameter in self._state.parameters.items():
             value = self.parameters[name][0]
@@ -181,19 +181,17 @@ class Weights:
             if self.buffers[name].dtype != buffer.dtype:
                 own[name] = self.buffers[name][0]
         with self.model_kept():
-            self._state.put(own)
+            self._state.assign(own)
             yield
 
-    @contextmanager
-    def model_kept(self) -> Iterator[None]:
+    def model_kept(self) -> AbstractContextManager[None]:
         """A block after which the model holds its own parameters and buffers, whatever it does."""
-        with self._state.kept():
-            yield
+        return self._state.preserved()
 
     # ---------------------------------------------------------------- for the replicas
 
     def stacked_parameters(self) -> dict[str, Tensor]:
-        """All local replicas' parameters, (replicas, *shape); those that all share are expanded."""
+        """All local replicas' parameters, (replicas, *shape); shared ones are expanded."""
         return {
             name: value[self._index[name]]
             if name in self.groups
@@ -209,22 +207,22 @@ class Weights:
         }
 
     def check_buffers(self, changed: Iterable[str]) -> None:
-        """poptorch.Error if the model changes buffers that replicas share."""
+        """Raise poptorch.Error if the model changes buffers that replicas share."""
         if self._shared_buffers and any(True for _ in changed):
             raise createPoptorchError(NOT_BROADCAST)
 
     def set_buffers(self, changed: Mapping[str, Tensor]) -> None:
-        """What a step has left in the buffers that it changes, (replicas, *shape)."""
+        """Take the buffers that a step has changed, (replicas, *shape)."""
         self.buffers.update(changed)
 
 
 class HostWeights:
-    """Whether the model has the device's weights, and how it gets them.
+    """Copies weights from the device to the model when they are out of date there.
 
     A wrapped model keeps this alive, so that nothing is lost when its executor is collected.
 
-    - `weights`, `profile`: None until something is compiled. `outdated`: whether they were trained
-      since.
+    - `weights`, `profile`: None until a model is compiled.
+    - `outdated`: whether the weights were trained since the last copy.
     """
 
     def __init__(self) -> None:
@@ -242,7 +240,7 @@ class HostWeights:
 
     def copy(self) -> None:
         """Copy them to the model."""
-        self.outdated = False  # before the model's tensors are looked at
+        self.outdated = False  # first: access to the model's tensors fetches
         if self.weights is not None:
             logger.info("Writing weights from IPU to host.")
             with (

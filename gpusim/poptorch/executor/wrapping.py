@@ -1,7 +1,6 @@
-"""Training changes the classes of a model and of its tensors, so that looking at them fetches them.
+"""Training changes the classes of a model and of its tensors: reading a tensor fetches its value.
 
-Afterwards everything else about them is as it was; what is pickled, copied or put into a state_dict
-is of the original classes.
+Pickles, copies and state_dicts have the original classes, and `unwrap` restores them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gpusim.poptorch.executor.grouping import Groupable, Told
+from gpusim.poptorch.executor.grouping import Groupable, OnGrouping
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
 __all__ = [
@@ -35,15 +34,15 @@ Fetch = Callable[[], bool]
 Destroy = Callable[[nn.Module], None]
 
 
-def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, told: Told) -> None:
+def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, on_grouping: OnGrouping) -> None:
     """Change the classes of a model, its parameters and its buffers, in place.
 
     **Arguments**
 
-    - `fetch`: brings the weights to the host if they are out of date there, and returns whether it
-      did; called before anything is seen. It must do nothing while it is at work.
-    - `destroy`: what the model's new method `destroy` calls, with the model.
-    - `told`: what the parameters' new method `replicaGrouping` calls.
+    - `fetch`: copies the weights to the host if they are out of date there, and returns whether it
+      did. It is called before every access, and must do nothing while it runs.
+    - `destroy`: called with the model by its new method `destroy`.
+    - `on_grouping`: called by the parameters' new method `replicaGrouping`.
 
     RuntimeError for a model that is wrapped; poptorch.Error for a buffer that is no plain Tensor.
     """
@@ -59,7 +58,7 @@ def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, told: Told) -> None:
     for tensor in (*tensors[0], *tensors[1]):
         original = original_class(tensor)
         if original not in made:
-            made[original] = tensor_class(original, fetch, told)
+            made[original] = tensor_class(original, fetch, on_grouping)
         tensor.__class__ = made[original]
     model.__class__ = model_class(type(model), fetch, destroy)
 
@@ -71,22 +70,22 @@ def unwrap(model: nn.Module) -> None:
     model.__class__ = original_class(model)
 
 
-def groupable(model: nn.Module, told: Told) -> None:
-    """Let a model's parameters, wrapped or not, have `replicaGrouping`, which calls `told`."""
+def groupable(model: nn.Module, on_grouping: OnGrouping) -> None:
+    """Give a model's parameters the method `replicaGrouping`, which calls `on_grouping`."""
     made: dict[type, type] = {}
     for parameter in model.parameters():
         kind: Any = type(parameter)
         if issubclass(kind, Groupable):
-            kind.poptorch_told = staticmethod(told)
+            kind.poptorch_on_grouping = staticmethod(on_grouping)
             continue
         if kind not in made:
-            members = {"poptorch_original": kind, "poptorch_told": staticmethod(told)}
+            members = {"poptorch_original": kind, "poptorch_on_grouping": staticmethod(on_grouping)}
             made[kind] = type(kind)("PoptorchParameter", (Groupable, kind), members)
         parameter.__class__ = made[kind]
 
 
 def not_groupable(model: nn.Module) -> None:
-    """Give parameters that are not wrapped the classes back that they had before `groupable`."""
+    """Undo `groupable` for parameters that are not wrapped."""
     for parameter in model.parameters():
         if not is_wrapped(parameter):
             parameter.__class__ = original_class(parameter)
@@ -94,7 +93,7 @@ def not_groupable(model: nn.Module) -> None:
 
 def is_wrapped(value: object) -> bool:
     """Whether `wrap` has changed the class of a model or tensor."""
-    return issubclass(type(value), (WrappedModel, WrappedTensor))  # isinstance would look at it
+    return issubclass(type(value), (WrappedModel, WrappedTensor))  # isinstance would fetch
 
 
 def original_class(value: object) -> type:
@@ -107,7 +106,7 @@ def original_class(value: object) -> type:
 def plain(model: nn.Module) -> Iterator[None]:
     """A block in which the model's tensors are of their original classes.
 
-    They are fetched before it, and not in it. The model may be a shallow copy of a wrapped one.
+    They are fetched before the block. The model may be a shallow copy of a wrapped one.
     """
     tensors = [*model.parameters(), *model.buffers()]
     classes = [type(tensor) for tensor in tensors]
@@ -126,7 +125,7 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 class WrappedTensor:
-    """What wrapped parameters and buffers have in common."""
+    """The behaviour of wrapped parameters and buffers: every access fetches the weights first."""
 
     poptorch_original: ClassVar[type]
     poptorch_fetch: ClassVar[Fetch]
@@ -153,13 +152,13 @@ class WrappedTensor:
         return original_tensor(self, self.data).__reduce_ex__(protocol)
 
 
-def tensor_class(original: type, fetch: Fetch, told: Told) -> type:
+def tensor_class(original: type, fetch: Fetch, on_grouping: OnGrouping) -> type:
     """A subclass of Parameter, which can be grouped, or of Tensor, that fetches."""
     made_by: Any = type(original)
     members = {"poptorch_original": original, "poptorch_fetch": staticmethod(fetch)}
     if not issubclass(original, nn.Parameter):
         return made_by("PoptorchBuffer", (WrappedTensor, original), members)
-    members["poptorch_told"] = staticmethod(told)
+    members["poptorch_on_grouping"] = staticmethod(on_grouping)
     return made_by("PoptorchParameter", (WrappedTensor, Groupable, original), members)
 
 
@@ -177,7 +176,7 @@ FETCHING = ("_buffers", "_parameters", "forward")
 
 
 class WrappedModel:
-    """What wrapped models have beside their own class."""
+    """The methods that wrapped models have beside those of their own class."""
 
     poptorch_original: ClassVar[type]
     poptorch_fetch: ClassVar[Fetch]

@@ -8,10 +8,14 @@ from .control import cond, for_loop
 from .cpu import CPU
 from .ctc import ctc_beam_search_decoder
 from .custom import custom_op, register_custom_op
-from .identities import nop, recomputationCheckpoint, set_available_memory
-from .matmul import serializedMatMul
-from .multi_conv import MultiConv
-from .name_scope import NameScope
+from .hints import (
+    MultiConv,
+    NameScope,
+    nop,
+    recomputationCheckpoint,
+    serializedMatMul,
+    set_available_memory,
+)
 from .overlap import set_overlap_for_input, set_overlap_for_output
 from .points import fps, nearest
 from .printing import ipu_print_tensor

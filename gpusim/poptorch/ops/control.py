@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...torch.frames import is_traced
+from ...torch.axes import is_traced
 from ..axis import AXIS
 from ..poptorch_core import compiler_error, createPoptorchError
-from ..replicas.phase import phase
-from ..replicas.watch import watch
-from .inside import Inside
-from .kinds import kind
-from .place import only_where
+from ..replicas.forward import forward_mode, model_context
+from .host import only_where
+from .operation import kind
 
 __all__ = ["cond", "for_loop"]
 
@@ -36,6 +36,12 @@ TRAINED = "poptorch.{}() is only supported in inference."
 NO_SHAPE = (
     "`else` branch output has an empty shape, so adding a reshape op to the `then` branch to "
     "achieve shapes identity is not possible!"
+)
+
+
+CHANGED = (
+    "poptorch.cond: a body has changed a tensor from outside in place, through a view of it or as "
+    "out=. What it changes is a copy: return the new value instead"
 )
 
 
@@ -72,11 +78,11 @@ def for_loop(count: int, body: Body, inputs: list[Tensor]) -> list[Tensor]:
     _refuse_training("for_loop")
     carried = [tensor.clone() for tensor in inputs]
     for _ in range(count):
-        with Inside() as inside:
+        with BodyMode() as mode:
             results = _as_list(body(*carried))
         _check_carried(carried, results)
         carried = [
-            (after if after is before or inside.has_made(after) else after.clone()).to(before.dtype)
+            (after if after is before or mode.has_made(after) else after.clone()).to(before.dtype)
             for before, after in zip(carried, results, strict=True)
         ]
     return carried
@@ -116,7 +122,7 @@ def cond(
     """
     if not isinstance(then_inps, list) or not isinstance(else_inps, list):
         raise ValueError(NO_LISTS)
-    now = watch()
+    now = forward_mode()
     if now is None:
         return _as_list(then_body(*then_inps) if condition else else_body(*else_inps))
     _refuse_training("cond")
@@ -132,12 +138,12 @@ def cond(
         body, inputs = (then_body, then_inps) if which else (else_body, else_inps)
         counts = is_true if which else ~is_true
         with (
-            now.draws.apart(number, int(which)),
+            now.draws.separate(number, int(which)),
             only_where(counts),
-            Inside(copying=True) as inside,
+            BodyMode(copying=True) as mode,
         ):
             results = _as_list(body(*(tensor.clone() for tensor in inputs)))
-        return [x if inside.has_made(x) else x.clone() for x in inside.checked(results)]
+        return [x if mode.has_made(x) else x.clone() for x in mode.checked(results)]
 
     if not is_traced(AXIS):
         return branch(bool(is_true))
@@ -145,7 +151,7 @@ def cond(
 
 
 def _refuse_training(name: str) -> None:
-    now = phase()
+    now = model_context()
     if now is not None and now.training:
         raise compiler_error(TRAINED.format(name))
 
@@ -190,3 +196,88 @@ def _either(is_true: Tensor, x: Tensor, y: Tensor) -> Tensor:
     if x.shape != y.shape and not y.dim():
         raise compiler_error(NO_SHAPE)
     return torch.where(is_true, x.reshape(y.shape).to(y.dtype), y)
+
+
+# ---------------------------------------------------------------- bodies
+
+
+class BodyMode(TorchFunctionMode):
+    """Runs the body of a loop or branch: records which tensors it makes and which it takes.
+
+    If `copying`, tensors from outside are copied before they are changed in place.
+    """
+
+    def __init__(self, *, copying: bool = False) -> None:
+        super().__init__()
+        self._copying = copying
+        self._made: dict[int, Tensor] = {}
+        self._outside: dict[int, tuple[Tensor, int]] = {}
+        self._copies: dict[int, Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._copying:
+            args, kwargs = self._with_copies(func, args, kwargs)
+        result = func(*args, **kwargs)
+        outside = {id(x) for x in tree_leaves((args, kwargs))} - self._made.keys()
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor) and id(x) not in outside:
+                self._made[id(x)] = x
+        return result
+
+    def _with_copies(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and id(x) not in self._made:
+                self._outside.setdefault(id(x), (x, _version(x)))
+        first = id(args[0]) if args and _changes_first(func, kwargs) else 0
+        if first in self._outside and first not in self._copies:
+            self._copies[first] = args[0].clone()
+        if not self._copies:
+            return args, kwargs
+        found: tuple[Any, Any] = tree_map_only(Tensor, self._copied, (args, kwargs))
+        self._made.update({id(x): x for x in self._copies.values()})
+        return found
+
+    def _copied(self, x: Tensor) -> Tensor:
+        return self._copies.get(id(x), x)
+
+    def has_made(self, x: Tensor) -> bool:
+        """Whether the body has made a tensor."""
+        return id(x) in self._made
+
+    def checked(self, results: list[Tensor]) -> list[Tensor]:
+        """The results, with copies in place of tensors that were copied.
+
+        Raises:
+            Error: if a tensor from outside has changed.
+        """
+        for x, version in self._outside.values():
+            if _version(x) != version:
+                raise compiler_error(CHANGED)
+        return [self._copied(x) for x in results]
+
+
+def _changes_first(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call of a function of torch changes its first operand."""
+    name = getattr(func, "__name__", "")
+    if kwargs.get("inplace"):
+        return True
+    if name.startswith("__"):
+        return name in IN_PLACE
+    return name.endswith("_") and not name.startswith("_")
+
+
+IN_PLACE = frozenset(
+    f"__{name}__"
+    for name in (
+        *("setitem", "iadd", "isub", "imul", "itruediv", "idiv", "ifloordiv", "imod", "ipow"),
+        *("iand", "ior", "ixor", "ilshift", "irshift"),
+    )
+)
+
+
+def _version(x: Tensor) -> int:
+    with torch._C.DisableTorchFunction():
+        return -1 if x.is_inference() else x._version

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..poptorch_core import compiler_error, createPoptorchError
-from ..replicas.phase import phase
-from .host import HOST, Host, Like, on_host
+from ..replicas.forward import model_context
+from .host import HOST, HostFunction, Like, on_host, replica_index
 from .operation import operation
-from .place import place
 
 __all__ = ["CPU"]
 
@@ -84,7 +83,7 @@ class CPU:
         self.out_shapes: list[torch.Size] | None = None
         self.inputs: list[Tensor] | None = None
         self.outputs: list[Tensor] | None = None
-        if phase() is not None:
+        if model_context() is not None:
             _kept.append(self)  # made in forward: the graph calls it when forward is over
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,7 +112,7 @@ class CPU:
             raise createPoptorchError(
                 f"CPU op '{self._ID}' takes tensors by place, and no {', '.join(kwargs)} by name"
             )
-        now = phase()
+        now = model_context()
         if now is None:
             if _inside.get():
                 raise compiler_error(OVERLAP)
@@ -170,7 +169,7 @@ class CPU:
 
 @operation
 def cpu_op(inputs: list[Tensor], number: int) -> list[Tensor]:
-    return on_host("cpu", [*inputs, place()], number=number)
+    return on_host("cpu", [*inputs, replica_index()], number=number)
 
 
 def _likes(operands: Sequence[Like], arguments: dict[str, Any]) -> list[Like]:
@@ -192,4 +191,4 @@ def _kinds(tensors: Sequence[Tensor]) -> list[tuple[torch.dtype, tuple[int, ...]
     return [(x.dtype, tuple(x.shape)) for x in tensors]
 
 
-HOST["cpu"] = Host(_likes, _compute)
+HOST["cpu"] = HostFunction(_likes, _compute)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..poptorch_core import compiler_error, createPoptorchError
-from .host import HOST, Host, Like, on_host
+from .host import HOST, HostFunction, Like, on_host
 from .operation import operation
 
 __all__ = ["beams", "ctc_beam_search_decoder"]
@@ -102,7 +102,7 @@ def _compute(operands: list[Tensor], arguments: dict[str, Any]) -> list[Tensor]:
     return [scores.to(probs.dtype), sizes, texts]
 
 
-HOST["ctc"] = Host(_likes, _compute)
+HOST["ctc"] = HostFunction(_likes, _compute)
 
 
 def beams(probs: Array, blank: int, width: int) -> list[tuple[tuple[int, ...], float]]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..poptorch_core import createPoptorchError
-from .kinds import kind
+from .operation import kind
 
 __all__ = ["custom_op", "register_custom_op"]
 

@@ -1,19 +1,25 @@
-"""gpusim::on_host: what a graph has computed on the host, one replica after the other, by Python.
-What it gives has no gradient."""
+"""gpusim::on_host: Python functions that a graph calls on the host, one replica after the other.
+
+Their results have no gradients.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ... import torch as gt
 from ...torch.stacked import batched
+from ..axis import AXIS, inside_replicas
 
-__all__ = ["HOST", "Host", "Like", "on_host"]
+__all__ = ["HOST", "HostFunction", "Like", "on_host", "only_where", "replica_index"]
 
 
 class Like(NamedTuple):
@@ -23,29 +29,29 @@ class Like(NamedTuple):
     dtype: torch.dtype
 
 
-class Host(NamedTuple):
-    """Something that is computed on the host.
+class HostFunction(NamedTuple):
+    """A function that runs on the host.
 
     Attributes:
-        likes: what the results are like, of what the operands are like and the arguments.
-        compute: the results of one replica, of its operands and the arguments; all on the CPU.
+        likes: the shapes and dtypes of the results, from those of the operands and the arguments.
+        compute: the results of one replica, from its operands and the arguments; on the CPU.
     """
 
     likes: Callable[[Sequence[Like], dict[str, Any]], list[Like]]
     compute: Callable[[list[Tensor], dict[str, Any]], list[Tensor]]
 
 
-HOST: dict[str, Host] = {}
-"""All of it, by name."""
+HOST: dict[str, HostFunction] = {}
+"""The functions, by name."""
 
 
 def on_host(name: str, operands: Sequence[Tensor], **arguments: Any) -> list[Tensor]:
-    """Compute it, for each replica, where the graph runs.
+    """Call a function of `HOST`, for each replica, when the graph runs.
 
     Args:
-        name: in `HOST`.
+        name: of the function.
         operands: of this replica.
-        arguments: what JSON can say.
+        arguments: values that JSON can represent.
     """
     detached = [x.detach() for x in operands]
     found: list[Tensor] = torch.ops.gpusim.on_host.default(detached, name, json.dumps(arguments), 0)
@@ -91,3 +97,36 @@ def _likes(
 ) -> tuple[list[Like], tuple[int, ...]]:
     likes = [Like(tuple(x.shape[lead:]), x.dtype) for x in operands]
     return HOST[name].likes(likes, json.loads(arguments)), tuple(operands[0].shape[:lead])
+
+
+# ---------------------------------------------------------------- the replica
+
+_condition: ContextVar[Tensor | None] = ContextVar("gpusim condition", default=None)
+
+
+def replica_index() -> Tensor:
+    """The index of the replica, or -1 if the branch of `cond` that runs is not the replica's.
+
+    >>> replica_index()
+    tensor(0)
+    """
+    index = gt.axis_index(AXIS).long() if inside_replicas() else torch.zeros((), dtype=torch.int64)
+    condition = _condition.get()
+    if condition is None:
+        return index
+    index = index.to(condition.device)
+    return torch.where(condition, index, torch.full_like(index, -1))
+
+
+@contextmanager
+def only_where(condition: Tensor) -> Iterator[None]:
+    """Run code inside the block for the replicas where a boolean tensor is true.
+
+    Replicas in lockstep all run both branches of `cond`; side effects need this condition.
+    """
+    around = _condition.get()
+    token = _condition.set(condition if around is None else around & condition)
+    try:
+        yield
+    finally:
+        _condition.reset(token)

@@ -1,4 +1,4 @@
-"""Operations that a model is seen to do as one, by the name that PopTorch has for them."""
+"""What PopTorch's operations share: being seen as one function, and dtypes of IPUs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["operation"]
+__all__ = ["kind", "operation"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def operation(function: Callable[P, R]) -> Callable[P, R]:
-    """The function as one of torch's own: what watches those sees it once, not what is inside.
+    """A decorator: torch function modes see the function as one call, and not the calls inside.
 
     >>> import torch
     >>> from torch.overrides import TorchFunctionMode
@@ -44,3 +45,16 @@ def operation(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return seen
+
+
+OF_IPU = {torch.int64: torch.int32, torch.float64: torch.float32}
+"""The dtypes of IPUs for dtypes that they do not have."""
+
+
+def kind(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    """The dtype of a tensor on an IPU, and its shape.
+
+    >>> kind(torch.tensor([1, 2]))
+    (torch.int32, (2,))
+    """
+    return OF_IPU.get(x.dtype, x.dtype), tuple(x.shape)

@@ -1,9 +1,10 @@
-"""Inputs and outputs that are copied while an IPU computes: no time passes for copies here, but
-PopTorch's conditions are checked."""
+"""Inputs and outputs that are copied while an IPU computes.
+
+Copies take no time here, but PopTorch's conditions are checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +12,8 @@ from torch import Tensor
 from ..enums import OutputMode, OverlapMode
 from ..options.strategies import PIPELINED
 from ..poptorch_core import compiler_error, createPoptorchError
-from ..replicas.phase import phase
-from ..replicas.watch import Watch, watch
+from ..replicas.forward import ForwardMode, forward_mode, model_context
+from ..replicas.structures import map_leaves
 from .operation import operation
 
 __all__ = ["set_overlap_for_input", "set_overlap_for_output"]
@@ -46,18 +47,18 @@ TWICE = (
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """The inputs themselves, as tensors that are copied to the IPU while it computes.
+    """Copy inputs to the IPU while it computes.
 
     **Arguments**
 
     - `input_tensors`: a tensor, or lists, tuples and dictionaries of them; poptorch.Error for
-      anything else. In a model they have to be its inputs, and nothing else may be done with those.
-    - `mode`: an OverlapMode, else an AssertionError. With overlap a model needs IO tiles, and a
-      strategy that is not PipelinedExecution; poptorch.Error otherwise.
+      anything else. In a model they must be its inputs, which no other operation may use.
+    - `mode`: an OverlapMode, else an AssertionError. With overlap a model needs IO tiles and a
+      strategy other than PipelinedExecution; poptorch.Error otherwise.
 
     **Returns**
 
-    The same structure of other tensors.
+    The same structure of new tensors with the same values.
 
     >>> import torch
     >>> set_overlap_for_input([torch.ones(2)], OverlapMode.OverlapAccumulationLoop)
@@ -71,27 +72,27 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
                 f"You may only set overlap for torch.tensor inputs. {type(tensor)} is not supported"
                 "."
             )
-        seen_by = watch()
-        if seen_by is not None:
+        forward = forward_mode()
+        if forward is not None:
             _check_options(mode)
-            _check_input(seen_by, tensor)
+            _check_input(forward, tensor)
         return overlapped_input(tensor)
 
-    return _mapped(of_input, input_tensors)
+    return map_leaves(of_input, input_tensors)
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """The outputs themselves, as tensors that are copied from the IPU while it computes.
+    """Copy outputs from the IPU while it computes.
 
     **Arguments**
 
     - `output_tensors`: a tensor, or lists, tuples and dictionaries of them; poptorch.Error for
-      anything else. What comes back has to be an output of the model, and one only.
-    - `mode`: as for `set_overlap_for_input`; the output mode has to be All or Sum.
+      anything else. The model must return each result once.
+    - `mode`: as for `set_overlap_for_input`. The output mode must be All or Sum.
 
     **Returns**
 
-    The same structure of other tensors.
+    The same structure of new tensors with the same values.
 
     >>> import torch
     >>> set_overlap_for_output({"y": torch.ones(2)}, OverlapMode.NoOverlap)
@@ -106,13 +107,13 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
                 f"{type(tensor)} is not supported."
             )
         result = overlapped_output(tensor)
-        seen_by = watch()
-        if seen_by is not None:
+        forward = forward_mode()
+        if forward is not None:
             _check_options(mode, output=True)
-            seen_by.at_end.append(lambda outputs: _check_output(result, outputs))
+            forward.checks.append(lambda outputs: _check_output(result, outputs))
         return result
 
-    return _mapped(of_output, output_tensors)
+    return map_leaves(of_output, output_tensors)
 
 
 @operation
@@ -125,19 +126,8 @@ def overlapped_output(tensor: Tensor) -> Tensor:
     return tensor.clone()
 
 
-def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
-    """The structure with what the function makes of its leaves."""
-    if isinstance(value, Mapping):
-        return {key: _mapped(function, item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(function, item) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(function, item) for item in value)
-    return function(value)
-
-
 def _check_options(mode: OverlapMode, *, output: bool = False) -> None:
-    now = phase()
+    now = model_context()
     if mode is OverlapMode.NoOverlap or now is None or now.options is None:
         return
     options = now.options
@@ -149,17 +139,17 @@ def _check_options(mode: OverlapMode, *, output: bool = False) -> None:
         raise compiler_error(OUTPUT_MODE)
 
 
-def _check_input(seen_by: Watch, tensor: Tensor) -> None:
-    numbers = [number for number, own in enumerate(seen_by.inputs) if own is tensor]
+def _check_input(forward: ForwardMode, tensor: Tensor) -> None:
+    numbers = [number for number, own in enumerate(forward.inputs) if own is tensor]
     if not numbers:
         raise compiler_error(NO_INPUT)
 
     def alone(outputs: list[Tensor]) -> None:
         returned = sum(output is tensor for output in outputs)
-        if seen_by.uses[id(tensor)] + returned > 1:
+        if forward.uses[id(tensor)] + returned > 1:
             raise compiler_error(NOT_ALONE.format(number=numbers[0]))
 
-    seen_by.at_end.append(alone)
+    forward.checks.append(alone)
 
 
 def _check_output(result: Tensor, outputs: list[Tensor]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..poptorch_core import createPoptorchError
-from .host import HOST, Host, Like, on_host
+from .host import HOST, HostFunction, Like, on_host
 from .operation import operation
 
 __all__ = ["fps", "nearest"]
@@ -85,7 +85,7 @@ def _compute(operands: list[Tensor], arguments: dict[str, Any]) -> list[Tensor]:
     return [torch.tensor(samples, dtype=torch.int64)]
 
 
-HOST["fps"] = Host(_likes, _compute)
+HOST["fps"] = HostFunction(_likes, _compute)
 
 
 @operation

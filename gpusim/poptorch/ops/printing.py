@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...torch.graph_operators import graph_operator
 from ...torch.stacked import batched
 from ..poptorch_core import createPoptorchError
-from ..replicas.phase import phase
+from ..replicas.forward import model_context
+from .host import replica_index
 from .operation import operation
-from .place import place
-from .tensor_text import FLOAT_FORMATS, Settings, text
 
-__all__ = ["ipu_print_tensor"]
+__all__ = ["TextSettings", "ipu_print_tensor", "text"]
 
 
 @operation
@@ -82,7 +84,7 @@ def ipu_print_tensor(
     ):
         if value < 0:
             raise ValueError(f"ipu_print_tensor: {name} must not be negative, got {value}")
-    settings = Settings(
+    settings = TextSettings(
         summarise_threshold,
         edge_items,
         max_line_width,
@@ -93,12 +95,12 @@ def ipu_print_tensor(
         close_bracket,
     )
     how = json.dumps([title, bool(print_gradient), asdict(settings)])
-    found: Tensor = _print_tensor(tensor, place(), how)
+    found: Tensor = _print_tensor(tensor, replica_index(), how)
     return found
 
 
 class Printed(torch.autograd.Function):
-    """How the operator below is differentiated and batched."""
+    """The derivative and the batching rule of the operator below."""
 
     @staticmethod
     def forward(x: Tensor, place: Tensor, how: str) -> Any:
@@ -129,13 +131,13 @@ class Printed(torch.autograd.Function):
 )
 def _printed(x: Tensor, place: Tensor, how: str) -> Tensor:
     """A copy; `place` has the dimensions by which the replicas' tensors are stacked."""
-    now = phase()
+    now = model_context()
     if now is None or not now.compiling:
         title, _, settings = json.loads(how)
         own_values = x.flatten(0, place.dim() - 1) if place.dim() else [x]
         for index, own in zip(place.flatten().tolist(), own_values, strict=True):
             if index >= 0:
-                written = text(own, Settings(**settings))
+                written = text(own, TextSettings(**settings))
                 print(f"{title}: {written}" if title else written, file=sys.stderr)
     return x.clone()
 
@@ -150,3 +152,96 @@ _printed.register_vmap(Printed.vmap)
 _print_tensor = graph_operator(
     "print_tensor(Tensor x, Tensor place, str how) -> Tensor", _printed, transformed=Printed.apply
 )
+
+
+# ---------------------------------------------------------------- tensors as text
+
+FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The format of a tensor.
+
+    Attributes:
+        summarise_threshold: with more elements than this, only those at the edges; 0: always all.
+        edge_items: how many are at an edge.
+        max_line_width: longer lines are split; 0: none is.
+        digits: of each number, before and after the point; 0: each number is as long as it is.
+        float_format: one of FLOAT_FORMATS.
+        separator, open_bracket, close_bracket: between and around elements.
+    """
+
+    summarise_threshold: int = 1000
+    edge_items: int = 3
+    max_line_width: int = 80
+    digits: int = 4
+    float_format: str = "auto"
+    separator: str = ", "
+    open_bracket: str = "("
+    close_bracket: str = ")"
+
+
+def text(tensor: Tensor, settings: TextSettings) -> str:
+    """A tensor as text.
+
+    >>> import torch
+    >>> print(text(torch.tensor([[1.0, -2.5], [10.0, 0.25]]), TextSettings()))
+    (( 1.00, -2.50),
+     (10.00,  0.25))
+    >>> text(torch.tensor([1e-9, 1.0]), TextSettings(digits=3))
+    '(1.00e-09, 1.00e+00)'
+    """
+    values = tensor.detach().cpu()
+    array = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    number = _formatter(array, settings)
+    written: str = np.array2string(
+        array,
+        max_line_width=settings.max_line_width or sys.maxsize,
+        threshold=settings.summarise_threshold or sys.maxsize,
+        edgeitems=settings.edge_items,
+        separator=settings.separator,
+        formatter={"all": number},
+    )
+    brackets = {"[": settings.open_bracket, "]": settings.close_bracket}
+    return "".join(brackets.get(character, character) for character in written)
+
+
+Number = Callable[[Any], str]
+
+
+def _formatter(array: np.ndarray[Any, Any], settings: TextSettings) -> Number:
+    """A function that formats a number, with the same width for all elements of the tensor."""
+    if array.dtype.kind == "c":
+        return str
+    write = _floats(array, settings) if array.dtype.kind == "f" else _integer
+    if settings.digits == 0 or (array.dtype.kind == "f" and settings.float_format == "none"):
+        return write
+    width = max((len(write(value)) for value in array.flat), default=0)
+    return lambda value: write(value).rjust(width)
+
+
+def _integer(value: Any) -> str:
+    return str(int(value))
+
+
+def _floats(array: np.ndarray[Any, Any], settings: TextSettings) -> Number:
+    digits = settings.digits
+    if digits == 0:
+        return str
+    if settings.float_format == "none":
+        return lambda value: f"{value:.{digits}g}"
+
+    def scientific(value: Any) -> str:
+        return f"{value:.{digits - 1}e}"
+
+    if settings.float_format == "scientific":
+        return scientific
+    magnitudes = np.abs(array[np.isfinite(array) & (array != 0)]).astype(np.float64)
+    largest = float(magnitudes.max(initial=0.0))
+    whole = max(math.floor(math.log10(largest)) + 1, 1) if largest else 1
+    decimals = max(digits - whole, 0)
+    visible = largest < 10.0**digits and float(magnitudes.min(initial=1.0)) >= 10.0**-decimals
+    if settings.float_format == "auto" and not visible:
+        return scientific
+    return lambda value: f"{value:.{decimals}f}"

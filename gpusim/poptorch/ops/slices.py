@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..poptorch_core import compiler_error, createPoptorchError
-from ..replicas.phase import phase
+from ..replicas.forward import model_context
 from .operation import operation
 
 __all__ = ["dynamic_slice", "dynamic_update"]
@@ -43,7 +43,7 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
     if step < 1:
         raise compiler_error("Slicing step must be at least 1")
     length = tensor.shape[dim]
-    if phase() is not None and length % size:
+    if model_context() is not None and length % size:
         raise compiler_error(
             f"The size of the slice ({size}) must be a factor of the slicing dimension ({length})."
         )

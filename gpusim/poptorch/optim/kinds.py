@@ -1,18 +1,20 @@
-"""PopTorch's kinds of optimizers, and which of them one of poptorch.optim or torch.optim is."""
+"""The kinds of optimizers: which one an optimizer is, its attributes, and its update rule."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 import torch
 
-from .adam import Adam, AdamW
-from .lamb import LAMB
-from .rmsprop import RMSprop
-from .sgd import SGD
+from . import adam, rmsprop, sgd
+from .rule import Exported, Rule
 
-__all__ = ["OptimizerType", "kind_of"]
+__all__ = ["KINDS", "Kind", "OptimizerType", "is_subclass", "kind_of"]
+
+Types = Mapping[str, torch.dtype]
 
 
 class OptimizerType(IntEnum):
@@ -29,12 +31,94 @@ class OptimizerType(IntEnum):
     LAMB_NO_BIAS = 8
 
 
-OWN = (SGD, Adam, AdamW, RMSprop, LAMB)
+@dataclass(frozen=True)
+class Kind:
+    """What optimizers of one kind have in common.
+
+    - `values`: the attributes that may differ among groups of parameters.
+    - `types`: the attributes that are types of accumulators.
+    - `rule`: makes the update rule, from those types and whether it is TensorFlow's variant.
+    - `exported`: the numbers of `ipu_param`, from the values and the names of the constant ones.
+    - `counts_steps`: whether the state has the number of steps of each parameter.
+    """
+
+    values: tuple[str, ...]
+    types: tuple[str, ...]
+    rule: Callable[[Types, bool], Rule]
+    exported: Callable[[dict[str, Any], set[str]], tuple[Exported, ...]]
+    counts_steps: bool = False
+
+
+SGD_VALUES = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "velocity_scaling")
+ADAM_VALUES = ("lr", "betas", "eps", "weight_decay")
+RMSPROP_VALUES = ("lr", "momentum", "weight_decay", "alpha", "eps")
+MOMENT_TYPES = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
+
+
+def moments(types: Types) -> tuple[torch.dtype, torch.dtype]:
+    return types[MOMENT_TYPES[0]], types[MOMENT_TYPES[1]]
+
+
+def sgd_kind(number: int, rule: Callable[[Types, bool], Rule]) -> Kind:
+    def exported(values: dict[str, Any], constant: set[str]) -> tuple[Exported, ...]:
+        return sgd.with_momentum(number) if sgd.has_momentum(values, constant) else sgd.PLAIN
+
+    return Kind(SGD_VALUES, ("accum_type", "velocity_accum_type"), rule, exported)
+
+
+def adam_kind(*, corrected: bool, decoupled: bool) -> Kind:
+    return Kind(
+        ADAM_VALUES,
+        ("accum_type", *MOMENT_TYPES),
+        lambda types, _: adam.AdamRule(moments(types), corrected, decoupled),
+        lambda values, constant: adam.ADAM,
+        counts_steps=corrected,
+    )
+
+
+def lamb_kind(*, corrected: bool) -> Kind:
+    return Kind(
+        (*ADAM_VALUES, "max_weight_norm"),
+        ("accum_type", *MOMENT_TYPES),
+        lambda types, _: adam.LAMBRule(moments(types), corrected),
+        lambda values, constant: adam.LAMB_NUMBERS,
+        counts_steps=corrected,
+    )
+
+
+def rmsprop_kind(*, centered: bool) -> Kind:
+    return Kind(
+        RMSPROP_VALUES,
+        ("accum_type", *MOMENT_TYPES),
+        lambda types, tensorflow: rmsprop.RMSpropRule(moments(types), centered, tensorflow),
+        lambda values, constant: rmsprop.EXPORTED,
+    )
+
+
+KINDS = {
+    OptimizerType.SGD1: sgd_kind(1, lambda types, _: sgd.CombinedSGD()),
+    OptimizerType.SGD2: sgd_kind(2, lambda types, _: sgd.SeparateSGD(types["velocity_accum_type"])),
+    OptimizerType.ADAM: adam_kind(corrected=True, decoupled=False),
+    OptimizerType.ADAMW: adam_kind(corrected=True, decoupled=True),
+    OptimizerType.ADAMW_NO_BIAS: adam_kind(corrected=False, decoupled=True),
+    OptimizerType.RMSPROP: rmsprop_kind(centered=False),
+    OptimizerType.RMSPROP_CENTERED: rmsprop_kind(centered=True),
+    OptimizerType.LAMB: lamb_kind(corrected=True),
+    OptimizerType.LAMB_NO_BIAS: lamb_kind(corrected=False),
+}
+
+
+# ---------------------------------------------------------------- the kind of an optimizer
+
+OWN = (sgd.SGD, adam.Adam, adam.AdamW, rmsprop.RMSprop, adam.LAMB)
 TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 
 
 def kind_of(optimizer: Any) -> OptimizerType:
-    """What kind it is. AssertionError for others, and for groups of both kinds of RMSprop."""
+    """The kind of an optimizer of poptorch.optim or torch.optim.
+
+    **Raises**: AssertionError for others, and for groups of both kinds of RMSprop.
+    """
     if isinstance(optimizer, torch.optim.SGD):
         combined = getattr(optimizer, "use_combined_accum", False)
         return OptimizerType.SGD1 if combined else OptimizerType.SGD2
@@ -48,13 +132,13 @@ def kind_of(optimizer: Any) -> OptimizerType:
         return OptimizerType.ADAM
     if isinstance(optimizer, torch.optim.RMSprop):
         return OptimizerType.RMSPROP_CENTERED if is_centered(optimizer) else OptimizerType.RMSPROP
-    if isinstance(optimizer, LAMB):
+    if isinstance(optimizer, adam.LAMB):
         return OptimizerType.LAMB if optimizer.bias_correction else OptimizerType.LAMB_NO_BIAS
     raise AssertionError(f"Unsupported optimizer type. Types supported {list(OptimizerType)}")
 
 
 def is_centered(optimizer: Any) -> bool:
-    """Whether this RMSprop is centred, which all groups have to agree on."""
+    """Whether this RMSprop is centred. AssertionError if its groups disagree."""
     centered = optimizer.param_groups[0]["centered"]
     for number, group in enumerate(optimizer.param_groups):
         assert group["centered"] == centered, (
@@ -65,5 +149,5 @@ def is_centered(optimizer: Any) -> bool:
 
 
 def is_subclass(optimizer: Any) -> bool:
-    """Whether somebody derived it from one that is known: what that changes is not run."""
+    """Whether its class is derived from a known one. What it overrides does not run."""
     return type(optimizer) not in (*OWN, *TORCHS)

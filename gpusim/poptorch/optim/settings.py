@@ -1,13 +1,13 @@
-"""What an optimizer says, read once: its kind, its types, and its values by group of parameters.
+"""The settings of an optimizer, read once: its kind, types, and values by group of parameters.
 
-Values are constant or variable: those of PopTorch's optimizers as their `variable_attrs` has it,
-those of torch's are constant where they equal torch's default, and the learning rate never is.
+Values are constant or variable. For PopTorch's optimizers `variable_attrs` says which. A value of
+torch's is constant if it equals torch's default; the learning rate never is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any
@@ -15,34 +15,13 @@ from typing import Any
 import torch
 
 from .._logging import logger
-from .base import ACCUMULATION_TYPES
-from .kinds import OptimizerType, is_subclass, kind_of
-from .tracker import AttributeTracker
+from ..poptorch_core import Error
+from .kinds import KINDS, OptimizerType, is_subclass, kind_of
+from .optimizer import ACCUMULATION_TYPES
+from .optimizer import DEFAULTS as OWN_ATTRIBUTES
+from .rule import Rule
 
-__all__ = ["Settings", "Value", "read_settings"]
-
-#: What may differ among groups, by kind; SGD1 to LAMB_NO_BIAS.
-SGD_VALUES = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "velocity_scaling")
-ADAM_VALUES = ("lr", "betas", "eps", "weight_decay")
-RMSPROP_VALUES = ("lr", "momentum", "weight_decay", "alpha", "eps")
-GROUP_VALUES = {
-    OptimizerType.SGD1: SGD_VALUES,
-    OptimizerType.SGD2: SGD_VALUES,
-    OptimizerType.ADAM: ADAM_VALUES,
-    OptimizerType.ADAMW: ADAM_VALUES,
-    OptimizerType.ADAMW_NO_BIAS: ADAM_VALUES,
-    OptimizerType.RMSPROP: RMSPROP_VALUES,
-    OptimizerType.RMSPROP_CENTERED: RMSPROP_VALUES,
-    OptimizerType.LAMB: (*ADAM_VALUES, "max_weight_norm"),
-    OptimizerType.LAMB_NO_BIAS: (*ADAM_VALUES, "max_weight_norm"),
-}
-
-MOMENT_TYPES = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
-SGD_TYPES = ("accum_type", "velocity_accum_type")
-TYPES = {
-    kind: SGD_TYPES if GROUP_VALUES[kind] is SGD_VALUES else ("accum_type", *MOMENT_TYPES)
-    for kind in OptimizerType
-}
+__all__ = ["AttributeTracker", "Settings", "Value", "check_replacement", "read_settings"]
 
 #: Values of torch's optimizers that count as constant; alpha and betas are, whatever they are.
 DEFAULTS = {
@@ -67,22 +46,30 @@ class Value:
 
 @dataclass(frozen=True)
 class Settings:
-    """An optimizer's, at the time that it was set.
+    """The settings of an optimizer at the time that it was set.
 
-    - `types`: those of accumulators, by attribute.
+    - `types`: the types of accumulators, by attribute.
     - `groups`: values by attribute, for each group of parameters; `defaults` are for new groups.
-    - `group_of`: the group of each parameter of the model that the optimizer has.
+    - `group_of`: the group of each parameter of the model that the optimizer updates.
     """
 
     kind: OptimizerType
     loss_scaling: Value
     max_grad_norm: float
     tensorflow: bool
-    combined: bool
     types: dict[str, torch.dtype]
     defaults: dict[str, Value]
     groups: tuple[dict[str, Value], ...]
     group_of: dict[str, int] = field(compare=False)
+
+    @property
+    def combined(self) -> bool:
+        """Whether gradients accumulate in the velocity."""
+        return self.kind == OptimizerType.SGD1
+
+    def rule(self) -> Rule:
+        """The update rule."""
+        return KINDS[self.kind].rule(self.types, self.tensorflow)
 
     def values(self, group: int) -> dict[str, Any]:
         """The values that a rule computes with."""
@@ -103,24 +90,26 @@ def read_settings(
     tracker: AttributeTracker,
     automatic: bool = False,
 ) -> Settings:
-    """What the optimizer says.
+    """Read the settings of an optimizer.
 
     **Arguments**
 
     - `optimizer`: of poptorch.optim, or SGD, Adam, AdamW or RMSprop of torch.optim.
-    - `names`: the model's parameters' names, by their `id`.
+    - `names`: the names of the model's parameters, by their `id`.
     - `tracker`: reports attributes that nothing reads.
     - `automatic`: whether the loss scaling is automatic, which makes it variable.
 
-    AssertionError for other optimizers and for values that are no numbers; ValueError for AMSGrad
-    and for accumulation types other than float16 and float32.
+    **Raises**
+
+    - AssertionError for other optimizers, and for values that are not numbers.
+    - ValueError for AMSGrad, and for accumulation types other than float16 and float32.
     """
     kind = kind_of(optimizer)
     tracker.kind = kind.name
     variable = getattr(optimizer, "variable_attrs", None)
     if variable and automatic:
         variable.markAsVariable("loss_scaling")
-    warn_of_what_is_ignored(optimizer, tracker)
+    warn_of_ignored(optimizer, tracker)
     for group in (optimizer.defaults, *optimizer.param_groups):
         check_group(group)
 
@@ -131,7 +120,7 @@ def read_settings(
             return bool(value == 0.01)
         return name in ALWAYS_CONSTANT or (name in DEFAULTS and value == DEFAULTS[name])
 
-    expected = GROUP_VALUES[kind]
+    expected = KINDS[kind].values
     scaling = of_optimizer(optimizer, "loss_scaling", 1.0)
     check_number("loss_scaling", scaling)
     if scaling == 0:
@@ -142,8 +131,7 @@ def read_settings(
         loss_scaling=Value(scaling, fixed),
         max_grad_norm=largest_norm(optimizer),
         tensorflow=is_tensorflow(optimizer, kind),
-        combined=kind == OptimizerType.SGD1,
-        types={name: accumulation_type(optimizer, name) for name in TYPES[kind]},
+        types={name: accumulation_type(optimizer, name) for name in KINDS[kind].types},
         defaults=read_group(optimizer.defaults, expected, is_constant),
         groups=tuple(read_group(group, expected, is_constant) for group in optimizer.param_groups),
         group_of={
@@ -158,16 +146,18 @@ def read_settings(
     return settings
 
 
-def warn_of_what_is_ignored(optimizer: Any, tracker: AttributeTracker) -> None:
+def warn_of_ignored(optimizer: Any, tracker: AttributeTracker) -> None:
     if is_subclass(optimizer):
-        tracker.warn(
+        tracker.report(
             f"Optimizer `{type(optimizer).__name__}` subclassed from classes in poptorch.optim or "
             "torch.optim are unlikely to behave as intended. Poptorch does not run Python "
             "optimizer code directly; but instead uses IPU native optimisers implemented in "
-            "PopART."
+            "PopART.",
+            logger.warning,
         )
     if any(group.get("maximize") for group in optimizer.param_groups):
-        tracker.warn("maximize=True is ignored: PopTorch's optimizers minimize the loss")
+        message = "maximize=True is ignored: PopTorch's optimizers minimize the loss"
+        tracker.report(message, logger.warning)
 
 
 # ---------------------------------------------------------------- one attribute
@@ -176,7 +166,7 @@ def warn_of_what_is_ignored(optimizer: Any, tracker: AttributeTracker) -> None:
 def read_group(
     group: Mapping[str, Any], expected: tuple[str, ...], is_constant: Callable[[str, Any], bool]
 ) -> dict[str, Value]:
-    """The values of a group. AssertionError where one is missing or is no number."""
+    """The values of a group. AssertionError if one is missing or is not a number."""
     found = {}
     for name in expected:
         value = group.get(name, 1.0 if name == "velocity_scaling" else None)
@@ -198,7 +188,7 @@ def check_pair(name: str, value: Any) -> None:
 
 
 def check_group(group: Mapping[str, Any]) -> None:
-    """ValueError for what no kind has."""
+    """Raise ValueError for settings that no kind supports."""
     if group.get("amsgrad"):
         raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
     if group.get("nesterov") and group.get("dampening"):
@@ -234,3 +224,121 @@ def is_tensorflow(optimizer: Any, kind: OptimizerType) -> bool:
     if chosen and kind not in (OptimizerType.RMSPROP, OptimizerType.RMSPROP_CENTERED):
         raise ValueError("use_tf_variant is only available with RMSProp optimizers.")
     return chosen
+
+
+# ---------------------------------------------------------------- attributes that nothing reads
+
+#: torch's own, and what groups have beside values.
+KNOWN = ("defaults", "state", "param_groups", "params", "param_names", "variable_attrs")
+
+
+class AttributeTracker:
+    """Reports attributes that later optimizers have and the first one has not, once each.
+
+    **Arguments**
+
+    - `relaxed`: whether to report to the debug log, or else as a warning.
+    """
+
+    def __init__(self, relaxed: bool = False) -> None:
+        self.kind = ""
+        self._report = logger.debug if relaxed else logger.warning
+        self._known: dict[str, set[str]] | None = None
+        self._reported: set[str] = set()
+
+    def check(self, optimizer: Any) -> None:
+        """Check the optimizer, its defaults and its groups; the first one is only remembered."""
+        groups = optimizer.param_groups
+        of_groups = set(optimizer.defaults).union(*groups) - set(KNOWN)
+        if self._known is None:
+            self._known = {"group": of_groups, "optimizer": set(attributes(optimizer))}
+            return
+        self._compare("default group variable", self._known["group"], optimizer.defaults)
+        self._compare("optimizer attribute", self._known["optimizer"], attributes(optimizer))
+        for number, group in enumerate(groups):
+            self._compare(f"group {number} attribute", self._known["group"], group)
+
+    def forget(self) -> None:
+        """Treat the next optimizer as the first one."""
+        self._known = None
+
+    def _compare(self, what: str, known: set[str], provided: Iterable[str]) -> None:
+        extra = [name for name in provided if name not in known and name not in KNOWN]
+        if extra:
+            message = f"Ignoring unexpected {what} in {self.kind} optimizer: {extra}"
+            self.report(message, self._report)
+
+    def report(self, message: str, log: Callable[[str], None]) -> None:
+        """Log a message unless it has been logged."""
+        if message not in self._reported:
+            self._reported.add(message)
+            log(message)
+
+
+def attributes(optimizer: Any) -> list[str]:
+    """The attributes of an optimizer that nothing reads, without private ones."""
+    read = {"host_state_is_dirty", "ipu_state_is_dirty", *KNOWN, *OWN_ATTRIBUTES}
+    return [name for name in optimizer.__dict__ if not name.startswith("_") and name not in read]
+
+
+# ---------------------------------------------------------------- setOptimizer after compilation
+
+#: PopART's names of the attributes.
+CALLED = {
+    "lr": "learning rates",
+    "weight_decay": "weight decays",
+    "momentum": "momentums",
+    "dampening": "dampenings",
+    "velocity_scaling": "velocity scalings",
+    "alpha": "alphas",
+    "max_weight_norm": "max weight norms",
+}
+
+
+class OptimizerReplacementError(Error, ValueError):
+    """The new optimizer would need another compilation."""
+
+    type = "popart_exception"
+
+    def __init__(self, message: str) -> None:
+        self.message = f"New optimizer is not a valid replacement. {message}"
+        super().__init__(f"'{self.type}': {self.message}")
+
+
+def check_replacement(old: Settings, new: Settings) -> None:
+    """Raise OptimizerReplacementError, a ValueError, unless only variable values differ."""
+    if new.kind != old.kind:
+        raise OptimizerReplacementError(
+            f"Can not replace optimizer of type {old.kind.name} with new optimizer of type "
+            f"{new.kind.name}"
+        )
+    if new.max_grad_norm != old.max_grad_norm:
+        raise OptimizerReplacementError(
+            f"Clip norm settings do not match: max_grad_norm was {old.max_grad_norm} and is "
+            f"{new.max_grad_norm}"
+        )
+    if new.tensorflow != old.tensorflow:
+        raise OptimizerReplacementError("use_tf_variant does not match")
+    for name, dtype in old.types.items():
+        if new.types[name] != dtype:
+            raise OptimizerReplacementError(
+                f"Accumulation types do not match: {name} was {dtype} and is {new.types[name]}"
+            )
+    check_value("loss scaling", old.loss_scaling, new.loss_scaling)
+    for name, value in old.defaults.items():
+        check_value(CALLED.get(name, name), value, new.defaults[name])
+    for parameter, number in new.group_of.items():
+        if parameter in old.group_of:  # one that joins has nothing yet that could differ
+            for name, value in old.groups[old.group_of[parameter]].items():
+                check_value(CALLED.get(name, name), value, new.groups[number][name])
+
+
+def check_value(called: str, old: Value, new: Value) -> None:
+    """Check that constants keep their values, and that no value becomes constant or variable."""
+    if old.constant != new.constant:
+        was, now = ("constant" if value.constant else "variable" for value in (old, new))
+        raise OptimizerReplacementError(f"Problem with {called}. Was {was}, and is {now}")
+    if old.constant and old.value != new.value:
+        raise OptimizerReplacementError(
+            f"Problem with {called}. Constant, {old.value}, and given as {new.value}"
+        )

@@ -1,16 +1,18 @@
-"""Stochastic gradient descent, as torch.optim.SGD and with PopTorch's accumulators."""
+"""Stochastic gradient descent: the optimizer, its update rules and its numbers for PopART."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .._logging import logger
-from .base import Optimizer
+from .optimizer import Optimizer
+from .rule import Batch, Exported, Slot
 
-__all__ = ["SGD"]
+__all__ = ["SGD", "CombinedSGD", "SeparateSGD", "has_momentum"]
 
 
 class SGD(Optimizer, torch.optim.SGD):
@@ -20,14 +22,14 @@ class SGD(Optimizer, torch.optim.SGD):
 
     - `params`, `lr`, `momentum`, `dampening`, `weight_decay`, `nesterov`: torch.optim.SGD's.
     - `maximize`, `foreach`, `differentiable`: accepted; a model on IPUs ignores them.
-    - `loss_scaling`: what the loss is multiplied by before the backward pass.
-    - `velocity_scaling`: what velocities are kept multiplied by; with `use_combined_accum` only.
+    - `loss_scaling`: the factor of the loss in the backward pass.
+    - `velocity_scaling`: the factor of stored velocities; with `use_combined_accum` only.
     - `use_combined_accum`: one tensor for the accumulated gradient and the velocity.
     - `accum_type`, `velocity_accum_type`: torch.float16 or torch.float32, that of accumulated
       gradients and of velocities; without `use_combined_accum` only.
     - `max_grad_norm`: gradients are scaled down to it if their norm over the model is larger.
 
-    AssertionError for other types.
+    **Raises**: AssertionError for other types.
 
     >>> import torch
     >>> optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
@@ -57,31 +59,11 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        self._set_up(
-            torch.optim.SGD.__init__,
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-                "maximize": maximize,
-                "foreach": foreach,
-                "differentiable": differentiable,
-            },
-            {
-                "loss_scaling": loss_scaling,
-                "use_combined_accum": use_combined_accum,
-                "accum_type": accum_type,
-                "velocity_accum_type": velocity_accum_type,
-                "max_grad_norm": max_grad_norm,
-            },
-        )
+        self._set_up(torch.optim.SGD.__init__, locals(), "velocity_scaling")
         self._set_velocity_scaling(velocity_scaling)
 
     def _set_velocity_scaling(self, given: float | None) -> None:
-        """Groups may each have their own, so it is kept where torch keeps such values."""
+        """Store it in the groups, as torch does: each group may have its own."""
         if not self.use_combined_accum:
             if given is not None:
                 logger.warning(
@@ -96,3 +78,129 @@ class SGD(Optimizer, torch.optim.SGD):
             group.setdefault("velocity_scaling", scaling)
         variable = self.variable_attrs._variable_attributes
         self._allow([*variable, *(["velocity_scaling"] if given is not None else [])])
+
+
+# ---------------------------------------------------------------- rules
+
+
+def has_momentum(values: dict[str, Any], constant: set[str]) -> bool:
+    """Whether there is a velocity: the momentum is not 0, or may change."""
+    return values["momentum"] != 0 or "momentum" not in constant
+
+
+def descend(batch: Batch) -> None:
+    """The step without a velocity. Dampening scales it too."""
+    values = batch.values
+    alpha = -values["lr"] * (1 - values["dampening"])
+    torch._foreach_add_(batch.weights, batch.decayed(), alpha=alpha)
+
+
+def descend_along(
+    batch: Batch, velocities: list[Tensor], gradients: Callable[[], list[Tensor]]
+) -> None:
+    """The step along the velocities, with Nesterov's momentum or without."""
+    values = batch.values
+    momentum, scaling = values["momentum"], values["velocity_scaling"]
+    if values["nesterov"] and momentum > 0:
+        steps = list(torch._foreach_add(gradients(), velocities, alpha=momentum / scaling))
+        torch._foreach_add_(batch.weights, steps, alpha=-values["lr"])
+    else:
+        torch._foreach_add_(batch.weights, velocities, alpha=-values["lr"] / scaling)
+
+
+class SeparateSGD:
+    """SGD2: the velocity has a tensor of its own, and is multiplied by the loss scaling."""
+
+    elementwise = True
+
+    def __init__(self, velocity_type: torch.dtype) -> None:
+        self.velocity_type = velocity_type
+
+    def slots(self, values: dict[str, Any], constant: set[str]) -> dict[str, Slot]:
+        return {"Accl1": Slot(self.velocity_type)} if has_momentum(values, constant) else {}
+
+    def update(self, batch: Batch) -> None:
+        if "Accl1" not in batch.slots:
+            descend(batch)
+            return
+        values, velocities = batch.values, batch.slots["Accl1"]
+        share = (1 - values["dampening"]) * values["velocity_scaling"]
+        gradients = batch.decayed()
+        torch._foreach_mul_(velocities, values["momentum"])
+        torch._foreach_add_(velocities, gradients, alpha=share)
+        batch.store("Accl1")
+        descend_along(batch, velocities, lambda: gradients)
+
+
+class CombinedSGD:
+    """SGD1: one tensor in the weights' type, to which gradients are added, is the velocity too.
+
+    Between updates it holds the next velocity less the gradient. That is computed with the
+    settings of the update before: a changed momentum takes effect one update later.
+    """
+
+    elementwise = True
+
+    def slots(self, values: dict[str, Any], constant: set[str]) -> dict[str, Slot]:
+        if not has_momentum(values, constant):
+            return {}
+        decay = (1 - values["dampening"]) * values["velocity_scaling"] * values["weight_decay"]
+
+        def initial(weight: Tensor) -> Tensor:
+            return weight * decay if decay else torch.zeros_like(weight)
+
+        return {"Accl": Slot(None, initial)}
+
+    def update(self, batch: Batch) -> None:
+        if "Accl" not in batch.slots:
+            descend(batch)
+            return
+        values, velocities = batch.values, batch.slots["Accl"]
+        share = (1 - values["dampening"]) * values["velocity_scaling"]
+        torch._foreach_add_(velocities, batch.gradients, alpha=share)
+        batch.store("Accl")
+        descend_along(batch, velocities, batch.decayed)
+        torch._foreach_mul_(velocities, values["momentum"])
+        if values["weight_decay"]:
+            alpha = share * values["weight_decay"]
+            torch._foreach_add_(velocities, batch.weights, alpha=alpha)
+        batch.store("Accl")
+
+
+# ---------------------------------------------------------------- ipu_param
+
+# PopART has products of the attributes.
+PLAIN: tuple[Exported, ...] = (
+    (
+        "scaledLearningRate0",
+        ("lr", "dampening", "loss_scaling"),
+        lambda lr, dampening, scaling: lr * (1 - dampening) / scaling,
+    ),
+    (
+        "weightDecayScaleFactor0",
+        ("lr", "dampening", "weight_decay"),
+        lambda lr, dampening, decay: 1 - lr * (1 - dampening) * decay,
+    ),
+)
+
+
+def with_momentum(number: int) -> tuple[Exported, ...]:
+    """The numbers of SGD1 or SGD2."""
+    return (
+        (
+            "scaledWeightDecay1",
+            ("dampening", "weight_decay", "velocity_scaling"),
+            lambda dampening, decay, velocity: (1 - dampening) * decay * velocity,
+        ),
+        (
+            f"dampeningScaleFactor{number}",
+            ("dampening", "velocity_scaling", "loss_scaling"),
+            lambda dampening, velocity, scaling: (1 - dampening) * velocity / scaling,
+        ),
+        (
+            f"scaledLearningRate{number}",
+            ("lr", "velocity_scaling"),
+            lambda lr, velocity: lr / velocity,
+        ),
+        (f"scaledMomentum{number}", ("momentum",), lambda momentum: momentum),
+    )

@@ -1,4 +1,4 @@
-"""Accumulators of all parameters, and their form in an optimizer's `state_dict`: `ipu_state`."""
+"""The state of an optimizer's updates, and its form in `state_dict`: `ipu_state`, `ipu_param`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from .._logging import logger
+from .kinds import KINDS, OptimizerType
+from .settings import Settings
 
-__all__ = ["State"]
+__all__ = ["State", "exported_values"]
 
 STEP = "Step"
 FACTOR = "lossScaleUpdateFactor"
@@ -18,12 +20,12 @@ UPDATES = "gpusim___updates"
 
 @dataclass
 class State:
-    """What an Updater keeps between updates.
+    """The state of an Updater between updates.
 
     - `slots`: accumulators by parameter, then by PopART's name, with the parameter's leading axis.
     - `steps`: how often each parameter was updated.
-    - `updates`: how many updates there were, which stochastic rounding counts by.
-    - `factor`: automatic loss scaling's.
+    - `updates`: the number of updates; it selects the bits of stochastic rounding.
+    - `factor`: the factor of automatic loss scaling.
     """
 
     slots: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -43,18 +45,18 @@ class State:
 
         **Arguments**
 
-        - `shapes`: the parameters' own: of one that differs among groups of replicas, with the
-          number of groups in front, of others without.
-        - `counted`, `automatic`, `stochastic`: whether there are steps, a factor and updates to
-          save.
+        - `shapes`: those of the user's parameters. A parameter that differs among groups of
+          replicas has the number of groups in front.
+        - `counted`, `automatic`, `stochastic`: whether to include steps, the factor and the number
+          of updates.
         """
         found = {}
         for parameter, slots in self.slots.items():
             own = shapes[parameter]
             for name, value in slots.items():
-                # that of a user who has a copy for every replica is larger
+                # a user's parameter with a copy for every replica is larger
                 shape = own if own.numel() == value.numel() else value.shape
-                # a copy in any case, also where the memory is the host's already
+                # a copy also of memory that is the host's already
                 found[f"{name}___{parameter}"] = value.detach().cpu().clone().reshape(shape)
             if counted:
                 found[f"{STEP}___{parameter}"] = torch.tensor(float(self.steps[parameter]))
@@ -65,9 +67,9 @@ class State:
         return found
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take over the values that are there; others stay.
+        """Take over the values of these tensors; others stay.
 
-        ValueError, before anything is changed, for one that has another number of elements.
+        **Raises**: ValueError, before anything is changed, for another number of elements.
         """
         logger.info("Writing optimiser state tensors from host to IPU memory.")
         own = {
@@ -93,3 +95,29 @@ class State:
             self.factor = float(tensors[FACTOR])
         if UPDATES in tensors:
             self.updates = max(0, round(float(tensors[UPDATES])))
+
+
+def exported_values(settings: Settings) -> dict[str, Tensor]:
+    """The float32 numbers of `ipu_param` by name, without those made of constants only."""
+
+    found: dict[str, Tensor] = {}
+    if not settings.loss_scaling.constant:
+        found["lossScaling_FLOAT"] = torch.tensor(float(settings.loss_scaling.value))
+    for parameter, group in settings.group_of.items():
+        values = settings.values(group) | {"loss_scaling": settings.loss_scaling.value}
+        constant = constants(settings, group)
+        for name, attributes, combine in KINDS[settings.kind].exported(values, constant):
+            if not constant.issuperset(attributes):
+                number = combine(*(values[attribute] for attribute in attributes))
+                found[f"{name}___specific___{parameter}"] = torch.tensor(float(number))
+    return found
+
+
+def constants(settings: Settings, group: int) -> set[str]:
+    """The attributes that are constant, loss scaling included."""
+    found = settings.constant(group)
+    if not settings.loss_scaling.constant:
+        if settings.kind == OptimizerType.SGD2:  # the velocities follow it
+            found -= {"velocity_scaling"}
+        return found
+    return found | {"loss_scaling"}

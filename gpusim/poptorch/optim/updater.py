@@ -1,10 +1,11 @@
-"""What an executor updates weights with: an optimizer's rule, types, clipping and loss scaling.
+"""The updates of an executor's weights: an optimizer's rule, types, clipping and loss scaling.
 
 Weights, gradients and accumulators have a leading axis for the groups of replicas that share them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,24 +14,17 @@ import torch
 from torch import Tensor
 
 from ..enums import MeanReductionStrategy
-from .base import Optimizer
-from .exported import exported_values
-from .kinds import OptimizerType, kind_of
-from .loss_scaling import adjusted
-from .norms import clipped
-from .replacement import check_replacement
-from .rounding import Rounder
-from .rules import LAMB, Adam, CombinedSGD, RMSprop, Rule, SeparateSGD, Slot
-from .rules.sgd import has_momentum
-from .settings import MOMENT_TYPES, Settings, read_settings
-from .state import State
-from .tensors import Row, blocks, run
-from .tracker import AttributeTracker
+from .gradients import adjust_loss_scaling, clip
+from .kinds import KINDS, kind_of
+from .optimizer import Optimizer
+from .rule import Rounder, Row, blocks, run
+from .settings import AttributeTracker, Settings, check_replacement, read_settings
+from .sgd import has_momentum
+from .state import State, exported_values
 
 __all__ = ["Updater", "updater_for"]
 
 RUNNING = MeanReductionStrategy.Running
-CORRECTED = (OptimizerType.ADAM, OptimizerType.ADAMW, OptimizerType.LAMB)
 
 
 def updater_for(
@@ -40,23 +34,23 @@ def updater_for(
     *,
     seed: int | None = None,
 ) -> Updater:
-    """What updates a model's weights.
+    """Make the Updater of a model's weights.
 
     **Arguments**
 
     - `optimizer`: of poptorch.optim, or SGD, Adam, AdamW or RMSprop of torch.optim.
-    - `options`: the executor's own; `Training`'s strategy becomes Running where the optimizer
+    - `options`: the executor's own; `Training`'s strategy becomes Running if the optimizer
       accumulates in float16.
-    - `named_parameters`: the model's parameters, as the user has them.
-    - `seed`: of stochastic rounding; the options' random seed, or 0.
+    - `named_parameters`: the user's parameters.
+    - `seed`: of stochastic rounding. None: the options' random seed, or 0.
 
-    AssertionError and ValueError for optimizers that there are no updates for.
+    **Raises**: AssertionError and ValueError for an optimizer that is not supported.
     """
     return Updater(optimizer, options, named_parameters, seed=seed)
 
 
 class Updater:
-    """Updates weights in place. Made by `updater_for`; the arguments are explained there."""
+    """Updates weights in place. Made by `updater_for`, with its arguments."""
 
     def __init__(
         self,
@@ -88,8 +82,8 @@ class Updater:
     def set_optimizer(self, optimizer: Any) -> None:
         """Go on with another optimizer, or with the same one and changed values.
 
-        Once there is a state, what is compiled in has to stay: the kind, types and constants.
-        ValueError where it does not, and where the new one would need the Running strategy.
+        **Raises**: ValueError after compilation, if the kind, types or constants differ, or if the
+        new one would need the Running strategy.
         """
         if not self._compiled and kind_of(optimizer) != self.settings.kind:
             self._tracker.forget()
@@ -108,7 +102,8 @@ class Updater:
             self.disconnect()
             self._connect(optimizer)
         self.settings = settings
-        self.rule = rule_of(settings)
+        self.rule = settings.rule()
+        self._values = [settings.values(group) for group in range(len(settings.groups))]
 
     def _choose_strategy(self, settings: Settings) -> None:
         training = self._options.Training
@@ -129,44 +124,44 @@ class Updater:
             self._options._freeze()
 
     def _connect(self, optimizer: Any) -> None:
-        """From now on the optimizer's `state_dict` has this state; torch's own have none of it."""
+        """Let `state_dict` of a PopTorch optimizer return this state from now on."""
         self.optimizer = optimizer
         if not isinstance(optimizer, Optimizer):
             return
         if optimizer.host_state_is_dirty:
-            optimizer.get_state_dict()  # of the model that had it before
+            optimizer.get_state_dict()  # the state of the model that had it before
         optimizer._read_state = self.state_dict
         if self._compiled:
             optimizer.host_state_is_dirty = not optimizer.ipu_state_is_dirty
-        else:  # what it has from another model is what this one starts with
+        else:  # this model starts with the state that it has from another one
             optimizer.ipu_state_is_dirty = optimizer.has_state()
 
     def disconnect(self) -> None:
-        """Leave the optimizer the state as it is now, and forget it."""
+        """Copy the state to the optimizer, and forget the optimizer."""
         optimizer = self.optimizer
         if isinstance(optimizer, Optimizer) and optimizer._read_state == self.state_dict:
             optimizer.get_state_dict()
             optimizer._read_state = None
         self.optimizer = None
 
-    # ---------------------------------------------------------------- what the executor asks
+    # ---------------------------------------------------------------- the gradients that it expects
 
     @property
     def loss_scale(self) -> float:
-        """What the loss of the next step is to be multiplied by."""
+        """The factor of the loss in the next step."""
         return float(self.settings.loss_scaling.value) * self.state.factor
 
     @property
     def strategy(self) -> MeanReductionStrategy:
-        """When means over micro-batches and replicas divide."""
+        """When means over micro-batches and replicas are divided."""
         training = self._options.Training
         return MeanReductionStrategy(training.meanAccumulationAndReplicationReductionStrategy)
 
     def accumulate_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
-        """What a parameter's gradients of type `dtype` accumulate in, over micro-batches.
+        """The type in which gradients of type `dtype` accumulate over micro-batches.
 
-        Their own type without accumulation; the weight's in a combined accumulator, whose type
-        gradients have; else the optimizer's `accum_type`.
+        It is `dtype` without accumulation and for a combined accumulator, whose type gradients
+        have; else the optimizer's `accum_type`.
         """
         if self._options.Training.gradient_accumulation == 1:
             return dtype
@@ -183,13 +178,13 @@ class Updater:
         parameters: Mapping[str, Tensor],
         groups: Mapping[str, Sequence[int]] | None = None,
     ) -> State:
-        """The state that training starts with: what was loaded into the optimizer, or none yet.
+        """Make the state that training starts with: loaded from the optimizer, or new.
 
         **Arguments**
 
         - `parameters`: the weights, (groups, *shape) by name.
-        - `groups`: the group that each replica is in, by parameter. Norms over the model depend on
-          it where several parameters differ among groups; groups of neighbours if None.
+        - `groups`: the group that each replica is in, by parameter; None: groups are neighbours.
+          Norms over the model depend on it.
         """
         self.state = State()
         self._groups = groups
@@ -200,20 +195,19 @@ class Updater:
         self._pull()
         return self.state
 
-    @torch.no_grad()
     def _allocate(self, parameters: Mapping[str, Tensor]) -> None:
-        """Accumulators for the parameters that have none: all at first, later those that joined."""
+        """Make the accumulators of parameters that have none yet."""
         for name, weight in parameters.items():
             if name in self.state.slots or name not in self.settings.group_of:
                 continue
-            self.state.slots[name] = {
-                slot: kept.initial(weight.float()).to(kept.dtype or weight.dtype)
-                for slot, kept in self._slots(self.settings.group_of[name]).items()
-            }
+            group = self.settings.group_of[name]
+            slots = self.rule.slots(self._values[group], self.settings.constant(group))
+            with torch.no_grad():
+                self.state.slots[name] = {
+                    key: slot.initial(weight.float()).to(slot.dtype or weight.dtype)
+                    for key, slot in slots.items()
+                }
             self.state.steps[name] = 0
-
-    def _slots(self, group: int) -> dict[str, Slot]:
-        return self.rule.slots(self.settings.values(group), self.settings.constant(group))
 
     @torch.no_grad()
     def apply(
@@ -226,100 +220,80 @@ class Updater:
 
         **Arguments**
 
-        - `parameters`: weights of any floating-point type, (groups, *shape). Those that the
-          optimizer has not, or that have no gradient, stay as they are.
-        - `gradients`: as many, of the loss times `loss_scale`, reduced over replicas and
-          micro-batches; they are not changed.
-        - `state`: what `init` returned; the last one if None.
+        - `parameters`: weights of any floating-point type, (groups, *shape). Those without a
+          gradient, or that the optimizer does not update, stay as they are.
+        - `gradients`: of the loss times `loss_scale`, reduced over replicas and micro-batches, by
+          parameter. They are not changed.
+        - `state`: the result of `init`; None: the last one.
         """
-        self.state = state or self.state
+        state = self.state = state or self.state
         self._pull()
         self._allocate(parameters)
-        names = [name for name in parameters if name in gradients and name in self.state.slots]
         scale = self.loss_scale
+        scaled = {
+            name: gradients[name]
+            for name in parameters
+            if name in gradients and name in state.slots
+        }
         self._count_update()
         if self._automatic:
-            scaled = [gradients[name] for name in names]
             own = float(self.settings.loss_scaling.value)
-            self.state.factor, usable = adjusted(scaled, self.state.factor, own)
-            if not usable:
+            state.factor, finite = adjust_loss_scaling([*scaled.values()], state.factor, own)
+            if not finite:
                 return
-        unscaled = in_float32({name: gradients[name] for name in names}, scale)
-        unscaled = clipped(unscaled, self.settings.max_grad_norm, self._groups)
-        for (group, step), together in self._together(names).items():
-            rows = [self._row(name, parameters[name], unscaled[name]) for name in together]
-            values = self.settings.values(group)
-            # random bits are numbered through a whole parameter, and norms are of one
-            whole = self._rounder.stochastic or not self.rule.elementwise
+        unscaled = self._unscaled(scaled, scale)
+        batches: defaultdict[tuple[int, float], list[Row]] = defaultdict(list)
+        for name, gradient in unscaled.items():
+            state.steps[name] += 1
+            row = Row(parameters[name], gradient, state.slots[name], self._numbers[name])
+            batches[self.settings.group_of[name], state.steps[name]].append(row)
+        # random bits are numbered through a whole parameter, and norms are of one
+        whole = self._rounder.stochastic or not self.rule.elementwise
+        for (group, step), rows in batches.items():
             for part in [rows] if whole else blocks(rows):
-                run(self.rule, part, values, step, self._rounder, self.state.updates)
+                run(self.rule, part, self._values[group], step, self._rounder, state.updates)
+
+    def _unscaled(self, scaled: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+        """The gradients of the loss, clipped, in float32. They are copied only if necessary."""
+        found = list(map(Tensor.float, scaled.values()))
+        if scale != 1 and found:
+            found = list(torch._foreach_div(found, scale))
+        unscaled = dict(zip(scaled, found, strict=True))
+        norm = self.settings.max_grad_norm
+        return unscaled if math.isinf(norm) else clip(unscaled, norm, self._groups)
 
     def _count_update(self) -> None:
         self.state.updates += 1
         if self.optimizer is not None:
-            self.optimizer._opt_called = True  # schedulers of torch ask if there was a step
+            self.optimizer._opt_called = True  # torch's schedulers check that there was a step
         if isinstance(self.optimizer, Optimizer):
             self.optimizer.host_state_is_dirty = True
-
-    def _together(self, names: list[str]) -> dict[tuple[int, float], list[str]]:
-        """The parameters by their group and the number of this update, which they count."""
-        found = defaultdict(list)
-        for name in names:
-            self.state.steps[name] += 1
-            found[self.settings.group_of[name], self.state.steps[name]].append(name)
-        return found
-
-    def _row(self, name: str, weight: Tensor, gradient: Tensor) -> Row:
-        return Row(weight, gradient, self.state.slots[name], self._numbers[name])
 
     # ---------------------------------------------------------------- as tensors by name
 
     def state_dict(self) -> dict[str, Any]:
-        """`ipu_state` and `ipu_param`, copies on the host; None of both before `init`."""
+        """Copies of `ipu_state` and `ipu_param` on the host; None before `init`."""
         if not self._compiled:
             return {"ipu_state": None, "ipu_param": None}
         tensors = self.state.tensors(
             self._shapes,
-            counted=self.settings.kind in CORRECTED,
+            counted=KINDS[self.settings.kind].counts_steps,
             automatic=self._automatic,
             stochastic=self._rounder.stochastic,
         )
         return {"ipu_state": tensors, "ipu_param": exported_values(self.settings)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over `ipu_state`; what it has not stays. The values are the optimizer's own.
+        """Take over `ipu_state`; accumulators that it does not name stay.
 
-        ValueError for a tensor of another size; then nothing has changed.
+        **Raises**: ValueError for a tensor of another size; then nothing has changed.
         """
         self.state.load(state["ipu_state"] or {})
 
     def _pull(self) -> None:
-        """Take over what was loaded into the optimizer since the last update."""
+        """Take over a state that was loaded into the optimizer since the last update."""
         optimizer = self.optimizer
         if isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty:
             self.set_optimizer(optimizer)  # torch's part of what was loaded has its values
             self.load_state_dict(optimizer._state_dict)
             optimizer.ipu_state_is_dirty = False
-
-
-def in_float32(gradients: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """The gradients of the loss itself; those that are float32 and not scaled are not copied."""
-    found = [gradient.float() for gradient in gradients.values()]
-    if scale != 1 and found:
-        found = list(torch._foreach_div(found, scale))
-    return dict(zip(gradients, found, strict=True))
-
-
-def rule_of(settings: Settings) -> Rule:
-    """How an optimizer of this kind updates."""
-    kind, types = settings.kind, settings.types
-    if kind == OptimizerType.SGD1:
-        return CombinedSGD()
-    if kind == OptimizerType.SGD2:
-        return SeparateSGD(types["velocity_accum_type"])
-    moments = types[MOMENT_TYPES[0]], types[MOMENT_TYPES[1]]
-    if kind in (OptimizerType.RMSPROP, OptimizerType.RMSPROP_CENTERED):
-        return RMSprop(moments, kind == OptimizerType.RMSPROP_CENTERED, settings.tensorflow)
-    if kind in (OptimizerType.LAMB, OptimizerType.LAMB_NO_BIAS):
-        return LAMB(moments, kind in CORRECTED)
-    return Adam(moments, kind in CORRECTED, decoupled=kind != OptimizerType.ADAM)

@@ -1,11 +1,10 @@
-"""PopTorch's options: one file for each group, and what reads them from files and variables.
+"""PopTorch's options: one module for each group, and reading them from files and variables.
 
 - `base`: a group of options, and freezing. `options`: all groups together.
 - `replication`, `devices`, `outputs`, `reports`: the options' own methods, by subject.
 - `training`, `precision`, `distributed`, `locations`, `jit`, `popart`: the groups.
 - `strategies`: blocks on IPUs. `attribute`: attributes of operations.
-- `config_file`, `json_form`: options from files and variables; `reachable`: what those may call.
-- `progress`: the bar. `checks`: what several groups check.
+- `config_file`: options from files and variables. `progress`: the bar.
 """
 
 from __future__ import annotations

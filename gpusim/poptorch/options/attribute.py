@@ -1,4 +1,4 @@
-"""Attributes of the operations that are made in a block; kept, and without effect here."""
+"""Attributes of the operations of a block; without effect here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Attribute:
 
     @staticmethod
     def current() -> dict[str, dict[str, Any]]:
-        """The attributes of an operation that would be made now."""
+        """The attributes of the operations of the current block."""
         return {name: dict(keys) for name, keys in _current.get({}).items()}
 
     def __enter__(self) -> None:

@@ -1,7 +1,4 @@
-"""A group of options: named values that keep their type, and that can be frozen.
-
-What a group was made with can be read as attributes, set, copied and compared.
-"""
+"""A group of options: named values that keep their type, and that can be frozen."""
 
 from __future__ import annotations
 
@@ -10,15 +7,18 @@ from typing import Any, Self
 
 from gpusim.poptorch._logging import logger
 
-__all__ = ["OptionsDict"]
+__all__ = ["OptionsDict", "check_count", "items"]
 
 FROZEN = "Can't modify frozen Options"
 
 
 class OptionsDict:
-    """Options by name; only names it was made with can be set, to values of the same type.
+    """Options by name, as attributes; existing ones can be set, to values of the same type.
 
-    AssertionError for another name or type; AttributeError once it is frozen.
+    **Raises**:
+
+    - AssertionError: for another name or type.
+    - AttributeError: once the group is frozen.
 
     >>> options = OptionsDict(device_iterations=1)
     >>> options.device_iterations = 3
@@ -33,7 +33,7 @@ class OptionsDict:
     _values: dict[str, Any]
 
     def __init__(self, **default_values: Any) -> None:
-        self._warnings: dict[str, str] = {}  # said when the options are used, by name
+        self._warnings: dict[str, str] = {}  # logged when the options are used, by name
         self._warnings_disabled: set[str] = set()
         self._is_frozen = False
         self._values = default_values  # the last private attribute: no more can be added
@@ -63,11 +63,11 @@ class OptionsDict:
                 self._values[option] = value
 
     def exists(self, option: str) -> bool:
-        """Whether there is a value for it."""
+        """Whether an option has a value."""
         return option in self._values
 
     def deleteIfExists(self, option: str) -> None:
-        """Forget a value."""
+        """Remove an option if it exists."""
         self.checkIsFrozen()
         self._values.pop(option, None)
 
@@ -76,7 +76,7 @@ class OptionsDict:
         return self._values[option] if self.exists(option) else getattr(self, option)
 
     def __getattr__(self, option: str) -> Any:
-        # only for what is no attribute; `_values` is not there yet while a copy is being made
+        # only for missing attributes; a copy that is being made lacks `_values`
         values = self.__dict__.get("_values", {})
         if option not in values:
             raise AttributeError(f"Invalid attribute {option}.")
@@ -100,7 +100,7 @@ class OptionsDict:
     # ---------------------------------------------------------------- freezing
 
     def checkIsFrozen(self, option: str | None = None) -> None:
-        """AttributeError if these options were passed to an executor or a DataLoader."""
+        """Raise AttributeError if these options were passed to an executor or a DataLoader."""
         if option != "_is_frozen" and self.__dict__.get("_is_frozen", False):
             raise AttributeError(FROZEN)
 
@@ -133,7 +133,7 @@ class OptionsDict:
     # ---------------------------------------------------------------- as a whole
 
     def update(self, other: dict[str, Any]) -> dict[str, Any]:
-        """Add these options to a dictionary that has none of them, and return it."""
+        """Add these options to a dictionary without any of them, and return it."""
         for option, warning in self._warnings.items():
             if option not in self._warnings_disabled:
                 logger.warning(warning)
@@ -148,7 +148,7 @@ class OptionsDict:
         return self.update({})
 
     def _state(self) -> dict[str, Any]:
-        """What makes two of them equal: everything but whether they are frozen."""
+        """Everything that equality compares: all but whether the group is frozen."""
         return {name: value for name, value in self.__dict__.items() if name != "_is_frozen"}
 
     def __eq__(self, other: object) -> bool:
@@ -157,7 +157,7 @@ class OptionsDict:
         return self._state() == other._state()
 
     def __hash__(self) -> int:
-        # Equal ones must share it, and it may not change when an option does.
+        # Equal groups have equal hashes, and setting an option may not change the hash.
         return hash(type(self))
 
     def __repr__(self) -> str:
@@ -167,3 +167,16 @@ class OptionsDict:
 def items(values: dict[str, Any]) -> str:
     """`a=1, b='x'`"""
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def check_count(**given: int) -> None:
+    """Raise ValueError for a number below 1. Other types are left to the options' own check.
+
+    >>> check_count(device_iterations=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: device_iterations=0: expected a number of at least 1
+    """
+    for name, value in given.items():
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{name}={value!r}: expected a number of at least 1")

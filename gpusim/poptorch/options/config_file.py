@@ -1,20 +1,44 @@
-"""Options from a file of calls, which is parsed and never executed: `value` says what may occur."""
+"""Options from files of calls and from JSON. Neither is executed: both only set options."""
 
 from __future__ import annotations
 
 import ast
+import enum
+import json
 import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpusim.poptorch import enums
+from gpusim.poptorch.options import strategies
 from gpusim.poptorch.options.base import OptionsDict
 from gpusim.poptorch.options.locations import TensorLocationSettings
 from gpusim.poptorch.options.popart import _PopartOptions
-from gpusim.poptorch.options.reachable import POPTORCH, method_of
 
-__all__ = ["ConfigFileError", "load"]
+__all__ = ["ConfigFileError", "load_file", "load_json"]
+
+#: The names that may follow `poptorch.`: values and classes of values, nothing that acts.
+POPTORCH: dict[str, Any] = {
+    **{name: getattr(enums, name) for name in enums.__all__},
+    "TensorLocationSettings": TensorLocationSettings,
+    "Stage": strategies.Stage,
+    "Phase": strategies.Phase,
+    "PipelinedExecution": strategies.PipelinedExecution,
+    "ShardedExecution": strategies.ShardedExecution,
+    "ParallelPhasedExecution": strategies.ParallelPhasedExecution,
+    "SerialPhasedExecution": strategies.SerialPhasedExecution,
+}
+OWNERS = (
+    OptionsDict,
+    _PopartOptions,
+    strategies.Stage,
+    strategies.Phase,
+    strategies._IExecutionStrategy,
+    enum.Enum,
+)
+READS_MORE = ("loadFromFile", "from_json")  # a file that reads itself would never end
 
 PREFIX = "options."
 DTYPES = frozenset("float float16 float32 float64 bfloat16 half int int8 int16 int32 int64".split())
@@ -38,15 +62,70 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class ConfigFileError(Exception):
-    """A line of an options file that is no Python, or that does what a file may not do."""
+    """A line of an options file that is not Python, or does more than a file may do."""
 
 
 class Refused(Exception):
-    """Python, but not for an options file."""
+    """Python that an options file may not contain."""
 
 
-def load(options: Any, filepath: str | os.PathLike[str]) -> None:
-    """Set what the file says."""
+def method_of(owner: Any, name: str, options: Any) -> Any:
+    """An attribute by its name. AttributeError for one that files and variables may not reach."""
+    popart = name == "_Popart" and owner is options
+    if isinstance(owner, enum.EnumMeta):
+        reachable = name in owner.__members__
+    else:
+        reachable = isinstance(owner, OWNERS) and name not in READS_MORE
+    if not popart and (name.startswith("_") or not reachable):
+        raise AttributeError(f"Invalid attribute {name}.")
+    return getattr(owner, name)
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def load_json(options: Any, text: str) -> None:
+    """Call the methods that a JSON object names: `{"Training.gradientAccumulation": 4}`."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object of options, got {text[:80]!r}")
+    for name, value in found.items():
+        target = options
+        *groups, method = name.split(".")
+        for group in groups:
+            target = method_of(target, group, options)
+        arguments = value if isinstance(value, list) else [value]
+        call = method_of(target, method, options)
+        if not callable(call):
+            raise AttributeError(f"{name!r} is no method of the options")
+        call(*map(converted, arguments))
+
+
+def converted(value: Any) -> Any:
+    """Replace names of enumerations' members by the members, also in lists and dictionaries.
+
+    >>> converted(["ConnectionType.OnDemand", "a.b"])
+    [<ConnectionType.OnDemand: 1>, 'a.b']
+    """
+    if isinstance(value, list):
+        return [converted(element) for element in value]
+    if isinstance(value, dict):
+        return {key: converted(element) for key, element in value.items()}
+    if isinstance(value, str):
+        name, dot, member = value.removeprefix("poptorch.").partition(".")
+        kind = getattr(enums, name, None) if dot and name in enums.__all__ else None
+        if isinstance(kind, enum.EnumMeta):
+            if member not in kind.__members__:
+                raise ValueError(f"{value!r}: expected one of {', '.join(kind.__members__)}")
+            return kind[member]
+    return value
+
+
+# ---------------------------------------------------------------- files of calls
+
+
+def load_file(options: Any, filepath: str | os.PathLike[str]) -> None:
+    """Perform the calls in a file, all of whose lines are parsed first."""
     path = Path(filepath)
     lines = [
         (number, PREFIX + line.strip())
@@ -80,7 +159,7 @@ def failed(error: Exception, number: int, filename: str, line: str) -> ConfigFil
 
 
 def perform(statement: ast.stmt, options: Any) -> None:
-    """A call, or `option = value`."""
+    """Perform a call, or `option = value`."""
     match statement:
         case ast.Expr(value=ast.Call() as call):
             reached(call, options)
@@ -93,9 +172,9 @@ def perform(statement: ast.stmt, options: Any) -> None:
 
 
 def value(node: ast.expr, options: Any) -> Any:
-    """What an expression is worth as an argument: literals, containers, arithmetic, and results.
+    """The value of an argument: a literal, a container, arithmetic, or the result of a call.
 
-    Not the options, their groups and methods: options that hold themselves have no end.
+    Options, their groups and methods are refused: options could contain themselves.
     """
     found = reached(node, options)
     if not isinstance(found, TensorLocationSettings) and (
@@ -106,7 +185,7 @@ def value(node: ast.expr, options: Any) -> Any:
 
 
 def reached(node: ast.expr, options: Any) -> Any:
-    """What an expression is worth where something of it follows."""
+    """The value of an expression, which may be an owner of attributes."""
     match node:
         case ast.Constant(value=constant):
             return constant
@@ -147,8 +226,7 @@ def number(node: ast.expr, options: Any) -> Any:
 
 
 def attribute(owner: ast.expr, name: str, options: Any) -> Any:
-    """`poptorch.Name`, `poptorch.enums.Name`, `torch.half` and so on, or a method of what
-    `method_of` lets files reach."""
+    """The value of `poptorch.Name`, `poptorch.enums.Name`, `torch.half` or a method's name."""
     match owner:
         case ast.Name(id="torch"):
             return torch_dtype(name)

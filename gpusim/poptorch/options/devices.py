@@ -1,4 +1,4 @@
-"""Options of the IPUs: which ones, how many, when to attach, and how they share memory and time."""
+"""Options of the IPUs: their number, ids and memory, and when to attach."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ MEMORY = (
 
 
 class DeviceOptions(OptionsDict):
-    """Which IPUs run the model."""
+    """The IPUs that run the model."""
 
     _execution_strategy: _IExecutionStrategy
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Reserve the next power of two where the model needs a number that is none."""
+        """Round the number of IPUs up to the next power of two."""
         self.set(auto_round_num_ipus=auto_round_num_ipus)
         return self
 
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
-        """How blocks are spread over IPUs. AssertionError for what is no strategy."""
+        """Set how blocks are placed on IPUs. AssertionError for other types."""
         assert isinstance(strategy, _IExecutionStrategy)
         self._execution_strategy = strategy
         return self
 
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
-        """How much memory convolutions and products may use, by IPU: `{"IPU0": 0.5}`.
+        """Set the share of memory that convolutions and products may use, by IPU: `{"IPU0": 0.5}`.
 
         AssertionError for a key that does not begin with IPU, ValueError if no number follows.
         """
@@ -51,24 +51,24 @@ class DeviceOptions(OptionsDict):
         return self
 
     def useIpuModel(self, use_model: bool) -> Self:
-        """Whether to run on the IPU Model; counts more than POPTORCH_IPU_MODEL."""
+        """Choose whether to run on the IPU Model; overrides POPTORCH_IPU_MODEL."""
         self.createOrSet(use_model=use_model)
         return self
 
     def connectionType(self, connection_type: ConnectionType) -> Self:
-        """When to attach to the IPUs. AssertionError for what is no ConnectionType."""
+        """Set when to attach to the IPUs. AssertionError for other types."""
         assert isinstance(connection_type, ConnectionType)
         self.set(connection_type=connection_type.value)
         return self
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Which IPUs wait for each other. AssertionError for what is no SyncPattern."""
+        """Set which IPUs wait for each other. AssertionError for other types."""
         assert isinstance(sync_pattern, SyncPattern)
         self.set(sync_pattern=sync_pattern.value)
         return self
 
     def useIpuId(self, ipu_id: int) -> Self:
-        """Which device to attach to, by its id in `gc-info -l`. AssertionError for no int."""
+        """Attach to the device with this id in `gc-info -l`. AssertionError for other types."""
         assert isinstance(ipu_id, int)
         self._set_device(ipu_id)
         return self
@@ -77,7 +77,7 @@ class DeviceOptions(OptionsDict):
         self.createOrSet(ipu_id=ipu_id)
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
-        """Compile for IPUs of this generation and never attach to one."""
+        """Compile for IPUs of this generation, without attaching to one."""
         self.connectionType(ConnectionType.Never)
         self.createOrSet(ipu_version=ipu_version)
         return self

@@ -1,4 +1,4 @@
-"""Options.Distributed: which process of how many this is, read from Open MPI's variables."""
+"""Options.Distributed: the number of this process and of all, from Open MPI's variables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _DistributedOptions(OptionsDict):
         return self._from_variables(var_num_processes, var_process_id)
 
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
-        """Say which process of how many this is.
+        """Set the number of this process and of all.
 
         AssertionError for what is no int, ValueError for a process that is none of them.
         """
@@ -48,7 +48,7 @@ class _DistributedOptions(OptionsDict):
 
     @property
     def numProcesses(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         return int(self.num_distributed_processes)
 
     # popdist.poptorch blocks the methods above and sets the numbers by these

@@ -7,7 +7,7 @@ import os
 from typing import Any, Self
 
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.options import config_file, devices, json_form, outputs, replication, reports
+from gpusim.poptorch.options import config_file, devices, outputs, replication, reports
 from gpusim.poptorch.options.base import items
 from gpusim.poptorch.options.devices import DeviceOptions
 from gpusim.poptorch.options.distributed import _DistributedOptions
@@ -35,7 +35,7 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
     DataLoader freezes the options it is given: then setting is an AttributeError.
 
     Reads OMPI_COMM_WORLD_SIZE and OMPI_COMM_WORLD_RANK, POPTORCH_CACHE_DIR, and
-    POPTORCH_DEFAULT_OPTIONS, in `from_json`'s form. ValueError if one of them makes no sense.
+    POPTORCH_DEFAULT_OPTIONS, in `from_json`'s form. ValueError for invalid values.
 
     >>> options = Options().deviceIterations(10).replicationFactor(4)
     >>> options.Training.gradientAccumulation(8).gradient_accumulation
@@ -84,12 +84,12 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
 
     @property
     def Distributed(self) -> _DistributedOptions:
-        """Which process of how many this is."""
+        """The number of this process and of all."""
         return self._distributed
 
     @property
     def Jit(self) -> _JitOptions:
-        """How the model becomes a graph."""
+        """The translation of the model to a graph."""
         return self._jit
 
     @property
@@ -99,7 +99,7 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
 
     @property
     def Training(self) -> _TrainingOptions:
-        """What concerns training alone."""
+        """Options of training alone."""
         return self._training
 
     @property
@@ -110,7 +110,7 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
     # ---------------------------------------------------------------- randomness and data
 
     def randomSeed(self, random_seed: int) -> Self:
-        """Seed the device's random numbers, and PyTorch's. AssertionError for what is no int."""
+        """Seed the device's random numbers, and PyTorch's. AssertionError for other types."""
         assert isinstance(random_seed, int)
         self.createOrSet(random_seed=random_seed)
         try:
@@ -121,12 +121,12 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Whether norms use the slower formula that loses fewer digits."""
+        """Choose whether norms use the slower formula that loses fewer digits."""
         self._popart.set("enableStableNorm", enabled)
         return self
 
     def enableSyntheticData(self, enabled: bool) -> Self:
-        """Whether inputs are random numbers made on the device, and nothing is copied."""
+        """Choose whether inputs are random numbers that are made on the device."""
         random_normal, off = 2, 0  # PopART's SyntheticDataMode
         self._popart.set("syntheticDataMode", random_normal if enabled else off)
         return self
@@ -140,10 +140,13 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
         enumerations, TensorLocationSettings, stages, phases and strategies as arguments. Empty
         lines and comments are skipped.
 
-        ConfigFileError, which shows the line, for what is no Python or not allowed; otherwise what
-        the method raises, with a note that names the line. Nothing is set if a line is no Python.
+        **Raises**:
+
+        - ConfigFileError: for a line that is not Python or not allowed, which it shows. Nothing is
+          set if a line is not Python.
+        - what the methods raise, with a note that names the line.
         """
-        config_file.load(self, filepath)
+        config_file.load_file(self, filepath)
         return self
 
     def from_json(self, string: str) -> None:
@@ -152,17 +155,17 @@ class Options(ReplicationOptions, DeviceOptions, OutputOptions, ReportOptions):
         A list is several arguments; "Training.gradientAccumulation" is a method of a group, and
         "OutputMode.All" a member of an enumeration.
 
-        ValueError for what is no JSON object; AttributeError for what is no method.
+        ValueError for other JSON than an object; AttributeError for an unknown method.
 
         >>> options = Options()
         >>> options.from_json('{"outputMode": ["OutputMode.EveryN", 2], "logDir": "logs"}')
         >>> options.output_mode, options.output_return_period, options.log_dir
         (1, 2, 'logs')
         """
-        json_form.load(self, string)
+        config_file.load_json(self, string)
 
     def toDict(self) -> dict[str, Any]:
-        """All options but Jit's and Precision's own, by name, as a backend would be given them.
+        """All options but Jit's and Precision's own, by name, in the backend's form.
 
         AssertionError while the output mode is Default: training and inference differ in it.
         """

@@ -1,4 +1,4 @@
-"""What programs set on PopART's session options by name; most mean nothing without an IPU."""
+"""PopART's session options, which programs set by name; most have no effect without an IPU."""
 
 from __future__ import annotations
 

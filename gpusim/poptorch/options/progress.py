@@ -1,4 +1,4 @@
-"""The bar that is shown while a model is compiled."""
+"""The progress bar of compilation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ WIDTH = 20
 
 
 class ProgressBar:
-    """Called with how much of how much is done; draws on standard error if that is a terminal.
+    """Called with the progress and its total; draws on standard error if that is a terminal.
 
-    `compilation_time` is how long it has taken since the first call; None before it.
+    `compilation_time` is the time since the first call; None before it.
 
     >>> bar = ProgressBar()
     >>> bar(0, 10)
@@ -38,7 +38,7 @@ class ProgressBar:
             self._start = None  # the next call begins another compilation
 
     def abandon(self) -> None:
-        """It will not be finished: what is printed next begins a line of its own."""
+        """End the line of a bar that will not be full."""
         if self._start is not None and sys.stderr.isatty():
             sys.stderr.write("\n")
             sys.stderr.flush()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from gpusim.poptorch.enums import CommGroupType
-from gpusim.poptorch.options.base import OptionsDict
-from gpusim.poptorch.options.checks import check_count
+from gpusim.poptorch.options.base import OptionsDict, check_count
 
 __all__ = ["DEFAULTS", "ReplicationOptions"]
 
@@ -20,21 +19,21 @@ DEFAULTS: dict[str, Any] = {
 
 
 class ReplicationOptions(OptionsDict):
-    """How often a call runs the model, and on how many replicas."""
+    """The numbers of device iterations and replicas of a call."""
 
     def deviceIterations(self, device_iterations: int) -> Self:
-        """How many iterations a call runs before it returns.
+        """Set the number of iterations that a call runs before it returns.
 
-        AssertionError for what is no int, ValueError below 1.
+        AssertionError for other types than int, ValueError below 1.
         """
         check_count(device_iterations=device_iterations)
         self.set(device_iterations=device_iterations)
         return self
 
     def replicationFactor(self, replication_factor: int) -> Self:
-        """How many replicas of the model there are.
+        """Set the number of replicas of the model.
 
-        AssertionError for what is no int, ValueError below 1.
+        AssertionError for other types than int, ValueError below 1.
         """
         self._set_replicas(replication_factor)
         return self
@@ -48,10 +47,10 @@ class ReplicationOptions(OptionsDict):
 
         **Arguments**
 
-        - `input_group_size`: how many replicas a group has; divides their number.
+        - `input_group_size`: the number of replicas of a group; divides the number of replicas.
         - `input_group_type`: which replicas form a group; not All.
 
-        AssertionError for another type, ValueError for a size or type that cannot be.
+        AssertionError for another type, ValueError for a size or type that is impossible.
         """
         if input_group_type == CommGroupType.All:
             raise ValueError("input_group_type cannot be All")
@@ -62,7 +61,7 @@ class ReplicationOptions(OptionsDict):
         return self
 
     def _check_input_groups(self) -> None:
-        """ValueError if the replicas, whose number was set later, do not divide into the groups."""
+        """Raise ValueError if a later number of replicas does not divide into the groups."""
         self._check_groups(self.input_group_size)
 
     def _check_groups(self, size: int) -> None:
@@ -72,6 +71,6 @@ class ReplicationOptions(OptionsDict):
             raise ValueError("input_group_size must be a factor of replication_factor")
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Whether all replicas share their buffers; False lets each change its own."""
+        """Choose whether all replicas share their buffers; False lets each change its own."""
         self.set(broadcast_buffers=broadcast_buffers)
         return self

@@ -1,4 +1,4 @@
-"""Options of what is told: logs, progress, names, profiles, caches, and how strict checks are."""
+"""Options of logs, progress, names, profiles, caches and strictness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROFILED = ("debug.allowOutOfMemory", "autoReport.directory", "autoReport.all")
 
 
 class ReportOptions(OptionsDict):
-    """What is written, where, and by which names."""
+    """Logs, profiles, caches, and names in them."""
 
     _popart: _PopartOptions
     _source_location_excludes: list[str]
@@ -27,62 +27,62 @@ class ReportOptions(OptionsDict):
     _module_namescope_enabled: bool
 
     def sourceLocationExcludes(self, excludes: list[str]) -> Self:
-        """Leave out stack frames whose file has one of these in its path, and only these."""
+        """Leave out stack frames whose path has one of these parts, instead of the default ones."""
         self._source_location_excludes = list(excludes)
         return self
 
     def appendToLocationExcludes(self, *excludes: str) -> Self:
-        """Leave out stack frames whose file has one of these in its path, too."""
+        """Also leave out stack frames whose path has one of these parts."""
         self._source_location_excludes = [*self._source_location_excludes, *excludes]
         return self
 
     def showCompilationProgressBar(self, show: bool = True) -> Self:
-        """Whether a bar is drawn while the model is compiled; it is by default."""
+        """Choose whether to draw a bar while the model is compiled, as by default."""
         self._show_compilation_progress_bar = show
         return self
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
-        """Whether an optimizer's unexpected attributes are logged at DEBUG, not as warnings."""
+        """Choose whether to log unexpected attributes of optimizers at DEBUG, not as warnings."""
         self._relax_optimizer_checks = relax
         return self
 
     def logDir(self, log_dir: str) -> Self:
-        """Write the log to the file poptorch.log in this folder too; without it to none."""
+        """Also write the log to the file poptorch.log in this folder."""
         self.set(log_dir=log_dir)
         self._log_to_file = True
         return self
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
-        """How often a log line that repeats is written; 4 times by default, None for always."""
+        """Limit how often a log line repeats; 4 times by default, None for no limit."""
         self.checkIsFrozen()
         assert max_lines is None or isinstance(max_lines, int), (
             f"Unexpected type {type(max_lines)} for option max_repeat_logs. Expected {int}"
         )
-        self._values["max_repeat_logs"] = max_lines  # of two types, which `set` does not know
+        self._values["max_repeat_logs"] = max_lines  # of two types, which `set` refuses
         return self
 
     def modelName(self, name: str) -> Self:
-        """The model's name in profiles; "training" or "inference" without it."""
+        """Set the model's name in profiles; "training" or "inference" without it."""
         self.createOrSet(model_name=name)
         return self
 
     def enableExecutableCaching(self, path: str | None) -> Self:
-        """The folder where traced gradients of models are kept; None for nowhere."""
+        """Set the folder of traced gradients of models; None for none."""
         if path is not None:
             self._popart.set("cachePath", path)
         self._popart.set("enableEngineCaching", path is not None)
         return self
 
     def logCycleCount(self, log_cycle_count: bool) -> Self:
-        """Whether the cycles of a run are logged, at DEBUG."""
+        """Choose whether to log the cycles of a run, at DEBUG."""
         self._popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
         return self
 
     def enableProfiling(self, profile_dir: str | None = None) -> Self:
         """Write a trace of what runs when, in the trace event format, which Perfetto opens.
 
-        It is trace.json in a folder with the model's name (`modelName`), in this folder or the
-        current one. POPLAR_ENGINE_OPTIONS counts more, which is a warning in the log.
+        The file is trace.json in a folder with the model's name (`modelName`), in this folder or
+        the current one. POPLAR_ENGINE_OPTIONS overrides this, with a warning in the log.
         """
         environment = os.environ.get("POPLAR_ENGINE_OPTIONS", "")
         if any(option in environment for option in PROFILED):

@@ -187,7 +187,7 @@ class GivenStages(IStageManager):
 
 
 class _IExecutionStrategy(Plain):
-    """What the strategies have in common."""
+    """The base class of strategies."""
 
     def __init__(self, stages_manager: IStageManager, block_map: dict[BlockId, Stage]) -> None:
         self._block_map = block_map
@@ -199,7 +199,7 @@ class _IExecutionStrategy(Plain):
         return self._block_map[block_id]
 
     def backendOptions(self) -> dict[str, int | bool]:
-        """What `Options.toDict` says about the strategy."""
+        """The strategy's items of `Options.toDict`."""
         return {}
 
 
@@ -260,7 +260,7 @@ class _IPhasedExecution(_IExecutionStrategy):
         super().__init__(GivenStages(block_map), block_map)
 
     def phase(self, phase: int) -> Phase:
-        """One of the phases, from 0. AssertionError for what is no such number."""
+        """A phase by its number, from 0. AssertionError for other numbers."""
         assert isinstance(phase, int) and phase >= 0, "Phases are identified by positive integers"
         return self._phases[phase]
 

@@ -1,12 +1,11 @@
-"""Options.Training: gradient accumulation, and what becomes of the replicas' gradients."""
+"""Options.Training: gradient accumulation and reduction."""
 
 from __future__ import annotations
 
 from typing import Self
 
 from gpusim.poptorch.enums import MeanReductionStrategy, ReductionType
-from gpusim.poptorch.options.base import OptionsDict
-from gpusim.poptorch.options.checks import check_count
+from gpusim.poptorch.options.base import OptionsDict, check_count
 from gpusim.poptorch.options.popart import _PopartOptions
 
 __all__ = ["_TrainingOptions"]
@@ -15,7 +14,7 @@ MEAN, SUM = ReductionType.Mean, ReductionType.Sum
 
 
 class _TrainingOptions(OptionsDict):
-    """Reached as `Options().Training`; inference does not ask them."""
+    """The group `Options().Training`, which inference ignores."""
 
     def __init__(self, popart_options: _PopartOptions) -> None:
         self._popart_options = popart_options
@@ -26,20 +25,20 @@ class _TrainingOptions(OptionsDict):
         )
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """How many micro-batches' gradients an update adds up, on each replica.
+        """Set the number of micro-batches whose gradients an update adds up, on each replica.
 
-        AssertionError for what is no int, ValueError below 1.
+        AssertionError for other types than int, ValueError below 1.
         """
         check_count(gradient_accumulation=gradient_accumulation)
         self.set(gradient_accumulation=gradient_accumulation)
         return self
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
-        """Whether an update uses the gradients' mean over micro-batches and replicas, or their sum.
+        """Choose the gradients' mean over micro-batches and replicas, or their sum.
 
         ValueError for anything but `ReductionType.Mean` and `ReductionType.Sum`.
         """
-        # by identity: a plain number equals one, and is none
+        # by identity: a plain number equals a member
         if not any(reduction_type is allowed for allowed in (MEAN, SUM)):
             raise ValueError(
                 "accumulationAndReplicationReductionType must be set to "
@@ -51,16 +50,16 @@ class _TrainingOptions(OptionsDict):
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> Self:
-        """When a mean divides; `Post` by default, `Running` if gradients accumulate in float16."""
+        """Set when a mean divides; `Post` by default, `Running` for accumulation in float16."""
         self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
         return self
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Whether the loss is scaled, up and down as needed, so that float16 gradients fit."""
+        """Choose whether to scale the loss up and down, so that float16 gradients fit."""
         self._popart_options.set("automaticLossScalingSettings.enabled", enabled)
         return self
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Whether convolutions start on different tiles; there are no tiles here."""
+        """Choose whether convolutions start on different tiles; without effect here."""
         self._popart_options.merge("convolutionOptions", {"enableConvDithering": enabled})
         return self

@@ -1,4 +1,4 @@
-"""Models on simulated replicas: traced once and run for all of them, in lockstep or in threads."""
+"""Models on simulated replicas, traced once and run for all, in lockstep or in threads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What modules hold beside parameters and buffers: a trace leaves nothing of its own there, and a
-forward pass changes none of these tensors in place."""
+"""The attributes of modules beside parameters and buffers.
+
+A trace leaves no tensor of its own there, and a forward pass changes none of them in place.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,16 @@ from torch.fx import Proxy
 from ..poptorch_core import createPoptorchError
 from .state import State
 
-__all__ = ["Attributes", "attributes_kept"]
+__all__ = ["Attributes", "preserve_attributes"]
 
-HELD = ("_parameters", "_buffers")  # which `State` looks after
+STATE = ("_parameters", "_buffers")  # preserved by `State`
 
 
 class Attributes:
-    """What the modules of a model hold, as it is now.
+    """A record of the attributes of a model's modules.
 
     Attributes:
-        containers: dictionaries, lists and sets, the modules' own among them, and copies of them.
+        containers: dictionaries, lists and sets, the modules' own included, and copies of them.
         tensors: those that are neither parameters nor buffers, by name, and their versions.
     """
 
@@ -34,14 +36,14 @@ class Attributes:
         self.tensors: dict[str, tuple[Tensor, int]] = {}
         self._seen = {id(x) for x in (*state.parameters.values(), *state.buffers.values())}
         for name, module in model.named_modules():
-            for kind in HELD:
-                self._keep(vars(module)[kind])
-            self._keep(vars(module))
+            for kind in STATE:
+                self._copy(vars(module)[kind])
+            self._copy(vars(module))
             for key, value in vars(module).items():
-                if key not in HELD:
-                    self._look(f"{name}.{key}" if name else key, value)
+                if key not in STATE:
+                    self._visit(f"{name}.{key}" if name else key, value)
 
-    def _look(self, name: str, value: Any) -> None:
+    def _visit(self, name: str, value: Any) -> None:
         if not isinstance(value, (Tensor, tuple, *CONTAINERS)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
@@ -49,25 +51,25 @@ class Attributes:
             if not value.is_inference() and not _is_fake(value):
                 self.tensors[name] = value, value._version
             return
-        self._keep(value)
+        self._copy(value)
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in parts:
-            self._look(f"{name}[{key!r}]", part)
+            self._visit(f"{name}[{key!r}]", part)
 
-    def _keep(self, container: Any) -> None:
+    def _copy(self, container: Any) -> None:
         if isinstance(container, CONTAINERS):
             kind = dict if isinstance(container, dict) else list
             self.containers.append((container, kind(container)))
 
     def changed(self) -> list[str]:
-        """The names of the tensors that have changed in place since."""
+        """The names of the tensors that have changed in place."""
         return [name for name, (x, version) in self.tensors.items() if x._version != version]
 
     def check(self) -> None:
-        """Raise if a tensor has changed in place since.
+        """Raise if a tensor has changed in place.
 
         Raises:
-            Error: naming it.
+            Error: naming the tensor.
         """
         for name in self.changed():
             raise createPoptorchError(
@@ -78,9 +80,12 @@ class Attributes:
 
 
 @contextmanager
-def attributes_kept(model: nn.Module, state: State) -> Iterator[Attributes]:
-    """A block after which modules hold no tensors without values, but what they had before
-    instead, and tensors the values that they had."""
+def preserve_attributes(model: nn.Module, state: State) -> Iterator[Attributes]:
+    """Restore the modules' attributes after the block.
+
+    Tensors without values are replaced by the attributes from before, and tensors get their old
+    values back.
+    """
     attributes = Attributes(model, state)
     values = {name: x.detach().clone() for name, (x, _) in attributes.tensors.items()}
     try:
@@ -96,7 +101,7 @@ CONTAINERS = (dict, list, set, deque)
 
 
 def _restore(container: Any, before: Any) -> None:
-    """Take out what has no values, for what was there before."""
+    """Replace tensors without values by the elements from before."""
     if isinstance(container, dict):
         for key, value in [*container.items()]:
             if not (key in before and before[key] is value) and _holds_fakes(value, set()):
@@ -120,7 +125,8 @@ def _holds_fakes(value: Any, seen: set[int]) -> bool:
 
 
 def _is_fake(value: Any) -> bool:
-    """Whether it is a tensor without values, or of a transform, which has none afterwards."""
+    """Whether a value is a tensor without values, or will be one when a transform ends."""
+
     if not isinstance(value, Tensor):
         return isinstance(value, Proxy)
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)

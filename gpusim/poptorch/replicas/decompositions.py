@@ -1,5 +1,8 @@
-"""What operators of torch are traced as, other than as themselves: random ones, and those whose
-kernels look at values, or change in place what replicas share."""
+"""The decomposition table of traces.
+
+Decomposed are random operators, operators whose kernels depend on values, and operators that change
+values in place that replicas share.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ aten = torch.ops.aten
 
 
 class Untraceable(Exception):
-    """What a graph of one replica cannot stand for."""
+    """A model that a graph of one replica cannot stand for."""
 
 
 def table(draws: Callable[[], Draws]) -> dict[Any, Callable[..., Any]]:
@@ -46,19 +49,19 @@ COMPOSITES = [
         "_scaled_dot_product_attention_math",
     )
 ]
-"""Operators that are taken apart into random ones of the table."""
+"""Operators that are decomposed into random operators of the table."""
 
 RECURRENT = [
     getattr(getattr(aten, name), overload)
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
     for overload in ("input", "data")
 ]
-"""Operators that are taken apart as their kernels change in place what is the same on all replicas
-(see `changes`)."""
+"""Operators whose kernels change values in place that are the same on all replicas: `passes` sees
+only the in-place operators that they are decomposed into."""
 
 
 def _without_dropout_only(target: Any) -> Callable[..., Any]:
-    """Takes the operator apart if it has no dropout, which torch's way of doing it forgets."""
+    """Decompose the operator unless it has dropout, which torch's decomposition ignores."""
     names = [argument.name for argument in target._schema.arguments]
     dropout, train = names.index("dropout"), names.index("train")
 
@@ -72,24 +75,21 @@ ATTENTION = aten.scaled_dot_product_attention.default
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:
-    """With dropout it is taken apart."""
+    """Decompose attention with dropout."""
     dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     return ATTENTION.decompose(*args, **kwargs) if dropout else NotImplemented
 
 
 def _one_hot(x: Tensor, classes: int = -1) -> Tensor:
-    """Without the look at the values that torch's has."""
+    """one_hot without torch's check of the values."""
     if classes < 0:
         raise Untraceable("one_hot without num_classes looks at values")
     return (x.unsqueeze(-1) == torch.arange(classes, device=x.device)).to(torch.int64)
 
 
 def check_traced(node: Node) -> None:
-    """Raise for an operator that is not the same in a graph.
+    """Raise Untraceable for a node that does something else in a graph than in the model."""
 
-    Raises:
-        Untraceable: naming it.
-    """
     if node.op == "get_attr":
         constant = getattr(node.graph.owning_module, str(node.target))
         if isinstance(constant, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(

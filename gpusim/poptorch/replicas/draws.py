@@ -1,7 +1,7 @@
 """The random numbers of models: each operator draws from its replica's stream, as gpusim.rng does.
 
-The numbers are those of the draw (counter << 20) + number, where counter counts micro-batches and
-number the random operators of one: they do not depend on how, or with how many others, it runs.
+An operator has the numbers of the draw (counter << 20) + number: counter counts micro-batches,
+number the random operators of one. They do not depend on the execution or the other replicas.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from fallback import random as kernels
 
-from ...torch import seeds as of_replicas  # noqa: F401 - it defines gpusim::seeds
+from ...torch import seeds as _  # noqa: F401 - it defines gpusim::seeds
 from ...torch.tensors import TO_NUMPY, as_tensor
 
-__all__ = ["SEEDS", "Draws", "seeded_by", "seeds", "streams"]
+__all__ = ["SEEDS", "Draws", "seed_torch", "seeds", "streams"]
 
 OPERATORS = 20
-"""Bits of a draw's number that count the operators of one micro-batch."""
+"""The number of bits that count the operators of one micro-batch."""
 
 Size = Sequence[int]
 
 
 def streams(seed: int, counter: int, replicas: Sequence[int], device: Any = None) -> Tensor:
-    """The streams of these replicas in a micro-batch: int64 rows of seed, counter and replica."""
+    """The streams of these replicas in a micro-batch: int64 rows of seed, counter, replica."""
     signed = seed - 2**64 if seed >= 2**63 else seed
     rows = [[signed, counter, replica] for replica in replicas]
     return torch.tensor(rows, dtype=torch.int64, device=device)
@@ -51,7 +51,7 @@ def draw(
     dtype: torch.dtype,
     number: int,
 ) -> Tensor:
-    """Random numbers of shape `size` for each stream, which is [..., 3] as of `streams`."""
+    """Random numbers of shape `size` for each row of `stream`, which is [..., 3]."""
     rows = stream.reshape(-1, 3).cpu().numpy()
     seed, counter = int(rows[0, 0]) % 2**64, int(rows[0, 1])
     call = (counter << OPERATORS) + number
@@ -120,10 +120,10 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 class Draws:
-    """What the random operators of one micro-batch draw from; it counts them.
+    """The random numbers of one micro-batch; counts the operators that draw.
 
     Attributes:
-        stream: that of the replica, or of all in lockstep.
+        stream: of the replica, or of all replicas in lockstep.
         number: how many operators have drawn.
     """
 
@@ -148,15 +148,18 @@ class Draws:
         return found if device is None else found.to(device)
 
     def end(self) -> None:
-        """The forward pass has ended; nothing is drawn any more."""
+        """End the forward pass. Drawing is an error afterwards."""
         self._ended = True
 
     @contextmanager
-    def apart(self, number: int, which: int) -> Iterator[None]:
-        """A block of code that may not run everywhere: it draws from a stream of its own, which the
-        number of an operator and `which` of its blocks choose, and counts for itself."""
+    def separate(self, number: int, branch: int) -> Iterator[None]:
+        """Draw from a separate stream, with a count of its own, inside the block.
+
+        For code that does not run on all replicas. The number of an operator and that of its
+        branch select the stream.
+        """
         stream, count = self.stream, self.number
-        shift = (2 * number + which + 1) * 0x9E3779B97F4A7C15 % 2**63  # odd: seeds far apart
+        shift = (2 * number + branch + 1) * 0x9E3779B97F4A7C15 % 2**63  # odd: seeds far apart
         with torch._C.DisableTorchFunction():
             self.stream = torch.cat([stream[:1] + shift, stream[1:]])
         self.number = 0
@@ -166,11 +169,11 @@ class Draws:
             self.stream, self.number = stream, count
 
     def like(self, x: Tensor, kind: str, *bounds: float) -> Tensor:
-        """As many as `x` has elements, in its dtype."""
+        """Random numbers of the shape and dtype of `x`."""
         return self(kind, bounds, x.shape, x.dtype, x.device)
 
     def next_number(self) -> int:
-        """Count one more.
+        """The number of the next operator.
 
         Raises:
             RuntimeError: after `end`.
@@ -185,17 +188,18 @@ class Draws:
 
 
 SEEDS = torch.ops.gpusim.seeds.default
-"""Seeds of operators that draw by themselves (stochastic rounding)."""
+"""The operator that gives seeds to operators with random bits of their own."""
 
 
 def seeds(draws: Draws, count: int) -> Tensor:
-    """What `SEEDS` gives."""
+    """The result of `SEEDS`."""
     return draws("integers", (0, 2**63 - 1), (count,), torch.int64)
 
 
 @contextmanager
-def seeded_by(draws: Draws) -> Iterator[None]:
-    """A block in which torch's own generator depends on the stream alone."""
+def seed_torch(draws: Draws) -> Iterator[None]:
+    """Seed torch's own generator from the stream, inside the block."""
+
     seed, counter, replica = draws.stream.tolist()
     call = (counter << OPERATORS) + draws.next_number()
     stream = kernels.Stream(seed % 2**64, call, np.array([replica], np.uint64))

@@ -1,9 +1,9 @@
-"""All replicas at once: the traced forward pass and its gradients, as one graph over stacked
-values."""
+"""All replicas at once: one graph of the forward pass and the gradients, over stacked values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ... import torch as gt
 from ..axis import AXIS
 from .cache import Cache
-from .results import GRADIENT, Step
+from .results import GRADIENT, MicroBatch, Step
 from .trace import Trace, fake_like, plain_kernels
 
 __all__ = ["Lockstep"]
@@ -23,13 +23,13 @@ Axes = tuple[int | None, ...]
 
 
 class Lockstep:
-    """A trace for a number of replicas.
+    """A trace, run for a number of replicas.
 
-    The graph that runs has no maps and no autograd in it: both were traced through. There is one
-    for each set of parameters and buffers that differ between the replicas.
+    The graph has no vmap and no autograd: both were traced through. There is one graph for each
+    set of parameters and buffers that differ between the replicas.
     """
 
-    execution = "lockstep"
+    name = "lockstep"
 
     def __init__(self, trace: Trace, replicas: int, cache: Cache) -> None:
         self.summary = trace.summary
@@ -48,47 +48,43 @@ class Lockstep:
         places = range(len(self._names))
         self._graph(tuple(0 if alone or place in changed else None for place in places))
 
-    def run(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Sequence[Tensor],
-        stream: Tensor,
-        scale: Tensor,
-    ) -> Step:
-        """Run one micro-batch, as `Engine`."""
-        state = [*parameters.values(), *buffers.values()]
-        axes = tuple(
-            None if _is_shared(x) and place not in self._changed else 0
-            for place, x in enumerate(state)
-        )
-        given = [x[0] if axis is None else x for x, axis in zip(state, axes, strict=True)]
+    def run(self, batch: MicroBatch) -> Step:
+        """Run one micro-batch."""
+        state = [*batch.parameters.values(), *batch.buffers.values()]
+        axes: list[int | None] = []
+        operands = []
+        for place, x in enumerate(state):
+            # equal on all replicas, in memory once
+            shared = x.stride(0) == 0 and x.shape[0] > 1 and place not in self._changed
+            axes.append(None if shared else 0)
+            operands.append(x[0] if shared else x)
+        graph = self._graph(tuple(axes))
         with torch.no_grad():
-            found = self._graph(axes)(*given, *inputs, stream, scale)
-        return self._step(found, [*state, *inputs])
+            results = graph(*operands, *batch.inputs, batch.stream, batch.scale)
+        return self._step(iter(results), [*state, *batch.inputs])
 
-    def _step(self, found: list[Tensor], given: list[Tensor]) -> Step:
+    def _step(self, results: Iterator[Tensor], operands: list[Tensor]) -> Step:
         trace, summary = self._trace, self.summary
-        values = iter(found)
-        gradients = {name: next(values) for name in summary.trained}
-        taps = {GRADIENT + name: next(values) for name in self._tapped}
-        loss = next(values) if trace.training else None
-        outputs = trace.rebuild(_fresh(values, trace.outputs, given))
-        buffers = {name: next(values) for name in trace.state.buffers}
-        inputs = [next(values) for _ in range(len(given) - len(self._names))]
+        gradients = dict(zip(summary.trained, results, strict=False))
+        taps = {GRADIENT + name: next(results) for name in self._tapped}
+        loss = next(results) if trace.training else None
+        outputs = trace.rebuild(_fresh(results, trace.outputs, operands))
+        buffers = dict(zip(trace.state.buffers, results, strict=False))
+        inputs = list(islice(results, len(operands) - len(self._names)))
         return Step(
             outputs=outputs,
             gradients=gradients,
             buffers=buffers,
             changed_inputs={place: inputs[place] for place in summary.changed_inputs},
-            anchors=dict(zip(trace.anchors, values, strict=True)) | taps,
+            anchors=dict(zip(trace.anchors, results, strict=True)) | taps,
             loss=loss,
         )
 
     def _graph(self, axes: Axes) -> GraphModule:
-        if axes not in self._graphs:
-            self._graphs[axes] = self._build(axes)
-        return self._graphs[axes]
+        graph = self._graphs.get(axes)
+        if graph is None:
+            graph = self._graphs[axes] = self._build(axes)
+        return graph
 
     def _build(self, axes: Axes) -> GraphModule:
         trace, count = self._trace, self._replicas
@@ -128,7 +124,7 @@ class Lockstep:
         return self._cache.graph(trace.graph, about, build)
 
     def _replica(self, *leaves: Tensor) -> list[Tensor]:
-        """What one replica does: its gradients, and what the trace's graph returns."""
+        """The forward and backward pass of one replica: gradients, then the trace's results."""
         *values, scale = leaves
         taps = [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in self._trace.taps]
         if not self._trace.training:
@@ -152,14 +148,11 @@ class Lockstep:
         return [x.clone() if place in self._changed else x for place, x in enumerate(values)]
 
 
-def _is_shared(x: Tensor) -> bool:
-    """Whether all replicas have one value, in memory once."""
-    return x.shape[0] > 1 and x.stride(0) == 0
-
-
-def _fresh(values: Iterator[Tensor], count: int, given: list[Tensor]) -> Iterator[Tensor]:
-    """The next values, copied where they are the memory of what was given."""
-    taken = {x.untyped_storage()._cdata for x in given}
-    for _ in range(count):
-        value = next(values)
-        yield value.clone() if value.untyped_storage()._cdata in taken else value
+def _fresh(values: Iterator[Tensor], count: int, operands: list[Tensor]) -> Iterator[Tensor]:
+    """The next `count` values, copied if they share memory with an operand."""
+    taken = {x.untyped_storage()._cdata for x in operands}
+    fresh = list(islice(values, count))
+    for place, value in enumerate(fresh):
+        if value.untyped_storage()._cdata in taken:
+            fresh[place] = value.clone()
+    return iter(fresh)

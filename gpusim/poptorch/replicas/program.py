@@ -1,30 +1,35 @@
-"""A compiled model: one micro-batch of all replicas that are here, forward and backward."""
+"""A compiled model: the forward and backward pass of a micro-batch, for all local replicas."""
 
 from __future__ import annotations
 
+import dis
+import os
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import gpusim
+
 from ...errors import ReplicaError
 from ...maps.frames import outermost_share
 from .._logging import logger
 from ..poptorch_core import Error, createPoptorchError
-from .blame import raised_by_the_model
 from .cache import Cache
 from .draws import streams
+from .forward import MODEL_CONTEXT, ModelContext, in_context
 from .lockstep import Lockstep
-from .phase import Phase, entered
-from .results import GRADIENT, Engine, Step
+from .results import GRADIENT, Execution, MicroBatch, Step
 from .state import State
 from .structures import flatten
 from .threads import Threads
 from .trace import trace
 
-__all__ = ["Program", "compile_model"]
+__all__ = ["Program", "compile_model", "is_user_error"]
 
 
 class Program:
@@ -33,7 +38,7 @@ class Program:
     Attributes:
         parameters, buffers: their names.
         trained: the parameters that have gradients: those that the loss depends on.
-        changed_buffers, changed_inputs: the names of buffers and the numbers of inputs that forward
+        changed_buffers, changed_inputs: the names of buffers and the indices of inputs that forward
             changes in place.
         names: of all tensors that can be anchored.
         losses: the functions that computed losses.
@@ -41,15 +46,20 @@ class Program:
     """
 
     def __init__(
-        self, engine: Engine, state: State, replicas: range, wanted: Sequence[str], phase: Phase
+        self,
+        execution: Execution,
+        state: State,
+        replicas: range,
+        wanted: Sequence[str],
+        context: ModelContext,
     ) -> None:
-        self._engine = engine
-        self._phase = phase
+        self._execution = execution
+        self._context = context
         self._replicas = replicas
         self.parameters = tuple(state.parameters)
         self.buffers = tuple(state.buffers)
-        self.execution = engine.execution
-        summary = engine.summary
+        self.execution = execution.name
+        summary = execution.summary
         self.trained = summary.trained
         self.changed_buffers = summary.changed_buffers
         self.changed_inputs = summary.changed_inputs
@@ -60,7 +70,7 @@ class Program:
         self._anchors = {name: self._known(name) for name in wanted}
 
     def _known(self, name: str) -> str:
-        """The tensor's own name; PopTorch has "model." before those of the user's model."""
+        """The name of an anchored tensor in the model; PopTorch's has the prefix "model."."""
         for own in (name, name.replace("model.", "", 1)):
             if own in self.names:
                 return own
@@ -68,7 +78,6 @@ class Program:
             f"Anchored tensor '{name}' is none of the model's: {', '.join(self.names)}"
         )
 
-    @torch.inference_mode(False)
     def run(
         self,
         parameters: Mapping[str, Tensor],
@@ -82,42 +91,51 @@ class Program:
         """Run one micro-batch.
 
         Args:
-            parameters, buffers: values by name, each [replicas, ...]. Those that are the same on
-                all replicas had better be expanded tensors, of stride 0.
+            parameters, buffers: values by name, each [replicas, ...]. A value that is the same on
+                all replicas is fastest as an expanded tensor, of stride 0.
             inputs: the tensors of the arguments, in the order of `flatten`, each [replicas, ...].
-            counter: the number of the micro-batch, 0 to 2**44 - 1: with the seed and the replica's
-                number in the whole program it says what random numbers there are.
+            counter: the number of the micro-batch, 0 to 2**44 - 1. With the seed and the number of
+                the replica in the whole program it determines the random numbers.
             seed: 0 to 2**64 - 1.
-            loss_scale: what the loss is multiplied by before it is differentiated; by parameter, if
-                it is not the same for all.
+            loss_scale: the factor of the loss in the backward pass, or such factors by parameter.
 
         Returns:
-            Tensors of their own: none shares memory with what was given, but for the buffers that
-            do not change.
+            New tensors: only buffers that do not change share memory with the arguments.
         """
-        given = {name: parameters[name] for name in self.parameters}
-        kept = {name: buffers[name] for name in self.buffers}
-        device = next((x.device for x in (*given.values(), *kept.values(), *inputs)), None)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self.run(
+                    parameters, buffers, inputs, counter=counter, seed=seed, loss_scale=loss_scale
+                )
+        own = {name: parameters[name] for name in self.parameters}
+        before = {name: buffers[name] for name in self.buffers}
+        first = next(iter((*own.values(), *before.values(), *inputs)), None)
+        device = None if first is None else first.device
         stream = streams(seed, counter, self._replicas, device)
 
         def step(scale: float) -> Step:
-            value = torch.tensor(float(scale), device=device)
-            with entered(self._phase):
-                return self._engine.run(given, kept, inputs, stream, value)
+            factor = torch.tensor(float(scale), device=device)
+            batch = MicroBatch(own, before, inputs, stream, factor)
+            token = MODEL_CONTEXT.set(self._context)
+            try:
+                return self._execution.run(batch)
+            finally:
+                MODEL_CONTEXT.reset(token)
 
-        if isinstance(loss_scale, Mapping):
-            found = self._scaled_apart(step, loss_scale)
-        else:
+        if isinstance(loss_scale, float) or not isinstance(loss_scale, Mapping):
             found = step(loss_scale)
-        unchanged = {name: x for name, x in kept.items() if name not in self.changed_buffers}
-        return replace(
-            found,
-            buffers=found.buffers | unchanged,
-            anchors={name: self._anchor(own, given, found) for name, own in self._anchors.items()},
-        )
+        else:
+            found = self._for_each_scale(step, loss_scale)
+        for name, x in before.items():
+            if name not in self.changed_buffers:
+                found.buffers[name] = x
+        anchors = {name: self._anchor(key, own, found) for name, key in self._anchors.items()}
+        found.anchors.clear()
+        found.anchors.update(anchors)
+        return found
 
-    def _scaled_apart(self, step: Callable[[float], Step], scales: Mapping[str, float]) -> Step:
-        """The same micro-batch once for each scale; random numbers are the same each time."""
+    def _for_each_scale(self, step: Callable[[float], Step], scales: Mapping[str, float]) -> Step:
+        """Run the same micro-batch for each scale, with the same random numbers."""
         steps = {scale: step(scale) for scale in sorted({scales[name] for name in self.trained})}
         first = next(iter(steps.values())) if steps else step(1.0)
         gradients = {name: steps[scales[name]].gradients[name] for name in self.trained}
@@ -144,25 +162,25 @@ def compile_model(
 ) -> Program:
     """Compile a model for a number of replicas.
 
-    Its forward pass runs once, on tensors without values, and is traced; where that cannot be, as
-    it decides on values or calls what is no torch function, it will run for each replica and
-    micro-batch in a thread, which is logged.
+    Its forward pass runs once, on tensors without values, and is traced. A model that cannot be
+    traced, because it decides on values or calls functions that are not torch's, runs for each
+    replica and micro-batch in a thread; the log says so.
 
     Args:
         model: the model.
         args, kwargs: of one micro-batch of one replica, as forward takes them.
-        training: whether a loss is looked for, and differentiated.
-        replicas: how many there are here; inside `with world` those of this instance.
+        training: whether to find a loss and differentiate it.
+        replicas: the number of local replicas; inside `with world` those of this instance.
         replica_offset: the number of the first of them in the whole program.
         options: PopTorch's options, for the tensors that they anchor.
-        execution: "lockstep" or "threads" where it is to be that and no other.
+        execution: "lockstep" or "threads" to allow only that.
 
     Raises:
-        Error: where there is no loss or more than one, for parameters and buffers that forward
-            reassigns, and for anchored tensors that there are not; and whatever forward raises.
+        Error: for a model without a loss or with several, for parameters and buffers that forward
+            reassigns, and for anchored tensors that do not exist; and whatever forward raises.
         AssertionError: for a cache folder that cannot be written.
     """
-    cache = Cache.of(options)
+    cache = Cache.from_options(options)
     state = State(model)
     inputs, rebuild = flatten((tuple(args), dict(kwargs or {})))
 
@@ -176,33 +194,60 @@ def compile_model(
     chosen = frozenset(wanted) | {name.replace("model.", "", 1) for name in wanted}
     numbers = range(replica_offset, replica_offset + replicas)
 
-    def in_lockstep() -> Engine:
+    def in_lockstep() -> Execution:
         share = outermost_share("compile_model", replicas)
         total = replicas if share is None else sum(share.counts)
         traced = trace(model, call, state, inputs, training=training, total=total, wanted=chosen)
         return Lockstep(traced, replicas, cache)
 
-    def in_threads() -> Engine:
-        engine = Threads(model, call, state, training=training, wanted=chosen)
+    def in_threads() -> Execution:
+        threads = Threads(model, call, state, training=training, wanted=chosen)
         try:
-            engine.look(inputs, streams(0, 0, numbers, device))
+            threads.inspect(inputs, streams(0, 0, numbers, device))
         except ReplicaError as error:
             raise error.__cause__ or error from None
-        return engine
+        return threads
 
-    engines = {"lockstep": in_lockstep, "threads": in_threads}
-    compiling = Phase(training=training, compiling=True, options=options)
+    make = {"lockstep": in_lockstep, "threads": in_threads}
+    compiling = ModelContext(training=training, compiling=True, options=options)
     running = replace(compiling, compiling=False)
-    with entered(compiling):
+    with in_context(compiling):
         if execution is not None:
-            return Program(engines[execution](), state, numbers, wanted, running)
+            return Program(make[execution](), state, numbers, wanted, running)
         try:
-            engine = in_lockstep()
+            found = in_lockstep()
         except Error:
             raise
         except Exception as reason:
-            if raised_by_the_model(reason):
+            if is_user_error(reason):
                 raise
             logger.info("The model cannot be traced (%s): its replicas run in threads", reason)
-            engine = in_threads()
-        return Program(engine, state, numbers, wanted, running)
+            found = in_threads()
+        return Program(found, state, numbers, wanted, running)
+
+
+# ---------------------------------------------------------------- errors of the user's code
+
+PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
+#: Files that are not the user's: Python's, installed packages', and gpusim's.
+OTHERS = (
+    *(f"{Path(path)}{os.sep}" for name in PATHS if (path := sysconfig.get_path(name))),
+    f"{Path(gpusim.__file__).parent}{os.sep}",
+    "<frozen",
+)
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether a `raise` or `assert` of the user's code has raised an error, and not the tracing.
+
+    Functions written in C have no frames. Their errors about tensors without values come out of the
+    user's code too, but not from a `raise` in it. An error with a cause or context is not counted.
+    """
+    trace = error.__traceback__
+    if trace is None or error.__context__ is not None or error.__cause__ is not None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    is_raise = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return is_raise and not code.co_filename.startswith(OTHERS)

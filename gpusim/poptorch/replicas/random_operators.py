@@ -1,5 +1,7 @@
-"""torch's random operators as draws from streams. Those whose names end in an underscore change
-their first operand."""
+"""Rules for torch's random operators, as draws from streams.
+
+Rules of operators whose names end in an underscore change their first operand.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ NAMES = {"uniform": ("from", "to"), "normal": ("mean", "std"), "bernoulli": ("p"
 
 
 def _of_uniform(make: Callable[..., Tensor], *defaults: float) -> Rule:
-    """A distribution made of uniform numbers, in place."""
+    """A rule that transforms uniform numbers into another distribution, in place."""
 
     def rule(draws: Draws, x: Tensor, *given: float, **_: Any) -> Tensor:
         u = draws("uniform", (0, 1), x.shape, torch.float64, x.device)
@@ -70,12 +72,12 @@ def _geometric(u: Tensor, p: float) -> Tensor:
     return torch.ceil(torch.log1p(-u) / math.log1p(-p)).clamp(min=1)
 
 
-def _with_chances(draws: Draws, p: Tensor) -> Tensor:
+def _with_probabilities(draws: Draws, p: Tensor) -> Tensor:
     return draws("uniform", (0, 1), p.shape, torch.float64, p.device) < p
 
 
 def _bernoulli_of(draws: Draws, p: Tensor, **_: Any) -> Tensor:
-    return _with_chances(draws, p).to(p.dtype)
+    return _with_probabilities(draws, p).to(p.dtype)
 
 
 def _bernoulli_like(draws: Draws, x: Tensor, p: float = 0.5, **_: Any) -> Tensor:
@@ -83,7 +85,7 @@ def _bernoulli_like(draws: Draws, x: Tensor, p: float = 0.5, **_: Any) -> Tensor
 
 
 def _bernoulli_in_place(draws: Draws, x: Tensor, p: Tensor, **_: Any) -> Tensor:
-    return x.copy_(_with_chances(draws, p.expand(x.shape)).to(x.dtype))
+    return x.copy_(_with_probabilities(draws, p.expand(x.shape)).to(x.dtype))
 
 
 def _normal_around(draws: Draws, mean: Any, std: Any = 1.0, **_: Any) -> Tensor:
@@ -133,15 +135,15 @@ def _permutation_of(
 
 
 def _multinomial(
-    draws: Draws, chances: Tensor, count: int, replacement: bool = False, **_: Any
+    draws: Draws, probabilities: Tensor, count: int, replacement: bool = False, **_: Any
 ) -> Tensor:
     if replacement:
-        steps = chances.double().cumsum(-1)
-        shape = (*chances.shape[:-1], count)
-        u = draws("uniform", (0, 1), shape, torch.float64, chances.device) * steps[..., -1:]
+        steps = probabilities.double().cumsum(-1)
+        shape = (*probabilities.shape[:-1], count)
+        u = draws("uniform", (0, 1), shape, torch.float64, probabilities.device) * steps[..., -1:]
         return (u.unsqueeze(-1) >= steps.unsqueeze(-2)).sum(-1)
-    u = draws("uniform", (0, 1), chances.shape, torch.float64, chances.device)
-    return (chances.double() / _exponential(u, 1.0)).topk(count, -1).indices
+    u = draws("uniform", (0, 1), probabilities.shape, torch.float64, probabilities.device)
+    return (probabilities.double() / _exponential(u, 1.0)).topk(count, -1).indices
 
 
 def _dropout(draws: Draws, x: Tensor, p: float, train: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a compiled model says of itself, and what each micro-batch gives."""
+"""What a compiled model takes and returns for each micro-batch, and a summary of the model."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["GRADIENT", "Engine", "Step", "Summary"]
+__all__ = ["GRADIENT", "Execution", "MicroBatch", "Step", "Summary"]
 
 GRADIENT = "Gradient___"
-"""What the names of gradients begin with."""
+"""The prefix of the names of gradients."""
 
 
 @dataclass(frozen=True)
@@ -20,33 +20,51 @@ class Summary:
 
     Attributes:
         trained: the parameters that the loss's gradient reaches, in the model's order.
-        changed_buffers, changed_inputs: the names of buffers and the numbers of inputs that change
+        changed_buffers, changed_inputs: the names of buffers and the indices of inputs that change
             in place.
-        names: of all tensors that were computed.
+        names: the names of all tensors that were computed.
         losses: the functions that computed losses.
-        differentiated: which of the tensors computed have their gradients anchored.
+        differentiated: the computed tensors whose gradients are anchored.
     """
 
-    trained: tuple[str, ...]
-    changed_buffers: tuple[str, ...]
-    changed_inputs: tuple[int, ...]
-    names: tuple[str, ...]
-    losses: tuple[str, ...]
+    trained: tuple[str, ...] = ()
+    changed_buffers: tuple[str, ...] = ()
+    changed_inputs: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
     differentiated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch of all local replicas; all tensors but `scale` lead with the replicas.
+
+    Attributes:
+        parameters, buffers: values by name.
+        inputs: the tensors of the arguments, in the order of `flatten`.
+        stream: the streams of the replicas' random numbers.
+        scale: the factor of the loss in the backward pass.
+    """
+
+    parameters: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    inputs: Sequence[Tensor]
+    stream: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
 class Step:
-    """What one micro-batch gave; all tensors lead with the replicas that are here.
+    """The results of one micro-batch; all tensors lead with the local replicas.
 
     Attributes:
         outputs: what forward returned.
-        gradients: of the loss times the loss scale, by the names of those parameters that it
-            reaches; of each replica its own.
-        buffers: all of them, afterwards.
-        changed_inputs: those that changed in place, by number.
-        anchors: the tensors that were asked for, by name; gradients, too, of what was computed.
-        loss: in training, the loss that was differentiated.
+        gradients: of the loss times the loss scale, for each replica, by the names of the
+            parameters that it reaches.
+        buffers: the values of all buffers after the step.
+        changed_inputs: the inputs that changed in place, by index.
+        anchors: the anchored tensors and gradients of computed tensors, by name.
+        loss: the loss that was differentiated; None in inference.
     """
 
     outputs: Any
@@ -57,19 +75,17 @@ class Step:
     loss: Tensor | None = None
 
 
-class Engine(Protocol):
-    """How replicas run."""
+class Execution(Protocol):
+    """A way to run the replicas: `Lockstep` or `Threads`.
 
-    execution: str
+    Attributes:
+        name: "lockstep" or "threads".
+        summary: of the model.
+    """
+
+    name: str
     summary: Summary
 
-    def run(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Sequence[Tensor],
-        stream: Tensor,
-        scale: Tensor,
-    ) -> Step:
-        """Run one micro-batch; tensors lead with the replicas, but for the scale of the loss."""
+    def run(self, batch: MicroBatch) -> Step:
+        """Run one micro-batch."""
         ...

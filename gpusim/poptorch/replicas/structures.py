@@ -1,5 +1,9 @@
-"""What models take and return, as a list of its tensors and the structure around them.
-Structures are lists, tuples, dictionaries, dataclasses, and types that have a parser."""
+"""The tensors in the arguments and results of models, and the structures around them.
+
+Structures are lists, tuples, dictionaries, dataclasses, and types with a parser. They keep their
+constants, subclasses and order of keys. optree does not serve here: subclasses of its containers
+are leaves to it, it sorts keys, and its registry is for ever, while parsers can be replaced.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,23 @@ from torch import Tensor
 
 from ..poptorch_core import compiler_error
 
-__all__ = ["PARSERS", "Parser", "Rebuild", "StandIn", "flatten", "flatten_outputs", "standing_in"]
+__all__ = [
+    "PARSERS",
+    "Parser",
+    "Rebuild",
+    "StandIn",
+    "flatten",
+    "flatten_outputs",
+    "map_leaves",
+    "standing_in",
+]
 
 Rebuild = Callable[[Iterator[Tensor]], Any]
 """Makes the structure again around other tensors, which it takes in order."""
 
 
 class Parser(Protocol):
-    """What PopTorch's ICustomArgParser has."""
+    """The methods of PopTorch's ICustomArgParser."""
 
     def yieldTensors(self, struct: Any) -> Iterator[Tensor]: ...
 
@@ -35,7 +48,7 @@ PARSERS: dict[type, Parser] = {}
 
 
 def flatten(value: Any) -> tuple[list[Tensor], Rebuild]:
-    """The tensors in a structure, in order, and what makes it again.
+    """The tensors in a structure, in order, and a function that makes the structure again.
 
     Everything that is neither a tensor nor a structure is a constant.
 
@@ -47,18 +60,118 @@ def flatten(value: Any) -> tuple[list[Tensor], Rebuild]:
     {'x': 3, 'name': 'relu', 'more': (4,)}
     """
     found: list[Tensor] = []
-    return found, _flatten(value, found, lambda constant: None)
+    return found, _flatten(value, found, None)
+
+
+def flatten_outputs(value: Any) -> tuple[list[Tensor], Rebuild]:
+    """As `flatten`, for the results of a model.
+
+    Raises:
+        Error: for constants that may hold tensors, objects of unknown types.
+    """
+    found: list[Tensor] = []
+    return found, _flatten(value, found, _refuse_unknown)
+
+
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """The structure with the function's results for its leaves, tensors and constants.
+
+    >>> map_leaves(str, {"x": [1, (2, None)]})
+    {'x': ['1', ('2', 'None')]}
+    """
+    node = _node(value)
+    if node is None:
+        return function(value)
+    children, rebuild = node
+    return rebuild([map_leaves(function, child) for child in children])
+
+
+CONSTANTS = (type(None), Number, str, bytes, Enum, torch.dtype, torch.device)
+"""Constants that a model may return beside tensors."""
+
+
+def _refuse_unknown(constant: Any) -> None:
+    if not isinstance(constant, CONSTANTS):
+        raise compiler_error(
+            "Only nested lists and tuples of tensors are supported: the model returned "
+            f"a value of type {type(constant).__name__}"
+        )
+
+
+def _flatten(value: Any, found: list[Tensor], check: Callable[[Any], None] | None) -> Rebuild:
+    """Add tensors to those found, and check constants."""
+    if isinstance(value, Tensor):
+        found.append(value)
+        return next
+    if PARSERS:
+        kind = value.kind if isinstance(value, StandIn) else type(value)
+        for base in kind.__mro__:
+            if base in PARSERS:
+                return _flatten_parsed(value, PARSERS[base], found)
+    node = _node(value)
+    if node is None:
+        if check is not None:
+            check(value)
+        return lambda tensors: value
+    children, rebuild = node
+    parts: list[Rebuild] = []
+    for child in children:
+        if isinstance(child, Tensor):
+            found.append(child)
+            parts.append(next)
+        else:
+            parts.append(_flatten(child, found, check))
+    return lambda tensors: rebuild([part(tensors) for part in parts])
+
+
+def _node(value: Any) -> tuple[Iterable[Any], Callable[[list[Any]], Any]] | None:
+    """The children of a structure, and what makes it again around others; None for a leaf."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return value, kind
+    if kind is dict:
+        keys = [*value]
+        return value.values(), lambda items: dict(zip(keys, items, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        children = [getattr(value, name) for name in names]
+        return children, lambda items: dataclasses.replace(
+            value, **dict(zip(names, items, strict=True))
+        )
+    if isinstance(value, Mapping):
+        keys = [*value]
+        return [*value.values()], lambda items: _mapping_like(value, keys, items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return value, lambda items: kind(*items)
+    if isinstance(value, (list, tuple)):
+        return value, kind
+    return None
+
+
+def _mapping_like(value: Mapping[Any, Any], keys: list[Any], items: list[Any]) -> Any:
+    kind: Any = type(value)
+    found = dict(zip(keys, items, strict=True))
+
+    if not isinstance(value, MutableMapping):
+        return kind(found)
+    made = copy.copy(value)  # keeps what is beside the items, a default for example
+    for key, item in found.items():
+        made[key] = item
+    return made
+
+
+# ---------------------------------------------------------------- parsers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StandIn:
-    """A value with other tensors, of which its parser has made a value of another type.
+    """A value of another type that a parser has made around other tensors.
 
-    Its tensors are found as in the value itself, and what is made again is the parser's.
+    Its tensors are found as in the original value, and the parser makes it again.
 
     Attributes:
-        kind: what it was.
-        value: what the parser has made of it, with these `tensors`.
+        kind: the type of the original value.
+        value: the parser's value, around these `tensors`.
     """
 
     kind: type
@@ -72,7 +185,7 @@ def standing_in(value: Any, tensors: Iterable[Tensor]) -> Any:
 
 
 class _StandingIn(Iterator[Tensor]):
-    """Tensors for a Rebuild, which asks it for StandIns."""
+    """Tensors for a Rebuild that is to make StandIns."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = iter(tensors)
@@ -81,52 +194,7 @@ class _StandingIn(Iterator[Tensor]):
         return next(self._tensors)
 
 
-PLAIN = (type(None), Number, str, bytes, Enum, torch.dtype, torch.device)
-"""Constants that a model may return beside tensors."""
-
-
-def flatten_outputs(value: Any) -> tuple[list[Tensor], Rebuild]:
-    """The same of what a model returns.
-
-    Raises:
-        Error: for types that may hold tensors, but that are no structures.
-    """
-    found: list[Tensor] = []
-    return found, _flatten(value, found, _refuse_unknown)
-
-
-def _refuse_unknown(constant: Any) -> None:
-    if not isinstance(constant, PLAIN):
-        raise compiler_error(
-            "Only nested lists and tuples of tensors are supported: the model returned "
-            f"a value of type {type(constant).__name__}"
-        )
-
-
-def _flatten(value: Any, found: list[Tensor], take: Callable[[Any], None]) -> Rebuild:
-    """Tensors are added to those found, and constants are shown to `take`."""
-    if isinstance(value, Tensor):
-        found.append(value)
-        return next
-    kind = value.kind if isinstance(value, StandIn) else type(value)
-    parser = next((PARSERS[base] for base in kind.__mro__ if base in PARSERS), None)
-    if parser is not None:
-        return _of_parsed(value, parser, found)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _of_dataclass(value, found, take)
-    if isinstance(value, Mapping):
-        return _of_mapping(value, found, take)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named, fields = type(value), [_flatten(item, found, take) for item in value]
-        return lambda tensors: named(*(field(tensors) for field in fields))
-    if isinstance(value, (list, tuple)):
-        kind, items = type(value), [_flatten(item, found, take) for item in value]
-        return lambda tensors: kind(item(tensors) for item in items)
-    take(value)
-    return lambda tensors: value
-
-
-def _of_parsed(value: Any, parser: Parser, found: list[Tensor]) -> Rebuild:
+def _flatten_parsed(value: Any, parser: Parser, found: list[Tensor]) -> Rebuild:
     if isinstance(value, StandIn):
         kind, original, own = value.kind, value.value, [*value.tensors]
     else:
@@ -139,31 +207,5 @@ def _of_parsed(value: Any, parser: Parser, found: list[Tensor]) -> Rebuild:
         others = tuple(islice(tensors, len(own)))
         made = parser.reconstruct(original, iter(others))
         return made if type(made) is kind else StandIn(kind, made, others)
-
-    return rebuild
-
-
-def _of_dataclass(value: Any, found: list[Tensor], take: Callable[[Any], None]) -> Rebuild:
-    names = [field.name for field in dataclasses.fields(value) if field.init]
-    parts = {name: _flatten(getattr(value, name), found, take) for name in names}
-    return lambda tensors: dataclasses.replace(
-        value, **{name: part(tensors) for name, part in parts.items()}
-    )
-
-
-def _of_mapping(
-    value: Mapping[Any, Any], found: list[Tensor], take: Callable[[Any], None]
-) -> Rebuild:
-    kind: Any = type(value)
-    parts = {key: _flatten(item, found, take) for key, item in value.items()}
-
-    def rebuild(tensors: Iterator[Tensor]) -> Any:
-        items = {key: part(tensors) for key, part in parts.items()}
-        if not isinstance(value, MutableMapping):
-            return kind(items)
-        made = copy.copy(value)
-        for key, item in items.items():
-            made[key] = item
-        return made
 
     return rebuild

@@ -1,9 +1,11 @@
-"""Replicas one at a time: each in a thread of its own, up to its next collective. For models whose
-Python has to run for every replica, as it decides on values."""
+"""Replicas one at a time: each in a thread, up to its next collective.
+
+For models that cannot be traced, because they decide on values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,29 +17,29 @@ from ... import torch as gt
 from ...reduction import State as Calls
 from ...reduction import current, entered
 from ..axis import AXIS
-from .attributes import Attributes, attributes_kept
-from .draws import Draws, seeded_by
+from .attributes import Attributes, preserve_attributes
+from .draws import Draws, seed_torch
+from .forward import ForwardMode, track_modules
 from .random_operators import TABLE, is_random
-from .results import GRADIENT, Step, Summary
+from .results import GRADIENT, MicroBatch, Step, Summary
 from .state import State, parameter_changed
 from .structures import Rebuild, flatten_outputs
-from .watch import Watch, named_modules_entered
 
 __all__ = ["Threads"]
 
 
 @dataclass
 class Replica:
-    """What the forward and the backward pass of one replica gave.
+    """The results of the forward and the backward pass of one replica.
 
     Attributes:
-        outputs, rebuild: the tensors, and what makes of them what the model returned.
-        gradients: of the parameters that require them; None of those that the loss does not reach.
-        buffers, inputs: afterwards.
+        outputs, rebuild: the tensors that the model returned, and the structure around them.
+        gradients: of the parameters that require them; None if the loss does not reach it.
+        buffers, inputs: their values afterwards.
         changed: which of parameters, buffers and inputs changed in place.
-        anchors: the tensors that were asked for, and gradients of what was computed.
-        loss: the one that was differentiated.
-        watch: what else was seen.
+        anchors: the anchored tensors, and gradients of computed tensors.
+        loss: the loss that was differentiated.
+        mode: the mode in which forward ran.
     """
 
     outputs: list[Tensor]
@@ -48,11 +50,11 @@ class Replica:
     changed: list[bool]
     anchors: dict[str, Tensor]
     loss: Tensor | None
-    watch: Watch
+    mode: ForwardMode
 
 
-class Drawing(TorchDispatchMode):
-    """A replica's own random numbers, whatever operator draws them."""
+class DrawingMode(TorchDispatchMode):
+    """Lets random operators draw from the stream of a replica."""
 
     def __init__(self, draws: Draws) -> None:
         super().__init__()
@@ -65,19 +67,19 @@ class Drawing(TorchDispatchMode):
         if rule is not None:
             return rule(self._draws, *args, **(kwargs or {}))
         if is_random(func):
-            with seeded_by(self._draws):
+            with seed_torch(self._draws):
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 class Threads:
-    """A model that runs for each replica by itself.
+    """A model that runs once for each replica.
 
-    One runs at a time, up to its next collective, so that the model's Python need not be safe in
-    threads; each has its own parameters, buffers and random numbers.
+    One replica runs at a time, so the model's Python need not be thread-safe. Each has its own
+    parameters, buffers and random numbers.
     """
 
-    execution = "threads"
+    name = "threads"
 
     def __init__(
         self,
@@ -93,20 +95,21 @@ class Threads:
         self._state = state
         self._training = training
         self._wanted = wanted
-        self.summary = Summary((), (), (), (), ())
+        self.summary = Summary()
 
-    def look(self, inputs: Sequence[Tensor], stream: Tensor) -> None:
-        """Run once, with the model's own parameters, for what is to be known of it."""
+    def inspect(self, inputs: Sequence[Tensor], stream: Tensor) -> None:
+        """Run once with the model's own parameters, to make the summary."""
         count = len(stream)
-        kept = attributes_kept(self._model, self._state)
-        with kept, entered(Calls(current().reduction)):  # a look is none of the context's calls
-            replicas = self._all(
-                {name: _spread(x, count) for name, x in self._state.parameters.items()},
-                {name: _spread(x, count) for name, x in self._state.buffers.items()},
-                [_spread(x, count) for x in inputs],
+        preserved = preserve_attributes(self._model, self._state)
+        with preserved, entered(Calls(current().reduction)):  # calls of its own, not counted
+            batch = MicroBatch(
+                {name: _expanded(x, count) for name, x in self._state.parameters.items()},
+                {name: _expanded(x, count) for name, x in self._state.buffers.items()},
+                [_expanded(x, count) for x in inputs],
                 stream,
                 torch.ones(()),
             )
+            replicas = self._run_all(batch)
         first = replicas[0]
         names = [*self._state.buffers]
         before = len(self._state.parameters)
@@ -127,26 +130,19 @@ class Threads:
             changed_inputs=tuple(
                 place for place, on in enumerate(changed[before + len(names) :]) if on
             ),
-            names=tuple(first.watch.names),
-            losses=tuple(mark.name for mark in first.watch.losses.marks),
-            differentiated=tuple(first.watch.differentiated),
+            names=tuple(first.mode.names),
+            losses=tuple(mark.name for mark in first.mode.losses.marks),
+            differentiated=tuple(first.mode.differentiated),
         )
 
-    def run(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Sequence[Tensor],
-        stream: Tensor,
-        scale: Tensor,
-    ) -> Step:
-        """Run one micro-batch, as `Engine`."""
-        replicas = self._all(parameters, buffers, inputs, stream, scale)
+    def run(self, batch: MicroBatch) -> Step:
+        """Run one micro-batch."""
+        replicas = self._run_all(batch)
         first, summary = replicas[0], self.summary
         outputs = _stacked("outputs", [one.outputs for one in replicas])
         gradients = {
             name: torch.stack(
-                [_or_zeros(one.gradients[name], parameters[name][0]) for one in replicas]
+                [_or_zeros(one.gradients[name], batch.parameters[name][0]) for one in replicas]
             )
             for name in summary.trained
         }
@@ -165,30 +161,24 @@ class Threads:
             loss=torch.stack(losses) if losses else None,
         )
 
-    def _all(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        inputs: Sequence[Tensor],
-        stream: Tensor,
-        scale: Tensor,
-    ) -> list[Replica]:
-        found: list[Any] = [None] * len(stream)
+    def _run_all(self, batch: MicroBatch) -> list[Replica]:
+        count = len(batch.stream)
+        found: list[Any] = [None] * count
         attributes = Attributes(self._model, self._state)
 
-        def replica(number: Tensor) -> tuple[()]:
-            place = int(number)
-            found[place] = self._one(
-                {name: self._leaf(name, x[place]) for name, x in parameters.items()},
-                {name: x[place].detach().clone() for name, x in buffers.items()},
-                [x[place].detach().clone() for x in inputs],
-                Draws(stream[place]),
-                scale,
+        def replica(index: Tensor) -> tuple[()]:
+            i = int(index)
+            found[i] = self._run_one(
+                {name: self._leaf(name, x[i]) for name, x in batch.parameters.items()},
+                {name: x[i].detach().clone() for name, x in batch.buffers.items()},
+                [x[i].detach().clone() for x in batch.inputs],
+                Draws(batch.stream[i]),
+                batch.scale,
             )
             return ()
 
-        with self._state.apart(), named_modules_entered(self._model), torch.enable_grad():
-            gt.pmap(replica, AXIS, schedule="one")(torch.arange(len(stream)))
+        with self._state.per_thread(), track_modules(self._model), torch.enable_grad():
+            gt.pmap(replica, AXIS, schedule="one")(torch.arange(count))
         attributes.check()
         return found
 
@@ -196,7 +186,7 @@ class Threads:
         own = x.clone() if x.is_inference() else x.detach()
         return own.requires_grad_(self._state.parameters[name].requires_grad)
 
-    def _one(
+    def _run_one(
         self,
         parameters: dict[str, Tensor],
         buffers: dict[str, Tensor],
@@ -204,37 +194,37 @@ class Threads:
         draws: Draws,
         scale: Tensor,
     ) -> Replica:
-        given = {**parameters, **buffers}
-        leaves = [*given.values(), *inputs]
+        state = {**parameters, **buffers}
+        leaves = [*state.values(), *inputs]
         versions = [x._version for x in leaves]
-        memory = self._state.memory(given, inputs)
-        watch = Watch(draws, self._state.instead(given), self._wanted)
-        watch.inputs = inputs
+        memory = self._state.memory(state, inputs)
+        mode = ForwardMode(draws, self._state.substitutes(state), self._wanted)
+        mode.inputs = inputs
         for parameter in parameters.values():
             parameter._is_param = True  # isinstance(x, torch.nn.Parameter) looks at it
-        with Drawing(draws), self._state.seeing(given):
-            with watch.watching():
+        with DrawingMode(draws), self._state.in_thread(state):
+            with mode.active():
                 result = self._call([*inputs])
-            self._state.check(given)
+            self._state.check(state)
             memory.check()
             outputs, rebuild = flatten_outputs(result)
-            for check in watch.at_end:
+            for check in mode.checks:
                 check(outputs)
-            loss = watch.losses.final() if self._training else None
+            loss = mode.losses.final() if self._training else None
             draws.end()
-            gradients = _gradients(loss, parameters, scale, keep=bool(watch.differentiated))
-            inner = _gradients(loss, watch.differentiated, scale)
+            gradients = _gradients(loss, parameters, scale, retain=bool(mode.differentiated))
+            inner = _gradients(loss, mode.differentiated, scale)
         changed = [x._version > version for x, version in zip(leaves, versions, strict=True)]
         for name, is_changed in zip(parameters, changed, strict=False):
             if is_changed:
                 raise parameter_changed(name)
-        anchors = {name: x.detach() for name, x in watch.anchored.items()}
+        anchors = {name: x.detach() for name, x in mode.anchored.items()}
         anchors |= {
-            GRADIENT + name: _or_zeros(gradient, watch.differentiated[name])
+            GRADIENT + name: _or_zeros(gradient, mode.differentiated[name])
             for name, gradient in inner.items()
         }
         return Replica(
-            outputs=[watch.own(x).detach() for x in outputs],
+            outputs=[mode.substitute(x).detach() for x in outputs],
             rebuild=rebuild,
             gradients=gradients,
             buffers=buffers,
@@ -242,20 +232,20 @@ class Threads:
             changed=changed,
             anchors=anchors,
             loss=None if loss is None else loss.detach(),
-            watch=watch,
+            mode=mode,
         )
 
 
 def _gradients(
-    loss: Tensor | None, tensors: dict[str, Tensor], scale: Tensor, *, keep: bool = False
+    loss: Tensor | None, tensors: dict[str, Tensor], scale: Tensor, *, retain: bool = False
 ) -> dict[str, Tensor | None]:
-    """Of each that requires one, in training; None of those that the loss does not reach."""
+    """The gradients of tensors that require one; None if the loss does not reach the tensor."""
     wanted = {name: x for name, x in tensors.items() if x.requires_grad and loss is not None}
     if loss is None or not wanted or not loss.requires_grad:
         return dict.fromkeys(wanted)
     start = scale.to(loss).expand(loss.shape)
     leaves = [*wanted.values()]
-    found = torch.autograd.grad(loss, leaves, start, retain_graph=keep, allow_unused=True)
+    found = torch.autograd.grad(loss, leaves, start, retain_graph=retain, allow_unused=True)
     return dict(zip(wanted, found, strict=True))
 
 
@@ -263,8 +253,8 @@ def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if gradient is None else gradient
 
 
-def _spread(x: Tensor, count: int) -> Tensor:
-    """A copy, the same for so many replicas."""
+def _expanded(x: Tensor, count: int) -> Tensor:
+    """A copy, the same for `count` replicas."""
     return x.detach().clone().expand(count, *x.shape)
 
 
@@ -273,10 +263,10 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _stacked(what: str, replicas: list[list[Tensor]]) -> list[Tensor]:
-    """The tensors of all replicas, which are to have the same shapes and dtypes.
+    """Stack the tensors of all replicas.
 
     Raises:
-        ValueError: naming the first replica whose differ.
+        ValueError: if a replica's shapes or dtypes differ; it names the replica.
     """
     kinds = [[(x.dtype, tuple(x.shape)) for x in tensors] for tensors in replicas]
     for index, own in enumerate(kinds):

@@ -1,10 +1,10 @@
-"""A model's forward pass, run once for one replica and written down as a graph."""
+"""The trace of a model: its forward pass, run once for one replica and recorded as a graph."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ...torch import trace_axes
 from ...torch.operators import Level
 from ..axis import AXIS
-from .attributes import Attributes, attributes_kept
-from .changes import add_taps, own_what_changes, statistics
+from .attributes import Attributes, preserve_attributes
 from .decompositions import Untraceable, check_traced, table
 from .draws import Draws
+from .forward import ForwardMode, track_modules
+from .passes import add_taps, batch_mutated, running_statistics
 from .results import Summary
 from .state import State, parameter_changed
 from .structures import Rebuild, flatten_outputs
-from .watch import Watch, named_modules_entered
 
 __all__ = ["Trace", "fake_like", "plain_kernels", "trace"]
 
@@ -34,17 +34,16 @@ class Trace:
     """A traced forward pass.
 
     Attributes:
-        graph: takes the parameters, the buffers, the inputs and a stream, and returns a list: the
-            loss (in training), the outputs, the buffers after, the inputs after, the anchors.
+        graph: takes the parameters, the buffers, the inputs, a stream and the taps. Returns a list:
+            the loss (in training), the outputs, the buffers and the inputs afterwards, the anchors.
         state: the model's parameters and buffers.
-        inputs: those that it was traced with.
+        inputs: the inputs of the trace.
         training: whether there is a loss.
-        outputs: how many there are.
-        rebuild: what makes of them what the model returned.
-        anchors: the names of the tensors that were asked for.
-        taps: what is like the graph's further arguments, zeros that are added to the tensors whose
-            gradients are wanted.
-        summary: what else is to be known.
+        outputs: the number of outputs.
+        rebuild: makes the structure that the model returned, around other outputs.
+        anchors: the names of the anchored tensors.
+        taps: tensors like the taps: zeros that are added to tensors whose gradients are anchored.
+        summary: the names, losses and changes in place.
     """
 
     graph: GraphModule
@@ -73,31 +72,31 @@ def trace(
     Args:
         model: the model, whose parameters and buffers are `state`.
         call: runs its forward pass on inputs.
-        inputs: of one replica; their values are not looked at.
-        training: whether a loss is looked for.
+        inputs: of one replica; their values are not used.
+        training: whether to find a loss.
         total: the number of replicas on all instances.
         wanted: the names of tensors to return.
 
     Raises:
-        Untraceable: where a graph would be another program.
-        Error: where there is no loss, or more than one; for parameters, buffers and inputs
-            reassigned, other tensors of the model changed, and outputs of unknown types.
+        Untraceable: if a graph cannot stand for the model.
+        Error: for a model without a loss or with several; for parameters, buffers and inputs that
+            are reassigned, other tensors that are changed, and outputs of unknown types.
     """
-    with attributes_kept(model, state) as attributes:
-        run = Run(call, state, attributes, training, wanted)
-        given = [*state.parameters.values(), *state.buffers.values(), *inputs]
-        graph = _traced(run, model, given, total)
+    with preserve_attributes(model, state) as attributes:
+        run = ForwardRun(call, state, attributes, training, wanted)
+        leaves = [*state.parameters.values(), *state.buffers.values(), *inputs]
+        graph = _traced(run, model, leaves, total)
     parameters, buffers = [*state.parameters], [*state.buffers]
     before, after = len(parameters), len(parameters) + len(buffers)
     *places, stream = (node for node in graph.graph.nodes if node.op == "placeholder")
-    by_operators = statistics(graph.graph)
+    by_operators = running_statistics(graph.graph)
     changed = [on or place in by_operators for on, place in zip(run.changed, places, strict=True)]
     for name, is_changed in zip(parameters, changed, strict=False):
         if is_changed:
             raise parameter_changed(name)
     buffers_changed = [place for place, on in zip(places, changed, strict=True) if on]
-    taps = add_taps(graph.graph, len(run.watch.differentiated), stream)
-    own_what_changes(graph.graph, [*buffers_changed, *places[after:], stream], stream)
+    taps = add_taps(graph.graph, len(run.mode.differentiated), stream)
+    batch_mutated(graph.graph, [*buffers_changed, *places[after:], stream], stream)
     graph.recompile()
     return Trace(
         graph=graph,
@@ -106,7 +105,7 @@ def trace(
         training=training,
         outputs=run.outputs,
         rebuild=run.rebuild,
-        anchors=tuple(run.watch.anchored),
+        anchors=tuple(run.mode.anchored),
         taps=taps,
         summary=Summary(
             trained=tuple(n for n, on in zip(parameters, run.trained, strict=True) if on),
@@ -114,24 +113,24 @@ def trace(
                 n for n, on in zip(buffers, changed[before:after], strict=True) if on
             ),
             changed_inputs=tuple(n for n in range(len(inputs)) if changed[after + n]),
-            names=tuple(run.watch.names),
-            losses=tuple(mark.name for mark in run.watch.losses.marks),
-            differentiated=tuple(run.watch.differentiated),
+            names=tuple(run.mode.names),
+            losses=tuple(mark.name for mark in run.mode.losses.marks),
+            differentiated=tuple(run.mode.differentiated),
         ),
     )
 
 
-class Run:
-    """The forward pass as make_fx runs it, and what it shows.
+class ForwardRun:
+    """The forward pass as make_fx runs it, and its findings.
 
     Attributes:
-        watch: the losses and the names.
+        mode: the losses and the names.
         changed: which of its arguments changed in place.
         trained: which of the parameters the loss's gradient reaches.
-        outputs, rebuild: how many there are, and what makes of them what the model returned.
+        outputs, rebuild: the number of outputs, and the structure around them.
     """
 
-    watch: Watch
+    mode: ForwardMode
     changed: list[bool]
     trained: list[bool]
     outputs: int
@@ -152,58 +151,57 @@ class Run:
         self._wanted = wanted
 
     def forward(self, *leaves: Tensor) -> list[Tensor]:
-        """The parameters, the buffers, the inputs and a stream in; a list as of `Trace` out."""
+        """Run on the parameters, the buffers, the inputs and a stream; returns as `Trace.graph`."""
         state = self._state
         *tensors, stream = leaves
         parameters = tensors[: len(state.parameters)]
         named = len(state.parameters) + len(state.buffers)
-        given = dict(zip([*state.parameters, *state.buffers], tensors[:named], strict=True))
+        own = dict(zip([*state.parameters, *state.buffers], tensors[:named], strict=True))
         versions = [x._version for x in tensors]
-        self.watch = Watch(Draws(stream), state.instead(given), self._wanted)
-        self.watch.inputs = inputs = tensors[named:]
-        memory = state.memory(given, inputs)
-        with state.kept():
-            with self.watch.watching():
+        self.mode = ForwardMode(Draws(stream), state.substitutes(own), self._wanted)
+        self.mode.inputs = inputs = tensors[named:]
+        memory = state.memory(own, inputs)
+        with state.preserved():
+            with self.mode.active():
                 result = self._call([*inputs])
-            state.check(given)
+            state.check(own)
         memory.check()
         self._attributes.check()
         self.changed = [x._version > v for x, v in zip(tensors, versions, strict=True)]
         results, self.rebuild = flatten_outputs(result)
-        for check in self.watch.at_end:
+        for check in self.mode.checks:
             check(results)
-        outputs = [self.watch.own(x) for x in results]
+        outputs = [self.mode.substitute(x) for x in results]
         self.outputs = len(outputs)
-        loss = [self.watch.losses.final()] if self._training else []
+        loss = [self.mode.losses.final()] if self._training else []
         self.trained = _reached(loss, parameters)
         _refuse_functions(loss)
-        anchored = [*self.watch.anchored.values(), *self.watch.differentiated.values()]
+        anchored = [*self.mode.anchored.values(), *self.mode.differentiated.values()]
         return [*loss, *outputs, *tensors[len(parameters) :], *anchored]
 
 
-def _traced(run: Run, model: nn.Module, given: list[Tensor], total: int) -> GraphModule:
-    device = next((x.device for x in given), None)
+def _traced(run: ForwardRun, model: nn.Module, leaves: list[Tensor], total: int) -> GraphModule:
+    device = next((x.device for x in leaves), None)
     stream = torch.empty(3, dtype=torch.int64, device=device)
-    with ExitStack() as entered:
-        entered.enter_context(trace_axes({AXIS: total}))
-        entered.enter_context(named_modules_entered(model))
-        entered.enter_context(plain_kernels())
-        entered.enter_context(torch.enable_grad())
+    with trace_axes({AXIS: total}), track_modules(model), plain_kernels(), torch.enable_grad():
         graph: GraphModule = make_fx(
             run.forward,
-            decomposition_table=table(lambda: run.watch.draws),
+            decomposition_table=table(lambda: run.mode.draws),
             tracing_mode="fake",
             pre_dispatch=True,
             _allow_non_fake_inputs=True,
-        )(*fake_like([*given, stream]))
+        )(*fake_like([*leaves, stream]))
     for node in graph.graph.nodes:
         check_traced(node)
     return graph
 
 
 def fake_like(tensors: Sequence[Tensor], shapes: Sequence[Any] | None = None) -> list[Tensor]:
-    """Tensors without values, all of one mode: of the same shapes, unless others are given, dtypes
-    and devices, and leaves that require grad if these do."""
+    """Tensors without values, all of one fake mode.
+
+    They have the dtypes and devices of `tensors`, the shapes too unless `shapes` are given, and
+    require gradients if these do.
+    """
     chosen = [x.shape for x in tensors] if shapes is None else shapes
     with FakeTensorMode(allow_non_fake_inputs=True):
         return [
@@ -221,8 +219,11 @@ def _nothing(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """A block in which torch uses no fused kernels that know no batches and no gradients, and says
-    nothing of what it has no batched kernel for, or cannot trace: there are other ways."""
+    """Avoid fused kernels without a batching rule or gradient inside the block.
+
+    Warnings of torch about functions that it cannot batch or trace are suppressed: there is a
+    fallback for them.
+    """
     set_warning: Any = vars(torch._C._functorch)["_set_vmap_fallback_warning_enabled"]
     fast, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -246,11 +247,7 @@ def _reached(losses: list[Tensor], parameters: list[Tensor]) -> list[bool]:
 
 
 def _refuse_functions(losses: list[Tensor]) -> None:
-    """Raise for torch.autograd.Functions, of which a graph would lose the backward pass.
-
-    Raises:
-        Untraceable: naming it.
-    """
+    """Raise Untraceable for a torch.autograd.Function: a graph would lose its backward pass."""
     for node in _backward(losses):
         kind = type(node)
         if not issubclass(kind, torch.autograd.function.BackwardCFunction):
@@ -261,7 +258,8 @@ def _refuse_functions(losses: list[Tensor]) -> None:
 
 
 def _backward(results: list[Tensor]) -> Iterator[Any]:
-    """The nodes of the backward pass, each once."""
+    """The nodes of the backward pass, without repetitions."""
+
     seen: set[Any] = set()
     pending: list[Any] = [x.grad_fn for x in results]
     while pending:

@@ -12,7 +12,7 @@ from ... import torch as gt
 from ...errors import GpusimError
 from ...poptorch.axis import AXIS, inside_replicas
 from ...torch import operators
-from ...torch.plan import What
+from ...torch.plan import CollectiveSpec
 
 __all__ = [
     "all_gather_cross_replica_identical_grads_in",
@@ -52,8 +52,8 @@ def all_gather_cross_replica_identical_grads_in(x: Tensor, replication_factor: i
     """
     if _alone("all_gather_cross_replica_identical_grads_in", x, replication_factor):
         return x.unsqueeze(0).clone()
-    what = What("all_gather_equal", (), (("axis", 0), ("tiled", False)))
-    return operators.collective([x], what, (AXIS,))[0]
+    spec = CollectiveSpec("all_gather_cross_replica", (("axis", 0), ("tiled", False)))
+    return operators.collective([x], spec, (AXIS,))[0]
 
 
 def all_gather_cross_replica(x: Tensor, replication_factor: int) -> Any:
@@ -121,8 +121,12 @@ def all_reduce_cross_replica_sum(
     """
     if _alone("all_reduce_cross_replica_sum", x, replication_factor):
         return x.clone()
-    what = What("all_reduce.backward" if insert_in_grad_graph else "all_reduce")
-    return operators.collective([x], what, (AXIS,))[0]
+    spec = CollectiveSpec(
+        "all_reduce_cross_replica_sum.backward"
+        if insert_in_grad_graph
+        else "all_reduce_cross_replica_sum"
+    )
+    return operators.collective([x], spec, (AXIS,))[0]
 
 
 def all_to_all_single_cross_replica(x: Tensor, replication_factor: int) -> Any:

@@ -1,14 +1,16 @@
 """How a session runs an Ir: graphs compiled once into flat lists of calls on stacked arrays.
 
-- `aliasing`: which tensors share memory, which are changed, and whether the order of that is clear.
-- `compiler`: a graph's ops as steps. `program`: the compiled graph, and running it.
-- `machine`: what the steps work on: the replicas, streams, variables and remote buffers.
+- `aliasing`: the tensors that share memory, and the order of changes in place.
+- `compiler`: from a graph's ops to steps. `program`: the compiled graph.
+- `machine`: the replicas, streams, variables and remote buffers that steps work on.
+- `instances`: the instances that share the replicas, and collectives between them.
 """
 
 from __future__ import annotations
 
 from .compiler import Compiler
+from .instances import Instances
 from .machine import Machine
 from .program import Program
 
-__all__ = ["Compiler", "Machine", "Program"]
+__all__ = ["Compiler", "Instances", "Machine", "Program"]

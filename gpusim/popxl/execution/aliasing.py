@@ -1,5 +1,7 @@
-"""Which tensors of a graph share memory, which of them are changed in place, and in what order.
-Changes and uses of one memory without an order are refused, as PopART does."""
+"""Tensors of a graph that share memory, those that are changed in place, and the order of changes.
+
+Changes and uses of one memory without an order are refused, as in PopART.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..exceptions import popart_exception
 
 if TYPE_CHECKING:
-    from .._ops.op import Op
+    from .._op import Op
     from ..graph import Graph
     from ..tensor import Tensor
 
@@ -17,7 +19,7 @@ __all__ = ["Aliasing", "modified_inputs"]
 
 
 class Aliasing:
-    """The classes of tensors of a graph that share memory, and those among them that change."""
+    """The classes of tensors of a graph that share memory, and the changed ones among them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -42,11 +44,11 @@ class Aliasing:
                 self._changes.append((op, root))
 
     def root(self, tensor: Tensor) -> str:
-        """The class of a tensor, by the id of one of its members."""
+        """The class of a tensor, by the id of a member."""
         return root_of(self._classes, tensor._id)
 
     def array(self, tensor: Tensor) -> str:
-        """The class of those that share an array with a tensor, by the id of one of them."""
+        """The class of tensors that share an array with a tensor, by the id of a member."""
         return root_of(self._arrays, tensor._id)
 
     def is_changed(self, tensor: Tensor) -> bool:
@@ -54,7 +56,7 @@ class Aliasing:
         return self.root(tensor) in self.changed
 
     def check_order(self) -> None:
-        """popart_exception where an op changes what another uses, and neither comes first."""
+        """Raise popart_exception if an op changes a tensor that another uses, without an order."""
         if not self._changes:
             return
         order, users = Order(self.graph._ops), self._users()
@@ -70,9 +72,9 @@ class Aliasing:
                 )
 
     def _users(self) -> dict[str, int]:
-        """The ops that read or change memory of each changed class, as the bits of their places.
+        """The ops that read or change memory of each changed class, as bits by their places.
 
-        What only makes views does not count.
+        Ops that only make views do not count.
         """
         found = dict.fromkeys(self.changed, 0)
         for place, op in enumerate(self.graph._ops):
@@ -85,7 +87,7 @@ class Aliasing:
 
 
 class Order:
-    """Which ops come before or after which for certain; sets of them are bits by their places."""
+    """The ops that certainly come before or after others; sets of them are bits by their places."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self._place = {op.id: place for place, op in enumerate(ops)}
@@ -100,7 +102,7 @@ class Order:
                 self._after[producer] |= self._after[place] | 1 << place
 
     def _producers(self, op: Op) -> set[int]:
-        """The places of the ops that an op comes right after."""
+        """The places of the ops directly before an op."""
         made_by = (tensor._producer for tensor in op.inputs)
         return {
             self._place[earlier.id]
@@ -109,13 +111,13 @@ class Order:
         }
 
     def related(self, op: Op) -> int:
-        """An op, and all that come before it or after it for certain."""
+        """An op, and all ops that certainly come before or after it."""
         place = self._place[op.id]
         return self._before[place] | self._after[place] | 1 << place
 
 
 def join(parents: dict[str, str], one: str, other: str) -> None:
-    """Make the classes of two members one."""
+    """Merge the classes of two members."""
     roots = root_of(parents, one), root_of(parents, other)
     if roots[0] != roots[1]:
         parents[roots[0]] = roots[1]
@@ -129,7 +131,7 @@ def root_of(parents: dict[str, str], member: str) -> str:
 
 
 def changed_by(op: Op) -> tuple[int, ...]:
-    """The inputs that an op changes in place, in the memory of the graph it is in."""
+    """The inputs that an op changes in place, in the memory of its graph."""
     by_site: Sequence[int] = op.attributes.get("modified", ())
     references = (
         index
@@ -140,7 +142,7 @@ def changed_by(op: Op) -> tuple[int, ...]:
 
 
 def modified_inputs(graph: Graph) -> frozenset[str]:
-    """The ids of the inputs that a graph changes in place; kept until the Ir changes."""
+    """The ids of the inputs that a graph changes in place; cached until the Ir changes."""
     version, found = graph._modified
     if version != graph.ir._version:
         aliasing = Aliasing(graph)

@@ -1,4 +1,4 @@
-"""Graphs compiled into programs: each op a step, with its slots, its rule, and what it frees."""
+"""Graphs compiled into programs: each op becomes a step that reads, writes and frees slots."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .aliasing import Aliasing, changed_by
 from .program import Program, Step
 
 if TYPE_CHECKING:
-    from .._ops.definition import Definition
-    from .._ops.op import Op
+    from .._definition import Definition
+    from .._op import Op
     from ..graph import Graph
     from ..tensor import Tensor
     from .machine import Machine
@@ -22,21 +22,21 @@ Array = Any
 
 
 class Compiler:
-    """Makes the programs of an Ir's graphs, each once."""
+    """Compiles the graphs of an Ir, each once."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._programs: dict[str, Program] = {}
 
     def program(self, graph: Graph) -> Program:
-        """The program of a graph, compiled when first asked for."""
+        """The program of a graph, compiled on first use."""
         if graph.id not in self._programs:
             self._programs[graph.id] = GraphCompiler(self, graph).program
         return self._programs[graph.id]
 
 
 class GraphCompiler:
-    """Makes the program of one graph; what the rules of single ops see of the compiler."""
+    """Compiles one graph. The definitions' `compile` functions get this object."""
 
     def __init__(self, compiler: Compiler, graph: Graph) -> None:
         self.compiler, self.machine, self.graph = compiler, compiler.machine, graph
@@ -48,11 +48,11 @@ class GraphCompiler:
         self._compile()
 
     def slot(self, tensor: Tensor) -> int:
-        """Where a tensor lies."""
+        """The slot of a tensor."""
         return self._slots[tensor._id]
 
     def slots(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Where tensors lie."""
+        """The slots of tensors."""
         return [self._slots[tensor._id] for tensor in tensors]
 
     def changed_by(self, op: Op) -> tuple[int, ...]:
@@ -77,10 +77,10 @@ class GraphCompiler:
             self._add(op, self.slots(freed[op.id]))
 
     def _preset(self, tensor: Tensor, program: Program) -> None:
-        """What a tensor is before the first op: a constant's value, a variable's array."""
+        """Set the initial value of a tensor: a constant's value, or a variable's array."""
         slot = self.slot(tensor)
         if isinstance(tensor, Constant):
-            program.template[slot] = self.machine.replicated(tensor._data)
+            program.template[slot] = self.machine.replicate(tensor._data)
             program.constants.append(slot)
             if self.aliasing.is_changed(tensor):
                 program.owned.append(slot)
@@ -96,10 +96,10 @@ class GraphCompiler:
         if needs_own(op, self.aliasing):
             steps.append(own_step(self.slots(op.outputs), self.slots(op.inputs)))
         steps += self._synchronised(op)
-        self.program.steps.append(joined(steps, freed) if freed or len(steps) > 1 else step)
+        self.program.steps.append(in_turn(steps, freed) if freed or len(steps) > 1 else step)
 
     def plain(self, op: Op) -> Step:
-        """The step of an op that is one call of its rule."""
+        """The step of an op that is one call of its `run`."""
         definition, attributes, xp = op.definition, op.attributes, self.machine.xp
         run: Any = definition.run
         if self.machine.one_by_one and not definition.collective:
@@ -123,7 +123,7 @@ class GraphCompiler:
         return several
 
     def _synchronised(self, op: Op) -> list[Step]:
-        """Steps that carry a change into the views that do not share its memory."""
+        """Steps that carry a change into views that do not share its memory."""
         roots = {self.aliasing.root(op.inputs[index]) for index in changed_by(op)}
         if not roots:
             return []
@@ -140,7 +140,7 @@ class GraphCompiler:
 
 
 def check_usable(tensor: Tensor, op: Op) -> None:
-    """RuntimeError for a variable whose values an op cannot use as they lie."""
+    """Raise RuntimeError if an op uses a variable whose values do not lie whole on a replica."""
     if isinstance(tensor, Variable) and (tensor._remote is not None or tensor._shards):
         how = "load it by ops.remote_load" if tensor._remote is not None else "use its shard"
         raise RuntimeError(
@@ -149,7 +149,7 @@ def check_usable(tensor: Tensor, op: Op) -> None:
 
 
 def live_ops(graph: Graph) -> list[Op]:
-    """The ops that anything comes of, in order."""
+    """The ops with an effect or a used result, in order."""
     needed = {tensor._id for tensor in graph.outputs}
     live: list[Op] = []
     for op in reversed(graph._ops):
@@ -165,8 +165,7 @@ def live_ops(graph: Graph) -> list[Op]:
 
 
 def has_effect(graph: Graph) -> bool:
-    """Whether running a graph does anything besides computing its outputs; kept as long as the Ir
-    does not change."""
+    """Whether running a graph does more than compute its outputs; cached until the Ir changes."""
     version, found = graph._effect
     if version != graph.ir._version:
         found = any(
@@ -177,7 +176,7 @@ def has_effect(graph: Graph) -> bool:
 
 
 def last_uses(ops: Sequence[Op], kept: set[str]) -> dict[int, list[Tensor]]:
-    """For each op the tensors, made by ops, that no later one uses."""
+    """For each op the tensors, made by ops, that no later op uses."""
     seen = set(kept)
     freed: dict[int, list[Tensor]] = {}
     for op in reversed(ops):
@@ -191,14 +190,14 @@ def last_uses(ops: Sequence[Op], kept: set[str]) -> dict[int, list[Tensor]]:
 
 
 def needs_own(op: Op, aliasing: Aliasing) -> bool:
-    """Whether outputs may not share memory with anything, as that, or they, change in place."""
+    """Whether outputs must not share memory, because they or the inputs change in place."""
     if op.definition.aliases or not op.outputs:
         return False
     return any(map(aliasing.is_changed, (*op.inputs, *op.outputs)))
 
 
 def own_step(outputs: list[int], inputs: list[int]) -> Step:
-    """Copies outputs that are views of, or the same as, anything else."""
+    """Copy outputs that share memory with other arrays."""
 
     def step(values: list[Any]) -> None:
         taken = {id(values[slot]) for slot in inputs}
@@ -212,12 +211,12 @@ def own_step(outputs: list[int], inputs: list[int]) -> Step:
 
 
 def is_writable(array: Array) -> bool:
-    """Whether NumPy lets it be written (CuPy's arrays have no such flag)."""
+    """Whether NumPy allows writes (CuPy's arrays have no such flag)."""
     return bool(getattr(array.flags, "writeable", True))
 
 
-def joined(steps: Sequence[Step], freed: list[int]) -> Step:
-    """Steps as one, after which some slots are empty."""
+def in_turn(steps: Sequence[Step], freed: list[int]) -> Step:
+    """Several steps as one, which then empties some slots."""
     if len(steps) == 1:
         (only,) = steps
 
@@ -238,7 +237,7 @@ def joined(steps: Sequence[Step], freed: list[int]) -> Step:
 
 
 def one_by_one(definition: Definition) -> Any:
-    """A rule called once for each replica, and its results stacked."""
+    """A `run` that is called once for each replica, with its results stacked."""
     run, aliases, modifies = definition.run, definition.aliases, definition.modifies
 
     def each(xp: Any, inputs: list[Array], attributes: Any) -> list[Array]:
@@ -257,7 +256,7 @@ def one_by_one(definition: Definition) -> Any:
 
 
 def for_all(run: Any, name: str, machine: Machine) -> Any:
-    """A collective's rule, which cannot be called for some of the replicas."""
+    """The `run` of a collective, with a check that all replicas run."""
 
     def checked(xp: Any, inputs: list[Array], attributes: Any) -> Any:
         machine.need_all(name)
@@ -269,9 +268,9 @@ def for_all(run: Any, name: str, machine: Machine) -> Any:
 class Carrier:
     """Steps that carry a change of one array to all others with the same memory, along links.
 
-    A link is an op whose output may be an array of its own though it is a view of its inputs. What
-    has changed is written up into what it is a view of, one input at a time, and from there down
-    into all other views, before the next input is: arrays further up may overlap.
+    A link is an op whose output counts as a view of its inputs but may be an array of its own. A
+    change is written up into the view's inputs, one at a time, and from there down into all other
+    views, before the next input is: arrays further up may overlap.
     """
 
     def __init__(self, compiler: GraphCompiler, links: Sequence[Op]) -> None:
@@ -280,7 +279,7 @@ class Carrier:
         self._made_by = {self._array(link.outputs[0]): link for link in links}
 
     def steps(self, changed: str, waiting: tuple[str, ...] = ()) -> list[Step]:
-        """The steps for a change of an array; `waiting` are those whose change is on its way."""
+        """The steps for a change of an array. `waiting` are arrays whose change is on its way."""
         steps: list[Step] = []
         link = self._made_by.get(changed)
         for index, tensor in enumerate(link.inputs if link is not None else ()):
@@ -304,7 +303,7 @@ def carrying(compiler: GraphCompiler, changed: Sequence[Tensor], links: Sequence
 
 
 def write_back(compiler: GraphCompiler, link: Op, index: int) -> Step:
-    """Writes a view's values into one of the arrays that it is a view of."""
+    """Write a view's values into one of the arrays that it views."""
     write, attributes, xp = link.definition.write_back, link.attributes, compiler.machine.xp
     inputs, output = compiler.slots(link.inputs), compiler.slot(link.outputs[0])
     assert write is not None
@@ -320,7 +319,7 @@ def write_back(compiler: GraphCompiler, link: Op, index: int) -> Step:
 
 
 def refresh(compiler: GraphCompiler, link: Op) -> Step:
-    """Writes what a view is a view of into the view."""
+    """Write the viewed arrays into the view."""
     run, attributes, xp = link.definition.run, link.attributes, compiler.machine.xp
     inputs, output = compiler.slots(link.inputs), compiler.slot(link.outputs[0])
 

@@ -1,4 +1,4 @@
-"""What steps work on: this instance's replicas, and their streams, variables and buffers."""
+"""Machine: the replicas of this instance, with their streams, variables and remote buffers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpusim.collectives import all_gather
-from gpusim.collectives import distributed as across
 from gpusim.libraries import to_host
-from gpusim.runtime.world import MAIN_TAG
+
+from .instances import Instances
 
 __all__ = ["HostBuffer", "Machine"]
 
@@ -20,10 +20,10 @@ Array = Any
 
 
 class HostBuffer:
-    """One stream's host side during a run: (transfers, replicas, *shape), and where it stands.
+    """The host side of a stream during a run: (transfers, replicas, *shape), and its positions.
 
     Every transfer takes the next entry, and after the last one the first again, as PopART's buffers
-    do. Replicas that have branched off stand where they are.
+    do. Replicas that take another branch keep their position.
     """
 
     def __init__(self, array: NDArray[Any]) -> None:
@@ -32,7 +32,7 @@ class HostBuffer:
         self.together = True
 
     def next(self, rows: NDArray[np.int64] | None) -> tuple[Any, ...]:
-        """The index of the next entry of all replicas, or of some; it counts as taken."""
+        """Advance all replicas, or some; the index of the entry that they were at."""
         transfers = self.array.shape[0]
         if rows is None and self.together:
             now = self.positions[0]
@@ -41,48 +41,47 @@ class HostBuffer:
         if self.together:
             self.positions = [self.positions[0]] * self.array.shape[1]
             self.together = False
-        taken = np.arange(self.array.shape[1]) if rows is None else rows
-        now_at = np.array([self.positions[row] for row in taken.tolist()])
-        for row in taken.tolist():
+        moved = np.arange(self.array.shape[1]) if rows is None else rows
+        now_at = np.array([self.positions[row] for row in moved.tolist()])
+        for row in moved.tolist():
             self.positions[row] = (self.positions[row] + 1) % transfers
-        return now_at, taken
+        return now_at, moved
 
 
 class Machine:
-    """The replicas of this instance while a session runs, with all that outlives one op."""
+    """The replicas of this instance, and all state that outlives one op."""
 
     def __init__(
-        self, replicas: int, *, offset: int = 0, total: int | None = None, arrays: str = "numpy"
+        self, instances: Instances, arrays: str = "numpy", one_by_one: bool = False
     ) -> None:
-        self.replicas = replicas  #: of this instance
-        self.offset = offset  #: the number of the first of them
-        self.total = replicas if total is None else total  #: of all instances
+        self.instances = instances
+        self.replicas, self.total = instances.replicas, instances.total
+        self.offset = instances.offset
         self.xp = library(arrays)
-        self.rows: NDArray[np.int64] | None = None  #: those that run now, if not all
-        self.one_by_one = False
+        self.rows: NDArray[np.int64] | None = None  #: the replicas that run now, if not all
+        self.one_by_one = one_by_one
         self.variables: dict[str, Array] = {}  #: by the tensor's id: (replicas, *shape)
         self.remote: dict[int, Array] = {}  #: by the buffer's id: (replicas, entries, *shape)
         self.inputs: dict[str, HostBuffer] = {}  #: by the stream's id
         self.outputs: dict[str, HostBuffer] = {}
-        self.world: Any = None
 
     @property
     def count(self) -> int:
-        """How many replicas run now."""
+        """The number of replicas that run now."""
         return self.replicas if self.rows is None else len(self.rows)
 
     @contextmanager
-    def narrowed(self, rows: NDArray[np.int64]) -> Iterator[None]:
-        """Let some of the replicas that run now go on alone."""
-        around = self.rows
-        self.rows = rows if around is None else around[rows]
+    def restrict(self, rows: NDArray[np.int64]) -> Iterator[None]:
+        """Run only some of the replicas that run now."""
+        outer = self.rows
+        self.rows = rows if outer is None else outer[rows]
         try:
             yield
         finally:
-            self.rows = around
+            self.rows = outer
 
     def need_all(self, what: str) -> None:
-        """RuntimeError where some replicas have branched off."""
+        """Raise RuntimeError if only some replicas run now."""
         if self.rows is not None:
             raise RuntimeError(
                 f"{what} in a branch of a conditional that only replicas {self.rows.tolist()} of "
@@ -92,14 +91,14 @@ class Machine:
     # Host and device
 
     def upload(self, values: NDArray[Any]) -> Array:
-        """A host array in the library of this machine."""
+        """A host array as an array of this machine's library."""
         return values if self.xp is np else self.xp.asarray(values)
 
     def download(self, values: Array) -> NDArray[Any]:
-        """An array of this machine on the host."""
+        """A copy on the host of an array of this machine."""
         return to_host(values)
 
-    def replicated(self, value: NDArray[Any]) -> Array:
+    def replicate(self, value: NDArray[Any]) -> Array:
         """One value for all replicas, stored once: (replicas, *shape) with stride 0."""
         array = self.upload(value)
         return self.xp.broadcast_to(array, (self.replicas, *array.shape))
@@ -108,21 +107,8 @@ class Machine:
         """The values of some replicas of the whole program, on the host."""
         if self.total == self.replicas:
             return self.download(array[list(replicas)])
-        every = self.collective(all_gather, array)
+        every = self.instances.run(all_gather, array)
         return self.download(every.value[list(replicas)])
-
-    # Collectives
-
-    def collective(self, definition: Any, *values: Array, **options: Any) -> Any:
-        """A collective over the replicas of all instances."""
-        if self.total == self.replicas:
-            return definition(*values, **options)
-        assert self.world is not None, "several instances, and no world between them"
-        spread = across.Spread(self.world, (self.total,), 0, self.world.counts, MAIN_TAG)
-        name = definition.__name__
-        said = [f"{value.dtype}{list(value.shape[1:])}" for value in values]
-        with self.world.call(f"popxl's {name} of {', '.join(said)}", {"values": str(said)}):
-            return across.run(definition, spread, [True] * len(values), *values, **options)
 
     # Streams
 
@@ -132,7 +118,7 @@ class Machine:
         return self.upload(buffer.array[buffer.next(self.rows)])
 
     def store(self, stream: str, value: Array) -> None:
-        """Put a value into the next entry of a stream to the host."""
+        """Store a value in the next entry of a stream to the host."""
         buffer = self.outputs[stream]
         buffer.array[buffer.next(self.rows)] = self.download(value)
 

@@ -16,7 +16,7 @@ Step = Callable[[list[Any]], None]
 
 
 class Program:
-    """What runs for a graph, as often as it is called."""
+    """The compiled form of a graph; it can run any number of times."""
 
     def __init__(self, name: str, machine: Machine) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Program:
     def run(self, arguments: Sequence[Array]) -> list[Array]:
         """The outputs for these inputs, (replicas, *shape) each.
 
-        Inputs of `modified` are changed in place; outputs may be inputs, or views of them.
+        Inputs in `modified` are changed in place. Outputs may be inputs, or views of them.
         """
         values = self.template.copy()
         if self.machine.rows is not None:

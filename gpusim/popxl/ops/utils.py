@@ -1,15 +1,16 @@
-"""What functions that make ops share: checks of their tensors, and arguments in one form."""
+"""Checks of tensors and conversions of arguments that the functions of ops share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from .._ops.stacked import normal_axes
 from ..dtypes import dtype
 from ..errors import UndefinedValue
 from ..graph import Graph
-from ..tensor import Tensor
+from ..tensor import Tensor, TensorSpec
+from ._stacked import normal_axes
+from .casts import cast
 
 __all__ = [
     "cast_if_needed",
@@ -25,19 +26,15 @@ __all__ = [
 
 def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
     """`t` itself if it has the dtype, else a cast of it."""
-    if t.dtype is data_type:
-        return t
-    from .cast import cast
-
-    return cast(t, data_type)
+    return t if t.dtype is data_type else cast(t, data_type)
 
 
 def check_in_graph(graph: Graph, *args: Tensor, **tensors: Tensor) -> None:
-    """Refuse what is no tensor of `graph`; the tensors are given by their arguments' names.
+    """Check that values are tensors of `graph`; keywords are the names for messages.
 
     Raises:
-        TypeError: for what is no tensor.
-        ValueError: for a tensor of another graph.
+        TypeError: if a value is not a Tensor.
+        ValueError: if a tensor is in another graph.
     """
     if args:
         raise Exception("Internal error: please specify all tensors as keyword arguments.")
@@ -51,7 +48,7 @@ def check_in_graph(graph: Graph, *args: Tensor, **tensors: Tensor) -> None:
 
 
 def check_tensor_ipu_and_tile_set(*args: Tensor, **tensors: Tensor) -> None:
-    """Refuse tensors that lie on different IPUs or tile sets, as far as it is known; ValueError."""
+    """Raise ValueError if tensors are known to lie on different IPUs or tile sets."""
     if args:
         raise Exception("Internal error: please specify all tensors as keyword arguments.")
     for what, attribute in (("IPUs", "ipu"), ("tile sets", "tile_set")):
@@ -74,7 +71,7 @@ def _place(tensor: Tensor, attribute: str) -> Any:
 
 
 def handle_negative_axis(t: Tensor, axis: int) -> int:
-    """The axis counted from the front, also where a negative one counts from the end.
+    """The axis counted from the front; a negative axis counts from the end.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
@@ -84,18 +81,18 @@ def handle_negative_axis(t: Tensor, axis: int) -> int:
     return axis if axis >= 0 else len(t.shape) + axis
 
 
-def reduced_axes(axis: int | Iterable[int] | None, keepdims: bool) -> dict[str, Any]:
-    """The attributes of a reduction."""
-    axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
-    return {"axes": axes, "keepdims": bool(keepdims)}
-
-
 def one_axis(t: Tensor, axis: int) -> int:
-    """An axis of `t` counted from the front; ValueError where `t` has none of that number."""
+    """The axis counted from the front; ValueError if `t` has no such axis."""
     return normal_axes(axis, t.rank)[0]
 
 
-# PopART's bindings want objects for values that may be missing; here they are their own.
+def check_integers(spec: TensorSpec, name: str = "indices") -> None:
+    """Raise TypeError if a tensor of indices does not hold integers."""
+    if not spec.dtype.is_int:
+        raise TypeError(f"{name} must be integers, but they are {spec.dtype.name}")
+
+
+# PopART's bindings need objects for optional values; here a value stands for itself.
 
 
 def convert_optional_float(v: float | None) -> float | None:

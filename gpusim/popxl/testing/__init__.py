@@ -1,4 +1,4 @@
-"""What tests of PopXL programs need."""
+"""Lists of data types for tests of PopXL programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All data types, and all of integers, each once."""
+"""All data types, and all integer types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["get_all_dtypes", "get_all_int_dtypes"]
 
 
 def get_all_dtypes() -> list[dtypes.dtype]:
-    """Every data type once.
+    """All data types.
 
     >>> [dtype.name for dtype in get_all_dtypes()][:3]
     ['bool', 'complex64', 'complex128']
@@ -20,7 +20,7 @@ def get_all_dtypes() -> list[dtypes.dtype]:
 def get_all_int_dtypes(
     include_signed: bool = True, include_unsigned: bool = True
 ) -> list[dtypes.dtype]:
-    """Every data type of integers once: signed ones, unsigned ones, or both.
+    """All integer types: signed ones, unsigned ones, or both.
 
     >>> [dtype.name for dtype in get_all_int_dtypes(include_signed=False)]
     ['uint8', 'uint16', 'uint32', 'uint64']

@@ -1,7 +1,8 @@
-"""Transforms of graphs: their gradients, sums in steps, and exchanges with the host at once."""
+"""Transforms of graphs: gradients, sums in steps, and merged exchanges with the host."""
 
 from __future__ import annotations
 
+from .._paths import keep_paths
 from .autodiff import ExpectedConnection, ExpectedConnectionType, GradGraphInfo, autodiff
 from .decompose_sum import decompose_sum
 from .merge_exchange import io_tile_exchange, merge_exchange
@@ -15,3 +16,5 @@ __all__ = [
     "io_tile_exchange",
     "merge_exchange",
 ]
+
+keep_paths(__name__)

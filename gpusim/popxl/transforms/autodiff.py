@@ -1,4 +1,4 @@
-"""autodiff: the graph that computes a graph's gradients, by the chain rule from output to input."""
+"""autodiff: the graph of a graph's gradients."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from .._gradients import Differentiation
+from .._gradients import Differentiation, Plan
 from ..graph import Graph
-from ..ops.call import CallSiteInfo
+from ..ops.calling import CallSiteInfo
 from ..tensor import Tensor
 
 __all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "autodiff"]
 
 
 class ExpectedConnectionType(Enum):
-    """What an input or output of a gradient graph stands for."""
+    """The kind of an input or output of a gradient graph."""
 
     Fwd = "Fwd"  #: a tensor of the forward graph
     FwdGrad = "FwdGrad"  #: the gradient of a tensor of the forward graph
 
 
 class ExpectedConnection:
-    """What an input or output of a gradient graph stands for, and of which forward tensor."""
+    """The meaning of an input or output of a gradient graph: a kind, and a forward tensor."""
 
     _tensor: Tensor
     _type: ExpectedConnectionType
@@ -54,7 +54,7 @@ class ExpectedConnection:
 
 
 class GradGraphInfo:
-    """What `autodiff` has made: the gradient graph, and what its inputs and outputs stand for."""
+    """The result of `autodiff`: the gradient graph, and the meaning of its inputs and outputs."""
 
     _graph: Graph
     _forward: Graph
@@ -91,12 +91,12 @@ class GradGraphInfo:
 
     @property
     def expected_inputs(self) -> tuple[ExpectedConnection, ...]:
-        """What each input of the gradient graph stands for: first the gradients provided."""
+        """The meaning of each input of the gradient graph; the gradients provided come first."""
         return self._inputs
 
     @property
     def expected_outputs(self) -> tuple[ExpectedConnection, ...]:
-        """What each output of the gradient graph stands for: the gradients required."""
+        """The meaning of each output of the gradient graph: the gradients required."""
         return self._outputs
 
     @property
@@ -110,15 +110,16 @@ class GradGraphInfo:
         return tuple(connection.fwd_tensor for connection in self._outputs)
 
     def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
-        """What a call of the gradient graph is given of a call of the forward graph.
+        """The inputs of a call of the gradient graph that a call of the forward graph provides.
 
-        The gradients that it starts from are not among them.
+        They do not include the gradients to start from.
 
         **Arguments**: `fwd_call_info`: a call of the forward graph, made after `autodiff`.
 
-        Raises:
-            TypeError: for a call of another graph.
-            ValueError: for a call that was made before, and so has not all the outputs.
+        **Raises**
+
+        - TypeError: for a call of another graph.
+        - ValueError: for a call made before `autodiff`, which lacks outputs.
         """
         if fwd_call_info.called_graph != self.forward_graph:
             raise TypeError("The called graph does not match the graph that was differentiated.")
@@ -140,7 +141,7 @@ class GradGraphInfo:
     def fwd_parent_ins_to_grad_parent_outs(
         self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
     ) -> dict[Tensor, Tensor]:
-        """From what a call gave the forward graph to its gradients, at a call of the other."""
+        """From the inputs of a call of the forward graph to their gradients, at another call."""
         return {
             fwd_call_info.graph_to_parent(tensor): gradient
             for tensor, gradient in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items()
@@ -164,28 +165,29 @@ def autodiff(
     called_graphs_grad_info: Mapping[Graph, GradGraphInfo] | None = None,
     return_all_grad_graphs: bool = False,
 ) -> Any:
-    """A graph that computes the gradients of a graph's inputs from those of its outputs.
+    """Make a graph that computes the gradients of a graph's inputs from those of its outputs.
 
-    Tensors of `graph` that gradients need and that are neither inputs nor outputs become outputs of
-    it: calls of it come after this. Graphs that it calls are differentiated as well, calls in it
-    get the new outputs. A repeat keeps nothing: it runs again before it runs backwards; so does
-    the taken branch of a conditional.
+    Tensors of `graph` that gradients need become outputs of it, if they are neither inputs nor
+    outputs; so call the graph after this. Graphs that it calls are differentiated as well, and
+    calls in it get the new outputs. The gradient of a repeat, and of the taken branch of a
+    conditional, runs it again before it runs backwards.
 
     **Arguments**
 
     - `grads_provided`: the outputs whose gradients there will be, by default all.
-    - `grads_required`: the inputs whose gradients are wanted, by default all of floating-point
-      numbers; those that no output depends on have gradients of zero.
-    - `called_graphs_grad_info`: gradient graphs that there are already, for graphs that are called.
-    - `return_all_grad_graphs`: whether to return a dict with what was made for each graph.
+    - `grads_required`: the inputs whose gradients to compute, by default all of floating-point
+      dtype. If no output depends on one, its gradient is zero.
+    - `called_graphs_grad_info`: existing gradient graphs of called graphs.
+    - `return_all_grad_graphs`: whether to return a dict with the result for each graph.
 
-    Returns a GradGraphInfo. Its `expected_inputs` begin with the gradients provided, in their
-    order, and its `expected_outputs` are the gradients required, in theirs.
+    **Returns** a GradGraphInfo. Its `expected_inputs` begin with the gradients provided, and its
+    `expected_outputs` are the gradients required, in their order.
 
-    Raises:
-        popart_exception: for a graph that changes a tensor in place, for an op without a gradient
-            on the way, and for a required gradient of integers.
-        ValueError: for tensors that are not outputs and inputs of `graph`.
+    **Raises**
+
+    - popart_exception: if the graph changes a tensor in place, if an op on the way has no gradient,
+      or if a required gradient is that of integers.
+    - ValueError: for tensors that are not outputs and inputs of `graph`.
 
     >>> import gpusim.popxl as popxl
     >>> ir = popxl.Ir()
@@ -204,18 +206,16 @@ def autodiff(
     return made if return_all_grad_graphs else made[graph]
 
 
-def _info(forward: Graph, plan: Any) -> GradGraphInfo:
-    """A plan of `_gradients` as what users see."""
+def _info(forward: Graph, plan: Plan) -> GradGraphInfo:
+    """A plan of `_gradients` as the public object."""
     fwd, grad = ExpectedConnectionType.Fwd, ExpectedConnectionType.FwdGrad
     inputs = [ExpectedConnection._from_pb(t, grad if g else fwd) for g, t in plan.inputs]
     outputs = [ExpectedConnection._from_pb(t, grad) for t in plan.outputs]
     return GradGraphInfo._from_pb(plan.graph, forward, inputs, outputs)
 
 
-def _plain(info: GradGraphInfo) -> Any:
-    """What users see as a plan of `_gradients`."""
-    from .._gradients import Plan
-
+def _plain(info: GradGraphInfo) -> Plan:
+    """The public object as a plan of `_gradients`."""
     inputs = [
         (each.connection_type is ExpectedConnectionType.FwdGrad, each.fwd_tensor)
         for each in info.expected_inputs

@@ -1,23 +1,23 @@
-"""decompose_sum: sums of many tensors, added up one after the other in one piece of memory."""
+"""decompose_sum: sums of many tensors as a chain of additions in place."""
 
 from __future__ import annotations
 
-from .._ops.definition import add_op
-from .._ops.elementwise import ADD_LHS_INPLACE, SUM
-from .._ops.hosting import INIT
-from .._ops.op import Op
+from .._definition import add_op
+from .._op import Op
 from ..context import get_current_context, in_sequence
 from ..graph import Graph
+from ..ops.arithmetic import ADD_LHS_INPLACE, SUM
+from ..ops.transfers import INIT
 from ..tensor import TensorSpec
 
 __all__ = ["decompose_sum"]
 
 
 def decompose_sum(graph: Graph) -> Graph:
-    """Replaces each sum of N tensors, as `autodiff` makes them, by zeros and N additions in place.
+    """Replace each sum of N tensors that `autodiff` makes by zeros and N additions in place.
 
-    An IPU then need not hold all N at the same time. Of float16 each addition is rounded. The graph
-    itself is changed, and returned; its tensors keep their ids.
+    An IPU then does not need to hold all N at the same time. Additions of float16 are each rounded.
+    The graph itself is changed, and returned. Its tensors keep their ids.
 
     >>> import gpusim.popxl as popxl
     >>> ir = popxl.Ir()

@@ -1,4 +1,4 @@
-"""merge_exchange and io_tile_exchange: transfers from and to the host as one op."""
+"""merge_exchange and io_tile_exchange: several transfers from and to the host as one op."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from .._ops.definition import Definition
-from .._ops.op import Op, op_class
+from .._definition import Definition, only_compiled
+from .._op import Op, op_class
 from ..context import get_current_context, get_current_graph, in_sequence, io_tiles
 from ..graph import Graph
 
@@ -23,9 +23,9 @@ _MERGED = ("HostLoad", "HostStore", "RemoteLoad", "RemoteLoadInplace", "RemoteSt
 
 @contextmanager
 def merge_exchange() -> Iterator[None]:
-    """Let the transfers that are made inside, of host and remote loads and stores, be one op.
+    """Merge the transfers added inside, host and remote loads and stores, into one op.
 
-    Those whose values depend on each other stay apart.
+    Transfers whose values depend on each other are not merged.
 
     >>> import gpusim.popxl as popxl
     >>> ir = popxl.Ir()
@@ -50,12 +50,12 @@ def merge_exchange() -> Iterator[None]:
 
 @contextmanager
 def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
-    """`io_tiles`, `merge_exchange` and `in_sequence(False)` together.
+    """`io_tiles`, `merge_exchange` and `in_sequence(False)` at once.
 
-    **Arguments**: `verify_overlap`: whether to check that one op is left of all that are made, so
+    **Arguments**: `verify_overlap`: whether to check that one op is left of all that were added, so
     that an IPU can compute meanwhile.
 
-    RuntimeError where more are left.
+    **Raises**: RuntimeError: if more ops are left.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph, popxl.transforms.io_tile_exchange():
@@ -80,7 +80,7 @@ def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
 
 
 def _merge(graph: Graph, ops: Sequence[Op]) -> list[Op]:
-    """Replace ops by one for each group that can go together; the new ops."""
+    """Merge the ops of each group that can go together, and return the new ops."""
     groups: list[list[Op]] = []
     for op in ops:
         last = groups[-1] if groups else []
@@ -92,9 +92,9 @@ def _merge(graph: Graph, ops: Sequence[Op]) -> list[Op]:
 
 
 def _depends(graph: Graph, op: Op, earlier: Sequence[Op]) -> bool:
-    """Whether an op needs what earlier ones make, or has to come after an op that does.
+    """Whether an op needs results of earlier ones, or must follow an op that does.
 
-    To come directly after them, as `in_sequence` has it, is no hindrance: they become one.
+    Directly following them, as in `in_sequence`, does not count: they become one op.
     """
     together = {each.id for each in earlier}
     needing: set[int] = set()
@@ -109,7 +109,7 @@ def _depends(graph: Graph, op: Op, earlier: Sequence[Op]) -> bool:
 
 
 def _merged(graph: Graph, ops: Sequence[Op]) -> Op:
-    """One op for several, in the place of the first of them; the others follow as they need to."""
+    """One op for several, at the place of the first; the others move as far as necessary."""
     inputs = [tensor for op in ops for tensor in op.inputs]
     merged = op_class("MultiExchange")(
         graph,
@@ -138,7 +138,7 @@ def _merged(graph: Graph, ops: Sequence[Op]) -> Op:
 
 
 def _sorted(ops: Sequence[Op]) -> list[Op]:
-    """The ops, each after those that it needs, and else in the order that they had."""
+    """The ops, each after those that it needs, otherwise in their order."""
     place = {op.id: index for index, op in enumerate(ops)}
     needed: list[set[int]] = []
     users: list[list[int]] = [[] for _ in ops]
@@ -161,7 +161,7 @@ def _sorted(ops: Sequence[Op]) -> list[Op]:
 
 
 def _definition(ops: Sequence[Op]) -> Definition:
-    """What several transfers are as one: all their inputs and outputs, one after the other."""
+    """The definition of several transfers as one, with all their inputs and outputs in order."""
     aliases: dict[int, int] = {}
     modifies: list[int] = []
     first_input = first_output = 0
@@ -175,16 +175,12 @@ def _definition(ops: Sequence[Op]) -> Definition:
     return Definition(
         "MultiExchange",
         infer=lambda inputs, attributes: specs,
-        run=_not_alone,
+        run=only_compiled,
         aliases=aliases,
         modifies=tuple(modifies),
         effect=True,
         compile=_compile,
     )
-
-
-def _not_alone(*arguments: Any) -> Any:
-    raise AssertionError("an exchange has no rule on arrays alone")
 
 
 def _compile(compiler: GraphCompiler, op: Op) -> Step:

@@ -1,6 +1,6 @@
-"""How a process ends that is one of many: others must not wait for it in vain.
+"""The end of an instance: it tells the others, so that they do not wait for it.
 
-MPI's own end waits for all instances, which may be at work for hours, or wait for this one.
+MPI_Finalize waits for all instances, which may be at work for hours, or wait for this one.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Protocol
 from ...errors import InstanceError
 from .. import activity
 
-__all__ = ["Ending"]
+__all__ = ["ExitHandler"]
 
-LAST_LOOK = 0.1  # seconds
-INTERRUPTED = 128 + signal.SIGINT  # the shell's exit code of a program that Ctrl-C has ended
+TERMINATION_DELAY = 0.1  # seconds
+INTERRUPTED = 128 + signal.SIGINT  # the shell's exit code after Ctrl-C
 
 
-class Announcing(Protocol):
-    """What tells the others, and ends them."""
+class Announcer(Protocol):
+    """An engine that can tell the other instances, and end them."""
 
     def announce(self, text: str, *, ended: bool = False) -> None: ...
 
     def abort(self, message: str, code: int = 1) -> None: ...
 
 
-class Ending:
-    """Tells the others when the program ends; if an error ends it, once that is printed, ends them.
+class ExitHandler:
+    """Tells the other instances when the program ends, and ends them after an uncaught error.
 
     Attributes:
-        name: what messages call this instance.
+        name: the name of this instance in messages.
     """
 
-    def __init__(self, engine: Announcing, name: str) -> None:
+    def __init__(self, engine: Announcer, name: str) -> None:
         self.name = name
         self._engine = engine
         self._uncaught: BaseException | None = None
@@ -47,21 +47,21 @@ class Ending:
         atexit.register(self._at_exit)
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, end_soon)
+            signal.signal(signal.SIGTERM, end_after_delay)
 
     @property
-    def by_another(self) -> bool:
-        """Whether it is another instance's fault that the program ends."""
+    def caused_by_another(self) -> bool:
+        """Whether the program ends because another instance has failed."""
         return isinstance(self._uncaught, InstanceError)
 
     def fail(self, error: BaseException) -> None:
-        """Announce that this instance takes part no more because of an error."""
-        if isinstance(error, SystemExit):  # ends the program without a word to sys.excepthook
+        """Announce that this instance takes no further part because of an error."""
+        if isinstance(error, SystemExit):  # which does not reach sys.excepthook
             self._uncaught = error
         self._engine.announce(f"{self.name} failed with {describe(error)}")
 
     def note(self) -> None:
-        """Tell the launcher too."""
+        """Tell the launcher."""
         if self._uncaught is not None:
             activity.note(f"its end, after {describe(self._uncaught)}")
 
@@ -75,25 +75,25 @@ class Ending:
     def _at_exit(self) -> None:
         if (error := self._uncaught) is not None:
             message = f"gpusim: {self.name} failed with {type(error).__name__}"
-            seen = "" if isinstance(error, SystemExit) else "; see above"
-            self._engine.abort(message + seen, exit_code_of(error))
+            hint = "" if isinstance(error, SystemExit) else "; see above"
+            self._engine.abort(message + hint, exit_code_of(error))
         self._engine.announce(f"{self.name} has ended its program", ended=True)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # MPI's end runs no Python
 
 
-def end_soon(number: int, frame: FrameType | None) -> None:
-    """End by a signal, but give the thread that watches the others time to say what it saw.
+def end_after_delay(number: int, frame: FrameType | None) -> None:
+    """End by a signal, after the thread that watches the others has had time to report.
 
     mpirun sends SIGTERM to all when it finds that one has ended, and SIGKILL soon after.
     """
-    time.sleep(LAST_LOOK)
+    time.sleep(TERMINATION_DELAY)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def describe(error: BaseException) -> str:
-    """An error in a line.
+    """The type and the message of an error.
 
     >>> describe(ValueError("no such thing"))
     'ValueError: no such thing'
@@ -103,7 +103,7 @@ def describe(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a program that this error ends.
+    """The exit code of a program that an error ends.
 
     >>> exit_code_of(SystemExit(3)), exit_code_of(ValueError()), exit_code_of(KeyboardInterrupt())
     (3, 1, 130)

@@ -1,5 +1,7 @@
-"""The engine between processes: mpi4py's buffers, sent and received without waiting.
-Waiting is polling, so that Ctrl-C comes through and an instance that is gone is noticed."""
+"""The engine between processes: mpi4py's buffers, sent and received asynchronously.
+
+Waiting polls, so that Ctrl-C works and an instance that is gone is noticed.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +19,31 @@ import fallback
 
 from ...errors import InstanceError
 from ...libraries import on_device
+from ..environment import Launch
 from ..reaper import watching_start
 from . import Buffer, Pending, interruption
-from .ending import Ending
-from .others import Others
+from .ending import ExitHandler
+from .peers import Peers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .nccl import NcclEngine
 
-# The largest message: MPI counts in C ints.
-LONGEST = 1 << 30
-# Seconds before a waiting instance goes to sleep between its polls, and for how long. Messages only
-# go on while both ends poll: asleep, it keeps the other one waiting. Others may need its core, so
-# it lets them go first from the beginning.
+# Bytes of the largest message: MPI counts in C ints.
+MAX_MESSAGE = 1 << 30
+# Seconds of polling without sleep, then the sleep between polls. Messages make progress only while
+# both ends poll, so a sleeping instance delays the other one. Polling yields the core to others.
 EAGER = 0.02
-SHORTEST_SLEEP, LONGEST_SLEEP = 2e-5, 1e-3
-# Seconds between looks at whether the others still come, and for which what they sent before may
-# be on its way.
-LOOK_EVERY, STILL_COMING = 0.05, 0.3
-# Seconds in which the others may say what they were doing, before a failing instance ends them.
-LAST_WORDS = 1.0
-# Seconds in which the one that has failed ends first, as its exit code is that of all.
-AFTER_YOU = 0.3
+MIN_SLEEP, MAX_SLEEP = 2e-5, 1e-3
+# Seconds between checks of the peers, and for which messages of a lost peer may still arrive.
+CHECK_EVERY, ARRIVAL_DELAY = 0.05, 0.3
+# Seconds in which the others may report what they were doing, before a failing instance ends them.
+REPORT_PATIENCE = 1.0
+# Seconds in which the instance that has failed ends first: its exit code becomes that of the run.
+FAILED_FIRST = 0.3
 
-# How instance 0 tells the others which communicator of NCCL is theirs.
+# The message in which instance 0 sends the others the identity of their NCCL communicator.
 IDENTITY_BYTES, IDENTITY_TAG = 128, (1 << 22) - 3
 
 _OPERATORS = {
@@ -57,13 +58,17 @@ _OPERATORS = {
 _engine: MpiEngine | None = None
 
 
-def connect() -> MpiEngine:
-    """The engine of this process, over all that mpirun has started; made on first use.
+def connect(launch: Launch | None = None) -> MpiEngine:
+    """The engine of this process and all others of its mpirun; made on first use.
 
-    From here on an error that nobody catches ends all instances, not this one alone.
+    From here on an uncaught error ends all instances.
 
-    Raises:
-        ImportError: without mpi4py; names what to install.
+    **Arguments**
+
+    - `launch`: the launcher's variables, which MPI must agree with.
+
+    **Raises**: ImportError, which says what to install, without mpi4py; ValueError if MPI does not
+    agree with `launch`.
     """
     global _engine
     if _engine is None:
@@ -75,6 +80,13 @@ def connect() -> MpiEngine:
                     "several instances need mpi4py and an MPI library: pip install 'gpusim[mpi]'"
                 ) from error
             _engine = MpiEngine(MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup())
+    rank_and_size = _engine.instance, _engine.instances
+    if launch is not None and rank_and_size != (launch.instance, launch.instances):
+        raise ValueError(
+            f"{launch.launcher} has started instance {launch.instance} of {launch.instances}, "
+            f"but MPI counts it as {_engine.instance} of {_engine.instances}: mpi4py belongs to "
+            "another MPI library than the launcher"
+        )
     return _engine
 
 
@@ -82,8 +94,8 @@ class MpiEngine:
     """All processes of a communicator; see `gpusim.runtime.engines.Engine`.
 
     Attributes:
-        others: what is known of the other instances.
-        broken: True once a wait was left by an error; what comes then belongs to nobody knows what.
+        peers: the other instances.
+        broken: True once an error has ended a wait: its messages may arrive in later exchanges.
     """
 
     def __init__(self, communicator: MPI.Intracomm, announcements: MPI.Intracomm) -> None:
@@ -94,12 +106,12 @@ class MpiEngine:
         self.instances: int = communicator.Get_size()
         self.instance: int = communicator.Get_rank()
         self.broken = False
-        self._turn = threading.Lock()  # of calling MPI: what a library says of threads is not all
-        self._under_way: set[Polled] = set()
-        self._slow: set[Polled] = set()  # those that somebody has waited for for long
-        self.others = Others(announcements, self._turn)
-        self._ending = Ending(self, self.others.names[self.instance])
-        self.others.watch()
+        self._lock = threading.Lock()  # of MPI calls: MPI libraries have bugs with threads
+        self._pending: set[MpiExchange] = set()
+        self._slow: set[MpiExchange] = set()  # those whose wait has begun to sleep
+        self.peers = Peers(announcements, self._lock)
+        self._exit = ExitHandler(self, self.peers.names[self.instance])
+        self.peers.watch()
         self._gpus: NcclEngine | None = None
 
     def prepare(self, array: Any) -> None:
@@ -123,11 +135,11 @@ class MpiEngine:
         post = self._communicator
         ins = [(part, other) for buffer, other in receives for part in _parts(buffer)]
         outs = [(part, other) for buffer, other in sends for part in _parts(buffer)]
-        with self._turn:
+        with self._lock:
             requests = [post.Irecv(part, other, tag) for part, other in ins]
             requests += [post.Isend(part, other, tag) for part, other in outs]
-        pending = Polled(self, requests, [other for _, other in ins + outs], (sends, receives))
-        self._under_way.add(pending)
+        pending = MpiExchange(self, requests, [other for _, other in ins + outs], (sends, receives))
+        self._pending.add(pending)
         return pending
 
     def all_reduce(self, array: NDArray[Any], op: str) -> NDArray[Any]:
@@ -137,8 +149,8 @@ class MpiEngine:
         total = fallback.empty(array.shape, array.dtype)
         try:
             operator = getattr(self._mpi, _OPERATORS[op])
-            # Not Iallreduce, whose algorithms are others and slower: the instances have agreed on
-            # this call, so that none of them is waited for here.
+            # Not Iallreduce, which has other and slower algorithms. The instances have agreed on
+            # this call, so none of them is missing.
             self._communicator.Allreduce(np.ascontiguousarray(array), total, operator)
         except (KeyError, ValueError) as error:
             raise TypeError(f"MPI has no all-reduce for op={op!r} of {array.dtype}") from error
@@ -146,26 +158,27 @@ class MpiEngine:
 
     def barrier(self) -> None:
         others = [i for i in range(self.instances) if i != self.instance]
-        with self._turn:
+        with self._lock:
             requests = [self._communicator.Ibarrier()]
-        Polled(self, requests, others, ()).wait()
+        MpiExchange(self, requests, others, ()).wait()
 
     def name_instances(self, names: Sequence[str], context: Callable[[int], str]) -> None:
-        """How messages are to call the instances, and what more to say when one is gone."""
-        self.others.names[:] = names
-        self.others.context = context
-        self._ending.name = names[self.instance]
+        """Set the names of the instances in messages, and what a message about a lost one adds."""
+        self.peers.names[:] = names
+        self.peers.context = context
+        self._exit.name = names[self.instance]
 
     def fail(self, error: BaseException) -> None:
-        """Let the others know that this instance takes part no more; does not wait for them."""
+        """Tell the other instances that this one takes no further part; does not wait for them."""
         self.broken = True
-        self._ending.fail(error)
+        self._exit.fail(error)
 
-    def overhear(self, instance: int, tags: Callable[[int], bool]) -> NDArray[np.uint8] | None:
-        """Take the first message of an instance for which nobody here waits, if its tag is one of
-        these."""
+    def receive_unexpected(
+        self, instance: int, tags: Callable[[int], bool]
+    ) -> NDArray[np.uint8] | None:
+        """Take an instance's first message that no exchange awaits, if `tags` accepts its tag."""
         status = self._mpi.Status()
-        with self._turn:
+        with self._lock:
             if not self._communicator.Iprobe(instance, status=status):
                 return None
             if not tags(status.Get_tag()):
@@ -175,18 +188,18 @@ class MpiEngine:
         return message
 
     def announce(self, text: str, *, ended: bool = False) -> None:
-        self.others.announce(text, ended=ended)
+        self.peers.announce(text, ended=ended)
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
-        self._ending.note()
+        self._exit.note()
         sys.stdout.flush()
         print(message, file=sys.stderr, flush=True)
         self.announce(message.removeprefix("gpusim: "), ended=True)
-        self.others.all_ended(LAST_WORDS)
-        if self._ending.by_another:
-            time.sleep(AFTER_YOU)
+        self.peers.all_ended(REPORT_PATIENCE)
+        if self._exit.caused_by_another:
+            time.sleep(FAILED_FIRST)
         if "OMPI_COMM_WORLD_SIZE" in os.environ:
-            os._exit(code)  # mpirun ends the others, with fewer words than after Abort
+            os._exit(code)  # mpirun ends the others; its message is shorter than after Abort
         self._communicator.Abort(code)
         os._exit(code)
 
@@ -195,17 +208,17 @@ class MpiEngine:
 
 
 def _parts(buffer: NDArray[Any]) -> list[NDArray[np.uint8]]:
-    """The bytes of a buffer, in messages that are not too long."""
+    """The bytes of a buffer, in messages of at most MAX_MESSAGE."""
     if not isinstance(buffer, np.ndarray):
         raise TypeError(
             f"MPI moves NumPy arrays between instances, got {type(buffer).__name__}; arrays on "
             "GPUs need NCCL"
         )
     flat = buffer.reshape(-1).view(np.uint8)
-    return [flat[start : start + LONGEST] for start in range(0, flat.size, LONGEST)]
+    return [flat[start : start + MAX_MESSAGE] for start in range(0, flat.size, MAX_MESSAGE)]
 
 
-class Polled:
+class MpiExchange:
     """MPI requests, and the buffers that must live as long as they do."""
 
     def __init__(
@@ -224,16 +237,16 @@ class Polled:
         try:
             self._wait()
         except BaseException:
-            self._engine.broken = True  # and keeps the buffers, which MPI may still write into
+            self._engine.broken = True  # the buffers are kept: MPI may still write into them
             raise
         finally:
             self._engine._slow.discard(self)
-        self._engine._under_way.discard(self)
+        self._engine._pending.discard(self)
         self._requests, self._buffers = [], None
 
     def _wait(self) -> None:
-        sleep, eager = SHORTEST_SLEEP, time.monotonic() + EAGER
-        looked, doubted = 0.0, 0.0
+        sleep, eager = MIN_SLEEP, time.monotonic() + EAGER
+        checked, missing_since = 0.0, 0.0
         interrupted = interruption.get()
         while not self._done():
             if time.monotonic() < eager:
@@ -241,30 +254,30 @@ class Polled:
                 continue
             self._engine._slow.add(self)
             time.sleep(sleep)
-            # Many threads that poll would take the time of those that compute.
-            sleep = min(2 * sleep, LONGEST_SLEEP * max(1, len(self._engine._slow)))
+            # Many polling threads would slow down those that compute.
+            sleep = min(2 * sleep, MAX_SLEEP * max(1, len(self._engine._slow)))
             if interrupted is not None:
                 interrupted()
             now = time.monotonic()
-            if now - looked < LOOK_EVERY:
+            if now - checked < CHECK_EVERY:
                 continue
-            looked = now
-            missing = self._engine.others.why_missing(self.awaited())
+            checked = now
+            missing = self._engine.peers.why_missing(self.awaited())
             if missing is None:
-                doubted = 0.0
-            elif not doubted:
-                doubted = now
-            elif now - doubted > STILL_COMING and not self._done():
+                missing_since = 0.0
+            elif not missing_since:
+                missing_since = now
+            elif now - missing_since > ARRIVAL_DELAY and not self._done():
                 raise InstanceError(*missing)
 
     def _done(self) -> bool:
-        with self._engine._turn:
+        with self._engine._lock:
             return self._engine._mpi.Request.Testall(self._requests)
 
     def awaited(self) -> list[int]:
-        """The instances on which this depends still."""
-        with self._engine._turn:
-            over = [request.Get_status() for request in self._requests]
-        if len(over) < len(self._instances):  # of all instances together
+        """The instances that have not yet done their part."""
+        with self._engine._lock:
+            done = [request.Get_status() for request in self._requests]
+        if len(done) < len(self._instances):  # one request of all instances, a barrier
             return self._instances
-        return sorted({i for i, done in zip(self._instances, over, strict=True) if not done})
+        return sorted({i for i, over in zip(self._instances, done, strict=True) if not over})

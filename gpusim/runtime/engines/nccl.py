@@ -1,5 +1,7 @@
 """The engine between GPUs: NCCL, through CuPy. Everything travels as bytes, in group calls.
-Between processes it is an `Engine`; in one process it moves arrays between that process's GPUs."""
+
+`NcclEngine` is an `Engine` between processes. `send_between_gpus` moves arrays in one process.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ from ...errors import InstanceError
 from ...libraries import on_device
 from . import Buffer, interruption
 
-__all__ = ["NcclEngine", "Polled", "send_between_gpus", "unique_id"]
+__all__ = ["NcclEngine", "NcclExchange", "send_between_gpus", "unique_id"]
 
 Array = Any  # of CuPy
 
 PATIENCE = 600.0
-"""Seconds that an instance waits for the others: NCCL itself waits for ever."""
+"""Seconds that an instance waits for the others; NCCL itself waits for ever."""
 
-EAGER_POLLS, SHORTEST_SLEEP, LONGEST_SLEEP = 200, 2e-5, 1e-3
+EAGER_POLLS, MIN_SLEEP, MAX_SLEEP = 200, 2e-5, 1e-3
 
 _OPERATORS = {"sum": "NCCL_SUM", "prod": "NCCL_PROD", "max": "NCCL_MAX", "min": "NCCL_MIN"}
 _DTYPES = {
@@ -51,13 +53,13 @@ def _cupy() -> Any:
 
 
 def _bindings() -> Any:
-    """cupy.cuda.nccl, which is there without NCCL too."""
+    """cupy.cuda.nccl, which can be imported without NCCL."""
     _cupy()
     return importlib.import_module("cupy.cuda.nccl")
 
 
 def _nccl() -> Any:
-    """The same, or an ImportError that says what to install."""
+    """cupy.cuda.nccl; an ImportError, which says what to install, without NCCL."""
     nccl = _bindings()
     if not nccl.available:
         raise ImportError(
@@ -68,17 +70,16 @@ def _nccl() -> Any:
 
 
 def unique_id() -> bytes:
-    """What one instance makes and hands to the others, by whatever way it has, to `NcclEngine`."""
-    made: Any = _nccl().get_unique_id()
-    return bytes(byte % 256 for byte in made)  # older CuPys give a tuple of signed numbers
+    """An identity for a new communicator. One instance makes it and sends it to the others."""
+    identity: Any = _nccl().get_unique_id()
+    return bytes(byte % 256 for byte in identity)  # older CuPys give a tuple of signed numbers
 
 
-def _as_id(given: bytes) -> Any:
-    """The id as this CuPy's communicators take it."""
-    known = _nccl().get_unique_id()
-    if isinstance(known, bytes):
-        return given
-    return tuple(byte - 256 if byte > 127 else byte for byte in given)
+def _as_cupy_id(identity: bytes) -> Any:
+    """The identity as this CuPy's communicators take it."""
+    if isinstance(_nccl().get_unique_id(), bytes):
+        return identity
+    return tuple(byte - 256 if byte > 127 else byte for byte in identity)
 
 
 # --- in one process -----------------------------------------------------------------------------
@@ -87,15 +88,15 @@ def _as_id(given: bytes) -> Any:
 def send_between_gpus(
     moves: Sequence[tuple[Array, int]], streams: Mapping[int, Any]
 ) -> list[Array]:
-    """Copies of arrays on other GPUs of this process, by one group of sends and receives.
+    """Copy arrays to other GPUs of this process, in one group of sends and receives.
 
-    Each array is read on the stream of its GPU and written on that of its target, so work that is
-    given to either stream later comes after. Without NCCL the GPUs' memory is copied by the driver,
-    with events between the streams.
+    Each array is read on the stream of its GPU and written on that of its target, so later work on
+    either stream comes after the copy. Without NCCL the driver copies, with events between the
+    streams.
 
     Args:
         moves: arrays, and the number of the GPU that each goes to.
-        streams: of each GPU that takes part.
+        streams: the stream of each GPU that takes part.
     """
     cupy = _cupy()
     sources = [_contiguous(array, streams) for array, _ in moves]
@@ -124,9 +125,9 @@ def _by_nccl(sources: list[Array], targets: list[Array], streams: Mapping[int, A
     ranks = {gpu: rank for rank, gpu in enumerate(gpus)}
     with _lock:
         if gpus not in _communicators:
-            made = nccl.NcclCommunicator.initAll(list(gpus))
-            _communicators[gpus] = dict(zip(gpus, made, strict=True))
-        known = _communicators[gpus]
+            created = nccl.NcclCommunicator.initAll(list(gpus))
+            _communicators[gpus] = dict(zip(gpus, created, strict=True))
+        communicators = _communicators[gpus]
         nccl.groupStart()
         try:
             for source, target in zip(sources, targets, strict=True):
@@ -134,8 +135,9 @@ def _by_nccl(sources: list[Array], targets: list[Array], streams: Mapping[int, A
                     continue
                 start, end = int(source.device.id), int(target.device.id)
                 size, kind = source.nbytes, nccl.NCCL_UINT8
-                known[start].send(source.data.ptr, size, kind, ranks[end], streams[start].ptr)
-                known[end].recv(target.data.ptr, size, kind, ranks[start], streams[end].ptr)
+                sender, receiver = communicators[start], communicators[end]
+                sender.send(source.data.ptr, size, kind, ranks[end], streams[start].ptr)
+                receiver.recv(target.data.ptr, size, kind, ranks[start], streams[end].ptr)
         finally:
             nccl.groupEnd()
 
@@ -150,7 +152,7 @@ def _by_the_driver(sources: list[Array], targets: list[Array], streams: Mapping[
             streams[end].wait_event(before)
             np.copyto(target, source)
             after = streams[end].record(cupy.cuda.Event(disable_timing=True))
-        streams[start].wait_event(after)  # what is read may be written again behind this
+        streams[start].wait_event(after)  # later work may overwrite the source
 
 
 # --- between processes --------------------------------------------------------------------------
@@ -159,19 +161,19 @@ def _by_the_driver(sources: list[Array], targets: list[Array], streams: Mapping[
 class NcclEngine:
     """All instances of one NCCL communicator, a GPU for each; see `gpusim.runtime.engines.Engine`.
 
-    NCCL matches sends and receives by their order and knows no tags, so instances must begin the
-    exchanges with one another in the same order, whatever their tags.
+    NCCL has no tags: it matches sends and receives by their order. Instances must therefore begin
+    their exchanges in the same order, whatever the tags.
 
     Args:
-        instances, instance: how many there are, and which this is.
-        identity: what `unique_id` gave one of them.
-        gpu: this instance's GPU; the current one if not given.
-        patience: seconds after which an exchange that has not ended is an error.
+        instances, instance: the number of instances, and the number of this one.
+        identity: the result of `unique_id` on one of them.
+        gpu: this instance's GPU; the default is the current one.
+        patience: seconds after which an unfinished exchange is an error.
 
     Raises:
         ImportError: without CuPy or NCCL.
         InstanceError: by `exchange`'s `wait` and the collective methods, when NCCL reports an error
-            or nothing has come for `patience` seconds.
+            or nothing has arrived for `patience` seconds.
     """
 
     def __init__(
@@ -189,13 +191,15 @@ class NcclEngine:
         self._lock = threading.Lock()  # a group belongs to a thread
         self._gpu = int(cupy.cuda.Device(gpu).id)
         with cupy.cuda.Device(self._gpu):
-            self._communicator = nccl.NcclCommunicator(instances, _as_id(identity), instance)
+            self._communicator = nccl.NcclCommunicator(instances, _as_cupy_id(identity), instance)
             self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def prepare(self, array: Array) -> None:
-        """Nothing: the communicator is there."""
+        """Do nothing: the communicator exists."""
 
-    def exchange(self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int) -> Polled:
+    def exchange(
+        self, sends: Sequence[Buffer], receives: Sequence[Buffer], tag: int
+    ) -> NcclExchange:
         for buffer, _ in (*sends, *receives):
             self._check(buffer)
         kind = self._nccl.NCCL_UINT8
@@ -216,18 +220,18 @@ class NcclEngine:
         name = _DTYPES.get(array.dtype.name)
         if op not in _OPERATORS or name is None or not hasattr(self._nccl, name):
             raise TypeError(f"NCCL has no all-reduce for op={op!r} of {array.dtype}")
-        given = cupy.ascontiguousarray(array)
-        self._check(given)
-        total = cupy.empty(given.shape, given.dtype)
+        source = cupy.ascontiguousarray(array)
+        self._check(source)
+        total = cupy.empty(source.shape, source.dtype)
         kind, operator = getattr(self._nccl, name), getattr(self._nccl, _OPERATORS[op])
 
         def begin() -> None:
             self._communicator.allReduce(
-                given.data.ptr, total.data.ptr, given.size, kind, operator, self._stream.ptr
+                source.data.ptr, total.data.ptr, source.size, kind, operator, self._stream.ptr
             )
 
         others = [other for other in range(self.instances) if other != self.instance]
-        self._launch(begin, (given, total), others).wait()
+        self._launch(begin, (source, total), others).wait()
         return total
 
     def barrier(self) -> None:
@@ -254,7 +258,7 @@ class NcclEngine:
         if int(array.device.id) != self._gpu:
             raise ValueError(f"this instance is on GPU {self._gpu}, the array on {array.device.id}")
 
-    def _launch(self, begin: Any, buffers: Any, others: Sequence[int]) -> Polled:
+    def _launch(self, begin: Any, buffers: Any, others: Sequence[int]) -> NcclExchange:
         """Begin behind the current stream's work; the current stream goes on behind it."""
         cupy = _cupy()
         with cupy.cuda.Device(self._gpu), self._lock:
@@ -267,13 +271,13 @@ class NcclEngine:
                 self._nccl.groupEnd()
             done = self._stream.record(cupy.cuda.Event(disable_timing=True))
             current.wait_event(done)
-        return Polled(done, self._communicator, buffers, self._patience, others)
+        return NcclExchange(done, self._communicator, buffers, self._patience, others)
 
 
-class Polled:
-    """An exchange under way, and the buffers that must live as long as it does.
+class NcclExchange:
+    """A pending exchange, and the buffers that must live as long as it does.
 
-    Later work on the stream that was current is ordered behind it already; `wait` is for the host.
+    Later work on the stream that was current comes after it anyway; `wait` is for the host.
     """
 
     def __init__(
@@ -283,31 +287,31 @@ class Polled:
         self._buffers, self._patience, self._others = buffers, patience, others
 
     def awaited(self) -> Sequence[int]:
-        """The instances without which it does not end."""
+        """The instances that have not yet done their part."""
         return [] if self._done.done else self._others
 
     def wait(self) -> None:
-        """Return when all is there; looks at `interruption` meanwhile.
+        """Return when the exchange is complete; calls `interruption` meanwhile.
 
         Raises:
-            InstanceError: when NCCL reports an error, or after the engine's patience.
+            InstanceError: if NCCL reports an error, or after the engine's patience.
         """
         end = time.monotonic() + self._patience
-        polls, sleep = 0, SHORTEST_SLEEP
+        polls, sleep = 0, MIN_SLEEP
         while not self._done.done:
             polls += 1
             if polls < EAGER_POLLS:
                 continue
-            if (look := interruption.get()) is not None:
-                look()
-            self._look()
+            if (check := interruption.get()) is not None:
+                check()
+            self._check_errors()
             if time.monotonic() > end:
                 self._fail(f"an exchange by NCCL has not ended within {self._patience:g} s")
             time.sleep(sleep)
-            sleep = min(2 * sleep, LONGEST_SLEEP)
+            sleep = min(2 * sleep, MAX_SLEEP)
         self._buffers = None
 
-    def _look(self) -> None:
+    def _check_errors(self) -> None:
         try:
             self._communicator.check_async_error()
         except RuntimeError as error:  # NcclError

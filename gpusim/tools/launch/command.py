@@ -1,7 +1,7 @@
-"""The command `poprun`: its arguments, which are PopRun's, and what they start.
+"""The command `poprun`, with PopRun's arguments.
 
-Exit codes: that of the first instance that failed (128 + N if signal N killed it); 1 could not be
-started, 2 arguments that make no sense, 128 + N if poprun itself was stopped by signal N.
+Its exit code is that of the first instance that failed, or 128 + N if signal N killed it; 1 if the
+program could not be started; 2 for invalid arguments; 128 + N if signal N stopped poprun itself.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ __all__ = ["main"]
 
 PROGRAM = "poprun"
 TAKES_OPTIONS = ("--mpi-global-args", "--mpi-local-args")  # whose value may begin with a dash
-TRUTHS = {"yes": True, "true": True, "on": True, "1": True}
-TRUTHS |= {"no": False, "false": False, "off": False, "0": False}
+BOOLEANS = {"yes": True, "true": True, "on": True, "1": True}
+BOOLEANS |= {"no": False, "false": False, "off": False, "0": False}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run poprun with the arguments `argv` (default: the process's) and return its exit code."""
     parser = command_line()
-    given = join_options(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(join_options(sys.argv[1:] if argv is None else argv))
     program = arguments.program[arguments.program[:1] == ["--"] :]
     if not program:
         parser.error("the program to run is missing: poprun [options] PROGRAM [ARGUMENTS]")
@@ -50,26 +49,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         hosts = hosts_of(arguments.host) if arguments.host is not None else ()
         ipus = arguments.ipus_per_replica
         layout = lay_out(arguments.num_instances, arguments.num_replicas, ipus, hosts)
-        environ = dict(os.environ) | ipus_for(layout)
+        environ = dict(os.environ) | ipu_variables(layout)
         mpi_args = [shlex.split(text) for text in (arguments.mpi_global, arguments.mpi_local)]
     except ValueError as error:
         parser.error(str(error))
     try:
         if not hosts:
-            check_runs(program[0])
-        found = mpirun.find()
+            check_executable(program[0])
+        executable = mpirun.find()
     except OSError as error:
         complain(PROGRAM, error)
         return 1
-    say(arguments.verbose, 1, described(layout))
-    without_effect(arguments)
+    log(arguments.verbose, 1, describe(layout))
+    warn_of_ignored(arguments)
 
-    reads = not reads_nothing()
-    feed = reads and not hosts and not os.isatty(0)  # else it is left to mpirun
+    reads = has_input()
+    feed = reads and not hosts and not os.isatty(0)  # else mpirun copies the input
 
     def line(environ: dict[str, str], fifo: str) -> list[str]:
         words = mpirun.command_line(
-            found,
+            executable,
             layout,
             program,
             global_args=mpi_args[0],
@@ -77,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             environ=environ,
             source=fifo if feed else None if reads else "",
         )
-        say(arguments.verbose, 2, f"Running command: {shlex.join(words)}")
+        log(arguments.verbose, 2, f"Running command: {shlex.join(words)}")
         return words
 
     return supervise(
@@ -97,8 +96,8 @@ def command_line() -> argparse.ArgumentParser:
         usage="poprun [options] PROGRAM [ARGUMENTS]",
         description="Starts PROGRAM as several instances, which share the replicas evenly, with "
         "Open MPI's mpirun. Each instance finds its share in PopDist's variables.",
-        epilog="GPUSIM_IPUS says how many simulated IPUs a host has; without it, as many as are "
-        f"needed, and at least {DEFAULT_IPUS}.",
+        epilog="GPUSIM_IPUS sets the number of simulated IPUs of a host; without it, a host has as "
+        f"many as its instances need, and at least {DEFAULT_IPUS}.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -109,8 +108,8 @@ def command_line() -> argparse.ArgumentParser:
         "--num-replicas",
         type=number,
         metavar="R",
-        help="replicas, in all; the first instances hold one more where I does not divide R "
-        "(default: one an instance)",
+        help="replicas, in total; the first instances hold one more where I does not divide R "
+        "(default: one for each instance)",
     )
     add("--ipus-per-replica", type=number, default=1, metavar="N", help="(default: 1)")
     add(
@@ -138,13 +137,13 @@ def command_line() -> argparse.ArgumentParser:
         "--verbose",
         action="count",
         default=0,
-        help="say what is started; twice: with mpirun's command line",
+        help="print what is started; twice: with mpirun's command line",
     )
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    ignored = parser.add_argument_group("accepted for PopRun's sake, without effect")
-    ignored.add_argument("--vipu-partition", metavar="P", help="no partition has to be made")
+    ignored = parser.add_argument_group("accepted for compatibility with PopRun, without effect")
+    ignored.add_argument("--vipu-partition", metavar="P", help="simulated IPUs need no partition")
     for option in ("--update-partition", "--remove-partition", "--reset-partition"):
-        ignored.add_argument(option, type=truth, metavar="yes|no")
+        ignored.add_argument(option, type=boolean, metavar="yes|no")
     for option in ("--vipu-server-host", "--vipu-server-port", "--vipu-server-timeout"):
         ignored.add_argument(option, metavar="...")
     for option in ("--vipu-cluster", "--vipu-allocation", "--num-ilds"):
@@ -154,7 +153,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def join_options(argv: Sequence[str]) -> list[str]:
-    """`--mpi-local-args -v` as `--mpi-local-args=-v`: argparse takes no value with a dash.
+    """Write `--mpi-local-args -v` as `--mpi-local-args=-v`: argparse refuses a value with a dash.
 
     >>> join_options(["--mpi-local-args", "-v", "ls", "--mpi-local-args", "-v"])
     ['--mpi-local-args=-v', 'ls', '--mpi-local-args', '-v']
@@ -167,7 +166,7 @@ def join_options(argv: Sequence[str]) -> list[str]:
             word = f"{word}={words.pop(0)}"
         joined.append(word)
         if not word.startswith("-") and not is_value(joined):
-            break  # the program, whose arguments are its own
+            break  # the program: the rest are its arguments
     return joined + words
 
 
@@ -180,18 +179,18 @@ def is_value(words: list[str]) -> bool:
 FLAGS = ("-v", "-vv", "-vvv", "--verbose", "-h", "--help", "--version", "--")
 
 
-def truth(text: str) -> bool:
+def boolean(text: str) -> bool:
     """An argparse type: yes or no."""
     try:
-        return TRUTHS[text.lower()]
+        return BOOLEANS[text.lower()]
     except KeyError:
         raise argparse.ArgumentTypeError(f"expected yes or no, got {text!r}") from None
 
 
-def ipus_for(layout: Layout) -> dict[str, str]:
-    """The variable that gives each host the IPUs it needs, if nobody has said how many it has.
+def ipu_variables(layout: Layout) -> dict[str, str]:
+    """GPUSIM_IPUS with the IPUs that a host needs, unless it is set.
 
-    ValueError if GPUSIM_IPUS is set and says fewer.
+    ValueError if it is set to a smaller number.
     """
     needed = layout.ipus_per_host
     if os.environ.get("GPUSIM_IPUS", "").strip():
@@ -203,16 +202,16 @@ def ipus_for(layout: Layout) -> dict[str, str]:
                 f"GPUSIM_IPUS={os.environ['GPUSIM_IPUS']!r}"
             )
         return {}
-    # More than there can be: a program that asks for devices is told, others need none.
+    # More than MOST_IPUS is an error only for a program that asks for devices.
     return {"GPUSIM_IPUS": str(needed)} if DEFAULT_IPUS < needed <= MOST_IPUS else {}
 
 
-def check_runs(program: str) -> None:
-    """OSError if there is no such program: mpirun would say so at length, once an instance."""
+def check_executable(program: str) -> None:
+    """OSError if the program does not exist. mpirun would print a long message per instance."""
     if shutil.which(program):
         return
     if os.path.isdir(program):
-        raise IsADirectoryError(f"{program} is a folder, and no program")
+        raise IsADirectoryError(f"{program} is a folder, not a program")
     if os.path.isfile(program):
         raise PermissionError(
             f"{program} is not executable: put its interpreter before it, as in "
@@ -221,37 +220,37 @@ def check_runs(program: str) -> None:
     raise FileNotFoundError(f"there is no program {program!r}")
 
 
-def reads_nothing() -> bool:
-    """Whether standard input is closed, or /dev/null."""
+def has_input() -> bool:
+    """Whether standard input is open, and not /dev/null."""
     try:
-        found, nothing = os.fstat(0), os.stat(os.devnull)
+        found, null = os.fstat(0), os.stat(os.devnull)
     except OSError:
-        return True
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == nothing.st_rdev
+        return False
+    return not stat.S_ISCHR(found.st_mode) or found.st_rdev != null.st_rdev
 
 
-def described(layout: Layout) -> str:
-    """What is started, in a line."""
-    held = [str(instance.replicas) for instance in layout.instances]
-    shares = held[0] if layout.uniform else ", ".join(held)
+def describe(layout: Layout) -> str:
+    """The layout, in a line."""
+    replicas = [str(instance.replicas) for instance in layout.instances]
+    shares = replicas[0] if layout.uniform else ", ".join(replicas)
     hosts = dict.fromkeys(i.host for i in layout.instances if i.host)
     where = f" on {', '.join(hosts)}" if hosts else ""
     return (
         f"{layout.replicas} replica(s) of {layout.ipus_per_replica} IPU(s), {shares} in each of "
-        f"{len(held)} instance(s){where}"
+        f"{len(replicas)} instance(s){where}"
     )
 
 
-def without_effect(arguments: argparse.Namespace) -> None:
-    """Name the options that have none."""
+def warn_of_ignored(arguments: argparse.Namespace) -> None:
+    """Print the options that have no effect."""
     named = [name for name in arguments.ignored if getattr(arguments, name) is not None]
     if named:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
         complain(PROGRAM, f"{options}: no effect, the IPUs are simulated")
 
 
-def say(verbose: int, level: int, text: str) -> None:
-    """A line of the log, in PopRun's form."""
+def log(verbose: int, level: int, text: str) -> None:
+    """Print a line of the log, in PopRun's form."""
     if verbose >= level:
         now = time.time()
         clock = time.strftime("%H:%M:%S", time.localtime(now))

@@ -1,4 +1,4 @@
-"""Which instance holds which replicas, on which host: PopDist's variables for each."""
+"""The replicas and the host of each instance, and its PopDist variables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpusim.runtime.environment import IPUS, LOCAL, LOCAL_INSTANCE, OFFSET, TOTA
 
 __all__ = ["Instance", "Layout", "hosts_of", "lay_out"]
 
-MOST_HOSTS = 10_000  # that a range stands for
+MAX_HOSTS = 10_000  # of a range
 
 
 @dataclass(frozen=True)
 class Instance:
-    """One process: its place on its host, and the block of replicas that it holds."""
+    """One process: its host, its index on the host, and the block of replicas that it holds."""
 
     host: str | None
     local_index: int
@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def ipus_per_host(self) -> int:
-        """IPUs that the fullest host needs: equal blocks for its instances, powers of two."""
+        """The IPUs that a host needs at most: equal blocks for its instances, powers of two."""
         block = max(instance.replicas for instance in self.instances) * self.ipus_per_replica
         fullest = max(Counter(instance.host for instance in self.instances).values())
         return power_of_two(power_of_two(block) * fullest)
@@ -60,17 +60,17 @@ class Layout:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest that is not below `number`."""
+    """The smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
 
 
 def lay_out(
     instances: int, replicas: int | None, ipus_per_replica: int, hosts: tuple[str, ...] = ()
 ) -> Layout:
-    """Spread replicas over instances, and instances over hosts, both in contiguous blocks.
+    """Divide replicas among instances, and instances among hosts, both in contiguous blocks.
 
-    Without `replicas`, one an instance. ValueError for fewer replicas than instances, and for
-    fewer instances than hosts.
+    Without `replicas`, each instance holds one. ValueError for fewer replicas than instances, and
+    for fewer instances than hosts.
 
     >>> [(i.host, i.replicas, i.offset) for i in lay_out(3, 7, 1, ("a", "b")).instances]
     [('a', 3, 0), ('a', 2, 3), ('b', 2, 5)]
@@ -86,13 +86,13 @@ def lay_out(
             f"--num-instances {instances}: expected at least one for each of "
             f"{len(hosts)} hosts, --host {','.join(hosts)}"
         )
-    held = spread(replicas, instances)
+    counts = spread(replicas, instances)
     on_hosts = spread(instances, len(hosts) or 1)
-    places = [(h, i) for h, n in zip(hosts or (None,), on_hosts, strict=True) for i in range(n)]
+    indices = [(h, i) for h, n in zip(hosts or (None,), on_hosts, strict=True) for i in range(n)]
     return Layout(
         tuple(
-            Instance(host, local_index, held[i], sum(held[:i]))
-            for i, (host, local_index) in enumerate(places)
+            Instance(host, local_index, counts[i], sum(counts[:i]))
+            for i, (host, local_index) in enumerate(indices)
         ),
         ipus_per_replica,
     )
@@ -101,7 +101,7 @@ def lay_out(
 def hosts_of(text: str) -> tuple[str, ...]:
     """The hosts that --host names: separated by commas, with ranges in brackets.
 
-    ValueError for a name that is empty, or given twice, and for a range that is none.
+    ValueError for an empty or repeated name, and for an invalid range.
 
     >>> hosts_of("pod,node[08-10,12]")
     ('pod', 'node08', 'node09', 'node10', 'node12')
@@ -116,7 +116,7 @@ def hosts_of(text: str) -> tuple[str, ...]:
 
 
 def expand(name: str, text: str) -> list[str]:
-    """A name, or those that its brackets stand for."""
+    """The names that a name with brackets stands for."""
     match = re.fullmatch(r"([^\[\]\s]*)\[([\d,-]+)\]([^\[\]\s]*)", name)
     if match is None:
         if not re.fullmatch(r"[^\[\]\s]+", name):
@@ -129,7 +129,7 @@ def expand(name: str, text: str) -> list[str]:
         if ends is None:
             raise ValueError(f"--host {text!r}: expected a number or a range, got {piece!r}")
         first, last = ends[1], ends[2] or ends[1]
-        if not 0 <= int(last) - int(first) < MOST_HOSTS:
-            raise ValueError(f"--host {text!r}: {piece} is no range from small to large")
+        if not 0 <= int(last) - int(first) < MAX_HOSTS:
+            raise ValueError(f"--host {text!r}: {piece} is not an ascending range")
         numbers += [str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)]
     return [f"{before}{number}{after}" for number in numbers]

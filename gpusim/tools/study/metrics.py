@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FLOAT32, NARROW
+from fallback.formats import FLOAT32, SUB_32_BIT
 from gpusim.tools.study.reference import Exact
 
 __all__ = ["METRICS", "Metrics", "Partial", "measure", "merged"]
@@ -93,7 +93,7 @@ def ulp(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64
     ...     2**-10, 2**-10, 2**-9, 2**-24]
     True
     """
-    narrow = NARROW.get(dtype)
+    narrow = SUB_32_BIT.get(dtype)
     if narrow is not None:
         fraction, least, most = narrow.fraction_bits, narrow.min_exponent, narrow.max_exponent
     else:

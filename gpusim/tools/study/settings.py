@@ -15,14 +15,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import FLOAT32, FLOAT64, NARROW, default_accumulator
+from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, default_accumulator
 from fallback.schedules import Schedule
 from gpusim.formats import Format, FormatLike, as_format
 from gpusim.reduction import Reduction
 
 __all__ = ["FORMATS", "Setting", "accumulator", "floating", "grid", "whole_numbers"]
 
-_DTYPES: tuple[np.dtype[Any], ...] = (FLOAT64, FLOAT32, *NARROW)
+_DTYPES: tuple[np.dtype[Any], ...] = (FLOAT64, FLOAT32, *SUB_32_BIT)
 FORMATS = {dtype.name: dtype for dtype in _DTYPES}
 
 
@@ -58,7 +58,7 @@ def _name(given: np.dtype[Any] | Format) -> str:
 
 def _narrow(given: np.dtype[Any] | Format) -> bool:
     """Whether rounding to it may be stochastic."""
-    return given.bits < 32 if isinstance(given, Format) else given in NARROW
+    return given.bits < 32 if isinstance(given, Format) else given in SUB_32_BIT
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import gpusim
 from fallback import round_to
-from fallback.formats import FLOAT32, NARROW
+from fallback.formats import FLOAT32, SUB_32_BIT
 from gpusim.files import atomic_write
 from gpusim.optional import require
 from gpusim.tools import digits
@@ -65,9 +65,9 @@ def parse(text: str) -> StorageFormat:
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f"format={text!r}: expected nearest or stochastic after the colon")
     target = floating(dtype, "format")
-    if target != FLOAT32 and target not in NARROW:
+    if target != FLOAT32 and target not in SUB_32_BIT:
         raise ValueError(f"format={text!r}: expected float32 or narrower")
-    return StorageFormat(target, rounding if target in NARROW else "nearest")
+    return StorageFormat(target, rounding if target in SUB_32_BIT else "nearest")
 
 
 @dataclass(frozen=True)
@@ -283,9 +283,9 @@ def _rounded(arrays: Tree, target: StorageFormat, seed: int, step: int, place: i
 def _scale(stacked: NDArray[Any], dtype: np.dtype[Any]) -> float:
     """The power of two that brings the largest possible sum to the middle of the format's top."""
     largest = float(np.abs(stacked).max()) * len(stacked)
-    if dtype not in NARROW or not 0 < largest < np.inf:
+    if dtype not in SUB_32_BIT or not 0 < largest < np.inf:
         return 1.0
-    room = NARROW[dtype].max_finite / 2 / largest
+    room = SUB_32_BIT[dtype].largest / 2 / largest
     return float(np.exp2(np.clip(np.floor(np.log2(room)), -60, 60)))
 
 

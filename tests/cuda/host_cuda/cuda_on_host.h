@@ -1,4 +1,4 @@
-// What CUDA has and C++ has not, so that g++ compiles the .cu sources: indices, conversions, and
+// The parts of CUDA that C++ lacks, so that g++ compiles the .cu sources: indices, conversions, and
 // a grid that is a loop. No kernel here has a barrier, so that threads can run one by one.
 #pragma once
 
@@ -60,7 +60,7 @@ inline unsigned long long atomicMin(unsigned long long* at, unsigned long long v
   return old;
 }
 
-// float16 by its definition, in double arithmetic: nothing in common with the kernels' own ways.
+// float16 by its definition, in double arithmetic: independent of the kernels' own conversions.
 inline float float_of_half(unsigned short bits) {
   int field = bits >> 10 & 31, fraction = bits & 1023;
   double magnitude = field ? ldexp(1024 + fraction, field - 25) : ldexp(fraction, -24);

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from fallback.spec import run_arguments
 from gpusim.cuda import folding, ragged, rounding, templates
 from gpusim.cuda.compile import ARGUMENTS, SOURCES
 from gpusim.cuda.device import Kernel, Launch
@@ -50,7 +51,7 @@ def library(unit: str) -> ctypes.CDLL:
         digest.update(file.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"gpusim-host-cuda-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    assert folder.stat().st_uid == os.getuid(), f"{folder} belongs to somebody else"
+    assert folder.stat().st_uid == os.getuid(), f"{folder} belongs to another user"
     built = folder / f"{unit.replace(' ', '-')}-{digest.hexdigest()[:16]}.so"
     if not built.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -75,9 +76,14 @@ class HostDevice:
             for unit, kernels in templates.units().items()
             for number, kernel in enumerate(kernels)
         }
-        self.fold = partial(folding.fold, self)
+        self.run_fold = partial(folding.run_fold, self)
         self.round_to = partial(rounding.round_to, self)
         self.ragged_copy = partial(ragged.ragged_copy, self)
+
+    def fold(self, members: Any, **keywords: Any) -> NDArray[Any]:
+        """`fallback.fold` on this device."""
+        result: NDArray[Any] = self.run_fold(members=members, **run_arguments(**keywords))
+        return result
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fallback.formats import NARROW
+from fallback.formats import SUB_32_BIT
 
 
 def bits_of(array: np.ndarray) -> np.ndarray:
@@ -15,7 +15,7 @@ def bits_of(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "c":
         array = array[..., np.newaxis].view(f"f{array.dtype.itemsize // 2}")
     bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
-    if array.dtype.kind in "biu" and array.dtype not in NARROW:
+    if array.dtype.kind in "biu" and array.dtype not in SUB_32_BIT:
         return bits
     with np.errstate(invalid="ignore"):
         nans = np.isnan(array.astype(np.float64))
@@ -32,7 +32,7 @@ def moderate(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
     """Numbers whose sums have something to round, and some special ones."""
     dtype, random = np.dtype(dtype), np.random.default_rng(seed)
     values = random.normal(size=shape) * 3
-    if dtype.kind in "iu" and dtype not in NARROW:
+    if dtype.kind in "iu" and dtype not in SUB_32_BIT:
         return random.integers(0, 2 ** (8 * dtype.itemsize), shape, f"u{dtype.itemsize}").view(
             dtype
         )

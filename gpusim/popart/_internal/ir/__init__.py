@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpusim.popxl._ops.op import Op
+from gpusim.popxl._op import Op
 from gpusim.popxl._options import SessionOptions
 from gpusim.popxl.graph import Graph
 from gpusim.popxl.ir import Ir

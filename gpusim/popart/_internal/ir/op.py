@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from gpusim.popxl._ops.op import op_class
+from gpusim.popxl._op import op_class
 
 #: Classes that PopART has not named after the type of their ops.
 _RENAMED = {

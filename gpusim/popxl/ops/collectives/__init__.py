@@ -1,17 +1,16 @@
-"""ops.collectives: reductions and gathers over the replicas, and over the IPUs of one."""
+"""Reductions and gathers over the replicas, and over the IPUs of one replica."""
 
 from __future__ import annotations
 
-from .all_reduce import (
-    all_reduce,
-    all_reduce_identical_grad_inputs,
-    all_reduce_identical_inputs,
-)
+from ..._paths import keep_paths
+from . import collectives, ipus, replicas
 from .collectives import CollectiveOps, to_collective_op
-from .replicated_all_gather import replicated_all_gather
-from .replicated_all_reduce import replicated_all_reduce, replicated_all_reduce_
-from .replicated_reduce_scatter import (
+from .ipus import all_reduce, all_reduce_identical_grad_inputs, all_reduce_identical_inputs
+from .replicas import (
     replica_sharded_slice,
+    replicated_all_gather,
+    replicated_all_reduce,
+    replicated_all_reduce_,
     replicated_reduce_scatter,
     replicated_slice,
 )
@@ -29,3 +28,12 @@ __all__ = [
     "replicated_slice",
     "to_collective_op",
 ]
+
+keep_paths(
+    __name__,
+    {
+        collectives: "collectives",
+        ipus: "all_reduce",
+        replicas: "replicated_all_gather replicated_all_reduce replicated_reduce_scatter",
+    },
+)

@@ -1,14 +1,13 @@
-"""What collectives reduce by, and among whom."""
+"""The names of the collectives' operators, and their default group of replicas."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from ..._ops.collective import OPERATORS
 from ...context import get_ir
 from ...replica_grouping import ReplicaGrouping
 
-__all__ = ["CollectiveOps", "group_of", "to_collective_op"]
+__all__ = ["to_collective_op", "group_of"]
 
 CollectiveOps: TypeAlias = Literal[
     "add", "mean", "mul", "min", "max", "and", "or", "square_add", "local"
@@ -16,20 +15,21 @@ CollectiveOps: TypeAlias = Literal[
 
 
 def to_collective_op(op: CollectiveOps) -> str:
-    """The operator's name, checked: ValueError for one that there is not.
+    """Check an operator's name, and return it; ValueError for an unknown one.
 
     >>> to_collective_op("mean")
     'mean'
     """
-    if op not in OPERATORS:
-        raise ValueError(f"Not a valid op: {op}. Must choose from: {', '.join(OPERATORS)}")
+    names = get_args(CollectiveOps)
+    if op not in names:
+        raise ValueError(f"Not a valid op: {op}. Must choose from: {', '.join(names)}")
     return op
 
 
 def group_of(group: ReplicaGrouping | None) -> ReplicaGrouping:
-    """The groups of a collective, by default one of all replicas.
+    """The groups of a collective, by default one group of all replicas.
 
-    NotImplementedError for groups without one stride.
+    **Raises**: NotImplementedError: if the groups have no constant stride.
     """
     if group is None:
         return get_ir().replica_grouping()

@@ -1,7 +1,9 @@
-"""ops.var_updates: what changes variables in place, as optimizers do."""
+"""Ops that change variables in place, as optimizers do."""
 
 from __future__ import annotations
 
+from ..._paths import keep_paths
+from . import accumulate, adam
 from .accumulate import (
     accumulate_,
     accumulate_mean_,
@@ -10,11 +12,10 @@ from .accumulate import (
     accumulate_square_,
     accumulator_scale_,
     accumulator_zero_,
+    copy_var_update_,
     sparse_accumulate_,
 )
-from .adam_updater import adam_updater, adamax_updater, lamb_updater
-from .adam_var_update import adam_var_update
-from .copy_var_update import copy_var_update_
+from .adam import adam_updater, adam_var_update, adamax_updater, lamb_updater
 
 __all__ = [
     "accumulate_",
@@ -31,3 +32,5 @@ __all__ = [
     "lamb_updater",
     "sparse_accumulate_",
 ]
+
+keep_paths(__name__, {accumulate: "copy_var_update utils", adam: "adam_updater adam_var_update"})

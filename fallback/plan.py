@@ -1,0 +1,155 @@
+"""Plans of folds: all that follows from spec, part, dtype and shape, decided once and cached.
+NumPy and CUDA share them; each lays out and cuts up the work by itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fallback.arguments import check_batch, check_cut, check_nodes, check_window
+from fallback.arithmetic import Arithmetic
+from fallback.formats import FormatInfo
+from fallback.schedules import ChainSchedule, CompiledOrder, Schedule, compile_order
+from fallback.spec import Extent, FoldSpec, TreeNodes
+
+
+@dataclass(frozen=True, eq=False)
+class FoldPlan:
+    """A fold of `count` members of one dtype and shape.
+
+    **Attributes**:
+
+    - `spec`, `dtype`, `count`, `shape`, `batch_ndim`: as requested.
+    - `arithmetic`: dtypes, operator and roundings.
+    - `order`: the order that the kernels follow.
+    - `extent`: which part of a fold this is.
+    - `slice`: for a ring with a `cut_axis`, the positions of that axis in one slice.
+    """
+
+    spec: FoldSpec
+    dtype: np.dtype[Any]
+    count: int
+    shape: tuple[int, ...]
+    batch_ndim: int
+    arithmetic: Arithmetic
+    order: CompiledOrder
+    extent: Extent
+    slice: int | None
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The shape of the batch."""
+        return self.shape[: self.batch_ndim]
+
+    @property
+    def value(self) -> tuple[int, ...]:
+        """The shape of one batch entry's value."""
+        return self.shape[self.batch_ndim :]
+
+    @property
+    def folded(self) -> int:
+        """The number of members folded after this part."""
+        nodes = self.extent.nodes
+        return nodes.total if nodes else self.extent.before + self.count
+
+    @property
+    def tree(self) -> TreeNodes:
+        """Where in a tree the members are; without `nodes` they are all of it."""
+        return self.extent.nodes or TreeNodes(0, 0, self.count)
+
+    @property
+    def total(self) -> int:
+        """The number of elements of the whole value."""
+        window = self.extent.window
+        return window[1] if window else math.prod(self.value)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the order of an element's members depends on the block that it is in."""
+        return self.order == "ring" or isinstance(self.order, ChainSchedule)
+
+
+@lru_cache(maxsize=1024)
+def plan_fold(
+    spec: FoldSpec,
+    extent: Extent | None,
+    dtype: np.dtype[Any],
+    count: int,
+    shape: tuple[int, ...],
+    batch_ndim: int,
+) -> FoldPlan:
+    """Check that spec and extent fit such members, and plan the fold.
+
+    `extent` is a part's; None: the whole fold.
+
+    **Raises**: ValueError and TypeError for what does not fit.
+    """
+    extent = extent or Extent()
+    arithmetic = _arithmetic(spec, extent.final, dtype, count)
+    check_batch(batch_ndim, shape)
+    value = shape[batch_ndim:]
+    window = check_window(extent.window, math.prod(value), spec.cut_axis)
+    _check_extent(spec, extent, count, arithmetic.draws)
+    order = compile_order(
+        spec.order,
+        members=count,
+        elements=window[1] if window else math.prod(value),
+        itemsize=dtype.itemsize,
+    )
+    length = None
+    if order == "ring" and spec.cut_axis is not None:
+        length = check_cut(spec.cut_axis, value, count)
+    return FoldPlan(spec, dtype, count, shape, batch_ndim, arithmetic, order, extent, length)
+
+
+def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -> Arithmetic:
+    accumulator = spec.accumulate
+    if accumulator is not None and not isinstance(accumulator, FormatInfo):
+        accumulator = np.dtype(accumulator)
+    from_zero = False
+    if isinstance(spec.order, Schedule):
+        accumulator = accumulator or spec.order.accumulator(spec.op, dtype)
+        from_zero = spec.order.adds_zero(spec.op, dtype, count)
+    out = dtype if spec.out_dtype is None else np.dtype(spec.out_dtype)
+    return Arithmetic(
+        spec.op, dtype, accumulator, out, spec.divisor, spec.stochastic, final, from_zero
+    )
+
+
+def _check_extent(spec: FoldSpec, part: Extent, count: int, draws: bool) -> None:
+    """ValueError unless members can be folded in such a part; `draws`: with random numbers."""
+    order, whole = spec.order, not part.before and part.final
+    if part.before >= 2**64 - count:
+        raise ValueError(
+            f"before={part.before!r}: expected the number of members folded before these"
+        )
+    if order != "tree" and part.nodes is not None:
+        raise ValueError(f"nodes={tuple(part.nodes)!r}: expected None for order={order!r}")
+    if isinstance(order, Schedule) and not whole:
+        raise ValueError(
+            "order, a Schedule: expected all members at once, and not partial, before or "
+            "final=False"
+        )
+    if order == "ring" and not whole:
+        raise ValueError(
+            "order='ring': expected all members at once, and not partial, before or final=False; "
+            "block b of a ring is the linear fold that starts at member b, in its window"
+        )
+    if order != "tree":
+        return
+    if part.before:
+        raise ValueError(
+            "order='tree': expected no partial; a tree over the results of subtrees is a fold of "
+            "its own"
+        )
+    if part.nodes is not None:
+        check_nodes(part.nodes, part.final, count)
+    elif draws and not part.final:
+        raise ValueError(
+            "order='tree', rounding='stochastic', final=False: expected nodes, which say where in "
+            "the tree these members are, to number its random numbers"
+        )

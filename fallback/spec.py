@@ -1,0 +1,196 @@
+"""The specification of a fold: FoldSpec, and FoldPart for a fold that is done in parts.
+Both are checked when they are made, and are hashable."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fallback.formats import FormatInfo
+from fallback.operators import check_op
+from fallback.rounding import check_counter, check_rounding
+from fallback.schedules import Order, Schedule, check_order
+
+
+@dataclass(frozen=True)
+class FoldSpec:
+    """A reduction over a group's members, to the bits of the numerics contract.
+
+    **Arguments**
+
+    - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or". "max" and "min" let NaN win
+      and put -0 below +0.
+    - `order`: "linear", "reverse", "tree", "ring", or a `fallback.schedules.Schedule`. A Schedule
+      takes all members at once and no `cut_axis`.
+    - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
+      the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. The two parts
+      of a complex member are accumulated in it, or in its parts. Integers wrap in an integer
+      `accumulate`, and in their own dtype if it is a floating-point one. A
+      `fallback.formats.FormatInfo` stands for any format.
+    - `out_dtype`: the dtype of the result, of the members' kind. None is the members' dtype.
+    - `rounding`, `seed`: "nearest" or "stochastic", and the key of its random numbers. Complex
+      values are always rounded to nearest.
+    - `divisor`: divides the fold in the computing type, before the one rounding to `out_dtype`.
+    - `cut_axis`: for "ring" only: the value axis (0 is the first after the batch) that is cut into
+      equal slices, one per member. None cuts the flattened value.
+
+    Specs are immutable and hashable and compare by value.
+
+    **Raises** ValueError for a field outside these. Whether the fields fit the members is checked
+    when a fold is planned.
+
+    >>> FoldSpec(order="ring", accumulate="float16").accumulate
+    dtype('float16')
+    >>> FoldSpec(op="mean")
+    Traceback (most recent call last):
+    ...
+    ValueError: op='mean': expected one of 'sum', 'prod', 'max', 'min', 'logical_and', 'logical_or'
+    """
+
+    op: str = "sum"
+    order: Order = "linear"
+    accumulate: DTypeLike | FormatInfo | None = None
+    out_dtype: DTypeLike | None = None
+    rounding: str = "nearest"
+    seed: int = 0
+    divisor: int | None = None
+    cut_axis: int | None = None
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_op(self.op)
+        check_order(self.order)
+        check_rounding(self.rounding)
+        if self.cut_axis is not None and isinstance(self.order, Schedule):
+            raise ValueError(
+                f"cut_axis={self.cut_axis}: expected None for an order that is a Schedule"
+            )
+        changed: dict[str, Any] = {"seed": check_counter("seed", self.seed)}
+        if self.accumulate is not None and not isinstance(self.accumulate, FormatInfo):
+            changed["accumulate"] = np.dtype(self.accumulate)
+        if self.out_dtype is not None:
+            changed["out_dtype"] = np.dtype(self.out_dtype)
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
+        fields = (self.op, self.order, self.accumulate, self.out_dtype, self.rounding)
+        numbers = self.seed, self.divisor, self.cut_axis
+        object.__setattr__(self, "_hash", hash((*fields, *numbers)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether stochastic rounding is requested."""
+        return self.rounding == "stochastic"
+
+
+class TreeNodes(NamedTuple):
+    """Neighbouring nodes of a tree over `total` members: nodes `first` and on of a level.
+
+    Level 0 holds the members. Each level above has half as many nodes, rounded up.
+    """
+
+    level: int
+    first: int
+    total: int
+
+
+class Extent(NamedTuple):
+    """A FoldPart without its partial result: `before` says whether there is one."""
+
+    window: tuple[int, int] | None = None
+    before: int = 0
+    final: bool = True
+    nodes: TreeNodes | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FoldPart:
+    """The part of a larger fold that the given members are.
+
+    **Arguments**
+
+    - `window`: `(first, total)` says that the members hold, flattened, elements `first` and on of
+      a value of `total` elements, in every batch entry. The ring's blocks and the random numbers
+      are then those of the whole value, so that a value too large for the memory can be folded in
+      pieces. It excludes a `cut_axis`.
+    - `partial`, `before`: the result of folding the `before` members visited earlier, an array
+      of a member's shape and of `partial_dtype(members' dtype, accumulate, op)`. The first member
+      visited here is combined with it. For "linear" and "reverse" only ("reverse" goes from the
+      last member given to the first). A block of a ring is a linear fold that starts at its member.
+    - `final`: False if more members follow. The result is then the partial result, in the same
+      dtype, and `divisor` and `out_dtype` are left to the fold that ends with True. A tree takes
+      False too: the results of subtrees of one power of two of members each (the last may have
+      fewer) are members of the tree that ends it, with the same `accumulate` and with the
+      `out_dtype` and `divisor` of the whole.
+    - `nodes`: for "tree" only: `(level, first, total)` says that the members are nodes `first` and
+      on of that level (0: the members themselves, else subtrees of 2**level members) of a tree over
+      `total` members. The random numbers are then those of the whole tree. A tree that is folded
+      in parts and draws random numbers needs it.
+
+    **Raises** ValueError for values outside these.
+
+    >>> FoldPart(window=(4, 10)).final
+    True
+    """
+
+    window: tuple[int, int] | None = None
+    partial: Any = None
+    before: int = 0
+    final: bool = True
+    nodes: tuple[int, int, int] | None = None
+    #: What plans of folds depend on.
+    extent: Extent = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        before = operator.index(self.before)
+        if not 0 <= before < 2**64:
+            raise ValueError(
+                f"before={self.before!r}: expected the number of members folded before these"
+            )
+        if (self.partial is None) != (before == 0):
+            found = "none is given" if self.partial is None else "one is given"
+            expected = "one where it is not 0" if before else "none where it is 0"
+            raise ValueError(f"partial, beside before={before}: {found}, expected {expected}")
+        window = nodes = None
+        if self.window is not None:
+            first, total = map(operator.index, self.window)
+            window = first, total
+        if self.nodes is not None:
+            nodes = TreeNodes(*map(operator.index, self.nodes))
+        object.__setattr__(self, "extent", Extent(window, before, bool(self.final), nodes))
+
+
+_SPEC = ("op", "order", "accumulate", "out_dtype", "rounding", "seed", "divisor", "cut_axis")
+_PART = ("window", "partial", "before", "final", "nodes")
+
+
+def run_arguments(
+    *, batch_ndim: int = 0, call: int = 0, places: Any = 0, out: Any = None, **fields: Any
+) -> dict[str, Any]:
+    """The arguments of `run_fold` for the keywords of `fold`.
+
+    **Arguments**:
+
+    - `batch_ndim`, `call`, `out`: as for `run_fold`; `places` is its `batch_offset`.
+    - `fields`: fields of FoldSpec and of FoldPart.
+
+    **Raises**: TypeError for any other keyword, and what FoldSpec and FoldPart raise.
+    """
+    part = {name: fields.pop(name) for name in _PART if name in fields}
+    unknown = fields.keys() - set(_SPEC)
+    if unknown:
+        raise TypeError(f"fold() got an unexpected keyword argument {min(unknown)!r}")
+    return {
+        "spec": FoldSpec(**fields),
+        "part": FoldPart(**part) if part else None,
+        "batch_ndim": batch_ndim,
+        "call": call,
+        "batch_offset": places,
+        "out": out,
+    }

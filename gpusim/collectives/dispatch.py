@@ -1,0 +1,231 @@
+"""The dispatcher: every collective of every frontend runs through `run`.
+
+It resolves the Reduction, counts calls, makes sure that all instances make the same call, and runs
+the collective's definition here, or its distributed plan where instances share the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..groups import Groups
+from ..reduction import Reduction, current
+from ..runtime.world import MAIN_TAG, World
+from .distributed.layout import Layout
+from .fold import Fold
+from .operand import Operand, Result, as_groups
+
+if TYPE_CHECKING:
+    from .record import Call, Collective
+
+
+class Leaf(NamedTuple):
+    """The operands of one leaf of a call's pytree.
+
+    **Arguments**
+
+    - `operands`: each stacked (R, *batch, *s), or a list of R arrays (*batch, *s), of the
+      replicas that are here; or an `Operand`.
+    - `batch_ndim`: how many axes belong to other mapped axes.
+    - `batch_offset`: the linear index of the batch entries over the other mapped axes, for
+      stochastic rounding; None counts them from 0.
+    - `layout`: where the group's members are; None where all are here.
+    - `varies`: for each operand whether it differs between instances; None: all do.
+    - `scalar_size`: the size of a group, where the operand is a Python number of all replicas.
+    """
+
+    operands: tuple[Any, ...]
+    batch_ndim: int = 0
+    batch_offset: Any = None
+    layout: Layout | None = None
+    varies: tuple[bool, ...] | None = None
+    scalar_size: int | None = None
+
+
+class Resolved(NamedTuple):
+    """A call whose groups are checked, whose reduction is settled, and whose leaves are numbered.
+
+    `number` is the call number of the first leaf; see `gpusim.reduction`.
+    """
+
+    name: str
+    collective: Collective[Any]
+    parameters: Mapping[str, Any]
+    groups: Groups | None
+    reduction: Reduction | None
+    number: int
+
+
+def resolve(call: Call, groups: Groups | None, leaves: int, number: int | None = None) -> Resolved:
+    """Settle a call's reduction: the one given, or that of the context, where it is counted.
+
+    **Raises**: TypeError for a reduction of another type; ValueError for one that does not sum,
+    where the collective does.
+    """
+    collective, given = call.collective, call.reduction
+    name = call.name or collective.name
+    if not collective.folds:
+        return Resolved(name, collective, call.parameters, groups, None, 0)
+    if given is None:
+        state = current()
+        given = state.reduction
+        number = state.next_calls(leaves) if number is None else number
+    elif not isinstance(given, Reduction):
+        raise TypeError(f"{name}: reduction must be a gpusim.Reduction or None, got {given!r}")
+    if collective.op is not None and given.op != collective.op:
+        raise ValueError(
+            f"{name} needs a Reduction with op={collective.op!r}, got op={given.op!r}; "
+            "gpusim.collectives.all_reduce takes any"
+        )
+    return Resolved(name, collective, call.parameters, groups, given, number or 0)
+
+
+def run(
+    call: Resolved, leaves: Iterable[Leaf], agreement: AbstractContextManager[Any] | None = None
+) -> list[list[Result]]:
+    """Run a collective on each leaf.
+
+    **Arguments**: `leaves` may be made one by one while they run. `agreement` is a context that
+    is entered when all instances make this call, see `agreed`; None where no others take part.
+
+    **Returns** for each leaf its results (most collectives have one).
+
+    **Raises** the errors of the collective.
+    """
+    if agreement is not None:
+        with agreement:
+            return run(call, leaves)
+    results = []
+    for number, leaf in enumerate(leaves, call.number):
+        results.append(_run_leaf(call, leaf, number))
+    return results
+
+
+def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
+    collective, layout = call.collective, leaf.layout
+    if leaf.scalar_size is not None:
+        assert collective.scalar is not None
+        return [Result(collective.scalar(leaf.operands[0], leaf.scalar_size), False)]
+    operands = []
+    for name, values in zip(collective.operand_names, leaf.operands, strict=True):
+        is_operand = type(values) is Operand
+        operands.append(values if is_operand else Operand(values, leaf.batch_ndim, name))
+    options: dict[str, Any] = dict(call.parameters)
+    if collective.groups is not None:
+        options["groups"] = call.groups
+    if collective.folds:
+        assert call.reduction is not None
+        options["fold"] = Fold(call.reduction, number, leaf.batch_offset)
+    assert collective.local is not None and collective.distributed is not None
+    if layout is None:
+        results = collective.local(*operands, **options)
+    else:
+        if leaf.varies is not None and collective.operands > 1:
+            for operand, varies in zip(operands, leaf.varies, strict=True):
+                operand.varies = varies
+        with layout.channel():
+            layout.engine.prepare(operands[0].array)
+            results = collective.distributed(layout, *operands, **options)
+    return [results] if type(results) is Result else list(results)
+
+
+# What all callers have to agree on
+
+
+class Kind(NamedTuple):
+    """The dtype and shape of one replica's operand; "Python int" and so on for numbers."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return self.dtype if self.dtype.startswith("Python") else f"{self.dtype}{list(self.shape)}"
+
+
+def describe(call: Resolved, kinds: Sequence[Kind], **terms: Any) -> dict[str, Any]:
+    """All that must be the same on all replicas and instances, by the name in error messages."""
+    return {
+        "collective": f"lax.{call.name}",
+        "arguments": dict(call.parameters),
+        "groups": call.groups,
+        "reduction": call.reduction,
+        "shapes and dtypes": [*kinds],
+        "number of summing collectives before": call.number,
+        **terms,
+    }
+
+
+@contextmanager
+def agreed(
+    world: World,
+    terms: Mapping[str, Any],
+    *,
+    over: str = "",
+    line: str = "",
+    tag: int = MAIN_TAG,
+    within: int | None = None,
+) -> Iterator[None]:
+    """A block that runs when all instances make this call.
+
+    **Arguments**: `terms` as `describe` makes them; `over` and `line` say over which axes and where
+    in the program, for messages. `tag` is the channel, `within` the one on which to agree, if it
+    is another.
+
+    **Raises**: CollectiveMismatchError or InstanceError where they do not.
+    """
+    kinds = ", ".join(map(repr, terms["shapes and dtypes"]))
+    text = f"{terms['collective']}{over} of {kinds}{line}"
+    said = {name: repr(value) for name, value in terms.items()}
+    with world.call(text, said, tag, within=within):
+        yield
+
+
+# Calls on stacked arrays
+
+
+def run_leaves(
+    call: Call,
+    leaves: Sequence[tuple[Any, ...]],
+    world: World | None,
+    batch_ndim: int = 0,
+    number: int | None = None,
+    batch_offset: Any = None,
+) -> list[list[Result]]:
+    """Run a call on leaves of stacked arrays, each of which counts as a call.
+
+    **Arguments**: `world` says which instances hold the replicas; None: all are here. The call's
+    own operands are not looked at.
+
+    **Returns** for each leaf its results.
+    """
+    collective = call.collective
+    layout = None if world is None or world.instances == 1 else Layout.of_world(world)
+    ready = [
+        Leaf(
+            tuple(
+                Operand(values, batch_ndim, name)
+                for name, values in zip(collective.operand_names, leaf, strict=True)
+            ),
+            batch_ndim,
+            batch_offset,
+            layout,
+        )
+        for leaf in leaves
+    ]
+    size = ready[0].operands[0].size if layout is None else layout.size
+    groups = as_groups(call.groups, size, collective.name, uneven=collective.groups == "any")
+    resolved = resolve(call, groups, len(leaves), number)
+    if layout is None:
+        return run(resolved, ready)
+    kinds = []
+    for leaf in ready:
+        for operand in leaf.operands:
+            if operand.size != len(layout.local):
+                raise ValueError(
+                    f"{operand.collective} inside `with world` takes the values of this "
+                    f"instance's {len(layout.local)} replicas, got {operand.size}"
+                )
+            kinds.append(Kind(str(operand.dtype), operand.batch_shape + operand.shape))
+    return run(resolved, ready, agreed(layout.world, describe(resolved, kinds)))

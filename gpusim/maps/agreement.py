@@ -1,0 +1,79 @@
+"""What instances that share an axis compare before a collective runs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..collectives.dispatch import Kind, agreed
+from ..runtime.world import MAIN_TAG
+from .frames import Frame
+from .lockstep import channel, sharded_axis
+from .scheduler import enclosing_task
+
+if TYPE_CHECKING:
+    from .rendezvous import Contribution
+
+#: Values of at most so many bytes are compared between instances where they must be equal.
+SMALL_VALUE = 4096
+
+
+def kind_of(operand: Any) -> Kind:
+    """The dtype and shape that one replica sees of an operand."""
+    if not isinstance(operand, tuple):
+        return Kind(f"Python {type(operand).__name__}", ())
+    data, axes = operand
+    return Kind(str(data.dtype), tuple(data.shape[len(axes) :]))
+
+
+def agreement(contribution: Contribution) -> AbstractContextManager[None] | None:
+    """A block that runs when all instances that share an axis make this call.
+
+    **Raises**, on entering: CollectiveMismatchError, InstanceError where they do not.
+    """
+    shared = sharded_axis(contribution.frames)
+    return None if shared is None else _agreed(contribution, shared)
+
+
+@contextmanager
+def _agreed(contribution: Contribution, shared: Frame) -> Iterator[None]:
+    assert shared.share is not None
+    names = contribution.names
+    over = repr(names[0]) if len(names) == 1 else repr(names)
+    values = [_replicated(o, shared) for operands in contribution.leaves for o in operands]
+    terms = {**contribution.terms(), "values of what all replicas share": values}
+    task = enclosing_task()
+    agreeing = agreed(
+        shared.share.world,
+        terms,
+        over=f" over {over}",
+        line=f" at {contribution.line}",
+        tag=channel(contribution.enclosing, contribution.frames),
+        # Where one replica runs at a time it keeps its slot, so that all takes the same path
+        # always; instances that meet in another order must learn it, or they would wait for each
+        # other.
+        within=MAIN_TAG if task is not None and task.run.scheduler.one_at_a_time else None,
+    )
+    if task is None:
+        with agreeing:
+            yield
+    else:
+        with task.elsewhere(), agreeing:
+            yield
+
+
+def _replicated(operand: Any, shared: Frame) -> Any:
+    """What must be equal on all instances of a small operand that does not vary along their axis.
+
+    (Python numbers of threads may differ.)
+    """
+    if not isinstance(operand, tuple):
+        return operand if shared.index is None else None
+    data, axes = operand
+    if shared in axes or shared.index is not None or not isinstance(data, np.ndarray):
+        return None
+    return zlib.crc32(data.tobytes()) if data.nbytes <= SMALL_VALUE else None

@@ -1,0 +1,157 @@
+"""From a collective's call inside a map to the dispatcher, and back.
+
+Operands of lockstep frames are stacked already; in threaded frames the replicas' threads meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, ParamSpec
+
+from .. import trees
+from ..collectives import Call, Collective
+from ..collectives.dispatch import Resolved, resolve
+from ..groups import Groups
+from .agreement import agreement
+from .arguments import as_array, read_only
+from .frames import environment, lockstep_environment
+from .frames import resolve as resolve_name
+from .lockstep import is_scalar, run_lockstep, sharded_axis
+from .mapped_array.array import MappedArray, unpack, wrap
+from .names import AxisName, axis_size, is_positional, refuse_positional, split_names
+from .rendezvous import Contribution, meet
+from .routes import caller
+
+P = ParamSpec("P")
+
+
+class MappedCollective(Generic[P]):
+    """A collective inside vmap, pmap and shard_map, called with one replica's values.
+
+    Its `transpose`, where it is linear, is the adjoint map on cotangents: for all x and y, the
+    inner products (summed over replicas) <f(x), y> and <x, f.transpose(y)> are equal. It takes the
+    cotangent of the result in the place of x, and otherwise the same arguments. A result that is
+    stored once counts as R equal values, and so does a cotangent that is the same on all replicas.
+    """
+
+    def __init__(self, collective: Collective[P], module: str) -> None:
+        self.collective = collective
+        self._call = collective.call
+        self.__name__ = self.__qualname__ = collective.name
+        self.__module__ = module
+        self.__doc__ = collective.__doc__
+        self.__wrapped__ = collective.call
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return bind(self._call(*args, **kwargs))
+
+    @property
+    def transpose(self) -> MappedCollective[Any]:
+        """The collective of the cotangents; AttributeError where there is none."""
+        back = self.collective.transpose
+        if back is None:
+            raise AttributeError(f"{self.__name__} has no transpose: it is not linear")
+        return self if back is self.collective else MappedCollective(back, self.__module__)
+
+    def __repr__(self) -> str:
+        return f"<collective {self.__module__}.{self.__name__}>"
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+
+def bind(call: Call) -> Any:
+    """Run a call on each leaf of its operand, a pytree; or once, if it has several operands.
+
+    **Raises**: NameError for an axis name that is not bound, and the errors of the collective.
+    """
+    if call.collective.operands > 1:
+        (results,) = bind_leaves(call, [call.operands])
+        return results[0] if len(results) == 1 else tuple(results)
+    leaves, structure = trees.flatten(call.operands[0])
+    if len(leaves) == 1:
+        found = bind_leaves(call, (leaves,), structure)
+    else:
+        found = bind_leaves(call, [(leaf,) for leaf in leaves], structure)
+    return trees.unflatten(structure, [result for (result,) in found])
+
+
+def bind_leaves(
+    call: Call, leaves: Sequence[Sequence[Any]], structure: Any = None
+) -> list[list[Any]]:
+    """Run a call on leaves, for each the operands; its own operands are not looked at.
+
+    **Arguments**: `structure` is the structure of the leaves' tree, to be compared between
+    replicas.
+
+    **Returns** for each leaf its results (most collectives have one).
+    """
+    names = split_names(call.axis_name)
+    frames, positional = [], False
+    for name in names:
+        if type(name) is not str and is_positional(name):
+            positional = True
+        else:
+            frames.append(resolve_name(name))
+    if positional and call.collective.identity is None:
+        refuse_positional(call.collective.name, call.axis_name)
+    groups = None if call.groups is None else read_groups(call, positional)
+    if not names:
+        return [[_lift(operand) for operand in operands] for operands in leaves]
+    resolved = resolve(call, groups, len(leaves))
+    ready = []
+    for operands in leaves:
+        ready.append(_ready(operands, resolved))
+    enclosing = environment()
+    for frame in frames:
+        if frame.index is not None or frame.share is not None:
+            break
+    else:
+        return run_lockstep(resolved, names, frames, ready, enclosing)
+    line = caller() if sharded_axis(frames) is not None else ""
+    contribution = Contribution(resolved, names, frames, ready, enclosing, structure, line)
+    if any(frame.index is not None for frame in frames):
+        return meet(contribution)
+    return run_lockstep(resolved, names, frames, ready, enclosing, agreement(contribution))
+
+
+def read_groups(call: Call, positional: bool = False) -> Groups:
+    """A call's axis_index_groups as a partition of the replicas along its axes.
+
+    **Raises**: ValueError where they are not a partition, or with positional axes.
+    """
+    if isinstance(call.groups, Groups):
+        return call.groups
+    if positional:
+        raise ValueError(
+            f"axis_index_groups is for named axes only, but axis_name is {call.axis_name!r}; "
+            "leave one of them out"
+        )
+    assert call.groups is not None
+    uneven = call.collective.groups == "any"
+    return Groups.from_axis_index_groups(call.groups, axis_size(call.axis_name), uneven=uneven)
+
+
+def _ready(operands: Sequence[Any], call: Resolved) -> list[Any]:
+    """Operands as stacked data; a Python number stays one where the collective has a rule for
+    it."""
+    first = operands[0]
+    if call.collective.scalar is not None and is_scalar(first):
+        if call.groups is None or call.groups.even:
+            return [first]
+    ready = []
+    for operand in operands:
+        if isinstance(operand, MappedArray):
+            ready.append(unpack(operand))
+        else:
+            ready.append((as_array(operand, f"{call.collective.name}'s operand"), ()))
+    return ready
+
+
+def _lift(value: Any) -> Any:
+    if isinstance(value, MappedArray) or is_scalar(value) or not lockstep_environment():
+        return value
+    return wrap(read_only(as_array(value, "operand")), ())
+
+
+__all__ = ["AxisName", "MappedCollective", "bind", "bind_leaves", "read_groups"]

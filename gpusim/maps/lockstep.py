@@ -1,0 +1,314 @@
+"""Collectives in lockstep: operands stacked over any mapped axes become stacked arrays with the
+collective's axes in front, and results come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from ..collectives import Result, dispatch
+from ..collectives.dispatch import Leaf, Resolved
+from ..collectives.distributed.layout import Layout
+from ..libraries import reshaped_view
+from ..runtime.world import CHANNELS
+from .arguments import read_only
+from .frames import Axes, AxisName, Frame, union
+from .mapped_array.align import lead_full, sizes
+from .mapped_array.array import Array, wrap
+from .names import is_positional
+
+Stacked = tuple[Array, Axes]  # data whose leading axes are the given ones
+
+#: Makes of a leaf's results what the caller wants.
+Finish = Callable[[list[Result]], list[Stacked]]
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a Python number; psum of one is size times the number.
+
+    bool is not: it is summed as int32, as an array.
+    """
+    return type(value) in (int, float, complex)
+
+
+def run_lockstep(
+    call: Resolved,
+    names: tuple[AxisName, ...],
+    frames: Sequence[Frame],
+    leaves: Sequence[Sequence[Any]],
+    enclosing: Axes,
+    agreement: AbstractContextManager[Any] | None = None,
+) -> list[list[Any]]:
+    """Run a collective on leaves whose operands are stacked, or a Python number.
+
+    **Returns** for each leaf its results, as the code around sees them.
+    """
+    finishes: list[Finish | None] = []
+
+    def prepared(operands: Sequence[Any]) -> Leaf:
+        if type(operands[0]) is tuple:
+            leaf, finish = prepare(call, names, frames, operands, enclosing)
+        else:
+            leaf = Leaf(tuple(operands), scalar_size=group_size(call, frames))
+            finish = None
+        finishes.append(finish)
+        return leaf
+
+    delivered: list[list[Any]] = []
+    for results in dispatch.run(call, map(prepared, leaves), agreement):
+        finish = finishes[len(delivered)]
+        if finish is None:
+            delivered.append([results[0].value])
+        else:
+            values = []
+            for data, axes in finish(results):
+                values.append(deliver(data, axes, enclosing))
+            delivered.append(values)
+    return delivered
+
+
+def deliver(data: Array, axes: Axes, enclosing: Axes) -> Any:
+    """A result as the code around sees it: wrapped under vmap, else a plain read-only array."""
+    for frame in enclosing:
+        if frame.index is None:
+            return wrap(data, axes)
+    return read_only(np.asarray(data) if isinstance(data, np.generic) else data)
+
+
+def group_size(call: Resolved, frames: Sequence[Frame]) -> int:
+    """The number of members of a group."""
+    if call.groups is not None:
+        return call.groups.group_size
+    return math.prod(frame.total for frame in frames)
+
+
+def prepare(
+    call: Resolved,
+    names: tuple[AxisName, ...],
+    frames: Sequence[Frame],
+    operands: Sequence[Stacked],
+    enclosing: Axes,
+) -> tuple[Leaf, Finish]:
+    """A leaf for the dispatcher, and how its results become stacked data again."""
+    if len(frames) < len(names):
+        exposed = [_expose_positional(call, names, frames, o, len(enclosing)) for o in operands]
+        operands, frames = [operand for operand, _ in exposed], exposed[0][1]
+    group = tuple(frames)
+    axes: Axes = ()
+    for _, own in operands:
+        axes = union(axes, own)
+    shared = sharded_axis(group)
+    if shared is not None and shared not in axes:
+        return _prepare_equal(call, names, group, operands, enclosing, shared)
+    if axes == group and len(operands) == 1 and len(group) == 1 and not is_stochastic(call):
+        return _prepare_simple(operands[0][0], group, shared, enclosing)
+    batch = batch_axes(call, axes, group, enclosing)
+    leaf = Leaf(
+        tuple(_members(operand, group, batch) for operand in operands),
+        len(batch),
+        batch_offset(call, group, batch, enclosing),
+        None if shared is None else layout_of(group, enclosing),
+        None if shared is None else tuple(shared in own for _, own in operands),
+    )
+    return leaf, lambda results: [_unstack(result, group, batch) for result in results]
+
+
+def _prepare_simple(
+    data: Array, group: Axes, shared: Frame | None, enclosing: Axes
+) -> tuple[Leaf, Finish]:
+    """One operand, mapped over the collective's only axis and over no other."""
+
+    def finish(results: list[Result]) -> list[Stacked]:
+        value, mapped = results[0]
+        if not mapped:
+            return [(value, ())]
+        return [(np.stack(value) if isinstance(value, list) else value, group)]
+
+    if shared is None:
+        return Leaf((data,)), finish
+    return Leaf((data,), layout=layout_of(group, enclosing)), finish
+
+
+def _prepare_equal(
+    call: Resolved,
+    names: tuple[AxisName, ...],
+    group: Axes,
+    operands: Sequence[Stacked],
+    enclosing: Axes,
+    shared: Frame,
+) -> tuple[Leaf, Finish]:
+    """Operands that do not vary along the axis that instances share: each instance has them for
+    all replicas, computes everything, and keeps its part."""
+    whole = Frame(shared.name, shared.total, shared.depth)
+
+    def replaced(axes: Axes, old: Frame, new: Frame) -> Axes:
+        return tuple(new if frame is old else frame for frame in axes)
+
+    leaf, finish = prepare(
+        call, names, replaced(group, shared, whole), operands, replaced(enclosing, shared, whole)
+    )
+
+    def own_part(results: list[Result]) -> list[Stacked]:
+        found = []
+        for data, axes in finish(results):
+            if whole in axes:
+                before = [slice(None)] * axes.index(whole)
+                data = data[(*before, slice(shared.offset, shared.offset + shared.size))]
+            found.append((data, replaced(axes, whole, shared)))
+        return found
+
+    return leaf, own_part
+
+
+# Stacking
+
+
+def _members(operand: Stacked, group: Axes, batch: Axes) -> Array | list[Array]:
+    """The operand as (R, *batch, *s), or a list of R views where that would copy."""
+    data, axes = operand
+    if axes == group and not batch:
+        return data if len(group) == 1 else _merge_axes(data, group)
+    stacked_axes = sorted((*group, *batch), key=lambda frame: frame.depth)
+    full = lead_full(wrap(data, axes), tuple(stacked_axes))
+    order = [stacked_axes.index(frame) for frame in (*group, *batch)]
+    full = full.transpose(*order, *range(len(order), full.ndim))
+    return full if len(group) == 1 else _merge_axes(full, group)
+
+
+def _merge_axes(full: Array, group: Axes) -> Array | list[Array]:
+    """The leading axes of several frames as one, or a list where that would copy."""
+    count = math.prod(sizes(group))
+    rest = full.shape[len(group) :]
+    try:
+        return reshaped_view(full, (count, *rest))
+    except ValueError:
+        return [full[place] for place in np.ndindex(*sizes(group))]
+
+
+def _unstack(result: Result, group: Axes, batch: Axes) -> Stacked:
+    """A result as stacked data, its mapped axes in their order of depth."""
+    value, mapped = result
+    if not mapped:
+        return value, batch
+    if isinstance(value, list):
+        value = np.stack(value)
+    axes = (*group, *batch)
+    if len(axes) == 1:
+        return value, axes
+    value = value.reshape(sizes(group) + value.shape[1:])
+    order = sorted(range(len(axes)), key=lambda place: axes[place].depth)
+    if order != list(range(len(axes))):
+        value = value.transpose(*order, *range(len(order), value.ndim))
+    return value, tuple(axes[place] for place in order)
+
+
+# The other mapped axes
+
+
+def is_stochastic(call: Resolved) -> bool:
+    """Whether random bits are drawn."""
+    return call.reduction is not None and call.reduction.rounding == "stochastic"
+
+
+def batch_axes(call: Resolved, axes: Axes, group: Axes, enclosing: Axes) -> Axes:
+    """The other mapped axes that a collective runs along.
+
+    Stochastic rounding draws other bits for each place, so operands are broadcast over all axes
+    there.
+    """
+    if is_stochastic(call):
+        axes = union(axes, tuple(frame for frame in enclosing if frame.index is None))
+    return tuple(frame for frame in axes if frame not in group)
+
+
+def batch_offset(call: Resolved, group: Axes, batch: Axes, enclosing: Axes) -> Any:
+    """The linear index over all mapped axes but the collective's own, outermost first, along
+    `batch`."""
+    if not is_stochastic(call):
+        return 0
+    index: Any = 0
+    for frame in enclosing:
+        if frame in group:
+            continue
+        if frame.index is not None and frame not in batch:
+            index = index * frame.total + frame.offset + frame.index
+        elif frame in batch:
+            shape = [frame.size if frame is other else 1 for other in batch]
+            here = np.arange(frame.offset, frame.offset + frame.size)
+            index = index * frame.total + here.reshape(shape)
+        else:
+            index = index * frame.total
+    return index
+
+
+# Instances
+
+
+def sharded_axis(frames: Sequence[Frame]) -> Frame | None:
+    """The axis that instances share, if it is one of these."""
+    for frame in frames:
+        if frame.share is not None:
+            return frame
+    return None
+
+
+def layout_of(group: Sequence[Frame], enclosing: Axes) -> Layout:
+    """Where the group's members are, in the order of the axis names, over the instances."""
+    (axis,) = (number for number, frame in enumerate(group) if frame.share is not None)
+    share = group[axis].share
+    assert share is not None
+    totals = tuple(frame.total for frame in group)
+    return Layout(share.world, totals, axis, share.counts, channel(enclosing, group))
+
+
+def channel(enclosing: Axes, group: Sequence[Frame]) -> int:
+    """A number for the threads that meet: different ones for those that meet at the same time."""
+    number = 0
+    for frame in enclosing:
+        if frame.index is not None and frame not in group:
+            number = number * (frame.size + 1) + frame.index + 1
+    return number % CHANNELS
+
+
+# Positional axes are mapped axes for the time of one collective.
+
+
+def _expose_positional(
+    call: Resolved,
+    names: tuple[AxisName, ...],
+    bound_frames: Sequence[Frame],
+    operand: Stacked,
+    depth: int,
+) -> tuple[Stacked, tuple[Frame, ...]]:
+    """The operand with its positional axes leading as frames of their own, and the frames of all
+    names."""
+    data, axes = operand
+    ndim = data.ndim - len(axes)
+    identity = call.collective.identity
+    named = iter(bound_frames)
+    frames: list[Frame] = []
+    sources: list[int] = []
+    for name in names:
+        if not is_positional(name):
+            frames.append(next(named))
+            continue
+        source = int(name) + len(axes)  # type: ignore[call-overload]  # an integer, by is_positional
+        if not len(axes) <= source < data.ndim:
+            raise ValueError(
+                f"axis_name {names!r} has the positional axis {name}, but the array of shape "
+                f"{data.shape[len(axes) :]} has axes 0 to {ndim - 1}"
+            )
+        if data.shape[source] == 0 and identity is not None:
+            shape = (*data.shape[:source], 1, *data.shape[source + 1 :])
+            data = np.full_like(data, identity(data.dtype), shape=shape)
+        frames.append(Frame(None, data.shape[source], depth + len(sources)))
+        axes = (*axes, frames[-1])
+        sources.append(source)
+    if sources:
+        start = len(axes) - len(sources)
+        data = np.moveaxis(data, sources, range(start, len(axes)))
+    return (data, axes), tuple(frames)

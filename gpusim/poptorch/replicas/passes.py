@@ -1,0 +1,122 @@
+"""Passes over the graph of one replica, so that it can run for all replicas under vmap."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+__all__ = ["add_taps", "batch_mutated", "running_statistics"]
+
+aten = torch.ops.aten
+
+RUNNING = {
+    aten.batch_norm.default: ((3, 4), 5),
+    aten.native_batch_norm.default: ((3, 4), 5),
+    aten.instance_norm.default: ((3, 4), 5),
+}
+"""Operators that update running statistics, which their schemas do not say: the positions of the
+statistics, and that of the operand that turns the update on."""
+
+
+def running_statistics(graph: Graph) -> set[Node]:
+    """The running statistics that operators of the graph update in place."""
+    updated = set()
+    for node in graph.nodes:
+        operands, switch = RUNNING.get(node.target, ((), 0))
+        updated |= {node.args[place] for place in operands if node.args[switch]}
+    return updated
+
+
+def batch_mutated(graph: Graph, stacked: Iterable[Node], stream: Node) -> None:
+    """Give each replica its own copy of every tensor that the graph changes in place.
+
+    A tensor that the graph creates, torch.zeros(n) for example, is the same on all replicas, and
+    vmap cannot write values that differ into it.
+
+    Args:
+        graph: the graph of one replica; it is changed.
+        stacked: its inputs that are stacked.
+        stream: one of them.
+    """
+    differs = {*stacked}
+    bases: dict[Node, None] = {}
+    for node in graph.nodes:
+        if any(operand in differs for operand in node.all_input_nodes):
+            differs.add(node)
+        for operand in _mutated(node):
+            base = _base(operand)
+            if base not in differs and base.op != "placeholder":
+                bases[base] = None
+                differs.add(base)
+    for base in bases:
+        with graph.inserting_before(base.next):  # a vmapped condition makes the result vmapped
+            seed = graph.call_function(aten.select.int, (stream, -1, 0))
+            always = graph.call_function(aten.eq.Tensor, (seed, seed))
+            own = graph.call_function(aten.where.self, (always, base, base))
+        base.replace_all_uses_with(own, partial(operator.is_not, own))
+
+
+def add_taps(graph: Graph, count: int, last: Node) -> list[Tensor]:
+    """Make a graph differentiable with respect to its last `count` results.
+
+    Each becomes the sum of itself and a new argument, and is no longer returned. With zeros as
+    arguments, the gradients of the arguments are those of the results.
+
+    Args:
+        graph: it is changed.
+        count: the number of results.
+        last: the graph's last argument so far.
+
+    Returns:
+        Tensors of the shapes and dtypes of the new arguments.
+    """
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    results: Any = output.args[0]
+    returned, tapped = results[: len(results) - count], results[len(results) - count :]
+    output.args = (returned,)
+    for number, node in enumerate(tapped):
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"tap{number}")
+        with graph.inserting_after(node):
+            both = graph.call_function(aten.add.Tensor, (node, last))
+        node.replace_all_uses_with(both, partial(operator.is_not, both))
+    return [node.meta["val"] for node in tapped]
+
+
+def _mutated(node: Node) -> list[Node]:
+    """The operands that a node changes in place."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable or node.target is aten.detach_.default:
+        return []  # torch.tensor(...) is traced as detach_, which changes no value
+    return [
+        operand
+        for place, argument in enumerate(schema.arguments)
+        if argument.is_write
+        for operand in [_argument(node, place, argument.name)]
+        if isinstance(operand, Node)
+    ]
+
+
+def _argument(node: Node, place: int, name: str) -> Any:
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name)
+
+
+def _base(node: Node) -> Node:
+    """The tensor that a node is, or may be, a view of."""
+
+    while True:
+        schema = getattr(node.target, "_schema", None)
+        aliases = node.target is operator.getitem or (
+            schema is not None
+            and any(argument.alias_info is not None for argument in schema.arguments[:1])
+        )
+        first = node.args[0] if node.args else None
+        if not aliases or not isinstance(first, Node):
+            return node
+        node = first

@@ -1,0 +1,94 @@
+"""FoldSpec, FoldPart and run_fold: one specification, checked and planned once."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fallback import FoldPart, FoldSpec, fold, run_fold
+from fallback.schedules import Case, Schedule, Walk
+from tests.cuda.host_cuda.device import HostDevice
+
+ORDERS = ["linear", "reverse", "tree", "ring", Schedule((Case(Walk(start=1)),))]
+
+
+def test_equal_specs_are_one_key() -> None:
+    spec = FoldSpec(accumulate="float16", out_dtype=np.float32, order=ORDERS[-1])
+    same = FoldSpec(accumulate=np.float16, out_dtype="f4", order=Schedule((Case(Walk(start=1)),)))
+    assert spec == same and hash(spec) == hash(same)
+    assert spec != FoldSpec(accumulate="float16", out_dtype=np.float32)
+    assert {spec: 1}[same] == 1
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_spec_gives_what_the_keywords_give_on_every_device(order: Any) -> None:
+    x = np.random.default_rng(1).normal(size=(6, 2, 30)).astype(np.float32)
+    how: dict[str, Any] = {"order": order, "accumulate": np.float16, "rounding": "stochastic"}
+    spec, offset = FoldSpec(seed=3, **how), np.array([5, 9])
+    expected = fold(x, seed=3, batch_ndim=1, call=2, places=offset, **how)
+    for run in (run_fold, HostDevice().run_fold):
+        found = run(spec, x, batch_ndim=1, call=2, batch_offset=offset)
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_a_part_gives_what_the_keywords_give() -> None:
+    x = np.random.default_rng(1).normal(size=(6, 30)).astype(np.float16)
+    spec = FoldSpec(rounding="stochastic")
+    for run in (run_fold, HostDevice().run_fold):
+        first = run(spec, x[:2, 4:], part=FoldPart(window=(4, 30), final=False))
+        part = FoldPart(window=(4, 30), partial=first, before=2)
+        found = run(spec, x[2:, 4:], part=part)
+        assert found.tobytes() == fold(x, rounding="stochastic")[4:].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: FoldSpec(op="mean"), ValueError, "op='mean': expected one of"),
+        (lambda: FoldSpec(order="random"), ValueError, "order='random'"),
+        (lambda: FoldSpec(rounding="up"), ValueError, "rounding='up'"),
+        (lambda: FoldSpec(seed=2**64), ValueError, "seed="),
+        (lambda: FoldSpec(order=ORDERS[-1], cut_axis=0), ValueError, "cut_axis=0: expected None"),
+        (lambda: FoldPart(before=1), ValueError, "partial, beside before=1: none is given"),
+        (lambda: FoldPart(before=-1), ValueError, "before=-1"),
+        (lambda: fold(np.ones(2), axis=0), TypeError, "unexpected keyword argument 'axis'"),
+    ],
+)
+def test_specs_and_parts_are_checked_when_they_are_made(
+    make: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_small_fold_with_a_plan_makes_few_python_calls() -> None:
+    x, spec, calls = np.ones((8, 16), np.float32), FoldSpec(), []
+    run_fold(spec, x)
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        run_fold(spec, x)
+    finally:
+        sys.setprofile(before)
+    assert len(calls) <= 15, calls
+
+
+def test_cached_plans_keep_no_array_alive() -> None:
+    x = np.ones((4, 50), np.float32)
+    partial = run_fold(FoldSpec(), x[:2], part=FoldPart(final=False))
+    run_fold(FoldSpec(), x[2:], part=FoldPart(partial=partial, before=2))
+    alive = weakref.ref(partial)
+    del partial
+    gc.collect()
+    assert alive() is None
