@@ -1,5 +1,4 @@
-"""What a map does with its arguments and results: in_axes and out_axes as tree prefixes, sizes,
-stacking."""
+"""Arguments and results of maps: in_axes and out_axes as tree prefixes, axis sizes, stacking."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ PYTHON_SCALARS = (bool, int, float, complex)
 
 
 class Arguments(NamedTuple):
-    """The flattened arguments of one call: leaves, the mapped axis of each (or None), and the axis
-    size."""
+    """The flattened arguments of one call, the mapped axis of each leaf, and the axis size."""
 
     leaves: list[Any]
     structure: trees.Structure | None  # None: each leaf is a positional argument
@@ -36,18 +34,17 @@ class Arguments(NamedTuple):
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array of a library that follows NumPy's protocols (or a NumPy
-    scalar)."""
+    """Whether `value` is a NumPy scalar or an array of a library with NumPy's protocols."""
     return isinstance(value, (np.ndarray, np.generic, MappedArray)) or (
         hasattr(value, "__array_function__") and hasattr(value, "shape")
     )
 
 
 def as_array(value: Any, what: str) -> Array:
-    """`value` as an array: arrays as they are, numbers and what has __array__ through np.asarray.
+    """`value` as an array: np.asarray of numbers and of objects with __array__.
 
     Raises:
-        TypeError: for anything else; the message begins with `what`.
+        TypeError: for other values; the message begins with `what`.
     """
     if isinstance(value, (np.ndarray, MappedArray)):
         return value
@@ -63,10 +60,10 @@ def as_array(value: Any, what: str) -> Array:
 
 
 def check_in_axes(what: str, in_axes: Any, named: str = "in_axes") -> Any:
-    """in_axes, or what the caller calls so, with a list of entries turned into a tuple.
+    """in_axes, under the name `named`, with a list of entries converted to a tuple.
 
     Raises:
-        TypeError: when it holds anything but integers and None.
+        TypeError: if it holds other values than integers and None.
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
@@ -83,7 +80,7 @@ def check_in_axes(what: str, in_axes: Any, named: str = "in_axes") -> Any:
 
 
 def check_axis_size(what: str, axis_size: Any) -> int | None:
-    """axis_size as given, when it is None or a positive integer."""
+    """axis_size as an int or None; an error if it is not a positive integer."""
     if axis_size is None:
         return None
     if isinstance(axis_size, bool) or not isinstance(axis_size, (int, np.integer)):
@@ -101,14 +98,14 @@ def read_arguments(
     kwargs: dict[str, Any],
     named: str = "in_axes",
 ) -> Arguments:
-    """Flatten the arguments and find which axis of each leaf is mapped, and how long it is.
+    """Flatten the arguments, and find the mapped axis of each leaf and its size.
 
     Keyword arguments are mapped along axis 0, as in JAX.
 
     Raises:
-        ValueError: when in_axes does not fit the arguments, an axis is out of range, sizes differ,
-            or nothing is mapped and axis_size is not given.
-        TypeError: when something mapped is no array.
+        ValueError: if in_axes does not fit the arguments, an axis is out of range, sizes differ,
+            or no leaf is mapped and axis_size is not given.
+        TypeError: if a mapped leaf is not an array.
     """
     if isinstance(in_axes, tuple) and len(in_axes) != len(args):
         raise ValueError(
@@ -166,7 +163,7 @@ def read_arguments(
 
 
 def enter(leaf: Any, axis: int | None, entry: AxisEntry) -> Any:
-    """The argument leaf as the mapped function sees it: its `axis` hidden as that of `frame`."""
+    """The argument leaf as the mapped function sees it: its `axis` hidden, as that of `entry`."""
     if axis is None and (isinstance(leaf, MappedArray) or not is_array(leaf)):
         return leaf
     data, axes = (leaf, ()) if type(leaf) is np.ndarray else unpack(as_array(leaf, "argument"))
@@ -181,7 +178,7 @@ def enter(leaf: Any, axis: int | None, entry: AxisEntry) -> Any:
 
 
 def check_out_axes(what: str, out_axes: Any, named: str = "out_axes") -> None:
-    """TypeError for out_axes that hold anything but integers and None."""
+    """TypeError if out_axes hold other values than integers and None."""
     for axis in [] if out_axes is None else trees.broadcast_prefix(out_axes, out_axes, named):
         if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer))):
             raise TypeError(f"{what} {named} must hold integers and None, but got {axis!r:.60}")
@@ -197,7 +194,7 @@ def result_axes(
 
 
 def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str) -> Any:
-    """The result leaf outside the map: the axis of `frame` visible again, at position `axis`.
+    """The result leaf outside the map: the axis of `entry` is visible again, at position `axis`.
 
     `outer` says whether another vmap or shard_map encloses this one.
 

@@ -1,7 +1,7 @@
 """The axis environment: which named axes are bound around the running code, outermost first.
 
-vmap and shard_map bind lockstep axes (all replicas advance in one batched operation); pmap binds,
-in each replica's thread, a threaded frame that knows the replica's own index.
+vmap and shard_map bind lockstep axes: all replicas advance in one batched operation. pmap binds a
+threaded axis in each replica's thread; its entry has the replica's own index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AxisName = Hashable
 
 @dataclass(frozen=True)
 class Sharding:
-    """The part of an axis that one instance of a world holds.
+    """How an axis is sharded over the instances of a world.
 
     Attributes:
         world: the world.
@@ -35,22 +35,21 @@ class Sharding:
 
     @property
     def offset(self) -> int:
-        """The first index that is here."""
+        """The first index that this instance holds."""
         return sum(self.counts[: self.world.instance])
 
 
 class AxisEntry:
-    """One binding of an axis: its name, its size, how deep it nests, and where a thread stands on
-    it.
+    """One binding of an axis: its name, its size, its depth, and a thread's index along it.
 
     Attributes:
         name: the axis name; None for a map without one.
         size: the number of replicas.
-        depth: how many frames enclose this one; mapped axes are kept in this order.
-        index: the replica's own index in a threaded frame, None in a lockstep frame.
-        share: which part of the axis this instance holds, where several do; None: all of it.
-            `size` and `index` then count what is here, `total` and `offset` place it.
-        like: an array of the library that the map's arguments are of, if that is not NumPy.
+        depth: the number of enclosing axes; mapped axes are kept in this order.
+        index: the replica's own index along a threaded axis, None on a lockstep axis.
+        sharding: how the axis is sharded over instances; None if this instance holds all of it.
+            `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
+        like: an array of the library of the map's arguments, if that is not NumPy.
         active: False once the map has ended; its values must not be used any more.
     """
 
@@ -93,17 +92,17 @@ _axis_environment: ContextVar[Axes] = ContextVar("gpusim axis environment", defa
 
 
 def axis_environment() -> Axes:
-    """The bound frames, outermost first."""
+    """The bound axes, outermost first."""
     return _axis_environment.get()
 
 
 def lockstep_axes() -> Axes:
-    """The bound frames that MappedArrays may be mapped over."""
+    """The bound axes that MappedArrays may be mapped over."""
     return tuple(entry for entry in _axis_environment.get() if entry.index is None)
 
 
 class extend_axis_environment:
-    """A block in which `entries` are bound inside the present ones; afterwards they are ended."""
+    """A block in which `entries` are bound inside the present ones; they end with the block."""
 
     __slots__ = ("entries", "token")
 
@@ -125,9 +124,9 @@ def new_axes(
     index: int | None = None,
     sharding: Sharding | None = None,
 ) -> Axes:
-    """Frames for the axes of one map, to be bound inside the present environment.
+    """Entries for the axes of one map, inside the present environment.
 
-    `share` is that of the first, whose size then is not looked at.
+    `sharding` is that of the first axis; it replaces the axis's size.
     """
     if sharding is not None:
         sizes = (sharding.counts[sharding.world.instance], *sizes[1:])
@@ -139,10 +138,10 @@ def new_axes(
 
 
 def local_axis_size(what: str, axis_size: int | None) -> int | None:
-    """An argument axis_size, which counts all replicas, as the number of those that are here.
+    """The number of this instance's replicas for an argument axis_size, which counts all replicas.
 
     Raises:
-        ValueError: when the outermost axis of a world is to have another size than the world.
+        ValueError: if the outermost axis has another size than the world.
     """
     world = current_world()
     if axis_size is None or world is None or _axis_environment.get():
@@ -156,10 +155,10 @@ def local_axis_size(what: str, axis_size: int | None) -> int | None:
 
 
 def outermost_sharding(what: str, size: int) -> Sharding | None:
-    """How the outermost axis of a vmap or pmap lies over the instances; None: it is all here.
+    """The sharding of the outermost axis of a vmap or pmap; None if this instance holds all of it.
 
     Raises:
-        ValueError: when `size`, what there is of it here, is not what this instance holds.
+        ValueError: if `size` is not the number of replicas that this instance holds.
     """
     world = current_world()
     if world is None or _axis_environment.get():
@@ -173,10 +172,10 @@ def outermost_sharding(what: str, size: int) -> Sharding | None:
 
 
 def mesh_sharding(what: str, mesh: Sequence[int]) -> Sharding | None:
-    """The same for a mesh, whose replicas, or first axis, are the world's.
+    """The same for a mesh whose replicas, or whose first axis, are the world's replicas.
 
     Raises:
-        ValueError: when they are not, or some instances would hold parts of a row.
+        ValueError: if neither are, or an instance would hold part of a row.
     """
     world = current_world()
     if world is None or _axis_environment.get():
@@ -199,10 +198,10 @@ def mesh_sharding(what: str, mesh: Sequence[int]) -> Sharding | None:
 
 
 def agree_on(value: Any, sharding: Sharding | None, what: str) -> None:
-    """Make sure that a value that replicas are to share has the same bits on all instances.
+    """Check that a replicated value has the same bits on all instances.
 
     Raises:
-        CollectiveMismatchError: when it has not.
+        CollectiveMismatchError: if the bits differ.
     """
     if sharding is None:
         return
@@ -211,10 +210,10 @@ def agree_on(value: Any, sharding: Sharding | None, what: str) -> None:
 
 
 def resolve(axis_name: AxisName) -> AxisEntry:
-    """The innermost frame of that name.
+    """The innermost axis of that name.
 
     Raises:
-        NameError: when no enclosing map binds the name.
+        NameError: if no enclosing map binds the name.
     """
     entries = _axis_environment.get()
     for entry in reversed(entries):
@@ -229,7 +228,7 @@ def resolve(axis_name: AxisName) -> AxisEntry:
 
 
 def union(first: Axes, second: Axes) -> Axes:
-    """The frames of both, outermost first."""
+    """The axes of both, outermost first."""
     if first is second or not second:
         return first
     if not first:

@@ -180,7 +180,7 @@ def _members(operand: Stacked, group: Axes, batch: Axes) -> Array | list[Array]:
 
 
 def _merge_axes(full: Array, group: Axes) -> Array | list[Array]:
-    """The leading axes of several frames as one, or a list where that would copy."""
+    """The leading axes of a group as one, or a list where that would copy."""
     count = math.prod(sizes(group))
     rest = full.shape[len(group) :]
     try:
@@ -284,7 +284,7 @@ def _expose_positional(
     operand: Stacked,
     depth: int,
 ) -> tuple[Stacked, tuple[AxisEntry, ...]]:
-    """The operand with its positional axes leading as frames of their own, and the frames of all
+    """The operand with its positional axes leading as axes of their own, and the axes of all
     names."""
     data, axes = operand
     ndim = data.ndim - len(axes)

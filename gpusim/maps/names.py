@@ -38,8 +38,7 @@ def refuse_positional(what: str, axis_name: AxisName) -> AxisName:
 
 
 def resolve_names(axis_name: AxisName) -> list[AxisEntry]:
-    """The frames of one axis name or a tuple of them, in the tuple's order; NameError if
-    unbound."""
+    """The axes of one axis name or a tuple of names, in the tuple's order; NameError if unbound."""
     return [resolve(name) for name in split_names(axis_name)]
 
 

@@ -60,9 +60,9 @@ def pmap(
 ) -> Callable[..., Any]:
     """Run `f` for many replicas, each in a thread of its own with plain arrays.
 
-    Where vmap needs operations that it can batch, pmap runs any Python: branches on values, shapes
-    that differ inside `f`, other libraries. Collectives over `axis_name` are where replicas meet;
-    replicas that do not make the same call, or never arrive, are an error and never a hang.
+    vmap needs operations that it can batch. pmap runs any Python: branches on values, shapes that
+    differ inside `f`, other libraries. Replicas meet in collectives over `axis_name`; replicas that
+    do not make the same call, or never arrive, are an error and never a hang.
 
     Args:
         f: a function of pytrees of arrays that returns a pytree of arrays. Its array arguments are
@@ -71,8 +71,8 @@ def pmap(
         in_axes, out_axes, axis_size: as in `vmap`; out_axes=None demands equal bits of all
             replicas.
         devices: where replicas run, each on a stream of its own: numbers of GPUs, IPUs and
-            Placements of `gpusim.devices`, "cpu" or "host"; with fewer devices than replicas they
-            are taken over and over. Array arguments go there. None: where the arguments are.
+            Placements of `gpusim.devices`, "cpu" or "host". They repeat if there are fewer than
+            replicas. Array arguments are moved there. None: where the arguments are.
         schedule: "cores" lets as many replicas run at once as there are cores; "one" runs exactly
             one at a time, each up to its next collective, in replica order, so that a program takes
             the same path every time. A pmap inside a pmap follows the outer one's schedule.
@@ -81,11 +81,11 @@ def pmap(
         A function with the arguments of `f`.
 
     Raises:
-        ReplicaError: when a replica's own code raises; the exception is its cause, and `index` says
-            which replica. The others are ended.
-        CollectiveMismatchError: when replicas meet in calls that differ; names both.
-        DeadlockError: when replicas wait for others that have returned.
-        ValueError: when results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
+        ReplicaError: if a replica's own code raises; the exception is its cause, and `index` is the
+            replica's. The others are ended.
+        CollectiveMismatchError: if replicas meet in calls that differ; it names both.
+        DeadlockError: if replicas wait for others that have returned.
+        ValueError: if results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
             vmap.
 
     Example:
@@ -205,7 +205,7 @@ def _raised_by_gpusim(trace: TracebackType | None) -> bool:
 
 
 def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> BaseException:
-    """What pmap raises for an exception in a replica."""
+    """The exception that pmap raises for an exception in a replica."""
     who = f"replica {index}" + ("" if axis_name is None else f" of axis {axis_name!r}")
     if isinstance(error, GpusimError) or (
         isinstance(error, (NameError, ValueError, TypeError, IndexError))
@@ -284,7 +284,7 @@ def _gather_leaf(
 
 
 def _first_unlike(parts: list[Array]) -> int | None:
-    """The first replica with other bits than replica 0; None where there is none."""
+    """The first replica with other bits than replica 0, or None."""
     for index, part in enumerate(parts):
         if part is not parts[0] and first_unlike(
             np.stack([parts[0], part]) if on_device(part) else [parts[0], part]

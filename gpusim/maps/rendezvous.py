@@ -43,8 +43,8 @@ Split = Callable[[list[Result]], list[list[Any]]]
 class Contribution:
     """One replica's part in a rendezvous.
 
-    **Attributes**: the call, the names of its axes and their frames, the operands of each leaf, all
-    frames around, the structure of the tree, `line`, where it is called, if instances share an
+    **Attributes**: the call, the names of its axes and their entries, the operands of each leaf,
+    the enclosing axes, the structure of the tree, `line`, where it is called, if instances share an
     axis, and `arrival`, of a replica on a GPU.
     """
 
@@ -114,7 +114,7 @@ def _compute_on_streams(contributions: list[Contribution]) -> list[list[list[Any
 def _on_one_gpu(
     contributions: list[Contribution], rendezvous: DeviceRendezvous
 ) -> list[Contribution]:
-    """The contributions with all operands on the meeting's GPU."""
+    """The contributions with all operands on the rendezvous's GPU."""
     found = [[list(operands) for operands in each.leaves] for each in contributions]
     for number, operands in enumerate(contributions[0].leaves):
         for k, operand in enumerate(operands):
@@ -174,7 +174,7 @@ def _prepare(contributions: list[Contribution], number: int) -> tuple[Leaf, Spli
 
 
 def _canonical(operand: Stacked, enclosing: Axes) -> Stacked:
-    """The operand with its axes named by the first replica's frames (replicas bind their own)."""
+    """The operand with its axes named by the first replica's entries (replicas bind their own)."""
     data, axes = operand
     return data, tuple(enclosing[entry.depth] for entry in axes)
 

@@ -67,7 +67,7 @@ def _end_thread(thread: threading.Thread) -> None:
 
 
 class ReplicaThread:
-    """One replica of one pmap call: its thread, its frame, and what it waits for.
+    """One replica of one pmap call: its thread, its axis entry, and the rendezvous it waits in.
 
     Attributes:
         inside: True while the thread runs gpusim's own code. No exception is posted to it then;
@@ -166,7 +166,7 @@ class ReplicaThread:
             with self.call.scheduler.lock:
                 self.inside = False
                 self.check_ended()
-            assert self.entry.index is not None  # pmap's frames are threaded
+            assert self.entry.index is not None  # pmap's axes are threaded
             result = self.context.run(function, self.entry.index)
         except BaseException as raised:
             error = raised

@@ -1,17 +1,17 @@
 """Replicas on GPUs: a stream for each, and events that order what they exchange.
 
-A pmap call's caller, its replicas and their meetings each work on a stream of their own, and the
-host waits for none of them. Who takes over values waits for the stream that made them:
+The caller of pmap, its replicas and their rendezvous each work on a stream of their own, and the
+host waits for none of them. A stream waits for the streams that computed its inputs:
 
-- a replica's stream for the caller's, before it begins, and the caller's for all replicas' when
-  they have ended;
-- a meeting's stream for the streams of all who have arrived, and theirs for the meeting's, before
-  they go on.
+- a replica's stream waits for the caller's before it begins, and the caller's for all replicas'
+  when they have ended;
+- a rendezvous's stream waits for the streams of all replicas that have arrived, and theirs for the
+  rendezvous's before they continue.
 
-That orders memory too. CuPy gives back an array's memory, when nobody refers to it any more, to the
-stream that it was allocated on, which may use it at once, whoever else may still be reading. So
-results of meetings come from the meeting's stream, which always waits for all who hold them, and
-streams are lent to one call at a time.
+That orders memory too. CuPy returns the memory of an unreferenced array to the stream that
+allocated it, which may reuse it at once, although other streams may still read it. So results of a
+rendezvous come from its stream, which always waits for all replicas that hold them, and a stream is
+lent to one call at a time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ HOST = ("cpu", "host")
 
 
 def check_devices(devices: Any) -> None:
-    """Refuse what names no devices; which there are is asked when the replicas start.
+    """Check the type of pmap's `devices`. Whether they exist is checked when the replicas start.
 
     Raises:
-        TypeError: for anything but None and a sequence of devices.
-        ValueError: for an empty one, and for an entry that names no device.
+        TypeError: if it is neither None nor a sequence.
+        ValueError: if it is empty, or an entry does not name a device.
     """
     if devices is None:
         return
@@ -72,14 +72,14 @@ def _is_ipu(device: Any) -> bool:
 def gpus_of_replicas(
     devices: Sequence[Any] | None, leaves: Sequence[Any], size: int, outer: StreamSlot | None
 ) -> list[int | None]:
-    """Which GPU each replica runs on, None for the host: `devices` over and over, in their order.
+    """The GPU of each replica, None for the host. `devices` repeat in their order.
 
-    Without `devices` all run where the first array among the arguments is that is on a GPU, or
-    where the replica runs that calls.
+    Without `devices`, all replicas run on the GPU of the first argument that is on one, else on
+    that of the calling replica.
 
     Raises:
-        ImportError: for GPUs without CuPy.
-        ValueError: for a GPU that is not there.
+        ImportError: if CuPy is not installed and a GPU is named.
+        ValueError: if a GPU does not exist.
     """
     if devices is None:
         arrays = (unpack(leaf)[0] for leaf in leaves)
@@ -119,7 +119,7 @@ def _gpus() -> int:
 
 
 class _Pool:
-    """Streams that no call holds, which wait already for all that they were used for."""
+    """Streams that no call holds. They wait already for all their earlier users."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ pool = _Pool()
 
 
 def _record(stream: Any) -> Any:
-    """An event behind all that the stream has been given; its GPU must be the current one."""
+    """An event after all work on the stream, whose GPU must be the current one."""
     return stream.record(_cupy().cuda.Event(disable_timing=True))
 
 
@@ -160,12 +160,12 @@ def _record_current(gpu: int) -> Any:
 
 @dataclass
 class StreamSlot:
-    """What a replica on a GPU works on.
+    """The GPU and the stream of one replica.
 
     Attributes:
         gpu, stream: CUDA's number of the GPU, and one of its streams.
-        meetings: the streams of the meetings of the outermost call, by who meets and by GPU.
-        end: the event behind the replica's last work.
+        rendezvous_streams: the streams of the outermost call's rendezvous, by slots and by GPU.
+        end: the event after the replica's last work.
     """
 
     gpu: int
@@ -175,10 +175,10 @@ class StreamSlot:
 
 
 class StreamSlots:
-    """The lanes of one pmap call's replicas; `of` is None for a replica on the host.
+    """The stream slots of one pmap call's replicas; `of` has None for a replica on the host.
 
-    A context: when it is left, the caller's streams go on behind all replicas, and the lanes are
-    lent to others.
+    A context: on leaving, the caller's streams wait for all replicas, and the streams are returned
+    to the pool.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class StreamSlots:
                 pair for streams in self.rendezvous_streams.values() for pair in streams.items()
             ]
             self.rendezvous_streams.clear()
-        # What was gathered on one GPU was read from all: later work waits for all of it.
+        # Gathering on one GPU read from all GPUs: later work waits for that.
         behind = [_record_current(gpu) for gpu in self._gpus]
         for gpu, stream in held:
             for event in behind:
@@ -213,7 +213,7 @@ class StreamSlots:
             pool.give_back(gpu, stream)
 
     def follow(self) -> None:
-        """The caller's streams go on behind the work of all replicas."""
+        """Let the caller's streams wait for the work of all replicas."""
         cupy = _cupy()
         ends = [slot.end for slot in self.of if slot is not None and slot.end is not None]
         for gpu in self._gpus:
@@ -224,7 +224,7 @@ class StreamSlots:
 
     @contextmanager
     def entered(self, index: int, entry: AxisEntry) -> Iterator[None]:
-        """A replica's work goes to its lane, behind the caller's."""
+        """A block whose work runs on a replica's stream, after the caller's work."""
         slot = self.of[index]
         if slot is None:
             yield
@@ -241,7 +241,7 @@ class StreamSlots:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """The caller's work, where the first replica is."""
+        """A block of the caller's work, on the first replica's GPU."""
         self.follow()
         with nullcontext() if self.home is None else _cupy().cuda.Device(self.home):
             yield
@@ -261,7 +261,7 @@ def _gpus_of(leaves: Sequence[Any]) -> set[int]:
 
 
 def move(value: Any, gpu: int | None) -> Any:
-    """An array where `gpu`, the current one, has it (None: on the host); what is none stays.
+    """An array on `gpu`, which is the current one (None: on the host); other values stay.
 
     Copies run on the current stream.
     """
@@ -281,27 +281,26 @@ def _from_another_gpu(array: Array) -> Array:
     return target
 
 
-# --- meetings -----------------------------------------------------------------------------------
+# --- rendezvous ---------------------------------------------------------------------------------
 
 
 @dataclass
 class Arrival:
-    """A replica that has arrived at a meeting: events behind its work, then one behind the
-    meeting's."""
+    """A replica at a rendezvous: the events after its work, then the one after the rendezvous's."""
 
     slot: StreamSlot
-    streams: list[Any]  # the lane's, and the one that is current, should it be another
+    streams: list[Any]  # the slot's, and the current one if that is another
     ready: list[Any]
     done: Any = None
 
     def depart(self) -> None:
-        """The replica goes on behind the meeting."""
+        """Let the replica's streams wait for the rendezvous."""
         for stream in self.streams:
             stream.wait_event(self.done)
 
 
 def arrive(slot: StreamSlot) -> Arrival:
-    """The replica of this thread waits in a meeting from now on."""
+    """Record the work of this thread's replica before a rendezvous."""
     cupy = _cupy()
     with cupy.cuda.Device(slot.gpu):  # f may have made another GPU or stream the current one
         current = cupy.cuda.get_current_stream()
@@ -310,9 +309,9 @@ def arrive(slot: StreamSlot) -> Arrival:
 
 
 class DeviceRendezvous:
-    """A meeting of replicas of which some are on GPUs: the values come to one GPU, and go back.
+    """A rendezvous of replicas on GPUs: operands are gathered on one GPU, results are handed out.
 
-    With all on one GPU nothing moves: kernels take the replicas' own pointers.
+    If all are on one GPU nothing is copied: kernels take the replicas' own pointers.
     """
 
     def __init__(self, arrivals: Sequence[Arrival | None]) -> None:
@@ -327,7 +326,7 @@ class DeviceRendezvous:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The meeting's work runs on its own stream of its GPU, behind everybody's."""
+        """A block whose work runs on the rendezvous's own stream, after all replicas' work."""
         cupy = _cupy()
         for arrival in self._present:
             for event in arrival.ready:
@@ -339,7 +338,7 @@ class DeviceRendezvous:
             finally:
                 behind = {self.home: _record(home)}
                 for gpu, stream in self._streams.items():
-                    if gpu != self.home:  # its memory has been read by the meeting
+                    if gpu != self.home:  # the rendezvous has read its memory
                         stream.wait_event(behind[self.home])
                         with cupy.cuda.Device(gpu):
                             behind[gpu] = _record(stream)
@@ -347,13 +346,13 @@ class DeviceRendezvous:
                     arrival.done = behind[arrival.slot.gpu]
 
     def gather(self, values: list[Any]) -> list[Any]:
-        """One operand of each replica, on the meeting's GPU; if all are NumPy's they stay so."""
+        """One operand of each replica, on the rendezvous's GPU; NumPy arrays stay if all are."""
         if not any(on_device(unpack(value)[0]) for value in values):
             return values
         return self._exchange([(value, self.home) for value in values], collecting=True)
 
     def hand_out(self, values: list[tuple[Any, int]]) -> list[Any]:
-        """Results, each for the replica of that place: one copy for each GPU. NumPy's stay so."""
+        """Results for replicas, given by position: one copy for each GPU. NumPy arrays stay."""
         places = [None if a is None else a.slot.gpu for a in self.arrivals]
         return self._exchange([(value, places[replica]) for value, replica in values])
 
@@ -379,7 +378,7 @@ class DeviceRendezvous:
         return results
 
     def _between_gpus(self, moves: list[tuple[Array, int]]) -> list[Array]:
-        """Copies on other GPUs, on the streams that the meeting has on both."""
+        """Copies on other GPUs, by the rendezvous's streams on both."""
         if not moves:
             return []
         from ..runtime.engines.nccl import send_between_gpus

@@ -42,22 +42,22 @@ def vmap(
 
     Args:
         f: a function of pytrees of arrays that returns a pytree of arrays.
-        in_axes: which axis of each argument counts the replicas: an int for all of them, None for
-            'the same on every replica', or a tuple with an entry for each positional argument, each
-            an int, None or a tree prefix of them. Keyword arguments are mapped along axis 0.
-        out_axes: where the replicas' axis goes in the results, as int or tree prefix of the
+        in_axes: the mapped axis of each argument: an int for all of them, None for arguments that
+            are the same on every replica, or a tuple with an entry for each positional argument,
+            each an int, None or a tree prefix of them. Keyword arguments are mapped along axis 0.
+        out_axes: the position of the mapped axis in the results, as int or tree prefix of the
             results; None returns a value that is the same on every replica once.
         axis_name: a name for the axis, for collectives.
-        axis_size: the number of replicas, needed only when no argument is mapped.
+        axis_size: the number of replicas, needed only if no argument is mapped.
 
     Returns:
         A function with the arguments of `f`. Results that alias an argument or each other are
         read-only.
 
     Raises:
-        TypeError: for in_axes of another type, or results that are no arrays.
-        ValueError: for in_axes that do not fit the arguments, sizes that differ, out_axes that do
-            not fit the results.
+        TypeError: if in_axes have another type, or results are not arrays.
+        ValueError: if in_axes do not fit the arguments, sizes differ, or out_axes do not fit the
+            results.
 
     Example:
         >>> import numpy as np, gpusim

@@ -1,7 +1,7 @@
-"""MappedArray: an array whose mapped axes are hidden, so that code written for one replica runs for
-all.
+"""MappedArray: an array with hidden mapped axes, so that code for one replica runs for all.
 
-The values of all replicas are one stacked array; what NumPy shows of it is one replica's part.
+The values of all replicas are one stacked array. Its shape and dtype are those of one replica's
+part.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protoc
 
 
 def unpack(value: Any) -> tuple[Array, Axes]:
-    """The stacked data of `value`, mapped axes leading, and those axes; others are mapped over
-    nothing."""
+    """The stacked data of `value`, and its leading mapped axes; () for other values."""
     if isinstance(value, MappedArray):
         axes = value._axes
         if axes:
@@ -31,7 +30,7 @@ def unpack(value: Any) -> tuple[Array, Axes]:
 
 
 def wrap(data: Array, axes: Axes) -> MappedArray:
-    """The MappedArray with stacked `data`, of which the leading axes are `axes`."""
+    """The MappedArray with stacked `data`, whose leading axes are `axes`."""
     mapped = object.__new__(MappedArray)
     mapped._data = data
     mapped._axes = axes
@@ -47,7 +46,7 @@ def read_only(data: Array) -> Array:
 
 
 def lift(value: Any) -> Any:
-    """`value` as code inside the running maps sees it: a MappedArray where vmap is around."""
+    """`value` as the running function sees it: a MappedArray inside vmap."""
     return wrap(value, ()) if lockstep_axes() else value
 
 
@@ -84,16 +83,15 @@ def _refuse_in_place(name: str) -> Callable[..., NoReturn]:
 
 
 class MappedArray:
-    """The values of one variable on all replicas, seen as the value of one.
+    """The values of one variable on all replicas, with the interface of one replica's array.
 
     `shape`, `ndim`, `dtype` and `size` are one replica's. MappedArrays follow NumPy's protocols, so
-    ``np.sin(x)``, ``x @ w`` and ``x[1:, i]`` work whichever array library holds the data. They do
-    not
-    change in place: ``x += y`` rebinds the name, ``x.at[i].set(v)`` gives a changed copy. One that
-    is mapped over nothing (the same on every replica) converts to bool, int, float and ndarray
-    freely; converting another is a TypeError.
+    ``np.sin(x)``, ``x @ w`` and ``x[1:, i]`` work for any array library. They do not change in
+    place: ``x += y`` rebinds the name, ``x.at[i].set(v)`` returns a changed copy. A replicated one,
+    which is mapped over no axis, converts to bool, int, float and ndarray; converting another is a
+    TypeError.
 
-    Users meet them inside functions given to `gpusim.vmap` and `gpusim.shard_map`; they make none.
+    `gpusim.vmap` and `gpusim.shard_map` make them; users do not.
 
     Example:
         >>> import numpy as np, gpusim
@@ -121,7 +119,7 @@ class MappedArray:
     def __init__(self) -> None:
         raise TypeError("MappedArrays are made by gpusim.vmap and gpusim.shard_map, not by users")
 
-    # What one replica sees of the array.
+    # One replica's shape and dtype.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -325,7 +323,7 @@ class MappedArray:
         return wrap(data.view(np.dtype(dtype)), axes)
 
     def copy(self, order: Any = "C") -> MappedArray:
-        """A copy (which, as MappedArrays do not change, nobody needs)."""
+        """A copy. It is rarely needed, as MappedArrays do not change."""
         data, axes = unpack(self)
         return wrap(data.copy(), axes)
 

@@ -1,5 +1,4 @@
-"""From NumPy's protocols to batched rules: which rule serves a call, and what happens where there
-is none."""
+"""Dispatch of NumPy's protocols: a batched rule if there is one, else the per-replica fallback."""
 
 from __future__ import annotations
 
@@ -22,12 +21,10 @@ from .settings import fallback_settings
 Rule = Callable[..., Any]
 
 RULES: dict[Callable[..., Any], Rule] = {}
-"""Batched rule of each NumPy function: called with the function's own arguments, MappedArrays among
-them."""
+"""Batched rule of each NumPy function, which takes the function's own arguments."""
 
 UFUNC_METHODS: dict[str, Callable[[np.ufunc, tuple[Any, ...], dict[str, Any]], Any]] = {}
-"""Batched rule of each ufunc method (__call__, reduce, ...): called with ufunc, inputs and
-keywords."""
+"""Batched rule of each ufunc method (__call__, reduce, ...); it takes ufunc, inputs, keywords."""
 
 CHANGES_IN_PLACE = {
     np.copyto: "np.where, or x.at[...].set(...)",
@@ -37,7 +34,7 @@ CHANGES_IN_PLACE = {
     np.fill_diagonal: "x.at[np.diag_indices(n)].set(...)",
     np.put_along_axis: "x.at[...].set(...)",
 }
-"""NumPy functions that write into an argument, with what to use instead."""
+"""NumPy functions that write into an argument, and their replacements."""
 
 
 WITHOUT_VALUES = {
@@ -50,24 +47,24 @@ WITHOUT_VALUES = {
     np.iscomplexobj,
     np.isrealobj,
 }
-"""NumPy functions that look at shapes and dtypes only, and so give the same on every replica."""
+"""NumPy functions of shapes and dtypes only, whose results are the same on every replica."""
 
 
 CREATE: set[Callable[..., Any]] = {
     *(np.arange, np.empty, np.eye, np.full, np.identity, np.ones, np.tri, np.zeros),
     *(np.array, np.asanyarray, np.asarray, np.ascontiguousarray),
 }
-"""NumPy functions that make arrays, and ask MappedArrays only where one is given as like=."""
+"""NumPy functions that create arrays; a MappedArray among their arguments is like=."""
 
 
 class NoRule(Exception):
-    """Raised by a batched rule for arguments it does not serve: the call takes the per-replica
-    route."""
+    """Raised by a batched rule for arguments that it does not support: the function is then called
+    per replica."""
 
 
-UNSERVED = (NoRule, ValueError, TypeError, IndexError, ArithmeticError, NotImplementedError)
-"""What sends a call from its batched rule to the per-replica route: NumPy's own errors are raised
-there, in the shapes of one replica."""
+FALLBACK_ERRORS = (NoRule, ValueError, TypeError, IndexError, ArithmeticError, NotImplementedError)
+"""Exceptions of a batched rule after which the function is called per replica, which raises NumPy's
+own error, with the shapes of one replica."""
 
 
 def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -113,7 +110,7 @@ def call_ufunc(
     if not fallback_settings().force:
         try:
             return UFUNC_METHODS[method](function, inputs, kwargs)
-        except UNSERVED:
+        except FALLBACK_ERRORS:
             pass
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
@@ -169,7 +166,7 @@ def call_function(
     if batched is not None and (called in WITHOUT_VALUES or not fallback_settings().force):
         try:
             return batched(*args, **kwargs)
-        except UNSERVED:
+        except FALLBACK_ERRORS:
             pass
     if called in CREATE and (like := library_here()) is not None:
         return wrap(called(*args, **kwargs, like=like), ())

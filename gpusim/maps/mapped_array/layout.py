@@ -1,4 +1,4 @@
-"""Memory layouts: which ones let a stacked operation add in the order in which one replica adds.
+"""Memory layouts in which NumPy's stacked operations add in the order of one replica's operation.
 
 NumPy takes axes in the order of their strides. While mapped axes have the largest strides it works
 through one replica after the other, each as if it were alone (checked with NumPy 2.0 to 2.4, for
@@ -26,8 +26,7 @@ def _strides(data: Array, start: int, stop: int | None = None) -> list[int]:
 
 
 def is_replica_major(data: Array, mapped: int) -> bool:
-    """Whether the `mapped` leading axes are stepped over in strides no smaller than any other
-    axis."""
+    """Whether the strides of the `mapped` leading axes are at least those of all other axes."""
     if mapped == 0 or data.flags.c_contiguous or on_device(data):
         return True
     largest = max(map(abs, _strides(data, mapped)), default=0)
@@ -40,7 +39,7 @@ def _spaced_like_one_replica(data: Array, mapped: int) -> bool:
 
 
 def copy_with_gaps(data: Array) -> Array:
-    """A copy with gaps between the elements: NumPy's loops for contiguous data pass it by."""
+    """A copy with gaps between the elements, for which NumPy does not use its contiguous loops."""
     room = np.empty_like(data, shape=(*data.shape, 2))
     room[..., 0] = data
     return room[..., 0]

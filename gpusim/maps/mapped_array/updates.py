@@ -37,8 +37,8 @@ def at(x: Any) -> At:
         x: an array, plain (read-only ones, as in pmap, too) or a MappedArray.
 
     Returns:
-        What takes the index: ``at(x)[index]`` has the methods `set`, `add`, `subtract`, `multiply`,
-        `divide`, `power`, `min`, `max`, `apply` and `get`.
+        An object to be indexed: ``at(x)[index]`` has the methods `set`, `add`, `subtract`,
+        `multiply`, `divide`, `power`, `min`, `max`, `apply` and `get`.
 
     Raises:
         IndexError: by the methods, for an index out of range (where JAX drops the update), naming
@@ -75,7 +75,7 @@ class At:
 
 
 class Indexed:
-    """A part of an array, of which the methods give changed copies of the whole array: see `at`.
+    """A part of an array; its methods return changed copies of the whole array: see `at`.
 
     Where an index names an element more than once, `set` keeps the last value, and the others take
     all values into account, one after the other in C order.
@@ -265,8 +265,8 @@ def _one_array(value: Any) -> Any:
 
 
 def _converted(value: Any, x: Array) -> Any:
-    """`value` in the dtype and library of `x`, by the rules of assignment: 1.5 becomes the int 1,
-    and 300 is no uint8."""
+    """`value` in the dtype and library of `x`, converted as in assignment: 1.5 becomes the int 1,
+    and 300 does not fit uint8."""
     if isinstance(value, MappedArray) or on_device(value):
         return value.astype(x.dtype, copy=False)
     return to_library_of(x, value, x.dtype)

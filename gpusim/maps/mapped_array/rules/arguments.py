@@ -1,5 +1,4 @@
-"""Arguments of NumPy functions as rules want them: by name, and values that are the same on all
-replicas plain."""
+"""Arguments of NumPy functions for rules: by name, and replicated values as plain values."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def by_position(
 
 
 def stacked(value: Any) -> tuple[Array, Axes]:
-    """The stacked data of `value` and its mapped axes; what is no array becomes one."""
+    """The stacked data of `value`, converted to an array if it is not one, and its mapped axes."""
     data, axes = unpack(value)
     known = isinstance(value, MappedArray) or on_device(data)
     return (data if known else np.asanyarray(data)), axes
@@ -80,8 +79,7 @@ def arranged(data: Array, mapped: int, axis_count: int = 1) -> Array:
 
 
 def unshared(data: Array, mapped: int) -> Array:
-    """`data` with strides other than 0 for mapped axes: copying a 0 stride would bring replicas
-    close together."""
+    """`data` without strides of 0 along mapped axes, which a copy would turn into small strides."""
     if on_device(data) or not any(
         data.strides[place] == 0 and data.shape[place] > 1 for place in range(mapped)
     ):

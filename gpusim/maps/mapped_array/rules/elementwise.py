@@ -1,4 +1,4 @@
-"""Batched rules of functions that work element by element, or compare arrays, and are no ufuncs."""
+"""Batched rules of elementwise functions and comparisons that are not ufuncs."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def array_equiv(a1: Any, a2: Any) -> Any:
     return _verdict(np.all(np.equal(a1, a2)))
 
 
-# What depends on dtypes only.
+# Functions of dtypes.
 
 
 def _by_dtype(value: Any) -> Any:

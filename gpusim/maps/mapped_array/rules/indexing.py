@@ -37,7 +37,7 @@ def getitem(array: Any, index: Any) -> Any:
             return wrap(np.take(data, index, axis=len(axes)), axes)  # the same, faster
         return _found(entries, data, axes)
     except IndexError:
-        raise NoRule from None  # the message is of stacked axes; the route's, of one replica's
+        raise NoRule from None  # its message counts stacked axes; the fallback's, one replica's
 
 
 def _found(entries: tuple[Any, ...], data: Array, axes: Axes) -> Any:
@@ -50,7 +50,7 @@ IN_RANGE: dict[str, Callable[[Array, int], Array]] = {
     "wrap": lambda places, size: places % size,
     "clip": lambda places, size: np.clip(places, 0, size - 1),
 }
-"""What the modes of np.take make of its indices."""
+"""The indices that np.take reads in each of its modes."""
 
 
 @rule(np.take)
@@ -150,7 +150,7 @@ def ix_(*args: Any) -> Any:
 
 
 def _ix_places(arg: Any) -> Any:
-    """What one argument of np.ix_ selects along its axis."""
+    """The indices that one argument of np.ix_ selects along its axis."""
     places = operand(arg)
     if visible_ndim(places) != 1:
         raise NoRule
@@ -187,7 +187,7 @@ def triu_indices_from(arr: Any, k: int = 0) -> Any:
 
 
 def _any_of_shape(value: Any) -> Array:
-    """An array of one replica's shape, in no memory of its own."""
+    """An array of one replica's shape, without memory of its own."""
     data, axes = unpack(value)
     if on_device(data):
         return data[(0,) * len(axes)]

@@ -62,7 +62,7 @@ LOOPS_DIFFER = {
     *(u for u in vars(np).values() if isinstance(u, np.ufunc) and u.nin == 1),
     *(np.power, np.float_power, np.arctan2, np.hypot, np.logaddexp, np.logaddexp2),
 }
-"""Functions that NumPy may compute in another way for contiguous data than for the rest."""
+"""Functions for which NumPy may use another loop on contiguous data."""
 
 
 def _as_one_replica_loops(ufunc: np.ufunc, data: list[Any], mapped: int) -> list[Any]:
@@ -137,7 +137,7 @@ def power(base: Any, exponent: Any) -> Any:
 
 @cache
 def _core_ndims(signature: str) -> tuple[int, ...]:
-    """How many core dimensions each input of a generalised ufunc has."""
+    """The number of core dimensions of each input of a generalised ufunc."""
     inputs = signature.split("->")[0]
     return tuple(
         len([name for name in group.split(",") if name.strip()])
@@ -158,7 +158,7 @@ def _generalised(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any
     if ufunc is np.matmul:
         return matmul(*inputs, **kwargs)
     if any(ndim < core for ndim, core in zip(ndims, cores, strict=True)):
-        raise NoRule  # NumPy's own error, from the per-replica route
+        raise NoRule  # NumPy's own error, from the per-replica fallback
     loop = max(ndim - core for ndim, core in zip(ndims, cores, strict=True))
     data = [lead(value, axes, loop + core) for value, core in zip(inputs, cores, strict=True)]
     return wrap_all(ufunc(*data, **kwargs), axes)
