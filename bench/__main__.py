@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def keep(results: Results, start: float, path: Path, peers: Sequence[Peer]) -> None:
-    """Write what there is so far, so that nothing that was measured is lost."""
+    """Write the results so far, so that an interrupt loses nothing."""
     for limit in peers:
         if isinstance(limit, Limit) and math.isfinite(limit.fastest):
             results.bandwidth = limit.bandwidth
@@ -189,7 +189,7 @@ def keep(results: Results, start: float, path: Path, peers: Sequence[Peer]) -> N
 
 @contextmanager
 def ended(peers: Sequence[Peer]) -> Iterator[None]:
-    """End the peers' processes and threads whatever happens."""
+    """End the peers' processes and threads after the block."""
     try:
         yield
     finally:
@@ -198,14 +198,14 @@ def ended(peers: Sequence[Peer]) -> Iterator[None]:
 
 
 def counted(cases: Sequence[Case], what: str) -> Iterator[Case]:
-    """The cases, with a line on stderr that says how far it is."""
+    """The cases, with their numbers on standard error."""
     for number, case in enumerate(cases, start=1):
         print(f"[{number}/{len(cases)} {what}] ", end="", file=sys.stderr, flush=True)
         yield case
 
 
 def line(outcome: Outcome) -> str:
-    """A case in a line, while others are still measured."""
+    """A line about a measured case."""
     parts = [f"{outcome.case}: {table.duration(outcome.seconds(OURS))}"]
     limit = outcome.ratio(OURS, LIMIT)
     if limit is not None:

@@ -1,4 +1,4 @@
-"""What is measured: a collective, a variant of its arithmetic, and a number and size of values.
+"""Cases: a collective, a variant of its arithmetic, and a number and size of values.
 
 Every peer makes the same inputs from the same few lines, and its results are compared with a
 definition written down here once more, in float64.
@@ -195,7 +195,7 @@ class Case:
 
     @property
     def separate_bytes(self) -> int:
-        """What a peer needs that keeps each replica's value and result in memory of its own."""
+        """The memory of a peer that stores each replica's value and result."""
         return self.input_bytes + self.replicas * self.result_size * self.dtype.itemsize
 
     # ------------------------------------------------------------ inputs
@@ -206,9 +206,9 @@ class Case:
         return min(ROW_BYTES // self.dtype.itemsize, self.elements // self.replicas)
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> RaggedSlices:
         pair = self.elements // self.row // self.replicas
-        return Plan.make(self.replicas, pair, uneven=self.collective.endswith("uneven"))
+        return RaggedSlices.make(self.replicas, pair, uneven=self.collective.endswith("uneven"))
 
     @cached_property
     def strip(self) -> NDArray[Any]:
@@ -231,7 +231,7 @@ class Case:
         return stacked
 
     def forget(self) -> None:
-        """Free the inputs, which come again when they are asked for."""
+        """Free the inputs; the next use makes them again."""
         for name in ("strip", "plan"):
             self.__dict__.pop(name, None)
 
@@ -268,13 +268,13 @@ class Case:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class RaggedSlices:
     """The slices of a ragged_all_to_all: from every replica one to every other."""
 
     sizes: NDArray[np.int64]  # rows, by sender and receiver
 
     @classmethod
-    def make(cls, replicas: int, pair: int, *, uneven: bool) -> Plan:
+    def make(cls, replicas: int, pair: int, *, uneven: bool) -> RaggedSlices:
         """`pair` rows for every pair, or 0 to 2 * pair by chance."""
         shape = (replicas, replicas)
         if uneven:
@@ -354,11 +354,11 @@ def select(
     sizes: Iterable[Size] | None = None,
 ) -> Iterator[Case]:
     """All cases that make sense, by size; `sizes` None are the standard ones."""
-    asked = sizes is not None
+    given = sizes is not None
     collectives, variants = list(collectives), list(variants)
     for size in list(sizes or dict.fromkeys((*SIZES, *RAGGED_SIZES))):
         for collective in collectives:
-            if not asked and size not in (RAGGED_SIZES if collective in RAGGED else SIZES):
+            if not given and size not in (RAGGED_SIZES if collective in RAGGED else SIZES):
                 continue
             for variant in variants:
                 case = Case(collective, variant, *size)
@@ -367,7 +367,7 @@ def select(
 
 
 def sensible(case: Case) -> bool:
-    """Whether the values can be cut for the replicas, and the variant says something new."""
+    """Whether the replicas can share the values evenly, and the variant differs from others."""
     if case.collective in CUT and case.elements % case.replicas:
         return False
     if case.ragged and (case.replicas > MAX_RAGGED_REPLICAS or case.elements < case.replicas):

@@ -44,8 +44,8 @@ Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A fold, or with `row` a ragged copy of rows of so many bytes.
+class GpuCase:
+    """A fold, or with `row` a ragged copy of rows of `row` bytes.
 
     Attributes:
         dtype: of the input and the output.
@@ -68,17 +68,17 @@ class Case:
         return np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
 
 
-def fold_case(dtype: str, order: str, target: float, **how: Any) -> Case:
+def fold_case(dtype: str, order: str, target: float, **how: Any) -> GpuCase:
     reduction = Reduction(order=order, seed=1, **how)
     parts = [dtype, order]
     if reduction.rounding == "stochastic":
         parts.append("stochastic at every step" if "accumulate" in how else "stochastic at the end")
     itemsize = np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
-    return Case(" ".join(parts), dtype, 64, BYTES // 64 // itemsize, reduction, 0, target)
+    return GpuCase(" ".join(parts), dtype, 64, BYTES // 64 // itemsize, reduction, 0, target)
 
 
-def all_cases() -> list[Case]:
-    """What the targets speak of."""
+def all_cases() -> list[GpuCase]:
+    """The cases of the targets."""
     stochastic: dict[str, Any] = {"rounding": "stochastic"}
     cases = [fold_case(dtype, order, 0.85) for dtype in WIDE for order in ORDERS]
     for dtype in ("float16", "bfloat16"):
@@ -86,21 +86,21 @@ def all_cases() -> list[Case]:
         for order in ("linear", "tree"):
             at_the_end = fold_case(dtype, order, 0.8, **stochastic)
             held = Reduction(order=order, seed=1, accumulate=held_in, rounding="stochastic")
-            cases.append(Case(at_the_end.name, dtype, 64, at_the_end.elements, held, 0, 0.8))
+            cases.append(GpuCase(at_the_end.name, dtype, 64, at_the_end.elements, held, 0, 0.8))
     every = [("float16", 0.25), ("bfloat16", 0.25), ("float8_e4m3fn", 0.12), ("float8_e5m2", 0.12)]
     for dtype, least in every:
         kept: Any = getattr(ml_dtypes, dtype, dtype) if "16" in dtype else "float16"
         cases.append(fold_case(dtype, "linear", least, accumulate=kept, **stochastic))
     cases += [
-        Case("ragged rows of 1 KiB", "float32", row=1024, target=0.8),
-        Case("ragged rows of 64 B", "float32", row=64, target=0.5),
+        GpuCase("ragged rows of 1 KiB", "float32", row=1024, target=0.8),
+        GpuCase("ragged rows of 64 B", "float32", row=64, target=0.5),
     ]
     for elements, target in ((65536, None), (16384, 0.4)):
         total = 65536 * elements
         many = f"65,536 replicas of {elements // 1024} Ki"
-        cases.append(Case(many, "float16", 65536, elements, target=target))
+        cases.append(GpuCase(many, "float16", 65536, elements, target=target))
         if target is None:
-            cases.append(Case(f"64 replicas of as much as {many}", "float16", 64, total // 64))
+            cases.append(GpuCase(f"64 replicas of as much as {many}", "float16", 64, total // 64))
     return cases
 
 
@@ -116,19 +116,19 @@ class Prepared:
     problems: dict[str, str] = field(default_factory=dict)
 
 
-def scaled(case: Case, scale: float) -> tuple[int, int]:
+def scaled(case: GpuCase, scale: float) -> tuple[int, int]:
     """Replicas and elements for a part of 2 GiB: fewer elements, and then fewer replicas."""
     elements = max(64, int(case.elements * scale))
     shrunk = case.elements * scale / elements
     return max(2, int(case.replicas * min(1.0, shrunk))), elements
 
 
-def prepare(case: Case, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
+def prepare(case: GpuCase, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
     """Make the input and the calls."""
     return (_ragged if case.row else _fold)(case, cupy, scale, peers)
 
 
-def values(case: Case, cupy: Any, shape: tuple[int, ...]) -> Any:
+def values(case: GpuCase, cupy: Any, shape: tuple[int, ...]) -> Any:
     """Numbers from -4 to 4 in the case's dtype, which come again after some millions."""
     size = math.prod(shape)
     numbers = cupy.arange(min(size, BLOCK), dtype=np.uint32)
@@ -146,7 +146,7 @@ def values(case: Case, cupy: Any, shape: tuple[int, ...]) -> Any:
     return x.view(case.type).reshape(shape)
 
 
-def _fold(case: Case, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
+def _fold(case: GpuCase, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
     replicas, elements = scaled(case, scale)
     x = values(case, cupy, (replicas, elements))
     moved = (replicas + 1) * elements * case.type.itemsize
@@ -200,7 +200,7 @@ def _torch_sum(x: Any) -> Call:
 
 
 class Recorder(launch.CupyDevice):
-    """A device that keeps what it launches and what that needs, to be launched again."""
+    """A device that records its launches and their arguments, to launch them again."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -216,7 +216,7 @@ class Recorder(launch.CupyDevice):
         super().run(launch)
 
 
-def _ragged(case: Case, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
+def _ragged(case: GpuCase, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
     replicas, width = 64, case.row // 4
     rows = max(256, int(BYTES * scale) // replicas // case.row)
     sources = cupy.zeros((replicas, rows, width), np.float32)
@@ -267,7 +267,7 @@ def _sources_of_rows(segments: np.ndarray, rows: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Entry:
+class GpuEntry:
     """One participant's time for a call; its bytes in a second, of the copy's."""
 
     timing: Timing
@@ -275,7 +275,7 @@ class Entry:
 
 
 @dataclass
-class Outcome:
+class GpuOutcome:
     """A case, all who took part, and whether our bits are the CPU's."""
 
     case: str
@@ -285,7 +285,7 @@ class Outcome:
     row: int
     target: float | None
     moved: int
-    entries: dict[str, Entry]
+    entries: dict[str, GpuEntry]
     problems: dict[str, str]
     bits: str
 
@@ -315,20 +315,22 @@ def timed(cupy: Any, call: Call, seconds: float) -> Timing:
     return Timing.of(found)
 
 
-def measure(case: Case, cupy: Any, scale: float, seconds: float, peers: Sequence[str]) -> Outcome:
+def measure(
+    case: GpuCase, cupy: Any, scale: float, seconds: float, peers: Sequence[str]
+) -> GpuOutcome:
     """Time everybody, then compare bits on a small part."""
     replicas, elements = (64, 0) if case.row else scaled(case, scale)
     prepared = prepare(case, cupy, scale, peers)
     timings = {name: timed(cupy, call, seconds) for name, call in prepared.calls.items()}
     limit = timings[COPY].min
-    entries = {name: Entry(timing, limit / timing.min) for name, timing in timings.items()}
+    entries = {name: GpuEntry(timing, limit / timing.min) for name, timing in timings.items()}
     del prepared.calls
     bits = verified(case, cupy)
     about = (case.name, case.dtype, replicas, elements, case.row, case.target, prepared.moved)
-    return Outcome(*about, entries, prepared.problems, bits)
+    return GpuOutcome(*about, entries, prepared.problems, bits)
 
 
-def verified(case: Case, cupy: Any) -> str:
+def verified(case: GpuCase, cupy: Any) -> str:
     """Whether the GPU's result has the CPU's bits, on an input of some thousand elements."""
     if case.row:
         segments = ragged_segments(64, 64)
@@ -352,14 +354,14 @@ def _verdict_on_bits(found: Any, expected: np.ndarray) -> str:
 # --- judging ------------------------------------------------------------------------------------
 
 
-def judge(outcomes: Sequence[Outcome]) -> list[Verdict]:
+def judge(outcomes: Sequence[GpuOutcome]) -> list[Verdict]:
     """One verdict for each target, the worst case of each kind."""
     return [*_fractions(outcomes), *_many_replicas(outcomes), *_peers(outcomes), _bits(outcomes)]
 
 
-def _fractions(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
+def _fractions(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
     for least in sorted({o.target for o in outcomes if o.target is not None}, reverse=True):
-        kinds: dict[str, list[Outcome]] = {}
+        kinds: dict[str, list[GpuOutcome]] = {}
         for outcome in outcomes:
             if outcome.target == least:
                 kinds.setdefault(_kind(outcome), []).append(outcome)
@@ -369,7 +371,7 @@ def _fractions(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
             yield Verdict(f"{kind}, of the copy", ratio, f"≥ {least:g}", ratio >= least, worst.case)
 
 
-def _kind(outcome: Outcome) -> str:
+def _kind(outcome: GpuOutcome) -> str:
     name = outcome.case
     if outcome.row or "replicas" in name:
         return name
@@ -378,7 +380,7 @@ def _kind(outcome: Outcome) -> str:
     return f"fold, {narrow}stochastic {how}" if how else "fold"
 
 
-def _many_replicas(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
+def _many_replicas(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
     by_name = {o.case: o for o in outcomes}
     for name, few in by_name.items():
         many = by_name.get(name.removeprefix("64 replicas of as much as "))
@@ -389,7 +391,7 @@ def _many_replicas(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
         yield Verdict(what, ratio, "≤ 1.1", ratio <= 1.1, many.case)
 
 
-def _peers(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
+def _peers(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
     for peer in (CUPY, JAX, TORCH):
         found = [
             (o.entries[peer].timing.min / o.entries[OURS].timing.min, o.case)
@@ -404,7 +406,7 @@ def _peers(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
             yield Verdict(what, None, "≥ 1x faster", None)
 
 
-def _bits(outcomes: Sequence[Outcome]) -> Verdict:
+def _bits(outcomes: Sequence[GpuOutcome]) -> Verdict:
     wrong = [o.case for o in outcomes if o.bits != "equal"]
     met = None if not outcomes else not wrong
     return Verdict("every case has the CPU's bits", None, "equal", met, ", ".join(wrong))
@@ -413,7 +415,7 @@ def _bits(outcomes: Sequence[Outcome]) -> Verdict:
 # --- showing and keeping ------------------------------------------------------------------------
 
 
-def tables(outcomes: Sequence[Outcome], verdicts: Sequence[Verdict]) -> list[Table]:
+def tables(outcomes: Sequence[GpuOutcome], verdicts: Sequence[Verdict]) -> list[Table]:
     peers = [
         p for p in (f"{OURS}, checked", CUPY, JAX, TORCH) if any(p in o.entries for o in outcomes)
     ]
@@ -500,7 +502,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def gpu_or_reason() -> Any:
-    """CuPy where it works on a GPU, else a string that says what is missing."""
+    """CuPy if it works on a GPU, else a string that names the problem."""
     try:
         cupy = launch.require_cupy()
         count = cupy.cuda.runtime.getDeviceCount()
@@ -521,7 +523,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = describe(cupy)
     path = given.json or FOLDER / f"gpu-{slug(about['name'])}.json"
     started = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    outcomes: list[Outcome] = []
+    outcomes: list[GpuOutcome] = []
     for case in all_cases():
         if given.only not in case.name:
             continue
@@ -547,9 +549,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def keep(
-    path: Path, about: dict[str, Any], started: str, size: int, outcomes: Sequence[Outcome]
+    path: Path, about: dict[str, Any], started: str, size: int, outcomes: Sequence[GpuOutcome]
 ) -> None:
-    """Write what there is so far."""
+    """Write the results so far."""
     content = {
         "schema": 1,
         "machine": machine.survey(),

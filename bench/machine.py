@@ -1,4 +1,4 @@
-"""Where and with what a result was measured. No names of machines, users or folders."""
+"""The machine and the packages of a measurement, without names of machines, users or folders."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load() -> float | None:
 
 
 def available_bytes() -> int | None:
-    """The memory that is free or can be freed; None where the system does not say."""
+    """The memory that is free or can be freed; None if the system does not say."""
     return _meminfo("MemAvailable")
 
 

@@ -45,7 +45,7 @@ def peak_bytes() -> int:
 def main(collective: str, variant: str, replicas: str, elements: str) -> None:
     from bench.peers.ours import Vmap
 
-    tiny = Vmap()  # what is loaded and started at the first call is not the case's
+    tiny = Vmap()  # the first call loads modules and starts threads
     tiny.prepare(Case(collective, variant, 8, 64))
     tiny.run(1)
     peer = Vmap()

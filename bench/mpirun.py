@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def command(processes: int) -> list[str] | None:
-    """What to put before a command; None where there is no mpirun.
+    """The words before a command that start several processes; None without mpirun.
 
-    With more processes than cores they yield while they wait.
+    With more processes than cores, waiting processes yield.
     """
     beside = Path(sys.executable).parent / "mpirun"
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")

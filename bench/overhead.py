@@ -1,4 +1,4 @@
-"""What vmap and pmap cost besides the arithmetic: by the operation, and to start."""
+"""The overhead of vmap and pmap beside the arithmetic: of each operation, and of the start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NUMPY_CALL = "a NumPy call"
 
 
 def overheads(seconds: float = 0.3) -> Iterator[Overhead]:
-    """All of them; each is the best of what fits into `seconds`. What fails says so."""
+    """All overheads; each is the fastest of the calls that fit into `seconds`, or a failure."""
     x = np.linspace(-1, 1, REPLICAS * ELEMENTS, dtype=np.float32).reshape(REPLICAS, ELEMENTS)
     for name, measure in chain(_vmap(x), _pmap(x)):
         try:

@@ -1,4 +1,4 @@
-"""What PopXL's session costs besides the arithmetic, and what many replicas cost against one.
+"""The overhead of PopXL's session beside the arithmetic, and of many replicas against one.
 
 `python -m bench.popxl` prints both against their targets.
 """
@@ -15,7 +15,7 @@ import gpusim.popxl as popxl
 from bench import results
 from gpusim.popxl import ops
 
-NOTE = "an op"  # with which the notes of small ops begin
+NOTE = "an op"  # the notes of small ops begin with it
 SMALL = 16  # elements of a small op
 OPS = 1000  # ops of one run
 OVERHEAD_TARGET = 10.0  # microseconds per op
@@ -44,7 +44,7 @@ class Overhead(NamedTuple):
 
     @property
     def beyond(self) -> float:
-        """What the session adds."""
+        """The overhead of the session."""
         return self.session - self.library
 
 

@@ -11,8 +11,10 @@ Program = Callable[..., Any]
 
 
 def program(case: Case, lax: Any, **how: Any) -> Program:
-    """The case's function of one replica's arguments; `lax` is gpusim's or JAX's, and `how` what
-    more it is told about a sum."""
+    """The case's function of one replica's arguments.
+
+    `lax` is gpusim's or JAX's; `how` are further arguments of sums.
+    """
     made: dict[str, Program] = {
         "psum": lambda x: lax.psum(x, "i", **how),
         "pmean": lambda x: lax.pmean(x, "i", **how),

@@ -1,4 +1,4 @@
-"""What a measurement found, and its JSON."""
+"""The results of a run, and their JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT = "memory limit"
 
 @dataclass(frozen=True)
 class Entry:
-    """One participant in one case: its seconds, or the reason why there are none."""
+    """One participant in one case: its seconds, or the problem."""
 
     name: str
     timing: Timing | None = None
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What an operation costs in microseconds; None, and why in the note, where that failed."""
+    """The microseconds of an operation; None after a failure, which the note describes."""
 
     name: str
     microseconds: float | None
@@ -66,12 +66,12 @@ class Exchange:
     """A collective over the instances of a World, beside raw MPI's on the same data.
 
     Attributes:
-        order: of a sum; empty for what adds nothing.
-        instances: how many there are.
+        order: of a sum; else empty.
+        instances: their number.
         held: how many replicas each of them holds.
         elements: of a replica's float32 value.
         ours, raw: the slowest instance's time, of a call that all begin together.
-        problem: why there are no times.
+        problem: the reason if there are no times.
     """
 
     collective: str
@@ -85,7 +85,7 @@ class Exchange:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Exchange:
-        """What `dataclasses.asdict` made of one."""
+        """The inverse of `dataclasses.asdict`."""
         timings = {name: given[name] and Timing(**given[name]) for name in ("ours", "raw")}
         return cls(**(given | timings))
 
@@ -107,13 +107,13 @@ class Training:
     """A step of training on simulated replicas, beside plain PyTorch's.
 
     Attributes:
-        replicas: how many there are.
+        replicas: their number.
         batch: samples of each of them.
         ours: all replicas in lockstep.
         model: the same as a trainingModel; None for more replicas than one may have.
         loop: one replica after the other.
         whole: all samples as one batch, which has no gradients of replicas: the limit.
-        problem: why there are no times.
+        problem: the reason if there are no times.
     """
 
     replicas: int
@@ -126,7 +126,7 @@ class Training:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Training:
-        """What `dataclasses.asdict` made of one."""
+        """The inverse of `dataclasses.asdict`."""
         names = ("ours", "model", "loop", "whole")
         return cls(**given | {name: given[name] and Timing(**given[name]) for name in names})
 
@@ -138,13 +138,13 @@ class Training:
 
 @dataclass(frozen=True)
 class SmallCall:
-    """A call on small arrays, of which the dispatch is most of the time.
+    """A call on small arrays, whose time is mostly dispatch.
 
     Attributes:
         before: the Python calls that it made in an older checkout.
         calls: the Python calls that it makes.
         ours, numpy, old: by gpusim, by one NumPy call, and by the older checkout.
-        problem: why there are no times.
+        problem: the reason if there are no times.
     """
 
     name: str
@@ -157,7 +157,7 @@ class SmallCall:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> SmallCall:
-        """What `dataclasses.asdict` made of one."""
+        """The inverse of `dataclasses.asdict`."""
         names = ("ours", "numpy", "old")
         return cls(**given | {name: given[name] and Timing(**given[name]) for name in names})
 
@@ -169,7 +169,7 @@ class SmallCall:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what was measured; `met` is None where nothing was."""
+    """A target and its measurement; `met` is None without one."""
 
     description: str
     ratio: float | None
@@ -178,7 +178,7 @@ class Verdict:
     basis: str = ""
 
 
-#: What a file says about its run, beside the results.
+#: The fields of a file that describe its run.
 ABOUT = (
     "machine", "started", "load_before", "load_after", "seconds", "bandwidth", "interrupted"
 )  # fmt: skip
@@ -186,7 +186,7 @@ ABOUT = (
 
 @dataclass
 class Results:
-    """Everything a run found."""
+    """All results of a run."""
 
     machine: dict[str, Any]
     started: str
@@ -216,7 +216,7 @@ class Results:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Results:
-        """What `to_dict` wrote; ValueError for another version's."""
+        """The inverse of `to_dict`. **Raises**: ValueError for another version."""
         if given.get("schema") != SCHEMA:
             raise ValueError(f"schema {given.get('schema')!r}: expected {SCHEMA}")
         return cls(

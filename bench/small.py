@@ -16,7 +16,7 @@ from bench.timing import Timing, interleave
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = Path(__file__).with_name("small_program.py")
-#: By case: what it is called in tables, and NumPy's way to the same result.
+#: By case: its name in tables, and the NumPy call with the same result.
 CASES = {
     "psum": ("psum of 8 x 16 float32 under vmap", "np.add.reduce"),
     "step": ("PopTorch step of a Linear with SGD, 4 replicas", None),
@@ -46,7 +46,7 @@ class _Process:
         self._process.communicate()  # its standard input ends, and so does it
 
     def ask(self, case: str, repeats: int) -> Any:
-        """The program's answer. **Raises**: RuntimeError that says what went wrong there."""
+        """The program's answer. **Raises**: RuntimeError with the program's error."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             print(json.dumps({"case": case, "repeats": repeats}), file=self._process.stdin)
@@ -94,5 +94,5 @@ def _measure(
     if old:
         runners["old"] = _Runner(old, case)
     found = interleave(runners, budget, (RuntimeError,))
-    timings = {key: value for key, value in found.items() if isinstance(value, Timing)}
-    return SmallCall(name, before, calls, **timings)
+    timing = {key: value for key, value in found.items() if isinstance(value, Timing)}.get
+    return SmallCall(name, before, calls, timing("ours"), timing("numpy"), timing("old"))

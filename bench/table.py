@@ -20,7 +20,7 @@ PEERS = {
     "MPI 2": "MPI 2",
     "MPI 8": "MPI 8",
 }
-#: gpusim's other ways to the same result, of which the time is shown.
+#: gpusim's other ways to the same result; the tables show their times.
 WAYS = {
     "gpusim": "gpusim",
     "gpusim, copied": "copied",
@@ -29,7 +29,7 @@ WAYS = {
     "gpusim pmap": "pmap",
     LIMIT: "limit",
 }
-#: They take part where they say something new; elsewhere there is nothing to explain.
+#: They take part in some cases only; their absence needs no reason.
 SPECIAL = ("gpusim, copied", "gpusim, nearest")
 LEFT = set("collective dtype order instances target bound operation note".split())
 LEFT |= {"", "measured on"}

@@ -1,6 +1,6 @@
 """The targets of `docs/performance.md`, and whether a measurement meets them.
 
-All are ratios of the fastest calls in one run. Where one speaks of several cases, the worst counts.
+All are ratios of the fastest calls in one run. If a target names several cases, the worst counts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Target:
     variant: str
     sizes: tuple[Size, ...]
     over: tuple[str, ...]
-    faster: float | None = None  # at least so many times as fast
-    within: float | None = None  # at most so many times as long
+    faster: float | None = None  # at least this many times as fast
+    within: float | None = None  # at most this many times as long
 
     @property
     def bound(self) -> str:
@@ -78,7 +78,7 @@ TRAINING = (64, 5.0)  # replicas, and how many times as fast as a loop over them
 SMALL_CALLS = {"psum": 110, "PopTorch step": 400}
 SMALL_FASTER = 2.0  # a small psum, than in the older checkout
 
-LARGE_VALUE = 16 * MI  # bytes: of smaller ones the messages' own time is the most
+LARGE_VALUE = 16 * MI  # bytes; with smaller ones, latency dominates
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ WORLD_TARGETS = (
 
 
 def spoken_of(case: Case) -> bool:
-    """Whether a target names the case's size; where it leaves the dtype open, float16 will do."""
+    """Whether a target names the case's size; float16 stands for a target without a dtype."""
     return any(
         target.matches(case) and (target.variant or case.variant == "float16")
         for target in TARGETS
@@ -142,7 +142,7 @@ def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
 
 
 def _ratios(target: Target, outcomes: Iterable[Outcome]) -> Iterator[tuple[float, str]]:
-    """The ratios that a target speaks of, each with its case and participant."""
+    """The ratios of a target, each with its case and participant."""
     for outcome in outcomes:
         if not target.matches(outcome.case):
             continue

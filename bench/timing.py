@@ -1,4 +1,4 @@
-"""Runs participants in turns, so that whatever else the machine does meets them all alike."""
+"""Run participants in turns, so that other load on the machine slows all of them alike."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Timing:
 
 
 class Runner(Protocol):
-    """Something that can be timed; the seconds are its own, without the way to it."""
+    """Something that can be timed; the seconds are its own, without communication."""
 
     @property
     def elsewhere(self) -> bool:
@@ -43,7 +43,7 @@ class Runner(Protocol):
 
 
 def timed(call: Callable[[], Any], repeats: int) -> list[float]:
-    """The seconds of each of some calls; what a call returns is freed outside of them."""
+    """The seconds of each call, without the time to free its result."""
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -26,7 +26,7 @@ IPUS = 64  # that one trainingModel may have; more need distributed execution, a
 
 
 def trainings(budget: float, replicas: Sequence[int] = REPLICAS) -> Iterator[Training]:
-    """What is found for each number of replicas; `budget` seconds for each."""
+    """The result for each number of replicas; `budget` seconds for each."""
     if find_spec("torch") is None:
         yield Training(0, BATCH, problem="PyTorch is not installed")
         return
@@ -38,7 +38,7 @@ def trainings(budget: float, replicas: Sequence[int] = REPLICAS) -> Iterator[Tra
 
 @contextmanager
 def ipus(count: int) -> Iterator[None]:
-    """A block in which there are so many simulated IPUs, which are fewer by default."""
+    """A block with this number of simulated IPUs; the default is smaller."""
     before = os.environ.get("GPUSIM_IPUS")
     os.environ["GPUSIM_IPUS"] = str(count)
     try:

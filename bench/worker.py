@@ -1,4 +1,4 @@
-"""A process that carries cases out for the bench: python -m bench.worker PEER SOCKET.
+"""A process that runs cases for the bench: python -m bench.worker PEER SOCKET.
 
 It connects to the socket, gets commands as lines of JSON, and answers each with a line. It ends
 when the other side hangs up. Several of them, under mpirun, get the same commands.
@@ -32,7 +32,7 @@ def make(name: str) -> Peer:
 
 
 def answer(peer: Peer, command: dict[str, Any]) -> Any:
-    """Do what a command says."""
+    """Carry out a command."""
     match command["do"]:
         case "prepare":
             return peer.prepare(Case.of(command["case"]))
@@ -49,7 +49,7 @@ def answer(peer: Peer, command: dict[str, Any]) -> Any:
 
 
 def reply(peer: Peer, command: dict[str, Any]) -> dict[str, Any]:
-    """The answer, or what is wrong: any error is the peer's own and a line of the table."""
+    """The answer, or the problem: any error of the peer is a line of the table."""
     try:
         return {"value": answer(peer, command)}
     except Unserved as reason:

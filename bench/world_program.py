@@ -57,7 +57,7 @@ def seconds(call: Call) -> float:
 
 
 def in_turns(calls: Mapping[str, Call], budget: float) -> dict[str, Timing]:
-    """The timing of each call, in about so many seconds; the first round does not count."""
+    """The timing of each call, in about this number of seconds; the first round does not count."""
     start = time.perf_counter()
     names = list(calls)
     for name in names:
@@ -73,7 +73,7 @@ def in_turns(calls: Mapping[str, Call], budget: float) -> dict[str, Timing]:
 
 
 def expected_sums(replicas: int, elements: int) -> Iterator[tuple[str, Array]]:
-    """What one process computes from all values, in each order; instance 0 is that process."""
+    """The results of one process, instance 0, from all values, in each order."""
     world = MPI.COMM_WORLD
     stacked = [values(r, elements) for r in range(replicas)] if world.rank == 0 else []
     for order in ORDERS:
@@ -86,7 +86,7 @@ def expected_sums(replicas: int, elements: int) -> Iterator[tuple[str, Array]]:
 
 
 def wrong(found: Array, expected: Array, *, bits: bool) -> str | None:
-    """What is wrong with a result on any instance."""
+    """The error of a result on any instance, or None."""
     if bits:
         return None if everywhere(np.array_equal(found, expected)) else "wrong bits"
     near = np.allclose(found, expected, rtol=0, atol=TOLERANCE)
@@ -94,7 +94,7 @@ def wrong(found: Array, expected: Array, *, bits: bool) -> str | None:
 
 
 def psum(world: gpusim.World, x: Array, budget: float) -> Iterator[Exchange]:
-    """psum in every order beside np.add.reduce of what is here, and Allreduce."""
+    """psum in every order beside np.add.reduce of the local values and Allreduce."""
 
     def sum_in(order: str) -> Call:
         reduction = gpusim.Reduction(order=order)
@@ -114,7 +114,7 @@ def psum(world: gpusim.World, x: Array, budget: float) -> Iterator[Exchange]:
 
 
 def all_to_all(world: gpusim.World, x: Array, budget: float) -> Iterator[Exchange]:
-    """all_to_all beside Alltoall, with the packing that it needs where there are several."""
+    """all_to_all beside Alltoall, which needs packing for several replicas."""
     elements = x.shape[1]
     pieces = x.reshape(len(x), world.replicas, -1)
     mapped = gpusim.vmap(lambda v: lax.all_to_all(v, "i", 0, 0), axis_name="i")
@@ -140,7 +140,7 @@ def exchanges(
     problems: Mapping[str, str | None],
     budget: float,
 ) -> Iterator[Exchange]:
-    """The results of one case; what is wrong has no time."""
+    """The results of one case; wrong results have no time."""
     timings = in_turns(calls, budget)
     for order in calls:
         if order == RAW:

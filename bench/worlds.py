@@ -1,6 +1,6 @@
 """Collectives of a World of two instances beside raw MPI's on the same data.
 
-`bench.world_program` measures, in processes under mpirun; this starts it and reads what it finds.
+`bench.world_program` measures, in processes under mpirun; this starts it and reads its output.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ COPIES = 6  # of an instance's values, that it needs beside all values of one
 def exchanges(
     budget: float, sizes: Sequence[Size] = SIZES, patience: float = PATIENCE
 ) -> Iterator[Exchange]:
-    """What is found, one after the other; `budget` seconds for each collective and size.
+    """The results, one after the other; `budget` seconds for each collective and size.
 
-    Where nothing can be measured, an Exchange says why.
+    If nothing can be measured, an Exchange says why.
     """
     start = mpirun.command(INSTANCES)
     if start is None:

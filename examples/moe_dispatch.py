@@ -63,7 +63,7 @@ def mixture(tokens: Any, router: Any, w_in: Any, w_out: Any) -> Any:
         out = np.tanh(here @ w_in[local]) @ w_out[local]
         done = np.where((owner == local)[:, None], out, done)
 
-    # Back: what was sent is received and the other way round, so both ends' offsets swap too.
+    # Back: sending and receiving swap, and so do the offsets of both ends.
     returned = lax.ragged_all_to_all(
         done,
         np.zeros_like(tokens),

@@ -107,7 +107,7 @@ def options(replicas: int, *, pipeline: bool) -> poptorch.Options:
 
 
 class Trainer:
-    """A model in training, and what a checkpoint of it holds."""
+    """A model in training, and its checkpoints."""
 
     def __init__(
         self, replicas: int, dataset: torch.utils.data.TensorDataset, *, pipeline: bool

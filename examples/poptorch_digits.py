@@ -36,7 +36,7 @@ class Net(torch.nn.Module):
 def by_hand(
     net: Net, images: torch.Tensor, digits: torch.Tensor, together: int, adam: torch.optim.Adam
 ) -> None:
-    """What a call of the training model does: after so many micro-batches together, a step."""
+    """One call of the training model: a step after this number of micro-batches."""
     batches = list(zip(images.split(BATCH), digits.split(BATCH), strict=True))
     for first in range(0, len(batches), together):
         adam.zero_grad()

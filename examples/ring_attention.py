@@ -19,7 +19,8 @@ import gpusim
 from gpusim import lax
 
 HEADS, WIDTH = 2, 8
-NEVER = -1e30  # the score of a masked key: finite, so that a block masked whole makes no NaN
+# The score of a masked key: finite, so that a block with all keys masked gives no NaN.
+NEVER = -1e30
 
 
 def ring_attention(causal: bool, q: Any, k: Any, v: Any) -> Any:

@@ -10,11 +10,13 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+
+from gpusim.module_alias import alias_of
 
 __all__ = ["NAMES", "aliased", "install", "stand_in"]
 
@@ -47,27 +49,11 @@ class Finder(MetaPathFinder):
         if fullname.partition(".")[0] not in NAMES:
             return None
         try:
-            real = find_spec(f"gpusim.{fullname}")
+            return alias_of(f"gpusim.{fullname}", fullname)
         except ModuleNotFoundError as error:
             if not str(error.name).startswith("gpusim."):
-                raise  # the module exists, and something that it needs is missing
-            return None  # the parent package is missing, or has no submodules
-        if real is None:
-            return None
-        package = real.submodule_search_locations is not None
-        return ModuleSpec(fullname, Alias(), origin=real.origin, is_package=package)
-
-
-class Alias(Loader):
-    """Gives a name gpusim's module, which keeps its name, spec and loader."""
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(f"gpusim.{spec.name}")
-        self.original = module.__spec__  # which the import system is about to replace
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.original
+                raise  # gpusim has the module, and a dependency is missing
+            return None  # the package above it is missing, or has no modules
 
 
 def install() -> None:

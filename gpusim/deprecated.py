@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import CodeType, ModuleType
-from typing import Any
+from types import ModuleType
+
+from gpusim.module_alias import alias_of
 
 __all__ = ["install"]
 
@@ -52,22 +52,19 @@ def _attribute(package: str, name: str) -> ModuleType:
     old = f"{package}.{name}"
     if old not in MOVED:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    _warn(old, MOVED[old])
-    module = vars(sys.modules[package])[name] = _load(MOVED[old])
+    module = vars(sys.modules[package])[name] = _load(old, MOVED[old])
     return module
 
 
-def _load(name: str) -> ModuleType:
-    module = import_module(name)
-    for old, new in RENAMED.get(name, {}).items():
-        setattr(module, old, getattr(module, new))
+def _load(old: str, new: str) -> ModuleType:
+    if old in MOVED:
+        text = f"{old} is now {new}; the old name goes in the next version"
+        # 3: the line that imports; warnings skips frames of the import system.
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
+    module = import_module(new)
+    for before, after in RENAMED.get(new, {}).items():
+        setattr(module, before, getattr(module, after))
     return module
-
-
-def _warn(old: str, new: str) -> None:
-    text = f"{old} is now {new}; the old name goes in the next version"
-    # 3: the line that imports; warnings skips frames of the import system.
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 class _Finder(MetaPathFinder):
@@ -80,33 +77,5 @@ class _Finder(MetaPathFinder):
         for old, new in MOVED.items():
             if fullname == old or fullname.startswith(f"{old}."):
                 name = new + fullname.removeprefix(old)
-                real = find_spec(name)
-                if real is None:
-                    return None
-                package = real.submodule_search_locations is not None
-                loader = _Loader(fullname, name)
-                return ModuleSpec(fullname, loader, origin=real.origin, is_package=package)
+                return alias_of(name, fullname, partial(_load, fullname))
         return None
-
-
-class _Loader(Loader):
-    """Gives the old name the new module, which keeps its own name, spec and loader."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self.old, self.new = old, new
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        if self.old in MOVED:
-            _warn(self.old, self.new)
-        module = _load(self.new)
-        self.spec = module.__spec__  # the import system is about to put the old name's there
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self.spec
-
-    def get_code(self, fullname: str) -> CodeType | None:
-        """For `python -m`, which runs `__main__` of a package."""
-        real = find_spec(self.new)
-        get_code: Callable[[str], Any] | None = getattr(real and real.loader, "get_code", None)
-        return get_code(self.new) if get_code else None

@@ -1,5 +1,7 @@
-"""The twins: which fold each engine's all-reduce is, and on what that knowledge rests.
-Plain data; `gpusim twin check` compares it with the engines themselves."""
+"""The twins: the fold of each engine's all-reduce, and how it was checked.
+
+Plain data; `gpusim twin check` compares it with the engines.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ class Twin:
 
     Attributes:
         name: the value of `Reduction.order`.
-        engine: what it reproduces, with the version it was checked against.
-        fold: its fold, for people.
+        engine: the engine that it reproduces, with the version of the check.
+        fold: its fold, in words.
         schedule: its fold, for kernels.
-        checked: on what the equality rests.
+        checked: how the equality was checked.
         dtypes: the floating-point and complex types that were compared.
-        worker: the engine that `gpusim twin check` asks, or "".
-        settings: what that engine is told.
+        worker: the engine that `gpusim twin check` runs, or "".
+        settings: the settings of that engine.
     """
 
     name: str
@@ -107,7 +109,7 @@ def nccl_ring(*, chunk: int = 2 * MI, channels: int = 1) -> Schedule:
     """The order of NCCL's ring with other parameters than the twin's.
 
     `chunk`: bytes of a chunk that each rank reduces in one loop of a channel (it depends on the
-    protocol and on NCCL_BUFFSIZE); `channels`: how many there are. NCCL logs both.
+    protocol and on NCCL_BUFFSIZE); `channels`: their number. NCCL logs both.
 
     >>> nccl_ring(channels=2).cases[0].fold.cut
     Loops(chunk=2097152, align=16, channels=2)

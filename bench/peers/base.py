@@ -1,4 +1,4 @@
-"""What a peer is: it prepares a case, runs it, and shows some of its result."""
+"""A peer prepares a case, runs it, and gives samples of its result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Peer(ABC):
         return case.separate_bytes
 
     def close(self) -> None:
-        """End processes and threads, where there are any."""
+        """End processes and threads, if any."""
         return
 
 
@@ -60,7 +60,7 @@ class LocalPeer(Peer):
 
     @abstractmethod
     def operation(self, case: Case) -> Callable[[], Any]:
-        """What is timed. It returns the result: stacked if it is mapped, otherwise once."""
+        """The timed function. It returns the result: stacked if it is mapped, otherwise once."""
 
     def prepare(self, case: Case) -> None:
         self._call, self._mapped = self.operation(case), case.mapped

@@ -46,7 +46,7 @@ class JaxPeer(Peer):
 
 
 class ShardMap(JaxPeer):
-    """A fake device for each replica: as many as XLA_FLAGS asked for."""
+    """A fake device for each replica, as set by XLA_FLAGS."""
 
     name = "JAX shard_map"
 
@@ -76,7 +76,7 @@ class ShardMap(JaxPeer):
 
 
 def masked_broadcast(x: Any) -> Any:
-    """What stands for pbroadcast, which JAX has no CPU code for: the sum of one value and zeros."""
+    """The sum of one value and zeros, for pbroadcast, which JAX does not have on the CPU."""
     return jax.lax.psum(jnp.where(jax.lax.axis_index("i") == SOURCE, x, jnp.zeros_like(x)), "i")
 
 

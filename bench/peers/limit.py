@@ -58,7 +58,7 @@ class Limit(Peer):
         return 2 * self.copy_bytes / self.fastest
 
     def sample(self, replicas: list[int], positions: list[int]) -> Samples:
-        return {}  # there is no result
+        return {}  # without a result
 
     def release(self) -> None:
         pass  # the buffers serve all cases

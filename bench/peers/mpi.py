@@ -62,7 +62,7 @@ class Mpi(Peer):
 
 
 def wire(array: Array) -> list[Any]:
-    """A buffer of bytes: MPI need not know the dtype of what it only moves."""
+    """A buffer of bytes: MPI need not know the dtype of values that it only moves."""
     return [array.reshape(-1).view(np.uint8), MPI.BYTE]
 
 

@@ -132,7 +132,7 @@ class Worker(Peer):
         return Path(self._folder.name) / "log"
 
     def _gone(self, what: str) -> Unserved:
-        """End the processes; the reason, with the last that they had to say."""
+        """End the processes; the reason, with the last line of their log."""
         said = self._log.read_text(errors="replace").split("\n") if self._folder else []
         last = next((line.strip() for line in reversed(said) if line.strip()), "")
         self.close()
@@ -221,7 +221,7 @@ class Channel:
             pass  # the other side is gone, which `receive` will find
 
     def receive(self, end: float) -> dict[str, Any]:
-        """The next line; TimeoutError when there is none at `end`, by time.monotonic."""
+        """The next line; TimeoutError if none has come at `end`, by time.monotonic."""
         while b"\n" not in self._read:
             self._socket.settimeout(max(0.001, end - time.monotonic()))
             part = self._socket.recv(2**16)

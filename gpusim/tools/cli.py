@@ -1,7 +1,7 @@
-"""The command `gpusim`: reads the arguments and hands over to what they name.
+"""The command `gpusim`: parse the arguments and run the subcommand.
 
-Exit codes: 0 done, 1 could not be done (the reason is on standard error), 2 arguments that
-make no sense, 130 interrupted.
+Exit codes: 0 success, 1 failure (the reason is on standard error), 2 invalid arguments, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     parser = command_line()
-    given = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     rest: list[str] = []
-    if given[:1] == ["run"]:  # what follows the program's name is the program's
-        own, rest = program.split(given[1:])
-        given = ["run", *own]
-    arguments = parser.parse_args(given)
+    if words[:1] == ["run"]:  # arguments after the program's name are the program's
+        own, rest = program.split(words[1:])
+        words = ["run", *own]
+    arguments = parser.parse_args(words)
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return 2
-    if arguments.run is run_program:  # what it raises is its own as well
+    if arguments.run is run_program:  # exceptions of the program are the program's
         return run_program(arguments, rest)
     try:
         code: int = arguments.run(arguments)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has finished
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (GpusimError, OSError, ValueError, ModuleNotFoundError) as error:
@@ -69,7 +69,7 @@ def command_line() -> argparse.ArgumentParser:
         usage="gpusim run [-h] (-m MODULE | SCRIPT) ...",
         help="run a program whose poptorch and popdist are gpusim's",
         description="Run a program as python does, with gpusim's modules in place of poptorch and "
-        "popdist. What follows the script or the module is for the program.",
+        "popdist. Arguments after the script or the module are the program's.",
     )
     which = run.add_mutually_exclusive_group(required=True)
     which.add_argument("script", nargs="?", metavar="SCRIPT", help="a file, or a folder or archive")

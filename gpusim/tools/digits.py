@@ -137,7 +137,7 @@ Update = Callable[[Tree, Tree, int], Tree]
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a training: what each replica computed, and what all of them have after it."""
+    """One step of a training: the results of each replica, and the weights after it."""
 
     losses: NDArray[Any]  # of each replica
     gradients: Tree  # of each replica, stacked

@@ -1,6 +1,6 @@
-"""What this machine offers gpusim, and what to install for more: the command `gpusim info`.
+"""The command `gpusim info`: what gpusim can use on this machine, and what to install for more.
 
-Everything is looked up when asked; a broken driver or library is a line of the answer.
+Everything is looked up on each call; a broken driver or library is a line of the output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Part:
-    """Something that gpusim can use: what for, whether it is here, and how to get it."""
+    """A package that gpusim can use: its use, its version, and how to install it."""
 
     name: str
     use: str
@@ -36,7 +36,7 @@ class Part:
 
     @property
     def state(self) -> str:
-        """The version; without one, what is wrong."""
+        """The version, or else the problem."""
         return self.version or self.problem or "not installed"
 
 
@@ -60,7 +60,7 @@ class Survey:
 
 
 def survey() -> Survey:
-    """Look at the machine and at what is installed."""
+    """Look up the machine and the installed packages."""
     driver = probes.ask("cuda")
     cuda_extra = "cuda12" if (driver.get("cuda") or "").startswith("12.") else "cuda13"
     return Survey(
@@ -77,7 +77,7 @@ def survey() -> Survey:
 
 
 def needed() -> Iterator[Part]:
-    """What gpusim does not run without."""
+    """The dependencies of gpusim itself."""
     yield Part("NumPy", "all arithmetic, on the CPU", version_of("numpy"))
     yield Part("ml_dtypes", "bfloat16 and the 8-bit formats", version_of("ml_dtypes"))
     yield Part("optree", "pytrees", version_of("optree"))
@@ -155,11 +155,11 @@ def usable_cores() -> int:
 
 # ---------------------------------------------------------------- printing
 
-Row = tuple[str, str, str]  # name, what is there, what it is for
+Row = tuple[str, str, str]  # name, state, use
 
 
 def rows(machine: Survey) -> list[Row]:
-    """The table's rows: the machine, then what is installed."""
+    """The table's rows: the machine, then the packages."""
     memory = f"{machine.memory_bytes / GIB:.1f} GiB" if machine.memory_bytes else "unknown"
     table = [("cores", str(machine.cores), "usable by this process"), ("memory", memory, "")]
     for device in machine.devices:
@@ -171,7 +171,7 @@ def rows(machine: Survey) -> list[Row]:
 
 
 def installs(machine: Survey) -> list[str]:
-    """The commands that get what is missing, each once."""
+    """The commands that install the missing packages, each once."""
     return list(dict.fromkeys(part.install for part in machine.parts if part.install))
 
 
@@ -190,7 +190,7 @@ def to_text(machine: Survey) -> str:
 
 
 def show(machine: Survey) -> None:
-    """Print the survey: as a table on a terminal that rich is there for, else as plain text."""
+    """Print the survey: as a table on a terminal with rich, else as plain text."""
     if not (sys.stdout.isatty() and available("rich")):
         print(to_text(machine))
         return

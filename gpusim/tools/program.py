@@ -26,7 +26,7 @@ OURS = (__file__, *(f"<frozen importlib.{part}>" for part in IMPORTING))
 
 @dataclass(frozen=True)
 class UserProgram:
-    """What to run, and as what."""
+    """A program to run: its code, and its names for `sys`."""
 
     code: CodeType
     name: str  #: the first of sys.argv
@@ -36,7 +36,7 @@ class UserProgram:
 
 
 class NoProgramError(Exception):
-    """There is nothing to run; the message says why, and the code is Python's."""
+    """No program was found; the message says why, and the exit code is Python's."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class NoProgramError(Exception):
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is for `gpusim run`, up to the program's name, and what is for the program.
+    """Split the arguments: those of `gpusim run`, up to the program's name, and the program's.
 
     >>> split(["-m", "train", "--help"])
     (['-m', 'train'], ['--help'])
@@ -150,7 +150,7 @@ def code_of(spec: ModuleSpec | None, name: str) -> CodeType | None:
 
 def lead_path(folder: str) -> None:
     """Put the folder where Python puts a program's: in the place of gpusim's own."""
-    if not sys.flags.safe_path:  # -P: there is none
+    if not sys.flags.safe_path:  # -P: no folder is added
         sys.path[0] = folder
 
 

@@ -1,4 +1,4 @@
-"""How far a study is, on standard error: a bar where there is a terminal and rich, else lines."""
+"""Progress on standard error: a bar on a terminal with rich, else lines."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gpusim.optional import available
 __all__ = ["Advance", "progress", "silent"]
 
 Advance = Callable[[str, float], None]
-"""Called after each piece of work, with what it was and how much."""
+"""Called after each piece of work, with its name and its amount."""
 
 PATIENCE = 5.0
 """Seconds between two lines."""
 
 
-def silent(what: str, work: float) -> None:
+def silent(name: str, work: float) -> None:
     """Show nothing."""
 
 
 @contextmanager
 def progress(total: float, done: float = 0.0) -> Iterator[Advance]:
-    """Show progress towards `total`, of which `done` was there before."""
+    """Show progress towards `total`, of which `done` is done already."""
     if sys.stderr.isatty() and available("rich"):
         with _bar(total, done) as advance:
             yield advance
@@ -53,8 +53,8 @@ def _bar(total: float, done: float) -> Iterator[Advance]:
         task = bar.add_task("", total=total, completed=0)
         bar.update(task, completed=done)
 
-        def advance(what: str, work: float) -> None:
-            bar.update(task, advance=work, description=what)
+        def advance(name: str, work: float) -> None:
+            bar.update(task, advance=work, description=name)
 
         yield advance
 
@@ -62,11 +62,11 @@ def _bar(total: float, done: float) -> Iterator[Advance]:
 def _lines(total: float, done: float) -> Advance:
     shown = time.monotonic()
 
-    def advance(what: str, work: float) -> None:
+    def advance(name: str, work: float) -> None:
         nonlocal done, shown
         done += work
         if time.monotonic() - shown >= PATIENCE:
             shown = time.monotonic()
-            print(f"{done / total:4.0%}  {what}", file=sys.stderr, flush=True)
+            print(f"{done / total:4.0%}  {name}", file=sys.stderr, flush=True)
 
     return advance

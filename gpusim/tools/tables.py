@@ -1,4 +1,4 @@
-"""Tables on standard output: rich's on a terminal wide enough for them, plain columns elsewhere."""
+"""Tables on standard output: rich's on a terminal that is wide enough, else plain columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def print_table(
 ) -> None:
     """Print columns, those `left` aligned to the left; `breaks` are the rows after a gap."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    wide = sum(widths) + 3 * len(widths) <= get_terminal_size().columns  # rich cuts what is wider
+    wide = sum(widths) + 3 * len(widths) <= get_terminal_size().columns  # rich cuts wider tables
     if wide and sys.stdout.isatty() and available("rich"):
         _print_rich(title, headings, rows, breaks, left)
         return

@@ -143,6 +143,7 @@ print("weights", [weight.tolist() for weight in step.parameters()], flush=True)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_mpirun_starts_train_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,8 @@ LAYERS = """
     runtime
     cuda
     figures reduction
-    deprecated errors files formats groups libraries optional trees twins version
+    deprecated
+    errors files formats groups libraries module_alias optional trees twins version
     fallback
 """
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 from tests.oracles.machine_time import PATIENCE
 
@@ -40,6 +43,35 @@ def test_without_a_python_make_says_what_it_needs(tmp_path: Path) -> None:
     assert "gpusim needs Python 3.11 or later" in answer.stderr
     assert "tried: no-such-python" in answer.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
+
+
+def test_ci_runs_make_test_with_the_slow_tests_and_full_budgets() -> None:
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "make test-all"
+    assert re.search("^GPUSIM_TESTS=full .*make .*test$", make("-n", "test-all").stdout, re.M)
+
+
+@pytest.mark.parametrize(
+    ("tests", "selection", "slow"),
+    [
+        ("", "test_examples.py", False),
+        ("full", "test_examples.py", True),
+        ("", "test_examples.py::test_runs_as_a_script[poptorch_digits]", True),
+    ],
+    ids=["by default", "in full", "by id"],
+)
+def test_slow_tests_run_in_full_runs_and_when_they_are_selected(
+    tests: str, selection: str, slow: bool
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "-q", "--collect-only", selection],
+        cwd=ROOT / "tests" / "project",
+        env=os.environ | {"GPUSIM_TESTS": tests},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert found.returncode == 0, found.stdout
+    assert ("[poptorch_digits]" in found.stdout) == slow
 
 
 def test_changelog_has_the_version() -> None:

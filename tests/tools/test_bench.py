@@ -16,7 +16,7 @@ import pytest
 from bench import __main__ as command
 from bench import measure as measuring
 from bench import memory, mpirun, small, table, training, worker, worlds
-from bench.cases import COLLECTIVES, VARIANTS, Case, Plan, parse_size, select
+from bench.cases import COLLECTIVES, VARIANTS, Case, RaggedSlices, parse_size, select
 from bench.measure import measure
 from bench.overhead import NUMPY_CALL
 from bench.peers import Peer, Unserved, roster
@@ -114,7 +114,7 @@ def test_a_size_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize("uneven", [False, True])
 def test_ragged_slices_fill_each_receiver_without_gaps(uneven: bool) -> None:
-    plan = Plan.make(5, 3, uneven=uneven)
+    plan = RaggedSlices.make(5, 3, uneven=uneven)
     for receiver in range(5):
         starts, sizes = plan.output_offsets[:, receiver], plan.sizes[:, receiver]
         assert starts[0] == 0

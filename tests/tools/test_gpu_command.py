@@ -61,11 +61,11 @@ def test_every_target_is_measured_and_judged(
     assert "torch: ModuleNotFoundError" in printed or "torch" in found["gpu"]["packages"]
 
 
-def outcome(name: str, fraction: float, seconds: float = 1.0, **changes: Any) -> gpu.Outcome:
+def outcome(name: str, fraction: float, seconds: float = 1.0, **changes: Any) -> gpu.GpuOutcome:
     case = next(case for case in gpu.all_cases() if case.name == name)
     entries = {
-        "gpusim": gpu.Entry(Timing(seconds, seconds, 5), fraction),
-        "CuPy": gpu.Entry(Timing(2 * seconds, 2 * seconds, 5), fraction / 2),
+        "gpusim": gpu.GpuEntry(Timing(seconds, seconds, 5), fraction),
+        "CuPy": gpu.GpuEntry(Timing(2 * seconds, 2 * seconds, 5), fraction / 2),
     }
     given: dict[str, Any] = {
         "case": name,
@@ -79,7 +79,7 @@ def outcome(name: str, fraction: float, seconds: float = 1.0, **changes: Any) ->
         "problems": {},
         "bits": "equal",
     }
-    return gpu.Outcome(**{**given, **changes})
+    return gpu.GpuOutcome(**{**given, **changes})
 
 
 def test_the_worst_case_decides() -> None:

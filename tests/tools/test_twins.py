@@ -19,6 +19,7 @@ from gpusim import Reduction, collectives, lax
 from gpusim.tools import cli
 from gpusim.tools.twins import checking, inferring, run_engines
 from gpusim.twins import TWINS
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 from tests.worlds import twins as world_of_twins
 from tests.worlds.test_world import start
@@ -41,7 +42,7 @@ def agree(name: str, ranks: range) -> None:
     assert min(row.elements for row in rows) > 1_000_003
 
 
-@pytest.mark.parametrize("ranks", [range(2, 6), range(6, 8), range(8, 9)], ids=str)
+@pytest.mark.parametrize("ranks", [range(2, 6), *slow(range(6, 8), range(8, 9))], ids=str)
 def test_open_mpi_has_the_twins_bits(ranks: range) -> None:
     agree("openmpi", ranks)
 

@@ -22,6 +22,7 @@ from gpusim.runtime.activity import Activity
 from gpusim.tools.launch import main, mpirun, report
 from gpusim.tools.launch.layout import hosts_of, lay_out
 from gpusim.tools.launch.report import Failure, blocking_instance, failure_in
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE, running
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +214,8 @@ time.sleep(300)
     assert seconds and float(seconds[1]) >= 0.9
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.2, 0.5, 1.0])  # starting, importing, connecting, waiting
+# Starting, importing, connecting, waiting.
+@pytest.mark.parametrize("moment", [*slow(0.0, 0.2), 0.5, *slow(1.0)])
 def test_it_does_not_matter_when_an_instance_is_killed(poprun, moment: float) -> None:
     program = (
         HELLO
@@ -490,7 +492,7 @@ def test_what_mpirun_says_is_understood(messages: str, failure: Failure | None) 
     assert failure_in(messages, 9) == failure
 
 
-def test_who_waits_a_while_is_not_blocking_instance() -> None:
+def test_who_waits_a_while_is_not_left_alone() -> None:
     late = 100.0 + report.BLOCKED_TOGETHER
     ended, waits = Activity(report.ENDED, 99.0, 1), Activity("lax.psum", 100.0, 2)
     found = blocking_instance({0: waits, 1: ended}, 2, late)

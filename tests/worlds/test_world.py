@@ -15,6 +15,7 @@ import pytest
 
 import gpusim
 from gpusim import lax
+from tests.oracles.budget import budget, slow
 from tests.oracles.machine_time import PATIENCE
 from tests.worlds import everything
 
@@ -53,7 +54,7 @@ def alone() -> dict[int, dict[str, np.ndarray]]:
     return {replicas: everything.run(gpusim.World([replicas])) for replicas in (7, 8)}
 
 
-@pytest.mark.parametrize(("replicas", "instances"), [(8, 2), (8, 4), (8, 8), (7, 2), (7, 3)])
+@pytest.mark.parametrize(("replicas", "instances"), [(8, 2), (7, 3), *slow((8, 4), (8, 8), (7, 2))])
 def test_any_number_of_instances_gives_the_same_bits(
     replicas: int, instances: int, alone: dict[int, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
@@ -73,7 +74,7 @@ def test_any_number_of_instances_gives_the_same_bits(
 @pytest.mark.parametrize("instances", [2, 3])
 def test_random_programs_give_the_bits_of_one_instance(instances: int) -> None:
     """In shares of any size, in every executor, and where they are refused."""
-    done = start(instances, "-m", "tests.worlds.random_programs", "70")
+    done = start(instances, "-m", "tests.worlds.random_programs", str(budget(70, full=200)))
     assert done.returncode == 0, done.stderr[-5000:]
     assert len(re.findall(r"^\d+ programs agree$", done.stdout, re.M)) == instances
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from gpusim.runtime import reaper
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE, running
 
 ROOT = Path(__file__).parents[2]
@@ -246,6 +247,7 @@ def test_an_uneven_start_a_debugger_and_errors_that_all_catch_are_no_faults() ->
         assert not outcome.left
 
 
+@pytest.mark.slow
 def test_poprun_ends_in_the_same_way() -> None:
     faults = ["SIGKILL", "an error", "another shape", "the end of the program", "a stop"]
     found = commit_all(faults, poprun)
@@ -292,7 +294,7 @@ def test_ctrl_c_leaves_no_process(program: str) -> None:
     assert "instance 0 (replicas 0 to 1) failed with KeyboardInterrupt" in one.result().errors
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2, 3)])
 def test_killing_an_instance_at_any_moment_ends_the_run(seed: int) -> None:
     """Five kills each: from when the processes begin to long after they have joined."""
 

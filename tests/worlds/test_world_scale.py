@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpusim.tools.launch import mpirun
 from tests.oracles.machine_time import PATIENCE
 
@@ -38,6 +40,7 @@ def numbers(printed: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_no_collective_takes_three_times_its_inputs_and_outputs() -> None:
     taken = numbers(start("tests.worlds.memory", "32"))
     assert len(taken) > 10

@@ -1,6 +1,6 @@
 """`gpusim study` and `gpusim study train`: arguments in; tables, files and pictures out.
 
-Exit code 2 says that the arguments, or a file they name, make no sense; nothing was changed then.
+Exit code 2: the arguments, or a file that they name, are invalid; nothing was changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 STORE = Path("study.partial.jsonl")
-"""Where measurements are kept until all are made, where no other place is named."""
+"""The default file of the measurements of an unfinished sweep."""
 
 MOST_SEEDS = 1_000_000
 
@@ -30,7 +30,7 @@ in linear, ring and tree order, rounded to nearest and stochastically, for 2 to 
 EPILOG = """\
 Lists are separated by commas. --accumulate e5m6 is 5 bits of exponent and 6 of
 mantissa. --replicas 2..1024 doubles from 2 to 1,024, --seeds 0..7 counts.
-An interrupted sweep keeps what it has measured: the same command with --resume goes on.
+An interrupted sweep keeps its measurements; the same command with --resume continues.
 `gpusim study train` trains a network in narrow formats: gpusim study train --help.
 """
 
@@ -96,7 +96,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
 
     settings = parser.add_argument_group("the settings")
     for name, default, text in (
-        ("replicas", None, "numbers of replicas (default: 2..1024, or as many as there are)"),
+        ("replicas", None, "numbers of replicas (default: 2..1024, as far as the input has them)"),
         ("dtype", "float16", "formats of the values (default: %(default)s)"),
         ("accumulate", "own", "of partial sums: own, dtypes, e5m6, ... (default: %(default)s)"),
         ("order", "linear,ring,tree", "orders of additions, twins too (default: %(default)s)"),
@@ -108,20 +108,20 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         "--threads", type=int, metavar="N", help="fold N at a time (default: a core each)"
     )
 
-    kept = parser.add_argument_group("what is kept")
-    kept.add_argument(
+    outputs = parser.add_argument_group("the outputs")
+    outputs.add_argument(
         "--store",
         type=Path,
         metavar="FILE",
-        help=f"keep every measurement there (default: {STORE}, which a finished sweep removes)",
+        help=f"write every measurement to FILE (default: {STORE}, which a finished sweep removes)",
     )
-    kept.add_argument("--resume", action="store_true", help="go on with what the store holds")
-    _add_outputs(kept)
-    kept.add_argument(
+    outputs.add_argument("--resume", action="store_true", help="continue the sweep of the store")
+    _add_outputs(outputs)
+    outputs.add_argument(
         "--metric",
         default="relative_error",
         metavar="NAME",
-        help="what --plot shows: relative_error, max_ulp, bias, correct or overflowed "
+        help="the figure that --plot shows: relative_error, max_ulp, bias, correct or overflowed "
         "(default: %(default)s)",
     )
 
@@ -147,10 +147,14 @@ def _add_train(kinds: Any) -> argparse.ArgumentParser:
         "rounded in either way)",
     )
     train.add_argument(
-        "--weights", action="store_true", help="only weights (and what else is named) in the format"
+        "--weights",
+        action="store_true",
+        help="put weights in the format; without --gradients, only them",
     )
     train.add_argument(
-        "--gradients", action="store_true", help="only gradients (and what else is named) in it"
+        "--gradients",
+        action="store_true",
+        help="put gradients in the format; without --weights, only them",
     )
     for name, default, kind, text in (
         ("replicas", 8, int, "how many replicas train"),
@@ -307,7 +311,7 @@ def _check_target(path: Path) -> None:
 
 
 def _write(study: Any, arguments: argparse.Namespace, **plotted: str) -> None:
-    """Write the files that were asked for; `plotted` says what the picture is to show."""
+    """Write the files that the arguments name; `plotted` are options of the picture."""
     for path, make, options in (
         (arguments.csv, study.to_csv, {}),
         (arguments.json, study.to_json, {}),

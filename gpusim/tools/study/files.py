@@ -1,5 +1,7 @@
 """Arrays from users' files: .npy and .safetensors are mapped, .npz is read.
-Nothing is ever unpickled; whatever a file claims of itself is checked before it is used."""
+
+Nothing is ever unpickled. The header of a file is checked before it is used.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ HEADER_LIMIT = 100_000_000  # bytes; the format's own
 
 
 def read_array(path: Path, tensor: str | None = None) -> tuple[NDArray[Any], str]:
-    """The array in a file, and what to call it. `tensor` is needed where a file holds several.
+    """The array in a file, and its name in titles. `tensor` is needed if a file holds several.
 
-    Raises OSError where the file cannot be read, ValueError where it holds no array of numbers.
+    **Raises**: OSError if the file cannot be read, ValueError if it holds no array of numbers.
     """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -110,7 +112,7 @@ def _safetensors(path: Path) -> Tensors:
 
 
 def _mapped(path: Path, name: str, entry: Any, data: int, available: int) -> NDArray[Any]:
-    """One tensor, mapped; ValueError where its entry does not describe `available` bytes' part."""
+    """One tensor, mapped. **Raises**: ValueError if its entry does not fit into the file."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, begin, end)

@@ -1,5 +1,7 @@
 """The default input: gradients of the digits network at a chosen epoch, one image each.
-Replica r has the gradient of training image r, in the order in which they were dealt."""
+
+Replica r has the gradient of training image r.
+"""
 
 from __future__ import annotations
 

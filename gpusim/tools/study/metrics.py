@@ -1,5 +1,7 @@
-"""What a study measures: how far a reduction's result is from the exact sum.
-Measured window by window; `merged` puts windows together, in their order, to the same bits."""
+"""The figures of a study: how far a reduction's result is from the exact sum.
+
+They are measured window by window; `merged` combines windows in their order, to the same bits.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ METRICS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Partial:
-    """What is kept of one window; norms, sums and error take in its finite elements only."""
+    """The figures of one window; norms, sums and error are those of its finite elements."""
 
     elements: int
     finite: int
@@ -64,7 +66,7 @@ class Partial:
 
 
 def measure(result: NDArray[Any], exact: Exact) -> Partial:
-    """Compare a result with the exact sums, of which it may have lost any number of bits."""
+    """Compare a result with the exact sums."""
     values = result.astype(np.float64)
     best = exact.rounded(result.dtype).astype(np.float64)
     equal = (values == best) | (np.isnan(values) & np.isnan(best))

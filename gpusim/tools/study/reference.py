@@ -1,5 +1,7 @@
-"""The exact sum of any number of values, and its correct rounding: what errors are measured from.
-No rounding happens here: sums are kept as several float64 numbers, by error-free additions."""
+"""The exact sum of any number of values, and its correct rounding: the reference of errors.
+
+Sums are several float64 numbers, made by error-free additions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ __all__ = ["Exact", "exact_sum"]
 
 Reals = NDArray[np.float64]
 
-# Elements that one NumPy call adds: enough to make the call's own cost small, and still in cache.
+# Elements that one NumPy call adds: enough to hide the call's own cost, and still in cache.
 LANES = 16 * 1024
 
 
@@ -24,8 +26,8 @@ LANES = 16 * 1024
 class Exact:
     """Sums, element by element: `high` is the exact sum rounded to nearest in float64.
 
-    `low` is what remains, and exact but for the bits below its own last one, which it has
-    absorbed by being odd where they are not zero. `high` is infinite or NaN where a value was.
+    `low` is the remainder. Bits below its last one are absorbed: they make it odd if they are not
+    zero. `high` is infinite or NaN where a value was.
     """
 
     high: Reals
@@ -88,7 +90,7 @@ def _two_sum(a: Reals, b: Reals) -> tuple[Reals, Reals]:
 
 
 def _add(levels: list[Reals], carry: Reals) -> None:
-    """Add `carry` to what `levels` stand for together; makes a level where none can hold it."""
+    """Add `carry` to the sum of the `levels`; add a level for the error that remains."""
     for index, level in enumerate(levels):
         levels[index], carry = _two_sum(level, carry)
         if not carry.any():
@@ -97,7 +99,7 @@ def _add(levels: list[Reals], carry: Reals) -> None:
 
 
 def _normalised(levels: list[Reals]) -> Exact:
-    """Sweep upwards until every level is what the ones above it cannot hold."""
+    """Add upwards until every level is the rounding error of those above it."""
     levels = [*levels, *(np.zeros_like(levels[0]) for _ in range(3 - len(levels)))]
     moved = True
     while moved:

@@ -1,4 +1,4 @@
-"""A study as one HTML file: its pictures and its table, and nothing that is fetched."""
+"""A study as one HTML file with its pictures and its table; it loads nothing else."""
 
 from __future__ import annotations
 

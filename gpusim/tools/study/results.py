@@ -1,5 +1,7 @@
-"""What a sweep found: a row for each setting and number of replicas, with the spread over seeds.
-It can be printed, drawn, and written as CSV, JSON or a page."""
+"""The result of a sweep: a row for each setting and number of replicas, with the spread over seeds.
+
+It can be printed, drawn, and written as CSV, JSON or a page.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,8 @@ class Row:
 class Study:
     """A finished sweep.
 
-    `input` is a line about its input, `about` what is needed to repeat it, `measurements` has one
-    entry for each reduction, and `rows` the same with the seeds taken together.
+    `input` describes the input, `about` has the parameters to repeat the sweep, `measurements` has
+    one entry for each reduction, and `rows` combines the seeds.
     """
 
     input: str
@@ -101,7 +103,7 @@ class Study:
         show(self)
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
-        """Write the rows; empty cells are what does not apply. Returns the path."""
+        """Write the rows; cells that do not apply are empty. Returns the path."""
         with atomic_write(path) as file:
             records = [row.record for row in self.rows]
             rows = csv.DictWriter(file, list(records[0]), lineterminator="\n")

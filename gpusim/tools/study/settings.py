@@ -1,5 +1,7 @@
-"""A setting: what one line of a study's picture varies, and the grid of all of them.
-Formats are named as NumPy and ml_dtypes name them."""
+"""A setting is one line of a study's picture; `grid` makes all settings of a study.
+
+Formats have the names of NumPy and ml_dtypes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ FORMATS = {dtype.name: dtype for dtype in _DTYPES}
 
 
 def floating(given: DTypeLike, name: str = "dtype") -> np.dtype[Any]:
-    """The floating-point dtype that is meant; ValueError, with `name`, for any other."""
+    """The floating-point dtype of this name. **Raises**: ValueError, with `name`, for any other."""
     expected = f"expected one of {', '.join(FORMATS)}"
     try:
         # ml_dtypes' names are not registered with NumPy.
@@ -128,21 +130,21 @@ def grid(
     found: dict[Setting, None] = {}
     for dtype, accumulate, order, rounding in product(*lists.values()):
         a = _own(dtype, order) if accumulate is None else accumulate
-        Reduction("sum", order, a, rounding)  # checks what it is given
+        Reduction("sum", order, a, rounding)  # checks its arguments
         draws = _narrow(dtype) or _narrow(a)
         found[Setting(dtype, a, order, rounding if draws else "nearest")] = None
     return list(found)
 
 
 def _own(dtype: np.dtype[Any], order: str) -> np.dtype[Any]:
-    """What an order keeps partial results in where nothing is said; engines have their own ways."""
+    """The default accumulator of an order; engines have their own."""
     schedule = Reduction(order=order).schedule
     own = schedule.accumulator("sum", dtype) if isinstance(schedule, Schedule) else None
     return own or default_accumulator(dtype)
 
 
 def whole_numbers(name: str, given: Sequence[int] | Iterable[int], least: int) -> list[int]:
-    """Distinct integers of at least `least`, as given; ValueError if there is none, or another."""
+    """Distinct integers of at least `least`. **Raises**: ValueError for others, and for none."""
     values = list(dict.fromkeys(given))
     if not values:
         raise ValueError(f"{name} is empty: a sweep needs at least one")

@@ -1,5 +1,7 @@
 """The inputs of a study: distributions, files, arrays in memory, gradients of the digits network.
-A source gives any range of elements of any replicas, so that none has to be held whole."""
+
+A source gives any range of elements of any replicas, so that it need not be in memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["GRADIENTS", "Source", "open_source"]
 
 GRADIENTS = "gradients"
 ELEMENTS = 4096
-"""Elements of synthetic values, where nobody says how many."""
+"""The default number of elements of synthetic values."""
 
 
 class Source(Protocol):
@@ -27,22 +29,22 @@ class Source(Protocol):
 
     @property
     def replicas(self) -> int | None:
-        """How many replicas there are; None: any number."""
+        """The number of replicas; None: any number."""
 
     @property
     def elements(self) -> int: ...
 
     @property
     def scale(self) -> float:
-        """What values are multiplied by before they are rounded, where nobody says otherwise."""
+        """The default factor of the values before they are rounded."""
 
     @property
     def title(self) -> str:
-        """What a picture's reader has to know of the input."""
+        """A description of the input for the titles of pictures."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells these values from all others; fit for JSON."""
+        """The parameters that identify these values, for JSON."""
 
     def block(self, replicas: int, rows: range, first: int, count: int) -> NDArray[Any]:
         """Elements first..first+count-1 of the replicas `rows`, in a run of `replicas`."""
@@ -58,9 +60,11 @@ def open_source(
 ) -> Source:
     """The source that `given` names: a distribution, "gradients", a file, or an array.
 
-    `elements` limits how many there are. `seed` draws synthetic values, and the digits network's
-    first weights; `epoch` is the one after which its gradients are taken. `tensor` names one of a
-    file's arrays. Raises ValueError or OSError for what cannot be read.
+    `elements` limits the number of elements. `seed` draws synthetic values, and the first weights
+    of the digits network; its gradients are taken after epoch `epoch`. `tensor` names one of a
+    file's arrays.
+
+    **Raises**: ValueError or OSError for an input that cannot be read.
     """
     if elements is not None and elements < 1:
         raise ValueError(f"elements={elements!r}: expected at least 1")

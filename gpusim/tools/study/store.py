@@ -1,5 +1,7 @@
-"""The store of a sweep: JSON lines, one for each measured window, appended as they come.
-What was written stays, whatever happens later; a sweep that is resumed measures the rest."""
+"""The store of a sweep: JSON lines, one for each measured window, appended one by one.
+
+Written lines are never changed; a resumed sweep measures the missing windows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ HEADER = "gpusim study"
 
 @dataclass(frozen=True)
 class Point:
-    """What one measurement is of: elements first..first+count-1 of one reduction's result."""
+    """The subject of one measurement: elements first..first+count-1 of one reduction's result."""
 
     setting: Setting
     replicas: int
@@ -44,9 +46,11 @@ class Point:
 class Store:
     """The measurements of one input's sweeps: in memory, and in a file where a path is given.
 
-    The file's first line says which input it is about. Raises FileExistsError for a file that is
-    there, unless `resume`; ValueError for a file that is no store, or one of another input, and
-    BlockingIOError for one that another process writes. None of these changes the file.
+    The first line of the file identifies the input.
+
+    **Raises**: FileExistsError for an existing file, unless `resume`; ValueError for a file that is
+    not a store, or a store of another input; BlockingIOError if another process writes it. None of
+    these changes the file.
     """
 
     def __init__(
@@ -93,11 +97,11 @@ class Store:
         return len(self._found)
 
     def get(self, point: Point) -> Partial | None:
-        """What was measured there, or None."""
+        """The measurement of a point, or None."""
         return self._found.get(point.key)
 
     def put(self, point: Point, partial: Partial) -> None:
-        """Keep a measurement; on disk before this returns, unless the machine itself fails."""
+        """Add a measurement; it is in the file before this returns."""
         if self._file is not None:
             self._file.write(_line({**point.record, **partial.record}))
             self._file.flush()
@@ -110,7 +114,7 @@ class Store:
             self._file = None
 
     def _read(self, file: IO[bytes], identity: dict[str, Any]) -> int:
-        """Take in the file's lines; returns where the last whole one ends."""
+        """Read the file's lines. **Returns**: where the last complete one ends."""
         end = 0
         for number, (line, record) in enumerate(_records(file, self.path), 1):
             if number == 1:
@@ -134,7 +138,7 @@ class Store:
 def _records(file: IO[bytes], path: Path | None) -> Iterator[tuple[bytes, dict[str, Any]]]:
     for number, line in enumerate(file, 1):
         if not line.endswith(b"\n"):
-            if number == 1:  # not a store at all: nothing may be cut off
+            if number == 1:  # not a store: nothing may be cut off
                 raise ValueError(f"{path} is not the store of a sweep")
             return
         try:

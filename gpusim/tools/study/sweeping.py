@@ -1,5 +1,7 @@
 """The sweep: every setting, number of replicas and seed, over windows of the elements.
-The memory it takes depends on neither the number of elements nor that of settings."""
+
+Its memory depends neither on the number of elements nor on the number of settings.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ SEEDS = tuple(range(8))
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that has been checked and can be run."""
+    """The checked parameters of a sweep."""
 
     source: Source
     settings: list[Setting]
@@ -47,7 +49,7 @@ class Sweep:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a store of this sweep's measurements is about."""
+        """The identity of the input, for stores of this sweep's measurements."""
         return {**self.source.identity, "scale": self.scale}
 
     @property
@@ -76,7 +78,7 @@ class Sweep:
                     yield setting, replicas, seed
 
     def work(self, store: Store) -> tuple[float, float]:
-        """How many additions there are in all, and how many of them are done."""
+        """The number of additions in all, and the number that is done."""
         total = done = 0
         for reduction in self.reductions():
             for point in self.points(*reduction):
@@ -101,7 +103,7 @@ def plan(
     epoch: int = 5,
     tensor: str | None = None,
 ) -> Sweep:
-    """Check what `sweep` is given; it says what all of it means, and what is raised."""
+    """Check the arguments of `sweep`, whose docstring describes them and the errors."""
     settings = grid(dtypes, accumulators, orders, roundings)
     words = whole_numbers("seeds", seeds, 0)
     if max(words) >= 2**64:
@@ -142,15 +144,15 @@ def sweep(
 ) -> Study:
     """Sum an input's replicas in every combination of settings, and measure the errors.
 
-    Replica r's values are rounded to `dtype`, to nearest, and summed over the first R replicas;
-    errors are those of the sum, against the exact sum of the rounded values.
+    Values are rounded to `dtype`, to nearest, and summed over the first R replicas; errors are
+    those of the sum, against the exact sum of the rounded values.
 
     Args:
         input: "gradients" (of the digits network, an image each), "normal", "lognormal",
             "heavy-tailed" (Student's t with two degrees of freedom), "cancelling", a file
             (.npy, .npz, .safetensors), or an array; axis 0 numbers the replicas.
         replicas: the numbers of replicas; the powers of two from 2 to 1,024 that the input has.
-        dtypes: the formats in which values travel.
+        dtypes: the formats of the values.
         accumulators: the formats partial sums are rounded to: dtypes, a `gpusim.Format` ("e5m6" is
             Format(5, 6)), or None, which is each dtype's own.
         orders: of "linear", "reverse", "tree" and "ring", and names of twins.
@@ -201,7 +203,7 @@ def sweep(
 
 
 def run(planned: Sweep, store: Store, *, threads: int | None = None, show: bool = False) -> Study:
-    """Measure what `store` does not hold yet, and put everything together."""
+    """Measure the windows that `store` lacks, and combine all of them."""
     total, done = planned.work(store)
     workers = threads or usable_cores()
     bar: AbstractContextManager[Advance] = progress(total, done) if show else nullcontext(silent)
@@ -243,14 +245,14 @@ def _window(
     if not points:
         return
     members = _members(planned, pool, replicas, dtype, first, count)
-    exact = pool.submit(exact_sum, members)  # the first in the queue: no other waits in vain
+    exact = pool.submit(exact_sum, members)  # first in the queue, as the others wait for it
     total = planned.source.elements
     tasks = [pool.submit(_measure, point, members, exact, total) for point in points]
     try:
         for point, task in zip(points, tasks, strict=True):
             store.put(point, task.result())
             advance(f"{point.setting.name}, {replicas} replicas", replicas * count)
-    finally:  # interrupted: what has begun ends, nothing else begins
+    finally:  # interrupted: running tasks end, no other starts
         for task in tasks:
             task.cancel()
 

@@ -1,5 +1,7 @@
 """Synthetic inputs of a study: any range of elements of any replica, from a counter.
-Every number is made by IEEE operations alone, so that all machines have the same."""
+
+Every number is made by IEEE operations alone and is the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ TAG = int.from_bytes(b"study", "big")
 WORDS_PER_BLOCK = 4
 
 CANCELLATION = 2.0**-8
-"""How much larger the values of "cancelling" are than what remains of each pair."""
+"""The sum of a pair of "cancelling", relative to its values."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Synthetic:
     elements: int
     seed: int
 
-    replicas = None  # as many as anyone likes
+    replicas = None  # any number
     scale = 1.0
 
     @property
@@ -82,7 +84,7 @@ def _heavy_tailed(source: Synthetic, replicas: int, rows: range, first: int, cou
 
 
 def _cancelling(source: Synthetic, replicas: int, rows: range, first: int, count: int) -> Reals:
-    """The second half of the replicas takes away what the first adds, but for a small rest."""
+    """The second half of the replicas subtracts what the first adds, except for a small rest."""
     half = replicas // 2
     values = normal_quantile(source.words(rows, 1, first, count))
     values *= CANCELLATION
@@ -102,7 +104,7 @@ SYNTHETIC: dict[str, Draw] = {
     "cancelling": _cancelling,
 }
 
-# log(2) in two parts, of which the first times an exponent is exact.
+# log(2) in two parts; the product of the first and an exponent is exact.
 _LOG2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 _LOG2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 

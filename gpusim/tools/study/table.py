@@ -22,14 +22,14 @@ __all__ = [
 
 
 def columns(study: Study) -> list[str]:
-    """The headings; what is nowhere seen has no column."""
+    """The headings; the column of overflows only if there are any."""
     overflow = ["not finite"] if any(row.mean.overflowed for row in study.rows) else []
     figures = ["relative error", "largest error, ulp", "bias", "correctly rounded"]
     return ["replicas", "setting", *figures, *overflow]
 
 
 def cells(study: Study) -> Cells:
-    """The rows as text; +- is the standard deviation between seeds."""
+    """The rows as text; ± is the standard deviation between seeds."""
     overflow = any(row.mean.overflowed for row in study.rows)
     return [_row(row)[: None if overflow else -1] for row in study.rows]
 

@@ -1,6 +1,8 @@
 """The training study: the digits network with weights, gradients or both in a narrow format.
+
 Updates smaller than half a weight's last bit vanish when rounded to nearest, and survive on
-average when rounded stochastically."""
+average when rounded stochastically.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ class StorageFormat:
 
 
 def parse(text: str) -> StorageFormat:
-    """The format that "float16" or "float16:stochastic" names; ValueError for anything else."""
+    """The format named, such as "float16:stochastic". **Raises**: ValueError for others."""
     dtype, _, rounding = text.partition(":")
     rounding = rounding or "nearest"
     if rounding not in ("nearest", "stochastic"):
@@ -81,12 +83,12 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Training:
-    """All runs, the first of which is float32's, with ways to print, draw and write them."""
+    """All runs, first that of float32, with methods to print, draw and write them."""
 
     about: dict[str, Any]
     runs: list[TrainingRun]
     ways: list[NDArray[np.float64]] = field(init=False)
-    """By epoch: how far the weights have come on float32's way, as a share of it."""
+    """By epoch: the share of float32's displacement of the weights that a run reaches."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ways", [way(run, self.runs[0]) for run in self.runs])
@@ -182,14 +184,14 @@ def train(
         weights: whether weights are kept in the format between steps.
         gradients: whether gradients are rounded to it and summed in it by `lax.psum`. They are
             multiplied by a power of two before, which makes use of the format's whole range.
-        replicas: among which each batch is shared.
+        replicas: the number of replicas that share each batch.
         epochs: passes over the training images.
         rate: the learning rate of plain gradient descent.
         seed: seeds the first weights, the order of the images, and stochastic rounding.
         show: show progress on standard error.
 
     Raises:
-        ValueError: an argument that makes no sense.
+        ValueError: an invalid argument.
         ModuleNotFoundError: scikit-learn, which brings the digits, is missing.
     """
     chosen = list(dict.fromkeys([parse("float32"), *map(parse, formats)]))
@@ -288,7 +290,7 @@ def _scale(stacked: NDArray[Any], dtype: np.dtype[Any]) -> float:
 
 
 def _unchanged(before: Tree, after: Tree, mean: Tree) -> float:
-    """The share of updates other than zero that changed nothing."""
+    """The share of nonzero updates that left their weight unchanged."""
     wanted = sum(int(np.count_nonzero(g)) for g in mean.values())
     lost = sum(int(np.count_nonzero((before[k] == after[k]) & (mean[k] != 0))) for k in mean)
     return lost / wanted if wanted else 0.0
@@ -299,7 +301,7 @@ def _flat(weights: Tree) -> NDArray[np.float32]:
 
 
 def way(run: TrainingRun, reference: TrainingRun) -> NDArray[np.float64]:
-    """After each epoch, the part of the reference's displacement that the run has made too."""
+    """After each epoch, the share of the reference's displacement that the run reaches."""
     shares = []
     for here, there in zip(run.weights[1:], reference.weights[1:], strict=True):
         moved = here.astype(np.float64) - run.weights[0]

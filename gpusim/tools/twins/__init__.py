@@ -1,1 +1,1 @@
-"""Ask real engines which fold their all-reduce is, and compare the twins with them."""
+"""Compare the twins with real engines, and find the fold of an engine's all-reduce."""

@@ -1,4 +1,4 @@
-"""Comparing twins with the engines they stand for, element by element, bit by bit."""
+"""Compare twins with their engines, element by element, bit by bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .run_engines import Answer, Engine, Request, run, values
 __all__ = ["Agreement", "check", "requests_of", "same_bits", "sizes_of"]
 
 LARGE = 1_000_003
-#: Small sums are done several times, as chance makes few elements agree: for so many elements.
+#: Small sums are repeated up to this number of elements, as few elements may agree by chance.
 ELEMENTS, FEWER_ELEMENTS = 64, 8
 
 
@@ -67,7 +67,7 @@ def sizes_of(twin: Twin, ranks: int, dtype: str, *, brief: bool = False) -> list
 def requests_of(
     twin: Twin, ranks: Iterable[int], dtypes: Sequence[str] | None, *, brief: bool = False
 ) -> list[Request]:
-    """What an engine is asked to check a twin."""
+    """The requests to an engine that check a twin."""
     elements = FEWER_ELEMENTS if brief else ELEMENTS
     return [
         Request(n, dtype, size, max(1, elements // size), twin.settings)
@@ -86,24 +86,25 @@ def check(
     dtypes: Sequence[str] | None = None,
     brief: bool = False,
 ) -> list[Agreement]:
-    """Ask an engine for sums of all its twins, and compare; a row for each twin, type and ranks.
+    """Run an engine for all its twins and compare the sums; one row for each twin, type and ranks.
 
     `twins`, `ranks`, `dtypes`: only these. `brief`: fewer sizes, see `sizes_of`.
-    EngineFailed where its processes fail.
+
+    **Raises**: EngineFailed if the processes of the engine fail.
     """
     wanted = set(TWINS if twins is None else twins)
     numbers = tuple(ranks)
-    asked: list[tuple[str, Request]] = []
+    requested: list[tuple[str, Request]] = []
     for twin in TWINS.values():
         if twin.worker == engine.name and twin.name in wanted:
-            cases = requests_of(twin, numbers, dtypes, brief=brief)
-            asked += [(twin.name, case) for case in cases]
-    if not asked:
+            requests = requests_of(twin, numbers, dtypes, brief=brief)
+            requested += [(twin.name, request) for request in requests]
+    if not requested:
         return []
-    version, answers, members = run(engine, [case for _, case in asked])
+    version, answers, members = run(engine, [request for _, request in requested])
     rows: dict[tuple[str, str, int], list[tuple[Request, Answer]]] = {}
-    for (name, case), answer in zip(asked, answers, strict=True):
-        rows.setdefault((name, case.dtype, case.ranks), []).append((case, answer))
+    for (name, request), answer in zip(requested, answers, strict=True):
+        rows.setdefault((name, request.dtype, request.ranks), []).append((request, answer))
     return [
         _row(TWINS[name], version, members[dtype][:n], pairs)
         for (name, dtype, n), pairs in rows.items()

@@ -1,7 +1,7 @@
 """`gpusim twin`: compare the twins with the engines of this machine, and find a sum's fold.
 
-Exit codes: 0 all that was compared agrees (check), a fold was found (infer); 1 if not, or if it
-could not be done; 2 for arguments that make no sense.
+Exit codes: 0 if everything agrees (check) or a fold was found (infer); 1 if not, or after a
+failure; 2 for invalid arguments.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 __all__ = ["add"]
 
 CHECK = """\
-Starts the engines that are at hand (JAX, Open MPI, MPICH, gloo), each in real processes, has them
-sum random values of many sizes, and compares every element with the twin's, bit by bit. An engine
-in another environment is asked through its Python: --python PATH, as often as there are any.
+Starts the engines that are installed (JAX, Open MPI, MPICH, gloo) in real processes. They sum
+random values of many sizes, and every element is compared with the twin's, bit by bit. An engine
+in another environment is run by its Python: --python PATH, which may be repeated.
 """
 INFER = """\
 FILE is an .npz with two arrays: inputs, of shape (R, N), a row for each rank; and sum, of shape
-(N,), what an engine's all-reduce gave. All known folds are tried: twins, orders, rings with other
-starts, directions and cuts. Several that agree are told apart by more elements, or more ranks.
+(N,), the result of an engine's all-reduce. All known folds are tried: twins, orders, rings with
+other starts, directions and cuts. If several agree, more elements or ranks distinguish them.
 """
 
 
@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="a Python whose engines are asked too; may be repeated",
+        help="a Python whose engines are run as well; may be repeated",
     )
     check.add_argument(
         "--brief", action="store_true", help="fewer sizes: not those where a fold changes"
@@ -65,7 +65,7 @@ def add(commands: Any) -> None:
     form.add_argument(
         "--markdown", action="store_true", help="print the table of the documentation"
     )
-    form.add_argument("--list", action="store_true", help="list the twins, and ask nobody")
+    form.add_argument("--list", action="store_true", help="list the twins, and run no engine")
     check.set_defaults(run=run_check)
 
     infer = verbs.add_parser(
@@ -96,7 +96,7 @@ def _ranks(text: str) -> Sequence[int]:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Ask all engines that are here; 1 if a twin disagrees, or if there was nobody to ask."""
+    """Run all engines that are found; 1 if a twin disagrees, or if no engine was found."""
     from ...twins import TWINS
     from . import report
     from .checking import Agreement, check
@@ -137,7 +137,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 
 def run_infer(arguments: argparse.Namespace) -> int:
-    """Find the fold; 1 if none that is known gives this sum."""
+    """Find the fold; 1 if no known fold gives this sum."""
     from . import report
     from .inferring import infer, read
 

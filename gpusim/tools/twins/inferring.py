@@ -1,4 +1,4 @@
-"""Which known fold gives a sum that some engine gave, from its inputs and its result alone."""
+"""Find the known fold that gives an engine's sum, from its inputs and its result alone."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .checking import same_bits
 
 __all__ = ["Candidate", "Match", "candidates", "infer", "read"]
 
-#: Elements at which every candidate is tried, at the beginning, in the middle and at the end.
+#: Elements of which every candidate is tried, at the beginning, in the middle and at the end.
 SAMPLE = 1024
-#: How many of the best are tried on all elements.
+#: The number of best candidates that are tried on all elements.
 TRIED = 24
 
 
@@ -54,9 +54,10 @@ class Match:
 def read(file: Path, dtype: str | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
     """`inputs` (R, N) and `sum` (N,) of an .npz file, in which nothing is executed.
 
-    `dtype` names the type of values that NumPy stores as raw bytes or unsigned integers, as it does
-    bfloat16. ValueError for files and arrays that are not so, OSError for files that cannot be
-    read.
+    `dtype` names the type of values that NumPy stores as raw bytes or unsigned integers, such as
+    bfloat16.
+
+    **Raises**: ValueError for other files and arrays, OSError for files that cannot be read.
     """
     try:
         given = np.load(file, allow_pickle=False)
@@ -112,7 +113,7 @@ def _checked(inputs: NDArray[Any], total: NDArray[Any]) -> tuple[NDArray[Any], N
 
 
 def candidates(members: int, dtype: np.dtype[Any]) -> Iterator[Candidate]:
-    """All that is tried: twins, the named orders, and other rings, with each accumulator."""
+    """The twins, the named orders, and other rings, with each accumulator."""
     for name, twin in TWINS.items():
         try:
             yield Candidate(name, twin.schedule, twin.schedule.accumulator("sum", dtype))
@@ -170,7 +171,7 @@ def infer(inputs: NDArray[Any], total: NDArray[Any]) -> list[Match]:
                 for first in edges
             ]
         except ValueError:
-            continue  # it is not known what the engine does with so many members
+            continue  # the engine's fold of this number of members is not known
         tried.append((sum(agreeing), candidate))
     tried.sort(key=lambda pair: -pair[0])
     found = [

@@ -1,4 +1,4 @@
-"""What `gpusim twin` prints: tables for the terminal, and the one of the documentation."""
+"""The output of `gpusim twin`: tables for the terminal, and the table of the documentation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["check", "infer", "markdown", "twins"]
 
 
 def twins(names: Sequence[str]) -> None:
-    """All twins, and on what they rest."""
+    """All twins, and how each was checked."""
     rows = [[name, TWINS[name].engine, TWINS[name].checked, TWINS[name].fold] for name in names]
     headings = ["twin", "engine", "checked", "fold"]
     print_table("Twins", headings, rows, left=headings)
 
 
 def check(rows: Sequence[Agreement], missing: Sequence[str]) -> None:
-    """What was compared, row by row, what differs, and what nobody could be asked about."""
+    """The comparisons, the differences, and the twins whose engine was not found."""
     lines, breaks = [], set()
     for index, row in enumerate(rows):
         if index and row.twin != rows[index - 1].twin:
@@ -60,14 +60,14 @@ def _verdict(row: Agreement) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """Never 100 % unless it is all."""
+    """The number of agreeing elements, or "all"."""
     if part == whole:
         return "all"
     return f"{part:,}"
 
 
 def markdown(rows: Sequence[Agreement], names: Sequence[str]) -> None:
-    """A line for each twin: what it is, and what was compared in this run."""
+    """A line for each twin: its engine, its fold, and the comparisons of this run."""
     print("| twin | engine | its fold | compared |")
     print("|---|---|---|---|")
     for name in names:
@@ -87,7 +87,7 @@ def _compared(rows: Sequence[Agreement], checked: str) -> str:
 
 
 def infer(found: Sequence[Match], inputs: NDArray[Any]) -> None:
-    """The folds that give the sum; if none does, the nearest ones."""
+    """The folds that give the sum, or else the nearest ones."""
     members, elements = inputs.shape
     equal = [f for f in found if f.equal]
     values = f"{members} ranks, {elements:,} elements of {np.dtype(inputs.dtype).name}"

@@ -23,10 +23,10 @@ from ...errors import GpusimError
 __all__ = ["Answer", "Request", "Engine", "EngineFailed", "engines", "run", "values"]
 
 WORKERS = Path(__file__).parent / "workers"
-#: Seconds that one start of an engine may take.
+#: Seconds for one start of an engine.
 PATIENCE = 600
 #: Binary exponents between which values are spread, so that sums lose bits of most of them; and
-#: those for types of 8 bits, which are soon at an end.
+#: those for types of 8 bits, whose range is small.
 SPREAD, NARROW_SPREAD = (-8, 11), (-4, 4)
 
 _PROBE = """
@@ -36,12 +36,12 @@ print(json.dumps([n for n in ("mpi4py", "torch", "jax") if importlib.util.find_s
 
 
 class EngineFailed(GpusimError):
-    """An engine's processes have ended without an answer."""
+    """The processes of an engine ended without an answer."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked: `sums` all-reduces, of `size` elements each, by `ranks` processes.
+    """A number `sums` of all-reduces, of `size` elements each, by `ranks` processes.
 
     `settings` are the engine's own: for Open MPI an algorithm's number and a segment size.
     """
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: all sums one behind the other, and whether all ranks had the same bits."""
+    """All sums one behind the other, and whether all ranks had the same bits."""
 
     total: np.ndarray
     alike: bool
@@ -63,7 +63,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that can be asked: its worker's name, the Python that has it, and its mpirun."""
+    """An engine: the name of its worker, the Python that has it, and its mpirun."""
 
     name: str
     python: str
@@ -73,7 +73,7 @@ class Engine:
 def engines(pythons: Iterable[str] = ()) -> list[Engine]:
     """The engines of this Python and of other ones, each engine once.
 
-    ValueError for a Python that does not run.
+    **Raises**: ValueError for a Python that does not run.
     """
     found: dict[str, Engine] = {}
     for python in (sys.executable, *pythons):
@@ -134,7 +134,8 @@ def run(
     """The engine's name and version, its answers, and the members' values by dtype.
 
     Request k sums elements 0..size-1 of the first `ranks` members, then the next ones, and so on.
-    EngineFailed where its processes fail.
+
+    **Raises**: EngineFailed if the processes fail.
     """
     most = max(request.ranks for request in requests)
     sizes: dict[str, int] = {}
@@ -147,8 +148,8 @@ def run(
             known = array.dtype.isbuiltin == 1  # of NumPy's types; else the bits are stored
             stored = array if known else array.view(f"i{array.itemsize}")
             np.save(folder / f"{dtype}.npy", stored)
-        asked = [{**asdict(request), "settings": dict(request.settings)} for request in requests]
-        (folder / "cases.json").write_text(json.dumps(asked))
+        cases = [{**asdict(request), "settings": dict(request.settings)} for request in requests]
+        (folder / "cases.json").write_text(json.dumps(cases))
         for command in _commands(engine, requests, folder):
             _start(engine, command)
         found: dict[str, np.ndarray] = {}

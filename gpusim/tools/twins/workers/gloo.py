@@ -1,5 +1,7 @@
-"""Sums by gloo, through torch.distributed: `python gloo.py FOLDER` forks each case's ranks.
-FOLDER has cases.json and the members' values; rank 0 leaves the sums in it."""
+"""Sums by gloo, through torch.distributed: `python gloo.py FOLDER` forks the ranks of each case.
+
+FOLDER has cases.json and the members' values; rank 0 writes the sums there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def tensor(values: np.ndarray, dtype: str) -> Any:
 
 
 def rank_main(rank: int, ranks: int, folder: Path) -> None:
-    """One process: its part of all cases of so many ranks."""
+    """One process: its part of all cases with this number of ranks."""
     import torch
     import torch.distributed as dist
 

@@ -1,5 +1,7 @@
 """Sums by MPI: `mpirun -n RANKS python mpi.py FOLDER`, for Open MPI and MPICH.
-FOLDER has cases.json and the members' values; rank 0 leaves the sums in it."""
+
+FOLDER has cases.json and the members' values; rank 0 writes the sums there.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Controls:
 
 
 def communicator(world: Any, settings: dict[str, Any], controls: Controls | None) -> Any:
-    """A communicator that sums as the settings say: an algorithm's number, a segment size."""
+    """A communicator with these settings: the number of an algorithm, a segment size."""
     if controls is None:
         return world.Dup()
     controls.set(DYNAMIC, int("algorithm" in settings))

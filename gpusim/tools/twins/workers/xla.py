@@ -1,5 +1,7 @@
 """Sums by XLA:CPU, through JAX's psum on fake devices: `python xla.py FOLDER`.
-FOLDER has cases.json and the members' values, and the sums are left in it."""
+
+FOLDER has cases.json and the members' values; the sums are written there.
+"""
 
 from __future__ import annotations
 
