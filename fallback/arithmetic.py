@@ -193,7 +193,7 @@ def partial_dtype(
     same holds for their parts. Partial results of integers have their accumulator's dtype, those of
     selections (max, min) the members' dtype, and those of logical operators bool.
 
-    **Raises** TypeError and ValueError as `fold`.
+    **Raises**: TypeError and ValueError as `fold`.
 
     >>> partial_dtype(np.float16), partial_dtype("float8_e4m3fn"), partial_dtype(np.complex64)
     (dtype('float16'), dtype('float16'), dtype('complex64'))

@@ -111,6 +111,8 @@ class BlockPlan:
         one_call = plan.order != "tree" and self.arithmetic.running(width) is not None
         one_call = one_call and not plan.extent.before
         converts = self.arithmetic.converts
+        if one_call and not converts and plan.count > 1 and width < limits.ROW_WIDTH:
+            return True  # the fewest calls, for any number of members
         wider = limits.CONVERTED if converts else limits.RUNNING if one_call else 1
         return plan.count >= limits.ROW_MEMBERS and width < wider * limits.ROW_WIDTH
 

@@ -60,18 +60,6 @@ class FoldJob:
     `earlier` holds the result of the members visited before, as its only member.
     """
 
-    __slots__ = (
-        "arithmetic",
-        "block",
-        "draws",
-        "earlier",
-        "members",
-        "order",
-        "out",
-        "plan",
-        "workspace",
-    )
-
     def __init__(
         self,
         blocks: BlockPlan,

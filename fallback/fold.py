@@ -28,14 +28,16 @@ def fold(members: NDArray[Any] | Sequence[NDArray[Any]], **keywords: Any) -> NDA
 
     `run_fold` with a FoldSpec and a FoldPart made from keywords.
 
-    **Arguments**
+    **Arguments**:
 
     - `members`, `batch_ndim`, `call`, `out`: as for `run_fold`. `places` is its `batch_offset`.
     - `op`, `order`, `accumulate`, `out_dtype`, `rounding`, `seed`, `divisor`, `cut_axis`: see
       `FoldSpec`.
     - `window`, `partial`, `before`, `final`, `nodes`: see `FoldPart`.
 
-    **Returns** and **Raises** what `run_fold` does.
+    **Returns**: as `run_fold`.
+
+    **Raises**: as `run_fold`.
 
     >>> import numpy as np
     >>> x = np.array([[1.0], [2.0**-11], [2.0**-11]], np.float16)
@@ -62,7 +64,7 @@ def run_fold(
 ) -> NDArray[Any]:
     """Fold a group's members according to `spec`.
 
-    **Arguments**
+    **Arguments**:
 
     - `spec`: the reduction.
     - `members`: an array whose axis 0 is the group's members in order, or a sequence of arrays of
@@ -74,9 +76,9 @@ def run_fold(
     - `out`: the array to write the result into, C-contiguous and of its shape and dtype. It shares
       no memory with the members or a partial result.
 
-    **Returns** a new C-contiguous array of shape `(*batch, *value)`, or `out`.
+    **Returns**: a new C-contiguous array of shape `(*batch, *value)`, or `out`.
 
-    **Raises** ValueError for values outside these, TypeError for dtypes that do not fit, and
+    **Raises**: ValueError for values outside these, TypeError for dtypes that do not fit, and
     RuntimeError if the thread flushes subnormal numbers to zero.
 
     >>> import numpy as np

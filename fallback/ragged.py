@@ -32,7 +32,7 @@ def ragged_copy(
 ) -> None:
     """Copy segments of rows from `sources` into `output`, in place.
 
-    **Arguments**
+    **Arguments**:
 
     - `sources`: arrays of shape `(N, *row)`, by source replica: one array with a leading axis, or
       a sequence.

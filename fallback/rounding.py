@@ -371,7 +371,7 @@ def round_to(
     for any format; its values are returned in its carrier. The `batch_ndim` leading axes count
     values that are rounded independently, with the same lanes.
 
-    **Raises** TypeError for dtypes that are not floating-point ones; ValueError for a seed or
+    **Raises**: TypeError for dtypes that are not floating-point ones; ValueError for a seed or
     counter that is not a 64-bit word.
 
     >>> import ml_dtypes, numpy as np

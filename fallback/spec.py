@@ -20,7 +20,7 @@ from fallback.schedules import Order, Schedule, check_order
 class FoldSpec:
     """A reduction over a group's members, to the bits of the numerics contract.
 
-    **Arguments**
+    **Arguments**:
 
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or". "max" and "min" let NaN win
       and put -0 below +0.
@@ -40,7 +40,7 @@ class FoldSpec:
 
     Specs are immutable and hashable and compare by value.
 
-    **Raises** ValueError for a field outside these. Whether the fields fit the members is checked
+    **Raises**: ValueError for a field outside these. Whether the fields fit the members is checked
     when a fold is planned.
 
     >>> FoldSpec(order="ring", accumulate="float16").accumulate
@@ -113,7 +113,7 @@ class Extent(NamedTuple):
 class FoldPart:
     """The part of a larger fold that the given members are.
 
-    **Arguments**
+    **Arguments**:
 
     - `window`: `(first, total)` says that the members hold, flattened, elements `first` and on of
       a value of `total` elements, in every batch entry. The ring's blocks and the random numbers
@@ -133,7 +133,7 @@ class FoldPart:
       `total` members. The random numbers are then those of the whole tree. A tree that is folded
       in parts and draws random numbers needs it.
 
-    **Raises** ValueError for values outside these.
+    **Raises**: ValueError for values outside these.
 
     >>> FoldPart(window=(4, 10)).final
     True

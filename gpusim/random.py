@@ -1,5 +1,7 @@
-"""gpusim.rng: random numbers in replicated programs, a stream of its own for every replica.
-What a stream holds depends on seed, replica and call alone: it is the same under every executor."""
+"""gpusim.rng: random numbers in replicated programs, with a stream for each replica.
+
+A stream depends on seed, replica and call only, so it is the same under every map.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from fallback import random as kernels
 from fallback.formats import BFLOAT16, kind_of
 
 from .libraries import on_device, to_host, to_library_of
-from .maps.frames import Axes, Frame, environment, lockstep_environment, union
+from .maps.axis_environment import Axes, AxisEntry, axis_environment, lockstep_axes, union
 from .maps.mapped_array.align import (
     common_axes,
     elementwise,
@@ -30,7 +32,7 @@ from .maps.mapped_array.align import (
 )
 from .maps.mapped_array.array import Array, MappedArray, lift, unpack, wrap
 from .maps.names import is_positional, resolve_names, split_names
-from .maps.scheduler import Run, Task, enclosing_task
+from .maps.scheduler import PmapCall, ReplicaThread, enclosing_replica
 
 __all__ = ["rng"]
 
@@ -42,25 +44,24 @@ INTEGERS = tuple(np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in 
 
 
 class rng:
-    """Random numbers inside maps, of which every replica along an axis draws its own.
+    """Random numbers inside maps; each replica along an axis draws its own.
 
-    The generator may be made inside the mapped function or outside of it; the axis is looked up at
-    each draw. Under vmap and shard_map draws are MappedArrays, under pmap plain arrays, and the
-    bits are the same, whatever the maps and however they nest. What a replica draws does not depend
-    on how many replicas there are, nor on axes other than `axis_name`: along those every replica
-    draws the same.
+    The generator may be made inside or outside of the mapped function; the axis is looked up at
+    each draw. Draws are MappedArrays under vmap and shard_map, and plain arrays under pmap, with
+    the same bits for all maps and nestings. A replica's draws do not depend on the number of
+    replicas, nor on axes other than `axis_name`: along those all replicas draw the same numbers.
 
     Args:
         seed: 0 to 2**64 - 1. Generators with the same seed draw the same numbers, on any axis.
         axis_name: the name of a mapped axis, or a tuple of names, whose replicas are counted
             row-major in the tuple's order.
-        calls: the number of the first draw (to go on where another generator stopped).
+        calls: the number of the first draw (to continue where another generator stopped).
 
     Raises:
-        ValueError: for a seed or calls out of range, no axis name, a name that comes twice, or an
-            integer for a name.
-        TypeError: for a seed or calls that is no integer, or a name that is not hashable.
-        NameError: by the draws, when no enclosing map binds the axis.
+        ValueError: if seed or calls is out of range, or axis_name is empty, has a name twice or has
+            an integer for a name.
+        TypeError: if seed or calls is not an integer, or a name is not hashable.
+        NameError: by the draws, if no enclosing map binds the axis.
 
     Example:
         >>> import numpy as np, gpusim
@@ -99,11 +100,11 @@ class rng:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> rng:
-        """The generator that goes on where the one with that `state` stood.
+        """The generator that continues from the `state` of another one.
 
         Raises:
-            TypeError: for a state that is no mapping; and as `rng`.
-            ValueError: for keys other than those of `state`; and as `rng`.
+            TypeError: if the state is not a mapping; and as `rng`.
+            ValueError: if it has other keys than `state`; and as `rng`.
 
         Example:
             >>> import gpusim, json
@@ -132,8 +133,8 @@ class rng:
     def calls(self) -> int:
         """The number of the next draw; it can be set.
 
-        Under pmap each replica counts its own draws from where the code around the pmap stood, and
-        the code after it goes on from the largest count.
+        Under pmap each replica counts its own draws, from the count of the code that called pmap;
+        the code after the pmap continues from the largest count.
         """
         with self._lock:
             return self._counter().latest()
@@ -155,14 +156,14 @@ class rng:
         return f"rng(seed={self._seed}, axis_name={self._axis_name!r}, calls={self.calls})"
 
     def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], rng], tuple[dict[str, Any]]]:
-        return type(self).from_state, (self.state,)  # what copy and pickle make goes on by itself
+        return type(self).from_state, (self.state,)  # copies count on their own
 
     # Draws.
 
     def uniform(
         self, shape: Shape = None, low: Any = 0.0, high: Any = 1.0, dtype: DTypeLike = np.float32
     ) -> Any:
-        """Numbers with low <= number < high, equally probable everywhere between.
+        """Uniformly distributed numbers with low <= number < high.
 
         Args:
             shape: that of one replica's result; None is that of `low` and `high` together.
@@ -175,7 +176,7 @@ class rng:
 
         Raises:
             ValueError: unless low < high, in `dtype` and everywhere; and for bad shapes.
-            TypeError: for another dtype, or bounds that are no real numbers.
+            TypeError: for other dtypes, and bounds that are not real numbers.
 
         Example:
             >>> import gpusim
@@ -212,12 +213,12 @@ class rng:
         Returns:
             mean + std * z, computed in float64 and rounded once to `dtype`. z is the quantile of
             the element's word, to 6 units in the last place of float64, and at most 9.16 in
-            magnitude (what is beyond has a probability of 2**-64). All of it is IEEE's + - * / and
-            square root, so that every machine has the same bits.
+            magnitude (larger values have a probability of 2**-64). It is computed by IEEE's
+            + - * / and square root only, so that the bits are the same on every machine.
 
         Raises:
             ValueError: for a mean or std that is not finite, a negative std, and bad shapes.
-            TypeError: for another dtype, or parameters that are no real numbers.
+            TypeError: for other dtypes, and parameters that are not real numbers.
 
         Example:
             >>> import gpusim
@@ -252,7 +253,7 @@ class rng:
 
         Raises:
             ValueError: unless low < high everywhere, for bounds outside the dtype, for bad shapes.
-            TypeError: for another dtype, or bounds that are no integers.
+            TypeError: for other dtypes, and bounds that are not integers.
 
         Example:
             >>> import gpusim
@@ -284,7 +285,7 @@ class rng:
 
         Raises:
             ValueError: for a p outside [0, 1] or NaN, and bad shapes.
-            TypeError: for a p that is no real number.
+            TypeError: if p is not a real number.
 
         Example:
             >>> import gpusim
@@ -305,16 +306,16 @@ class rng:
         """The integers below `x` in random order, or the array `x` in random order along an axis.
 
         Args:
-            x: an integer, or an array, whose slices across the axis change places.
-            axis: the axis along which they do.
+            x: an integer, or an array, whose slices along the axis are permuted.
+            axis: the axis.
 
         Returns:
-            int64 of shape (x,), or an array as `x`. All orders are equally probable (but for a part
-            of n**2 / 2**129).
+            int64 of shape (x,), or an array as `x`. All orders are equally probable, except for a
+            part of n**2 / 2**129.
 
         Raises:
             ValueError: for a negative integer, or an axis out of range (NumPy's AxisError).
-            TypeError: for a number that is no integer, or differs between replicas.
+            TypeError: if a number is not an integer, or differs between replicas.
 
         Example:
             >>> import numpy as np, gpusim
@@ -338,7 +339,7 @@ class rng:
             return order
         data, axes = unpack(order)
         order = to_library_of(unpack(array)[0], data)  # what is on a GPU has its order there
-        return np.take(array, wrap(order, axes) if lockstep_environment() else order, axis=axis)
+        return np.take(array, wrap(order, axes) if lockstep_axes() else order, axis=axis)
 
     def _draw(
         self,
@@ -347,7 +348,7 @@ class rng:
         parameters: tuple[Any, ...],
         kernel: Callable[..., Array],
     ) -> Any:
-        """What `kernel` makes of one word for each element, and of the parameters' stacked data."""
+        """Call `kernel` on one word for each element and on the parameters' stacked data."""
         chosen = _checked_shape(method, shape, parameters)
         stream, own = self._next_stream()
         words = stream.words(math.prod(chosen)).reshape(sizes(own) + chosen)
@@ -374,10 +375,12 @@ class rng:
 
     def _counter(self) -> _Counter:
         """The counter of this thread's pmap replica, or of the code outside all pmaps."""
-        return self._counter_of(enclosing_task())
+        return self._counter_of(enclosing_replica())
 
     def _own_counter(self) -> _Counter:
-        if enclosing_task() is None and any(frame.index is not None for frame in environment()):
+        if enclosing_replica() is None and any(
+            entry.index is not None for entry in axis_environment()
+        ):
             raise RuntimeError(
                 "a generator was used inside pmap from a thread that is none of its replicas, "
                 "which would make the order of the draws a matter of chance; draw in the replica's "
@@ -385,11 +388,11 @@ class rng:
             )
         return self._counter()
 
-    def _counter_of(self, task: Task | None) -> _Counter:
-        if task is None:
+    def _counter_of(self, replica: ReplicaThread | None) -> _Counter:
+        if replica is None:
             counter = self._outside
         else:
-            counter = self._counter_of(task.run.parent).inside(task)
+            counter = self._counter_of(replica.call.parent).inside(replica)
         counter.settle()
         return counter
 
@@ -403,51 +406,51 @@ class _Counter:
         self.calls = calls
         self.forks: list[_Fork] = []
 
-    def inside(self, task: Task) -> _Counter:
+    def inside(self, replica: ReplicaThread) -> _Counter:
         """The counter of one replica of a pmap called from here."""
         for fork in self.forks:
-            if fork.run() is task.run:
+            if fork.call() is replica.call:
                 break
         else:
-            fork = _Fork(task.run, self.calls)
+            fork = _Fork(replica.call, self.calls)
             self.forks.append(fork)
-        assert task.frame.index is not None
-        return fork.members.setdefault(task.frame.index, _Counter(fork.start))
+        assert replica.entry.index is not None
+        return fork.members.setdefault(replica.entry.index, _Counter(fork.start))
 
     def settle(self) -> None:
-        """Go on from where the pmaps that have ended stopped."""
+        """Continue from the largest count of the pmaps that have ended."""
         if any(fork.ended for fork in self.forks):
             self.calls = max(fork.latest() for fork in self.forks if fork.ended)
             self.forks = [fork for fork in self.forks if not fork.ended]
 
     def latest(self) -> int:
-        """The largest count of all that goes on here."""
+        """The largest count, those of running pmaps included."""
         return max([self.calls, *(fork.latest() for fork in self.forks)])
 
 
 class _Fork:
     """One call of pmap: where its replicas' counters started, and those that have been used."""
 
-    def __init__(self, run: Run, start: int) -> None:
-        self.run = weakref.ref(run)  # which holds all results
+    def __init__(self, call: PmapCall, start: int) -> None:
+        self.call = weakref.ref(call)  # which holds all results
         self.start = start
-        self.size = len(run.tasks)
+        self.size = len(call.replicas)
         self.members: dict[int, _Counter] = {}
 
     @property
     def ended(self) -> bool:
-        run = self.run()
-        return run is None or not run.unfinished
+        call = self.call()
+        return call is None or not call.unfinished
 
     def latest(self) -> int:
-        """The largest count of its replicas; those that never drew stand at the start."""
+        """The largest count of its replicas; those without draws count from the start."""
         counts = [member.latest() for member in self.members.values()]
         return max(counts if len(counts) == self.size else [self.start, *counts])
 
 
 class _Draw(NamedTuple):
-    """What kernels draw from: words, and their replicas, broadcast to the words' axes; the last
-    `ndim` axes are one replica's."""
+    """Input of a kernel: words, and their replicas, broadcast to the words' axes; the last `ndim`
+    axes are one replica's."""
 
     stream: kernels.Stream
     words: Array
@@ -455,22 +458,22 @@ class _Draw(NamedTuple):
     ndim: int
 
 
-def _global_indices(frames: Sequence[Frame]) -> tuple[Array, Axes]:
-    """The replicas' indices along the axes, row-major in their order, and the axes along which they
-    differ here (outermost first): those of lockstep frames."""
-    axes = tuple(sorted((f for f in frames if f.index is None), key=lambda frame: frame.depth))
+def _global_indices(entries: Sequence[AxisEntry]) -> tuple[Array, Axes]:
+    """The replicas' indices along the axes, row-major in their order, and the lockstep axes among
+    these, outermost first."""
+    axes = tuple(sorted((f for f in entries if f.index is None), key=lambda entry: entry.depth))
     index: Any = np.zeros((1,) * len(axes), np.uint64)
-    for frame in frames:
-        shape = [frame.size if frame is other else 1 for other in axes]
-        here = np.arange(frame.size).reshape(shape) if frame in axes else np.asarray(frame.index)
-        index = index * np.uint64(frame.total) + (frame.offset + here).astype(np.uint64)
+    for entry in entries:
+        shape = [entry.size if entry is other else 1 for other in axes]
+        here = np.arange(entry.size).reshape(shape) if entry in axes else np.asarray(entry.index)
+        index = index * np.uint64(entry.total) + (entry.offset + here).astype(np.uint64)
     return np.asarray(index), axes
 
 
 def _deliver(data: Array, axes: Axes) -> Any:
-    """Numbers, drawn on the host, where the map's arguments are: the same bits on every device."""
+    """Numbers, drawn on the host, on the device of the map's arguments."""
     data = to_library_of(library_here(), data)
-    return wrap(data, axes) if lockstep_environment() else data
+    return wrap(data, axes) if lockstep_axes() else data
 
 
 # Arguments.

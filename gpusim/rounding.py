@@ -1,5 +1,7 @@
-"""round_to and quantise_fpx: values in the precision of another format, specified to the bit.
-Each is one correct rounding, to nearest or stochastic, with the same bits everywhere."""
+"""round_to and quantise_fpx: values rounded to another format, specified to the bit.
+
+Each is one correct rounding, to nearest or stochastic, with the same bits everywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from .collectives.kernels import kernels
 from .formats import Format, FormatLike, kernel_format
-from .maps.frames import Axes
+from .maps.axis_environment import Axes
 from .maps.mapped_array.array import Array, MappedArray, unpack, wrap
 
 __all__ = ["quantise_fpx", "round_to"]
@@ -25,8 +27,7 @@ def round_to(
     know no stochastic rounding.
 
     Args:
-        x: an array or number of any floating-point dtype and shape; inside vmap also a MappedArray,
-            of which each replica's value is rounded by itself.
+        x: an array or number of any floating-point dtype and shape; inside vmap also a MappedArray.
         dtype: float64, float32, float16, bfloat16, one of float8_e5m2, float8_e4m3fn,
             float8_e5m2fnuz and float8_e4m3fnuz; or a `Format`, or a FormatInfo of gfloat.
         rounding: ``"nearest"``, ties to even, or ``"stochastic"``, which takes the upper neighbour
@@ -34,7 +35,7 @@ def round_to(
             of fewer bits than float32.
         seed: of stochastic rounding, 0 to 2**64 - 1. An element's random bits are a function of the
             seed and of its index in `x`, flattened: replicas that round arrays of one shape with
-            one seed use the same bits. Take another seed for each call (and replica) that should
+            one seed use the same bits. Use another seed for each call (and replica) that should
             draw its own.
 
     Returns:
@@ -85,8 +86,7 @@ def quantise_fpx(
     rounded to float32, whose subnormals are scaled to those of the format.
 
     Args:
-        x: an array or number of any floating-point dtype and shape; inside vmap also a MappedArray,
-            of which each replica's value is quantised by itself.
+        x: an array or number of any floating-point dtype and shape; inside vmap also a MappedArray.
         exponent_bits: 1 to 8.
         mantissa_bits: 0 to 23.
         rounding: ``"nearest"`` or ``"stochastic"``, which has `round_to`'s random bits.
@@ -118,7 +118,7 @@ def quantise_fpx(
     ).info
     rounder = kernels(data)
     values = np.clip(rounder.round_to(data, np.float32), -target.largest, target.largest)
-    # As the original does: of what is subnormal, 23 bits are kept.
+    # As in the original, subnormal values keep 23 bits.
     scale = np.float32(2.0 ** min(0, top - 126))
     wide = (values * scale / scale).astype(np.float64)
     if rounding == "nearest":  # just below a tie the nearest value is the lower one
@@ -141,11 +141,11 @@ def _check_bits(field: str, given: int, least: int, most: int) -> None:
 
 
 def _stacked(x: Any) -> tuple[Array, Axes]:
-    """`x` as an array, of whichever library, and the mapped axes that lead in it."""
+    """`x` as an array of any library, and its leading mapped axes."""
     data, axes = unpack(x)
     return (data if hasattr(data, "__array_function__") else np.asarray(data)), axes
 
 
 def _like(x: Any, data: Array) -> Any:
-    """Stacked data as what `x` is: mapped over the same axes, or a plain array."""
+    """Stacked data as a MappedArray if `x` is one, else as a plain array."""
     return wrap(data, unpack(x)[1]) if isinstance(x, MappedArray) else data

@@ -202,18 +202,12 @@ def run_leaves(
     """
     collective = call.collective
     layout = None if world is None or world.instances == 1 else Layout.of_world(world)
-    ready = [
-        Leaf(
-            tuple(
-                Operand(values, batch_ndim, name)
-                for name, values in zip(collective.operand_names, leaf, strict=True)
-            ),
-            batch_ndim,
-            batch_offset,
-            layout,
-        )
-        for leaf in leaves
-    ]
+    ready = []
+    for leaf in leaves:
+        operands = []
+        for name, values in zip(collective.operand_names, leaf, strict=True):
+            operands.append(Operand(values, batch_ndim, name))
+        ready.append(Leaf(tuple(operands), batch_ndim, batch_offset, layout))
     size = ready[0].operands[0].size if layout is None else layout.size
     groups = as_groups(call.groups, size, collective.name, uneven=collective.groups == "any")
     resolved = resolve(call, groups, len(leaves), number)

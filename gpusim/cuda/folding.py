@@ -4,7 +4,6 @@ Everything is decided here, so that the kernels only load, add, round and store.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,7 @@ from fallback.formats import (
     FLOAT64,
     SUB_32_BIT,
     FormatInfo,
-    NumberFormat,
     is_sub_32_bit,
-    kind_of,
     real_of,
 )
 from fallback.plan import FoldPlan, plan_fold
@@ -42,50 +39,36 @@ ENCODINGS = ("float32", "float64", "float16", "bfloat16", "float8", "integer")
 
 TREE_MEMBERS = 1 << 16
 SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
+_FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 
 
-@dataclass(frozen=True)
 class Numbers:
-    """The arithmetic of a fold; for complex values dtypes are those of their real parts."""
+    """The arithmetic of a plan as fold.cu has it; for complex values dtypes are of their parts."""
 
-    op: str
-    source: np.dtype[Any]
-    computing: np.dtype[Any]
-    accumulator: NumberFormat
-    out: np.dtype[Any]
-    divisor: int | None
-    members: int  # of the whole fold
-    stochastic: bool  # asked for, and values are not complex
-    complex: bool = False
-    final: bool = True  # False: `out` holds partial results as they are
-    from_zero: bool = False  # no sum is -0
+    def __init__(self, plan: FoldPlan) -> None:
+        arithmetic = plan.arithmetic
+        self.op, self.complex = plan.spec.op, plan.dtype.kind == "c"
+        self.source, self.out = real_of(plan.dtype), real_of(arithmetic.result)
+        self.computing, self.accumulator = arithmetic.computing, arithmetic.accumulator
+        self.divisor, self.from_zero = arithmetic.divisor, arithmetic.from_zero
+        self.members = plan.folded
+        self.integer = self.source not in _FLOATS
+        self.step = self._step()
+        drawn = plan.spec.stochastic and not self.complex
+        self.step_drawn = drawn and self.step != "EXACT" and is_sub_32_bit(self.accumulator)
+        held = self.accumulator if self.members > 1 else self.source  # one is never rounded
+        self.rounds_last = plan.extent.final and (self.divisor is not None or held != self.out)
+        self.last_drawn = drawn and self.rounds_last and is_sub_32_bit(self.out)
 
-    @property
-    def step(self) -> str:
+    def _step(self) -> str:
         """The rounding of partial results, by its name in fold.cu's enumeration Step."""
-        if self.members == 1 or self.op in ("max", "min") or self.source not in _FLOATS:
+        if self.members == 1 or self.op in ("max", "min") or self.integer:
             return "EXACT"
         if self.accumulator == self.computing:
             return "EXACT"
         if self.op == "sum" and self.computing == FLOAT32:
             return {FLOAT16: "FLOAT16", BFLOAT16: "BFLOAT16"}.get(self.accumulator, "TARGET")
         return "TARGET"
-
-    @property
-    def step_drawn(self) -> bool:
-        return self.stochastic and self.step != "EXACT" and is_sub_32_bit(self.accumulator)
-
-    @property
-    def rounds_last(self) -> bool:
-        held = self.accumulator if self.members > 1 else self.source  # one is never rounded
-        return self.final and (self.divisor is not None or held != self.out)
-
-    @property
-    def last_drawn(self) -> bool:
-        return self.stochastic and self.rounds_last and is_sub_32_bit(self.out)
-
-
-_FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 
 
 def run_fold(
@@ -140,7 +123,7 @@ def template(
 
     `small`: chunks of one element with many members ahead, where elements are few or scattered.
     """
-    integer = numbers.source not in _FLOATS
+    integer = numbers.integer
     computing = numbers.computing
     if integer:
         wide = 8 in (numbers.source.itemsize, computing.itemsize)
@@ -173,24 +156,6 @@ C_NAMES = {
 }
 
 
-def numbers_of(plan: FoldPlan) -> Numbers:
-    """The arithmetic of a plan."""
-    arithmetic = plan.arithmetic
-    return Numbers(
-        plan.spec.op,
-        real_of(plan.dtype),
-        arithmetic.computing,
-        arithmetic.accumulator,
-        real_of(arithmetic.result),
-        plan.spec.divisor if plan.extent.final else None,
-        plan.folded,
-        plan.spec.stochastic and kind_of(plan.dtype) == "float",
-        plan.dtype.kind == "c",
-        plan.extent.final,
-        arithmetic.from_zero,
-    )
-
-
 def _fold_numbers(
     device: Device,
     group: Members,
@@ -200,9 +165,9 @@ def _fold_numbers(
     earlier: Array | None,
     out: Array,
 ) -> None:
-    numbers, order, window = numbers_of(plan), plan.order, plan.extent.window
+    numbers, order, window = Numbers(plan), plan.order, plan.extent.window
     parts = 2 if group.dtype.kind == "c" else 1
-    integer = numbers.source not in _FLOATS
+    integer = numbers.integer
     drawn = numbers.step_drawn or numbers.last_drawn
     # Where neither blocks nor random numbers depend on them, batch axes are axes like others.
     counted = plan.batch_ndim if drawn or plan.in_blocks else 0

@@ -8,11 +8,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fallback.arguments import NO_MEMBERS
 from fallback.formats import SUB_32_BIT, FormatInfo
-from fallback.spec import FoldPart, FoldSpec, run_arguments
+from fallback.spec import FoldSpec, run_arguments
 
 from ..optional import load
 from . import folding, ragged
@@ -112,16 +112,7 @@ def fold(members: Any, **keywords: Any) -> Array:
     return run_fold(members=members, **run_arguments(**keywords))
 
 
-def run_fold(
-    spec: FoldSpec,
-    members: Any,
-    *,
-    batch_ndim: int = 0,
-    call: int = 0,
-    batch_offset: ArrayLike = 0,
-    part: FoldPart | None = None,
-    out: Any = None,
-) -> Array:
+def run_fold(spec: FoldSpec, members: Any, **arguments: Any) -> Array:
     """`fallback.run_fold` for CuPy arrays: the same arguments, errors and bits.
 
     A tree takes at most 65,536 members. ImportError without CuPy.
@@ -130,43 +121,14 @@ def run_fold(
         raise ValueError(NO_MEMBERS)
     context, device = _on(members)
     with context:
-        return folding.run_fold(
-            device,
-            spec,
-            members,
-            batch_ndim=batch_ndim,
-            call=call,
-            batch_offset=batch_offset,
-            part=part,
-            out=out,
-        )
+        return folding.run_fold(device, spec, members, **arguments)
 
 
-def round_to(
-    x: Any,
-    dtype: DTypeLike | FormatInfo,
-    *,
-    rounding: str = "nearest",
-    seed: int = 0,
-    step: int = 1,
-    call: int = 0,
-    place: int = 0,
-    batch_ndim: int = 0,
-) -> Array:
+def round_to(x: Any, dtype: DTypeLike | FormatInfo, **arguments: Any) -> Array:
     """`fallback.round_to` for CuPy arrays: the same arguments, errors and bits."""
     context, device = _on(x)
     with context:
-        return rounding_on_device.round_to(
-            device,
-            x,
-            dtype,
-            rounding=rounding,
-            seed=seed,
-            step=step,
-            call=call,
-            place=place,
-            batch_ndim=batch_ndim,
-        )
+        return rounding_on_device.round_to(device, x, dtype, **arguments)
 
 
 def ragged_copy(sources: Any, output: Any, segments: NDArray[np.int64]) -> None:

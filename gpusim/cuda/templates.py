@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from fallback.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, SUB_32_BIT, NumberFormat
+from fallback.formats import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    SUB_32_BIT,
+    FormatInfo,
+    NumberFormat,
+)
+from fallback.plan import plan_fold
+from fallback.spec import FoldSpec
 
 from . import folding, ragged, rounding
 from .device import Kernel
@@ -19,29 +29,29 @@ FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 INTEGERS = tuple(dtype for dtype in NAMES if dtype.kind in "iu" and dtype not in FLOATS)
 
 
+#: A format of fewer than 32 bits whose values only float64 holds.
+WIDE = FormatInfo(20, -254, 2.0**-274, 2.0**255, -(2.0**255), True, True, True)
+
+
 def fold_templates(source: np.dtype[Any]) -> list[Kernel]:
     """The fold's instances for one source dtype, a real one."""
-    found: dict[Kernel, None] = {}
-    for numbers, order, small in _cases(source):
-        found[folding.template(numbers, order, small=small)[0]] = None
-    return list(found)
-
-
-def _cases(source: np.dtype[Any]) -> list[tuple[Numbers, str, bool]]:
-    if source in INTEGERS:
-        wide = np.dtype(np.uint64)
-        pairs: list[tuple[np.dtype[Any], NumberFormat]] = [(source, source), (wide, wide)]
-    else:
-        pairs = [(FLOAT64, FLOAT64), (FLOAT64, info_of(FLOAT16))]
+    accumulators: list[NumberFormat] = [source, np.dtype(np.uint64)]
+    if source in FLOATS:
+        accumulators = [FLOAT64, WIDE]
         if source != FLOAT64:
-            general = info_of(BFLOAT16)
-            pairs += [(FLOAT32, form) for form in (FLOAT32, FLOAT16, BFLOAT16, general)]
-    return [
-        (Numbers(op, source, computing, accumulator, source, None, 2, stochastic), order, small)
-        for (computing, accumulator), op, stochastic, order, small in product(
-            pairs, ("sum", "prod"), (False, True), ("linear", "tree"), (False, True)
-        )
-    ]
+            accumulators += [FLOAT32, FLOAT16, BFLOAT16, info_of(BFLOAT16)]
+    found: dict[Kernel, None] = {}
+    for accumulate, op, mode, order, small in product(
+        accumulators,
+        ("sum", "prod"),
+        ("nearest", "stochastic"),
+        ("linear", "tree"),
+        (False, True),
+    ):
+        spec = FoldSpec(op=op, order=order, accumulate=accumulate, rounding=mode)
+        plan = plan_fold(spec, None, source, 2, (1,), 0)
+        found[folding.template(Numbers(plan), order, small=small)[0]] = None
+    return list(found)
 
 
 def units() -> dict[str, list[Kernel]]:

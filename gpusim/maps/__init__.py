@@ -1,11 +1,9 @@
 """Maps of functions over replicas: vmap, pmap and shard_map, and the arrays that functions see in
 them."""
 
-from .mapped_array import dispatch, rules
-from .mapped_array.array import MappedArray
-from .mapped_array.updates import at
+from .mapped_array import MappedArray, at, dispatch, rules
+from .mapped_array.settings import per_replica_route
 from .pmap import pmap
-from .routes import per_replica_route
 from .shard_map import Mesh, P, shard_map
 from .vmap import vmap
 

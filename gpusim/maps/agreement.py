@@ -11,9 +11,9 @@ import numpy as np
 
 from ..collectives.dispatch import Kind, agreed
 from ..runtime.world import MAIN_TAG
-from .frames import Frame
+from .axis_environment import AxisEntry
 from .lockstep import channel, sharded_axis
-from .scheduler import enclosing_task
+from .scheduler import enclosing_replica
 
 if TYPE_CHECKING:
     from .rendezvous import Contribution
@@ -35,38 +35,38 @@ def agreement(contribution: Contribution) -> AbstractContextManager[None] | None
 
     **Raises**, on entering: CollectiveMismatchError, InstanceError where they do not.
     """
-    shared = sharded_axis(contribution.frames)
+    shared = sharded_axis(contribution.entries)
     return None if shared is None else _agreed(contribution, shared)
 
 
 @contextmanager
-def _agreed(contribution: Contribution, shared: Frame) -> Iterator[None]:
-    assert shared.share is not None
+def _agreed(contribution: Contribution, shared: AxisEntry) -> Iterator[None]:
+    assert shared.sharding is not None
     names = contribution.names
     over = repr(names[0]) if len(names) == 1 else repr(names)
     values = [_replicated(o, shared) for operands in contribution.leaves for o in operands]
     terms = {**contribution.terms(), "values of what all replicas share": values}
-    task = enclosing_task()
+    thread = enclosing_replica()
     agreeing = agreed(
-        shared.share.world,
+        shared.sharding.world,
         terms,
         over=f" over {over}",
         line=f" at {contribution.line}",
-        tag=channel(contribution.enclosing, contribution.frames),
+        tag=channel(contribution.enclosing, contribution.entries),
         # Where one replica runs at a time it keeps its slot, so that all takes the same path
         # always; instances that meet in another order must learn it, or they would wait for each
         # other.
-        within=MAIN_TAG if task is not None and task.run.scheduler.one_at_a_time else None,
+        within=MAIN_TAG if thread is not None and thread.call.scheduler.one_at_a_time else None,
     )
-    if task is None:
+    if thread is None:
         with agreeing:
             yield
     else:
-        with task.elsewhere(), agreeing:
+        with thread.without_slot(), agreeing:
             yield
 
 
-def _replicated(operand: Any, shared: Frame) -> Any:
+def _replicated(operand: Any, shared: AxisEntry) -> Any:
     """What must be equal on all instances of a small operand that does not vary along their axis.
 
     (Python numbers of threads may differ.)

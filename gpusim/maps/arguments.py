@@ -1,9 +1,9 @@
-"""What a map does with its arguments and results: in_axes and out_axes as tree prefixes, sizes,
-stacking."""
+"""Arguments and results of maps: in_axes and out_axes as tree prefixes, axis sizes, stacking."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,40 +11,40 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from .. import trees
 from ..libraries import on_device, owner
-from .frames import Frame, lockstep_environment
-from .mapped_array.array import Array, MappedArray, unpack, wrap
+from .axis_environment import AxisEntry
+from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap
 
 PYTHON_SCALARS = (bool, int, float, complex)
 
 
 class Arguments(NamedTuple):
-    """The flattened arguments of one call: leaves, the mapped axis of each (or None), and the axis
-    size."""
+    """The flattened arguments of one call, the mapped axis of each leaf, and the axis size."""
 
     leaves: list[Any]
-    structure: trees.Structure
+    structure: trees.Structure | None  # None: each leaf is a positional argument
     axes: list[int | None]
     size: int
 
     def call(self, function: Callable[..., Any], leaves: list[Any]) -> Any:
         """function(*args, **kwargs) with the arguments' leaves replaced by `leaves`."""
+        if self.structure is None:
+            return function(*leaves)
         args, kwargs = trees.unflatten(self.structure, leaves)
         return function(*args, **kwargs)
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is an array of a library that follows NumPy's protocols (or a NumPy
-    scalar)."""
+    """Whether `value` is a NumPy scalar or an array of a library with NumPy's protocols."""
     return isinstance(value, (np.ndarray, np.generic, MappedArray)) or (
         hasattr(value, "__array_function__") and hasattr(value, "shape")
     )
 
 
 def as_array(value: Any, what: str) -> Array:
-    """`value` as an array: arrays as they are, numbers and what has __array__ through np.asarray.
+    """`value` as an array: np.asarray of numbers and of objects with __array__.
 
     Raises:
-        TypeError: for anything else; the message begins with `what`.
+        TypeError: for other values; the message begins with `what`.
     """
     if isinstance(value, (np.ndarray, MappedArray)):
         return value
@@ -60,10 +60,10 @@ def as_array(value: Any, what: str) -> Array:
 
 
 def check_in_axes(what: str, in_axes: Any, named: str = "in_axes") -> Any:
-    """in_axes, or what the caller calls so, with a list of entries turned into a tuple.
+    """in_axes, under the name `named`, with a list of entries converted to a tuple.
 
     Raises:
-        TypeError: when it holds anything but integers and None.
+        TypeError: if it holds other values than integers and None.
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
@@ -74,14 +74,13 @@ def check_in_axes(what: str, in_axes: Any, named: str = "in_axes") -> Any:
     ):
         raise TypeError(
             f"{what} {named} must be an int, None, or a tuple with an entry (an int, None or a "
-            f"tree of "
-            f"them) for each positional argument, but got {in_axes!r}"
+            f"tree of them) for each positional argument, but got {in_axes!r}"
         )
     return in_axes
 
 
 def check_axis_size(what: str, axis_size: Any) -> int | None:
-    """axis_size as given, when it is None or a positive integer."""
+    """axis_size as an int or None; an error if it is not a positive integer."""
     if axis_size is None:
         return None
     if isinstance(axis_size, bool) or not isinstance(axis_size, (int, np.integer)):
@@ -99,42 +98,49 @@ def read_arguments(
     kwargs: dict[str, Any],
     named: str = "in_axes",
 ) -> Arguments:
-    """Flatten the arguments and find which axis of each leaf is mapped, and how long it is.
+    """Flatten the arguments, and find the mapped axis of each leaf and its size.
 
     Keyword arguments are mapped along axis 0, as in JAX.
 
     Raises:
-        ValueError: when in_axes does not fit the arguments, an axis is out of range, sizes differ,
-            or nothing is mapped and axis_size is not given.
-        TypeError: when something mapped is no array.
+        ValueError: if in_axes does not fit the arguments, an axis is out of range, sizes differ,
+            or no leaf is mapped and axis_size is not given.
+        TypeError: if a mapped leaf is not an array.
     """
     if isinstance(in_axes, tuple) and len(in_axes) != len(args):
         raise ValueError(
             f"{what} {named} must be an int, None, or a tuple with an entry for each positional "
             f"argument, but got len({named})={len(in_axes)} for {len(args)} arguments"
         )
-    leaves, structure = trees.flatten((args, kwargs))
+    structure = None
+    if kwargs or not trees.LEAF_TYPES.issuperset(map(type, args)):
+        leaves, structure = trees.flatten((args, kwargs))
+    else:
+        leaves = list(args)
     if not leaves and axis_size is None:
         raise ValueError(
             f"{what} needs at least one argument that contains an array, or axis_size=; got "
             f"args={args!r:.60} and kwargs={kwargs!r:.60}"
         )
-    axes = trees.broadcast_prefix(in_axes, args, f"{what} {named}")
+    if in_axes is None or type(in_axes) is int:
+        axes = [in_axes] * (len(trees.flatten(args)[0]) if kwargs else len(leaves))
+    else:
+        axes = trees.broadcast_prefix(in_axes, args, f"{what} {named}")
     axes += [0] * (len(leaves) - len(axes))
     found: list[int | None] = []
     size, first = axis_size, "axis_size"
     for number, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
-        name = f"leaf {number} of the arguments"
         if axis is None:
             found.append(None)
             continue
-        shape = tuple(as_array(leaf, f"{what}: {name}").shape)
+        name = f"leaf {number} of the arguments"
+        array = leaf if type(leaf) is np.ndarray else as_array(leaf, f"{what}: {name}")
+        shape = tuple(array.shape)
         if not -len(shape) <= axis < len(shape):
             needed = axis + 1 if axis >= 0 else -axis
             raise ValueError(
                 f"{what} was requested to map {name} along axis {axis}, which implies that its "
-                f"rank "
-                f"should be at least {needed}, but is only {len(shape)} (its shape is {shape})"
+                f"rank should be at least {needed}, but is only {len(shape)} (its shape is {shape})"
             )
         axis = normalize_axis_index(axis, len(shape))
         if size is None:
@@ -142,8 +148,7 @@ def read_arguments(
         elif shape[axis] != size:
             raise ValueError(
                 f"{what} got inconsistent sizes for array axes to be mapped: {first} has size "
-                f"{size}, "
-                f"but {name} (axis {axis} of shape {shape}) has size {shape[axis]}"
+                f"{size}, but {name} (axis {axis} of shape {shape}) has size {shape[axis]}"
             )
         found.append(axis)
     if size is None:
@@ -157,78 +162,69 @@ def read_arguments(
     return Arguments(leaves, structure, found, size)
 
 
-def read_only(data: Array) -> Array:
-    """A read-only view of a NumPy array; anything else as it is."""
-    if isinstance(data, np.ndarray) and data.flags.writeable:
-        data = data.view()
-        data.flags.writeable = False
-    return data
-
-
-def enter(leaf: Any, axis: int | None, frame: Frame) -> Any:
-    """The argument leaf as the mapped function sees it: its `axis` hidden as that of `frame`."""
-    if axis is None:
-        if is_array(leaf) and not isinstance(leaf, MappedArray):
-            if on_device(leaf):
-                frame.like = leaf
-            return wrap(read_only(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf), ())
+def enter(leaf: Any, axis: int | None, entry: AxisEntry) -> Any:
+    """The argument leaf as the mapped function sees it: its `axis` hidden, as that of `entry`."""
+    if axis is None and (isinstance(leaf, MappedArray) or not is_array(leaf)):
         return leaf
-    data, axes = unpack(as_array(leaf, "argument"))
-    if on_device(data):
-        frame.like = data
+    data, axes = (leaf, ()) if type(leaf) is np.ndarray else unpack(as_array(leaf, "argument"))
+    if type(data) is not np.ndarray and on_device(data):
+        entry.like = data
+    if axis is None:
+        return wrap(read_only(data), ())
     if axis:
         # in C order, so that reductions add in the same order however the argument was laid out
         data = np.moveaxis(data, len(axes) + axis, len(axes)).copy(order="C")
-    return wrap(read_only(data), (*axes, frame))
-
-
-def result_data(leaf: Any, what: str) -> tuple[Array, tuple[Frame, ...]]:
-    """Stacked data and axes of a result leaf; TypeError if it is neither array nor number."""
-    return unpack(as_array(leaf, f"{what}: a result"))
+    return wrap(read_only(data), (*axes, entry))
 
 
 def check_out_axes(what: str, out_axes: Any, named: str = "out_axes") -> None:
-    """TypeError for out_axes that hold anything but integers and None."""
+    """TypeError if out_axes hold other values than integers and None."""
     for axis in [] if out_axes is None else trees.broadcast_prefix(out_axes, out_axes, named):
         if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer))):
             raise TypeError(f"{what} {named} must hold integers and None, but got {axis!r:.60}")
 
 
-def leave(leaf: Any, axis: int | None, frame: Frame, what: str) -> Any:
-    """The result leaf outside the map: the axis of `frame` visible again, at position `axis`.
+def result_axes(
+    what: str, out_axes: Any, results: list[Any], structure: trees.Structure
+) -> list[Any]:
+    """The entry of out_axes for each leaf of the results."""
+    if out_axes is None or type(out_axes) is int:
+        return [out_axes] * len(results)
+    return trees.broadcast_prefix(out_axes, trees.unflatten(structure, results), f"{what} out_axes")
+
+
+def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str) -> Any:
+    """The result leaf outside the map: the axis of `entry` is visible again, at position `axis`.
+
+    `outer` says whether another vmap or shard_map encloses this one.
 
     Raises:
-        ValueError: when axis is None but the value differs between replicas, or out of range.
+        TypeError: if the leaf is neither array nor number.
+        ValueError: if axis is None but the value differs between replicas, or out of range.
     """
-    data, axes = result_data(leaf, what)
-    if not isinstance(data, np.ndarray) and isinstance(data, np.generic):
+    data, axes = unpack(leaf if type(leaf) is MappedArray else as_array(leaf, f"{what}: a result"))
+    if isinstance(data, np.generic):
         data = np.asarray(data)
-    varies = frame in axes
+    varies = entry in axes
     if varies:
         axes = axes[:-1]  # the map that ends is the innermost
     if axis is None:
         if varies:
             raise ValueError(
                 f"{what} out_axes is None for a result of shape {leaf.shape} that is mapped over "
-                f"{frame!r}: only what is the same on all replicas (psum's or all_gather's result, "
+                f"{entry!r}: only what is the same on all replicas (psum's or all_gather's result, "
                 "say) can be returned once"
             )
-        return _outside(read_only(data), axes, frame)
-    outer = len(axes)
-    ndim = data.ndim - outer + (not varies)
-    place = outer + normalize_axis_index(axis, ndim)
-    if varies:
-        data = data if place == outer else np.moveaxis(data, outer, place)
-    else:
-        shape = (*data.shape[:place], frame.size, *data.shape[place:])
+        data = read_only(data)
+        return wrap(data, axes) if outer else data
+    count = len(axes)
+    place = count + normalize_axis_index(axis, data.ndim - count + (not varies))
+    if not varies:
+        shape = (*data.shape[:place], entry.size, *data.shape[place:])
         data = np.broadcast_to(np.expand_dims(data, place) if place else data, shape)
-    return _outside(data, axes, frame)
-
-
-def _outside(data: Array, axes: tuple[Frame, ...], ended: Frame) -> Any:
-    """`data` as the code around the map that ends sees it: wrapped where another vmap is around."""
-    around = any(frame.depth < ended.depth for frame in lockstep_environment())
-    return wrap(data, axes) if around else data
+    elif place != count:
+        data = np.moveaxis(data, count, place)
+    return wrap(data, axes) if outer else data
 
 
 def root_of(array: Any) -> Any:
@@ -236,17 +232,13 @@ def root_of(array: Any) -> Any:
     return owner(array)
 
 
-def part_company(results: Sequence[Any]) -> list[Any]:
-    """Make results that share memory with each other read-only, so that writing into one changes no
-    other."""
-    owners: dict[int, int] = {}
-    for result in results:
-        if isinstance(result, np.ndarray):
-            key = id(root_of(result))
-            owners[key] = owners.get(key, 0) + 1
+def separate(results: list[Any]) -> list[Any]:
+    """The results, read-only where they share memory: writing into one changes no other."""
+    if len(results) < 2:
+        return results
+    owners = [id(owner(r)) if isinstance(r, np.ndarray) else None for r in results]
+    count = Counter(owners)
     return [
-        read_only(result)
-        if isinstance(result, np.ndarray) and owners[id(root_of(result))] > 1
-        else result
-        for result in results
+        read_only(result) if key is not None and count[key] > 1 else result
+        for result, key in zip(results, owners, strict=True)
     ]

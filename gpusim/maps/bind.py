@@ -1,6 +1,6 @@
 """From a collective's call inside a map to the dispatcher, and back.
 
-Operands of lockstep frames are stacked already; in threaded frames the replicas' threads meet.
+Operands of lockstep axes are stacked already; in threaded axes the replicas' threads meet.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..collectives.dispatch import Resolved, resolve
 from ..groups import Groups
 from .agreement import agreement
 from .arguments import as_array, read_only
-from .frames import environment, lockstep_environment
-from .frames import resolve as resolve_name
+from .axis_environment import axis_environment, lockstep_axes
+from .axis_environment import resolve as resolve_name
+from .call_site import call_site
 from .lockstep import is_scalar, run_lockstep, sharded_axis
 from .mapped_array.array import MappedArray, unpack, wrap
 from .names import AxisName, axis_size, is_positional, refuse_positional, split_names
 from .rendezvous import Contribution, meet
-from .routes import caller
 
 P = ParamSpec("P")
 
@@ -87,12 +87,12 @@ def bind_leaves(
     **Returns** for each leaf its results (most collectives have one).
     """
     names = split_names(call.axis_name)
-    frames, positional = [], False
+    entries, positional = [], False
     for name in names:
         if type(name) is not str and is_positional(name):
             positional = True
         else:
-            frames.append(resolve_name(name))
+            entries.append(resolve_name(name))
     if positional and call.collective.identity is None:
         refuse_positional(call.collective.name, call.axis_name)
     groups = None if call.groups is None else read_groups(call, positional)
@@ -102,17 +102,17 @@ def bind_leaves(
     ready = []
     for operands in leaves:
         ready.append(_ready(operands, resolved))
-    enclosing = environment()
-    for frame in frames:
-        if frame.index is not None or frame.share is not None:
+    enclosing = axis_environment()
+    for entry in entries:
+        if entry.index is not None or entry.sharding is not None:
             break
     else:
-        return run_lockstep(resolved, names, frames, ready, enclosing)
-    line = caller() if sharded_axis(frames) is not None else ""
-    contribution = Contribution(resolved, names, frames, ready, enclosing, structure, line)
-    if any(frame.index is not None for frame in frames):
+        return run_lockstep(resolved, names, entries, ready, enclosing)
+    line = call_site() if sharded_axis(entries) is not None else ""
+    contribution = Contribution(resolved, names, entries, ready, enclosing, structure, line)
+    if any(entry.index is not None for entry in entries):
         return meet(contribution)
-    return run_lockstep(resolved, names, frames, ready, enclosing, agreement(contribution))
+    return run_lockstep(resolved, names, entries, ready, enclosing, agreement(contribution))
 
 
 def read_groups(call: Call, positional: bool = False) -> Groups:
@@ -149,7 +149,7 @@ def _ready(operands: Sequence[Any], call: Resolved) -> list[Any]:
 
 
 def _lift(value: Any) -> Any:
-    if isinstance(value, MappedArray) or is_scalar(value) or not lockstep_environment():
+    if isinstance(value, MappedArray) or is_scalar(value) or not lockstep_axes():
         return value
     return wrap(read_only(as_array(value, "operand")), ())
 

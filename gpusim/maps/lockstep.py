@@ -16,7 +16,7 @@ from ..collectives.distributed.layout import Layout
 from ..libraries import reshaped_view
 from ..runtime.world import CHANNELS
 from .arguments import read_only
-from .frames import Axes, AxisName, Frame, union
+from .axis_environment import Axes, AxisEntry, AxisName, union
 from .mapped_array.align import lead_full, sizes
 from .mapped_array.array import Array, wrap
 from .names import is_positional
@@ -38,7 +38,7 @@ def is_scalar(value: Any) -> bool:
 def run_lockstep(
     call: Resolved,
     names: tuple[AxisName, ...],
-    frames: Sequence[Frame],
+    entries: Sequence[AxisEntry],
     leaves: Sequence[Sequence[Any]],
     enclosing: Axes,
     agreement: AbstractContextManager[Any] | None = None,
@@ -51,9 +51,9 @@ def run_lockstep(
 
     def prepared(operands: Sequence[Any]) -> Leaf:
         if type(operands[0]) is tuple:
-            leaf, finish = prepare(call, names, frames, operands, enclosing)
+            leaf, finish = prepare(call, names, entries, operands, enclosing)
         else:
-            leaf = Leaf(tuple(operands), scalar_size=group_size(call, frames))
+            leaf = Leaf(tuple(operands), scalar_size=group_size(call, entries))
             finish = None
         finishes.append(finish)
         return leaf
@@ -73,31 +73,31 @@ def run_lockstep(
 
 def deliver(data: Array, axes: Axes, enclosing: Axes) -> Any:
     """A result as the code around sees it: wrapped under vmap, else a plain read-only array."""
-    for frame in enclosing:
-        if frame.index is None:
+    for entry in enclosing:
+        if entry.index is None:
             return wrap(data, axes)
     return read_only(np.asarray(data) if isinstance(data, np.generic) else data)
 
 
-def group_size(call: Resolved, frames: Sequence[Frame]) -> int:
+def group_size(call: Resolved, entries: Sequence[AxisEntry]) -> int:
     """The number of members of a group."""
     if call.groups is not None:
         return call.groups.group_size
-    return math.prod(frame.total for frame in frames)
+    return math.prod(entry.total for entry in entries)
 
 
 def prepare(
     call: Resolved,
     names: tuple[AxisName, ...],
-    frames: Sequence[Frame],
+    entries: Sequence[AxisEntry],
     operands: Sequence[Stacked],
     enclosing: Axes,
 ) -> tuple[Leaf, Finish]:
     """A leaf for the dispatcher, and how its results become stacked data again."""
-    if len(frames) < len(names):
-        exposed = [_expose_positional(call, names, frames, o, len(enclosing)) for o in operands]
-        operands, frames = [operand for operand, _ in exposed], exposed[0][1]
-    group = tuple(frames)
+    if len(entries) < len(names):
+        exposed = [_expose_positional(call, names, entries, o, len(enclosing)) for o in operands]
+        operands, entries = [operand for operand, _ in exposed], exposed[0][1]
+    group = tuple(entries)
     axes: Axes = ()
     for _, own in operands:
         axes = union(axes, own)
@@ -118,7 +118,7 @@ def prepare(
 
 
 def _prepare_simple(
-    data: Array, group: Axes, shared: Frame | None, enclosing: Axes
+    data: Array, group: Axes, shared: AxisEntry | None, enclosing: Axes
 ) -> tuple[Leaf, Finish]:
     """One operand, mapped over the collective's only axis and over no other."""
 
@@ -139,14 +139,14 @@ def _prepare_equal(
     group: Axes,
     operands: Sequence[Stacked],
     enclosing: Axes,
-    shared: Frame,
+    shared: AxisEntry,
 ) -> tuple[Leaf, Finish]:
     """Operands that do not vary along the axis that instances share: each instance has them for
     all replicas, computes everything, and keeps its part."""
-    whole = Frame(shared.name, shared.total, shared.depth)
+    whole = AxisEntry(shared.name, shared.total, shared.depth)
 
-    def replaced(axes: Axes, old: Frame, new: Frame) -> Axes:
-        return tuple(new if frame is old else frame for frame in axes)
+    def replaced(axes: Axes, old: AxisEntry, new: AxisEntry) -> Axes:
+        return tuple(new if entry is old else entry for entry in axes)
 
     leaf, finish = prepare(
         call, names, replaced(group, shared, whole), operands, replaced(enclosing, shared, whole)
@@ -172,15 +172,15 @@ def _members(operand: Stacked, group: Axes, batch: Axes) -> Array | list[Array]:
     data, axes = operand
     if axes == group and not batch:
         return data if len(group) == 1 else _merge_axes(data, group)
-    stacked_axes = sorted((*group, *batch), key=lambda frame: frame.depth)
+    stacked_axes = sorted((*group, *batch), key=lambda entry: entry.depth)
     full = lead_full(wrap(data, axes), tuple(stacked_axes))
-    order = [stacked_axes.index(frame) for frame in (*group, *batch)]
+    order = [stacked_axes.index(entry) for entry in (*group, *batch)]
     full = full.transpose(*order, *range(len(order), full.ndim))
     return full if len(group) == 1 else _merge_axes(full, group)
 
 
 def _merge_axes(full: Array, group: Axes) -> Array | list[Array]:
-    """The leading axes of several frames as one, or a list where that would copy."""
+    """The leading axes of a group as one, or a list where that would copy."""
     count = math.prod(sizes(group))
     rest = full.shape[len(group) :]
     try:
@@ -221,8 +221,8 @@ def batch_axes(call: Resolved, axes: Axes, group: Axes, enclosing: Axes) -> Axes
     there.
     """
     if is_stochastic(call):
-        axes = union(axes, tuple(frame for frame in enclosing if frame.index is None))
-    return tuple(frame for frame in axes if frame not in group)
+        axes = union(axes, tuple(entry for entry in enclosing if entry.index is None))
+    return tuple(entry for entry in axes if entry not in group)
 
 
 def batch_offset(call: Resolved, group: Axes, batch: Axes, enclosing: Axes) -> Any:
@@ -231,46 +231,46 @@ def batch_offset(call: Resolved, group: Axes, batch: Axes, enclosing: Axes) -> A
     if not is_stochastic(call):
         return 0
     index: Any = 0
-    for frame in enclosing:
-        if frame in group:
+    for entry in enclosing:
+        if entry in group:
             continue
-        if frame.index is not None and frame not in batch:
-            index = index * frame.total + frame.offset + frame.index
-        elif frame in batch:
-            shape = [frame.size if frame is other else 1 for other in batch]
-            here = np.arange(frame.offset, frame.offset + frame.size)
-            index = index * frame.total + here.reshape(shape)
+        if entry.index is not None and entry not in batch:
+            index = index * entry.total + entry.offset + entry.index
+        elif entry in batch:
+            shape = [entry.size if entry is other else 1 for other in batch]
+            here = np.arange(entry.offset, entry.offset + entry.size)
+            index = index * entry.total + here.reshape(shape)
         else:
-            index = index * frame.total
+            index = index * entry.total
     return index
 
 
 # Instances
 
 
-def sharded_axis(frames: Sequence[Frame]) -> Frame | None:
+def sharded_axis(entries: Sequence[AxisEntry]) -> AxisEntry | None:
     """The axis that instances share, if it is one of these."""
-    for frame in frames:
-        if frame.share is not None:
-            return frame
+    for entry in entries:
+        if entry.sharding is not None:
+            return entry
     return None
 
 
-def layout_of(group: Sequence[Frame], enclosing: Axes) -> Layout:
+def layout_of(group: Sequence[AxisEntry], enclosing: Axes) -> Layout:
     """Where the group's members are, in the order of the axis names, over the instances."""
-    (axis,) = (number for number, frame in enumerate(group) if frame.share is not None)
-    share = group[axis].share
-    assert share is not None
-    totals = tuple(frame.total for frame in group)
-    return Layout(share.world, totals, axis, share.counts, channel(enclosing, group))
+    (axis,) = (number for number, entry in enumerate(group) if entry.sharding is not None)
+    sharding = group[axis].sharding
+    assert sharding is not None
+    totals = tuple(entry.total for entry in group)
+    return Layout(sharding.world, totals, axis, sharding.counts, channel(enclosing, group))
 
 
-def channel(enclosing: Axes, group: Sequence[Frame]) -> int:
+def channel(enclosing: Axes, group: Sequence[AxisEntry]) -> int:
     """A number for the threads that meet: different ones for those that meet at the same time."""
     number = 0
-    for frame in enclosing:
-        if frame.index is not None and frame not in group:
-            number = number * (frame.size + 1) + frame.index + 1
+    for entry in enclosing:
+        if entry.index is not None and entry not in group:
+            number = number * (entry.size + 1) + entry.index + 1
     return number % CHANNELS
 
 
@@ -280,21 +280,21 @@ def channel(enclosing: Axes, group: Sequence[Frame]) -> int:
 def _expose_positional(
     call: Resolved,
     names: tuple[AxisName, ...],
-    bound_frames: Sequence[Frame],
+    bound_entries: Sequence[AxisEntry],
     operand: Stacked,
     depth: int,
-) -> tuple[Stacked, tuple[Frame, ...]]:
-    """The operand with its positional axes leading as frames of their own, and the frames of all
+) -> tuple[Stacked, tuple[AxisEntry, ...]]:
+    """The operand with its positional axes leading as axes of their own, and the axes of all
     names."""
     data, axes = operand
     ndim = data.ndim - len(axes)
     identity = call.collective.identity
-    named = iter(bound_frames)
-    frames: list[Frame] = []
+    named = iter(bound_entries)
+    entries: list[AxisEntry] = []
     sources: list[int] = []
     for name in names:
         if not is_positional(name):
-            frames.append(next(named))
+            entries.append(next(named))
             continue
         source = int(name) + len(axes)  # type: ignore[call-overload]  # an integer, by is_positional
         if not len(axes) <= source < data.ndim:
@@ -305,10 +305,10 @@ def _expose_positional(
         if data.shape[source] == 0 and identity is not None:
             shape = (*data.shape[:source], 1, *data.shape[source + 1 :])
             data = np.full_like(data, identity(data.dtype), shape=shape)
-        frames.append(Frame(None, data.shape[source], depth + len(sources)))
-        axes = (*axes, frames[-1])
+        entries.append(AxisEntry(None, data.shape[source], depth + len(sources)))
+        axes = (*axes, entries[-1])
         sources.append(source)
     if sources:
         start = len(axes) - len(sources)
         data = np.moveaxis(data, sources, range(start, len(axes)))
-    return (data, axes), tuple(frames)
+    return (data, axes), tuple(entries)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .frames import AxisName, Frame, lockstep_environment, resolve
+from .axis_environment import AxisEntry, AxisName, lockstep_axes, resolve
 from .mapped_array.align import library_here
 from .mapped_array.array import MappedArray, wrap
 
@@ -37,9 +37,8 @@ def refuse_positional(what: str, axis_name: AxisName) -> AxisName:
     return axis_name
 
 
-def resolve_names(axis_name: AxisName) -> list[Frame]:
-    """The frames of one axis name or a tuple of them, in the tuple's order; NameError if
-    unbound."""
+def resolve_names(axis_name: AxisName) -> list[AxisEntry]:
+    """The axes of one axis name or a tuple of names, in the tuple's order; NameError if unbound."""
     return [resolve(name) for name in split_names(axis_name)]
 
 
@@ -54,7 +53,7 @@ def axis_size(axis_name: AxisName) -> int:
     array([0.5, 1. ])
     """
     refuse_positional("axis_size", axis_name)
-    return math.prod(frame.total for frame in resolve_names(axis_name))
+    return math.prod(entry.total for entry in resolve_names(axis_name))
 
 
 def axis_index(axis_name: AxisName) -> Any:
@@ -68,17 +67,17 @@ def axis_index(axis_name: AxisName) -> Any:
     array([10, 11, 12])
     """
     refuse_positional("axis_index", axis_name)
-    frames = resolve_names(axis_name)
+    entries = resolve_names(axis_name)
     here = library_here()
     index: Any = np.zeros((), np.int32)
-    for frame in frames:
-        first, end = frame.offset, frame.offset + frame.size
+    for entry in entries:
+        first, end = entry.offset, entry.offset + entry.size
         own: Any = (
-            wrap(np.arange(first, end, dtype=np.int32, like=here), (frame,))
-            if frame.index is None
-            else np.asarray(frame.offset + frame.index, np.int32)
+            wrap(np.arange(first, end, dtype=np.int32, like=here), (entry,))
+            if entry.index is None
+            else np.asarray(entry.offset + entry.index, np.int32)
         )
-        index = own if len(frames) == 1 else index * np.int32(frame.total) + own
-    if lockstep_environment() and not isinstance(index, MappedArray):
+        index = own if len(entries) == 1 else index * np.int32(entry.total) + own
+    if lockstep_axes() and not isinstance(index, MappedArray):
         return wrap(np.asarray(index), ())
     return index if isinstance(index, MappedArray) else np.int32(index)

@@ -1,4 +1,4 @@
-"""pmap: every replica in a thread of its own, with plain arrays, so that any Python code runs."""
+"""pmap: each replica runs in its own thread on plain arrays, so that any Python code works."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .arguments import (
     check_axis_size,
     check_in_axes,
     check_out_axes,
-    part_company,
     read_arguments,
     read_only,
+    separate,
 )
-from .frames import (
+from .axis_environment import (
     Axes,
     AxisName,
-    Share,
+    Sharding,
     agree_on,
-    bound,
+    extend_axis_environment,
     local_axis_size,
-    lockstep_environment,
-    new_frames,
-    outermost_share,
+    lockstep_axes,
+    new_axes,
+    outermost_sharding,
 )
+from .call_site import GPUSIM_MODULES, LIBRARIES
 from .mapped_array.align import common_axes, lead_full, sizes
 from .mapped_array.array import Array, MappedArray, unpack, wrap
-from .routes import INNER_ROOMS, LIBRARIES
-from .scheduler import Run, Scheduler, enclosing_task
-from .streams import Lanes, check_devices, gpus_of_replicas, moved
+from .scheduler import PmapCall, Scheduler, enclosing_replica
+from .streams import StreamSlots, check_devices, gpus_of_replicas, move
 
 SCHEDULES = ("cores", "one")
 
@@ -60,9 +60,9 @@ def pmap(
 ) -> Callable[..., Any]:
     """Run `f` for many replicas, each in a thread of its own with plain arrays.
 
-    Where vmap needs operations that it can batch, pmap runs any Python: branches on values, shapes
-    that differ inside `f`, other libraries. Collectives over `axis_name` are where replicas meet;
-    replicas that do not make the same call, or never arrive, are an error and never a hang.
+    vmap needs operations that it can batch. pmap runs any Python: branches on values, shapes that
+    differ inside `f`, other libraries. Replicas meet in collectives over `axis_name`; replicas that
+    do not make the same call, or never arrive, are an error and never a hang.
 
     Args:
         f: a function of pytrees of arrays that returns a pytree of arrays. Its array arguments are
@@ -71,8 +71,8 @@ def pmap(
         in_axes, out_axes, axis_size: as in `vmap`; out_axes=None demands equal bits of all
             replicas.
         devices: where replicas run, each on a stream of its own: numbers of GPUs, IPUs and
-            Placements of `gpusim.devices`, "cpu" or "host"; with fewer devices than replicas they
-            are taken over and over. Array arguments go there. None: where the arguments are.
+            Placements of `gpusim.devices`, "cpu" or "host". They repeat if there are fewer than
+            replicas. Array arguments are moved there. None: where the arguments are.
         schedule: "cores" lets as many replicas run at once as there are cores; "one" runs exactly
             one at a time, each up to its next collective, in replica order, so that a program takes
             the same path every time. A pmap inside a pmap follows the outer one's schedule.
@@ -81,11 +81,11 @@ def pmap(
         A function with the arguments of `f`.
 
     Raises:
-        ReplicaError: when a replica's own code raises; the exception is its cause, and `index` says
-            which replica. The others are ended.
-        CollectiveMismatchError: when replicas meet in calls that differ; names both.
-        DeadlockError: when replicas wait for others that have returned.
-        ValueError: when results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
+        ReplicaError: if a replica's own code raises; the exception is its cause, and `index` is the
+            replica's. The others are ended.
+        CollectiveMismatchError: if replicas meet in calls that differ; it names both.
+        DeadlockError: if replicas wait for others that have returned.
+        ValueError: if results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
             vmap.
 
     Example:
@@ -110,22 +110,22 @@ def pmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         size = local_axis_size("pmap", axis_size)
         arguments = read_arguments("pmap", in_axes, size, args, kwargs)
-        share = outermost_share("pmap", arguments.size)
-        parent = enclosing_task()
-        outer = None if parent is None else parent.lane
+        sharding = outermost_sharding("pmap", arguments.size)
+        parent = enclosing_replica()
+        outer = None if parent is None else parent.stream_slot
         gpus = gpus_of_replicas(devices, arguments.leaves, arguments.size, outer)
         if all(gpu is None for gpu in gpus):
             if devices is not None:
-                arguments = arguments._replace(leaves=[moved(x, None) for x in arguments.leaves])
-            results = _run_replicas(f, arguments, axis_name, schedule, share, None)
-            return _gather(results, out_axes, lockstep_environment(), share)
-        with Lanes(gpus, arguments.leaves, outer) as lanes:
-            results = _run_replicas(f, arguments, axis_name, schedule, share, lanes)
-            with lanes.gathering():
+                arguments = arguments._replace(leaves=[move(x, None) for x in arguments.leaves])
+            results = _run_replicas(f, arguments, axis_name, schedule, sharding, None)
+            return _gather(results, out_axes, lockstep_axes(), sharding)
+        with StreamSlots(gpus, arguments.leaves, outer) as slots:
+            results = _run_replicas(f, arguments, axis_name, schedule, sharding, slots)
+            with slots.gathering():
                 found = _gather(
-                    results, out_axes, lockstep_environment(), share, lambda x: moved(x, lanes.home)
+                    results, out_axes, lockstep_axes(), sharding, lambda x: move(x, slots.home)
                 )
-            results.clear()  # while the lanes are held
+            results.clear()  # while the streams are held
             return found
 
     return mapped
@@ -136,68 +136,58 @@ def _run_replicas(
     arguments: Arguments,
     axis_name: AxisName,
     schedule: str,
-    share: Share | None,
-    lanes: Lanes | None,
+    sharding: Sharding | None,
+    slots: StreamSlots | None,
 ) -> list[Any]:
     state = reductions.current()
     states = [reductions.forked(state) for _ in range(arguments.size)]
 
     def replica(index: int) -> Any:
-        frame = run.tasks[index].frame
-        on_its_lane = nullcontext() if lanes is None else lanes.entered(index, frame)
-        with bound((frame,)), reductions.entered(states[index]), on_its_lane:
+        entry = call.replicas[index].entry
+        on_its_stream = nullcontext() if slots is None else slots.entered(index, entry)
+        with extend_axis_environment((entry,)), reductions.entered(states[index]), on_its_stream:
             leaves = [
-                _part(leaf, axis, index)
-                if lanes is None
-                else _placed_part(leaf, axis, index, lanes.place(index))
+                _part(leaf, axis, index, slots)
                 for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
             ]
             return arguments.call(f, leaves)
 
     def report(index: int, error: BaseException) -> BaseException:
-        first = 0 if share is None else share.offset
+        first = 0 if sharding is None else sharding.offset
         return _describe_failure(first + index, axis_name, error)
 
-    parent = enclosing_task()
+    parent = enclosing_replica()
     if parent is None:
         one = schedule == "one"
-        run = Run(Scheduler(1 if one else cores(), one), None, replica, report)
+        call = PmapCall(Scheduler(1 if one else cores(), one), None, replica, report)
     else:
-        run = Run(parent.run.scheduler, parent, replica, report)
+        call = PmapCall(parent.call.scheduler, parent, replica, report)
     for index in range(arguments.size):
-        (frame,) = new_frames((axis_name,), (arguments.size,), index, share)
-        run.add(frame, contextvars.copy_context())
-    if lanes is not None:
-        run.streams = True
-        for task, lane in zip(run.tasks, lanes.of, strict=True):
-            task.lane = lane
-    run.execute()
-    if run.error is not None:
-        raise run.error
+        (entry,) = new_axes((axis_name,), (arguments.size,), index, sharding)
+        call.add(entry, contextvars.copy_context())
+    if slots is not None:
+        call.streams = True
+        for thread, slot in zip(call.replicas, slots.of, strict=True):
+            thread.stream_slot = slot
+    call.execute()
+    if call.error is not None:
+        raise call.error
     state.calls = max(own.calls for own in states)
-    return run.results
+    return call.results
 
 
-def _placed_part(leaf: Any, axis: int | None, index: int, gpu: int | None) -> Any:
-    """One replica's part of an argument on its GPU, or on the host."""
+def _part(leaf: Any, axis: int | None, index: int, slots: StreamSlots | None) -> Any:
+    """One replica's read-only part of an argument, on the replica's GPU.
+
+    It is in C order if the mapped axis was not the first one.
+    """
+    gpu = None if slots is None else slots.place(index)
     if axis is None:
-        return read_only(moved(leaf, gpu))
+        return read_only(leaf if slots is None else move(leaf, gpu))
     data, axes = unpack(as_array(leaf, "argument"))
     view = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
-    part = moved(view, gpu)
+    part = view if slots is None else move(view, gpu)
     if axis and part is view:
-        part = part.copy(order="C")
-    part = read_only(part)
-    return wrap(part, axes) if isinstance(leaf, MappedArray) else part
-
-
-def _part(leaf: Any, axis: int | None, index: int) -> Any:
-    """One replica's read-only part of an argument, in C order where the mapped axis was moved."""
-    if axis is None:
-        return read_only(leaf)
-    data, axes = unpack(as_array(leaf, "argument"))
-    part = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
-    if axis:
         part = part.copy(order="C")
     part = read_only(part)
     return wrap(part, axes) if isinstance(leaf, MappedArray) else part
@@ -211,11 +201,11 @@ def _raised_by_gpusim(trace: TracebackType | None) -> bool:
         if not name.startswith(LIBRARIES):
             module = name
         trace = trace.tb_next
-    return module.startswith(INNER_ROOMS)
+    return module.startswith(GPUSIM_MODULES)
 
 
 def _describe_failure(index: int, axis_name: AxisName, error: BaseException) -> BaseException:
-    """What pmap raises for an exception in a replica."""
+    """The exception that pmap raises for an exception in a replica."""
     who = f"replica {index}" + ("" if axis_name is None else f" of axis {axis_name!r}")
     if isinstance(error, GpusimError) or (
         isinstance(error, (NameError, ValueError, TypeError, IndexError))
@@ -232,13 +222,13 @@ def _gather(
     results: list[Any],
     out_axes: Any,
     outer: Axes,
-    share: Share | None,
+    sharding: Sharding | None,
     to_one_gpu: Callable[[Any], Any] | None = None,
 ) -> Any:
     """One tree with the replicas' results stacked along out_axes."""
     first, structure = trees.flatten(results[0])
     columns = [[leaf] for leaf in first]
-    offset = 0 if share is None else share.offset
+    offset = 0 if sharding is None else sharding.offset
     for index, result in enumerate(results[1:], start=offset + 1):
         leaves, other = trees.flatten(result)
         if other != structure:
@@ -250,21 +240,21 @@ def _gather(
             column.append(leaf)
     places = trees.broadcast_prefix(out_axes, results[0], "pmap out_axes")
     stacked = [
-        _gather_leaf(column, axis, outer, share, to_one_gpu)
+        _gather_leaf(column, axis, outer, sharding, to_one_gpu)
         for column, axis in zip(columns, places, strict=True)
     ]
-    return trees.unflatten(structure, part_company(stacked) if not outer else stacked)
+    return trees.unflatten(structure, separate(stacked) if not outer else stacked)
 
 
 def _gather_leaf(
     column: list[Any],
     axis: int | None,
     outer: Axes,
-    share: Share | None,
+    sharding: Sharding | None,
     to_one_gpu: Callable[[Any], Any] | None,
 ) -> Any:
     arrays = [as_array(leaf, "pmap: a result") for leaf in column]
-    offset = 0 if share is None else share.offset
+    offset = 0 if sharding is None else sharding.offset
     for index, array in enumerate(arrays, start=offset):
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
             raise ValueError(
@@ -283,8 +273,8 @@ def _gather_leaf(
                 f"pmap out_axes is None, but replicas {offset} and {offset + unlike} returned "
                 "different values; only what is the same on all replicas can be returned once"
             )
-        if share is not None:
-            agree_on(to_host(data), share, "pmap's result for out_axes=None")
+        if sharding is not None:
+            agree_on(to_host(data), sharding, "pmap's result for out_axes=None")
         # A GPU's memory goes back to the replica's stream: the caller has a copy on its own.
         data = data.copy() if on_device(data) else read_only(data)
     else:
@@ -294,7 +284,7 @@ def _gather_leaf(
 
 
 def _first_unlike(parts: list[Array]) -> int | None:
-    """The first replica with other bits than replica 0; None where there is none."""
+    """The first replica with other bits than replica 0, or None."""
     for index, part in enumerate(parts):
         if part is not parts[0] and first_unlike(
             np.stack([parts[0], part]) if on_device(part) else [parts[0], part]

@@ -13,9 +13,9 @@ import numpy as np
 from ..collectives import Result, dispatch
 from ..collectives.dispatch import Leaf, Resolved, describe
 from ..collectives.distributed.layout import all_gather_bytes
+from ..libraries import owner
 from .agreement import agreement, kind_of
-from .arguments import root_of
-from .frames import Axes, AxisName, Frame, union
+from .axis_environment import Axes, AxisEntry, AxisName, union
 from .lockstep import (
     Stacked,
     batch_axes,
@@ -29,28 +29,28 @@ from .lockstep import (
 )
 from .mapped_array.align import common_axes, lead_full, sizes
 from .mapped_array.array import Array, wrap
-from .scheduler import current_task
-from .streams import Arrival, Rendezvous, arrive
+from .scheduler import current_replica
+from .streams import Arrival, DeviceRendezvous, arrive
 
 #: How a number that another instance has sent is read.
 NUMBERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "complex": complex}
 
 #: Makes of a leaf's results those of each replica.
-Share = Callable[[list[Result]], list[list[Any]]]
+Split = Callable[[list[Result]], list[list[Any]]]
 
 
 @dataclass(frozen=True)
 class Contribution:
     """One replica's part in a rendezvous.
 
-    **Attributes**: the call, the names of its axes and their frames, the operands of each leaf, all
-    frames around, the structure of the tree, `line`, where it is called, if instances share an
+    **Attributes**: the call, the names of its axes and their entries, the operands of each leaf,
+    the enclosing axes, the structure of the tree, `line`, where it is called, if instances share an
     axis, and `arrival`, of a replica on a GPU.
     """
 
     call: Resolved
     names: tuple[AxisName, ...]
-    frames: list[Frame]
+    entries: list[AxisEntry]
     leaves: list[list[Any]]
     enclosing: Axes
     structure: Any
@@ -58,9 +58,9 @@ class Contribution:
     arrival: Arrival | None = None
 
     @property
-    def threads(self) -> Axes:
-        """The threaded frames that the collective spans, outermost first."""
-        return tuple(f for f in self.enclosing if f.index is not None and f in self.frames)
+    def threaded_axes(self) -> Axes:
+        """The threaded axes that the collective spans, outermost first."""
+        return tuple(f for f in self.enclosing if f.index is not None and f in self.entries)
 
     def terms(self) -> dict[str, Any]:
         """All that must be the same on all replicas, by its name in error messages."""
@@ -69,7 +69,7 @@ class Contribution:
             [kind_of(operand) for operands in self.leaves for operand in operands],
             axis_name=self.names,
             **{
-                "axes around": tuple((frame.name, frame.total) for frame in self.enclosing),
+                "axes around": tuple((entry.name, entry.total) for entry in self.enclosing),
                 "tree": self.structure,
             },
         )
@@ -77,13 +77,13 @@ class Contribution:
 
 def meet(contribution: Contribution) -> list[list[Any]]:
     """This replica's results for each leaf, when all replicas have called the same."""
-    task = current_task()
-    arrival = None if task.lane is None else arrive(task.lane)
+    thread = current_replica()
+    arrival = None if thread.stream_slot is None else arrive(thread.stream_slot)
     if arrival is not None:
         contribution = replace(contribution, arrival=arrival)
-    compute = _compute_on_streams if task.run.streams else compute_for_all
-    found: list[list[Any]] = task.meet(
-        contribution.threads,
+    compute = _compute_on_streams if thread.call.streams else compute_for_all
+    found: list[list[Any]] = thread.meet(
+        contribution.threaded_axes,
         contribution.enclosing,
         contribution.terms(),
         contribution,
@@ -98,90 +98,92 @@ def _compute_on_streams(contributions: list[Contribution]) -> list[list[list[Any
     """The same for replicas on GPUs: their values meet on one of these."""
     if all(contribution.arrival is None for contribution in contributions):
         return compute_for_all(contributions)
-    meeting = Rendezvous([contribution.arrival for contribution in contributions])
-    with meeting.held():
-        results = compute_for_all(_on_one_gpu(contributions, meeting))
+    rendezvous = DeviceRendezvous([contribution.arrival for contribution in contributions])
+    with rendezvous.held():
+        results = compute_for_all(_on_one_gpu(contributions, rendezvous))
         flat = [
             (value, replica)
             for replica, leaves in enumerate(results)
             for leaf in leaves
             for value in leaf
         ]
-        values = iter(meeting.hand_out(flat))
+        values = iter(rendezvous.hand_out(flat))
         return [[[next(values) for _ in leaf] for leaf in leaves] for leaves in results]
 
 
-def _on_one_gpu(contributions: list[Contribution], meeting: Rendezvous) -> list[Contribution]:
-    """The contributions with all operands on the meeting's GPU."""
+def _on_one_gpu(
+    contributions: list[Contribution], rendezvous: DeviceRendezvous
+) -> list[Contribution]:
+    """The contributions with all operands on the rendezvous's GPU."""
     found = [[list(operands) for operands in each.leaves] for each in contributions]
     for number, operands in enumerate(contributions[0].leaves):
         for k, operand in enumerate(operands):
             if isinstance(operand, tuple):  # else a Python number
-                data = meeting.gather([each.leaves[number][k][0] for each in contributions])
-                for leaves, each, moved in zip(found, contributions, data, strict=True):
-                    leaves[number][k] = moved, each.leaves[number][k][1]
+                data = rendezvous.gather([each.leaves[number][k][0] for each in contributions])
+                for leaves, each, data_there in zip(found, contributions, data, strict=True):
+                    leaves[number][k] = data_there, each.leaves[number][k][1]
     return [replace(c, leaves=leaves) for c, leaves in zip(contributions, found, strict=True)]
 
 
 def compute_for_all(contributions: list[Contribution]) -> list[list[list[Any]]]:
     """Each replica's results for each leaf, from all replicas' contributions in row-major order of
-    their threaded frames."""
+    their threaded axes."""
     first = contributions[0]
-    shares: list[Share] = []
+    splits: list[Split] = []
 
     def prepared(number: int) -> Leaf:
-        leaf, share = _prepare(contributions, number)
-        shares.append(share)
+        leaf, split = _prepare(contributions, number)
+        splits.append(split)
         return leaf
 
     leaves = map(prepared, range(len(first.leaves)))
     found = dispatch.run(first.call, leaves, agreement(first))
-    per_leaf = [share(results) for results, share in zip(found, shares, strict=True)]
+    per_leaf = [split(results) for results, split in zip(found, splits, strict=True)]
     return [[results[replica] for results in per_leaf] for replica in range(len(contributions))]
 
 
-def _prepare(contributions: list[Contribution], number: int) -> tuple[Leaf, Share]:
+def _prepare(contributions: list[Contribution], number: int) -> tuple[Leaf, Split]:
     """A leaf for the dispatcher, and how its results become each replica's."""
     first = contributions[0]
     leaves = [each.leaves[number] for each in contributions]
     scalars = is_scalar(leaves[0][0])
     if scalars:
         values = [operands[0] for operands in leaves]
-        shared = sharded_axis(first.threads) is not None
+        shared = sharded_axis(first.threaded_axes) is not None
         everyone = _numbers_of_all(first, values) if shared else values
         if all(value == everyone[0] for value in everyone):
-            leaf = Leaf((everyone[0],), scalar_size=group_size(first.call, first.frames))
+            leaf = Leaf((everyone[0],), scalar_size=group_size(first.call, first.entries))
             return leaf, lambda results: [[results[0].value]] * len(contributions)
-        if shared and len(first.threads) == len(first.names):
+        if shared and len(first.threaded_axes) == len(first.names):
             return _prepare_numbers(first, everyone)
         leaves = [[(np.asarray(value), ())] for value in values]
     columns = [
         [_canonical(operands[k], first.enclosing) for operands in leaves]
         for k in range(len(leaves[0]))
     ]
-    lists = len(first.threads) == len(first.names)
+    lists = len(first.threaded_axes) == len(first.names)
     leaf, taken_apart = (_prepare_lists if lists else _prepare_stacked)(first, columns)
 
-    def share(results: list[Result]) -> list[list[Any]]:
+    def split(results: list[Result]) -> list[list[Any]]:
         return [
             [_hand_over(data, axes, each, scalars) for data, axes in values]
             for each, values in zip(contributions, taken_apart(results), strict=True)
         ]
 
-    return leaf, share
+    return leaf, split
 
 
 def _canonical(operand: Stacked, enclosing: Axes) -> Stacked:
-    """The operand with its axes named by the first replica's frames (replicas bind their own)."""
+    """The operand with its axes named by the first replica's entries (replicas bind their own)."""
     data, axes = operand
-    return data, tuple(enclosing[frame.depth] for frame in axes)
+    return data, tuple(enclosing[entry.depth] for entry in axes)
 
 
 def _hand_over(data: Array, axes: Axes, contribution: Contribution, scalar: bool) -> Any:
     """A result as the replica's own code sees it."""
     if scalar and not axes:
         return data.item()
-    own = tuple(contribution.enclosing[frame.depth] for frame in axes)
+    own = tuple(contribution.enclosing[entry.depth] for entry in axes)
     return deliver(data, own, contribution.enclosing)
 
 
@@ -190,9 +192,9 @@ def _hand_over(data: Array, axes: Axes, contribution: Contribution, scalar: bool
 
 def _numbers_of_all(first: Contribution, values: list[Any]) -> list[Any]:
     """The Python numbers of all replicas, row-major in the order of the names of threaded axes."""
-    frames = tuple(frame for frame in first.frames if frame.index is not None)
-    layout = layout_of(frames, first.enclosing)
-    order = _tuple_order(first.threads, frames)
+    entries = tuple(entry for entry in first.entries if entry.index is not None)
+    layout = layout_of(entries, first.enclosing)
+    order = _tuple_order(first.threaded_axes, entries)
     text = json.dumps([(type(values[r]).__name__, repr(values[r])) for r in order])
     everyone: list[Any] = [None] * layout.size
     with layout.channel():
@@ -203,24 +205,24 @@ def _numbers_of_all(first: Contribution, values: list[Any]) -> list[Any]:
     return everyone
 
 
-def _prepare_numbers(first: Contribution, everyone: list[Any]) -> tuple[Leaf, Share]:
+def _prepare_numbers(first: Contribution, everyone: list[Any]) -> tuple[Leaf, Split]:
     """The Python numbers of all instances: each computes the whole result."""
-    threads, group = first.threads, tuple(first.frames)
+    threaded_axes, group = first.threaded_axes, tuple(first.entries)
     layout = layout_of(group, first.enclosing)
     leaf = Leaf(
         ([np.asarray(value) for value in everyone],),
         batch_offset=batch_offset(first.call, group, (), first.enclosing),
     )
 
-    def share(results: list[Result]) -> list[list[Any]]:
+    def split(results: list[Result]) -> list[list[Any]]:
         (result,) = results
-        out: list[list[Any]] = [[]] * math.prod(sizes(threads))
-        for position, replica in enumerate(_tuple_order(threads, group)):
+        out: list[list[Any]] = [[]] * math.prod(sizes(threaded_axes))
+        for position, replica in enumerate(_tuple_order(threaded_axes, group)):
             own = result.value[layout.local[position]] if result.mapped else result.value
             out[replica] = [own.item()]
         return out
 
-    return leaf, share
+    return leaf, split
 
 
 # The group is the threads: the definition takes their arrays as a list.
@@ -229,13 +231,13 @@ def _prepare_numbers(first: Contribution, everyone: list[Any]) -> tuple[Leaf, Sh
 def _prepare_lists(
     first: Contribution, columns: list[list[Stacked]]
 ) -> tuple[Leaf, Callable[[list[Result]], list[list[Stacked]]]]:
-    call, threads, group = first.call, first.threads, tuple(first.frames)
+    call, threaded_axes, group = first.call, first.threaded_axes, tuple(first.entries)
     axes: Axes = ()
     for column in columns:
         for _, own in column:
             axes = union(axes, own)
     batch = batch_axes(call, axes, group, first.enclosing)
-    order = _tuple_order(threads, group)
+    order = _tuple_order(threaded_axes, group)
     members = [[lead_full(wrap(*column[r]), batch) for r in order] for column in columns]
     shared = sharded_axis(group) is not None
     leaf = Leaf(
@@ -260,18 +262,18 @@ def _prepare_lists(
     return leaf, taken_apart
 
 
-def _tuple_order(threads: Axes, frames: Sequence[Frame]) -> list[int]:
+def _tuple_order(threaded_axes: Axes, entries: Sequence[AxisEntry]) -> list[int]:
     """For each position in the group (row-major in the names' order) the replica, in order of
     depth."""
-    numbers = np.arange(math.prod(sizes(threads))).reshape(sizes(threads))
-    return numbers.transpose([threads.index(frame) for frame in frames]).ravel().tolist()
+    numbers = np.arange(math.prod(sizes(threaded_axes))).reshape(sizes(threaded_axes))
+    return numbers.transpose([threaded_axes.index(entry) for entry in entries]).ravel().tolist()
 
 
 def _changeable_roots(members: list[list[Array]]) -> set[int]:
     roots = set()
     for column in members:
         for array in column:
-            root = root_of(array)
+            root = owner(array)
             if not isinstance(root, np.ndarray) or root.flags.writeable:  # a GPU's always are
                 roots.add(id(root))
     return roots
@@ -279,7 +281,7 @@ def _changeable_roots(members: list[list[Array]]) -> set[int]:
 
 def _detach(value: Array, changeable: set[int]) -> Array:
     """A copy, if the replica that sent the value could still change it."""
-    return value.copy() if changeable and id(root_of(value)) in changeable else value
+    return value.copy() if changeable and id(owner(value)) in changeable else value
 
 
 # Threads and lockstep axes in one group: stack the threads, run in lockstep, take apart.
@@ -288,30 +290,30 @@ def _detach(value: Array, changeable: set[int]) -> Array:
 def _prepare_stacked(
     first: Contribution, columns: list[list[Stacked]]
 ) -> tuple[Leaf, Callable[[list[Result]], list[list[Stacked]]]]:
-    threads = first.threads
-    operands = [_stack_threads(column, threads) for column in columns]
-    leaf, finish = prepare(first.call, first.names, first.frames, operands, first.enclosing)
+    threaded_axes = first.threaded_axes
+    operands = [_stack_threads(column, threaded_axes) for column in columns]
+    leaf, finish = prepare(first.call, first.names, first.entries, operands, first.enclosing)
 
     def taken_apart(results: list[Result]) -> list[list[Stacked]]:
         stacked, out = finish(results), []
-        for index in np.ndindex(*sizes(threads)):
-            where = dict(zip(threads, index, strict=True))
+        for index in np.ndindex(*sizes(threaded_axes)):
+            where = dict(zip(threaded_axes, index, strict=True))
             out.append([_take(data, axes, where) for data, axes in stacked])
         return out
 
     return leaf, taken_apart
 
 
-def _stack_threads(column: list[Stacked], threads: Axes) -> Stacked:
+def _stack_threads(column: list[Stacked], threaded_axes: Axes) -> Stacked:
     axes = common_axes(wrap(*operand) for operand in column)
     stacked = np.stack([lead_full(wrap(*operand), axes) for operand in column])
-    stacked = stacked.reshape(sizes(threads) + stacked.shape[1:])
-    mixed = (*threads, *axes)
+    stacked = stacked.reshape(sizes(threaded_axes) + stacked.shape[1:])
+    mixed = (*threaded_axes, *axes)
     order = sorted(range(len(mixed)), key=lambda place: mixed[place].depth)
     stacked = stacked.transpose(*order, *range(len(order), stacked.ndim))
     return stacked, tuple(mixed[place] for place in order)
 
 
-def _take(data: Array, axes: Axes, where: dict[Frame, int]) -> Stacked:
-    index = tuple(where.get(frame, slice(None)) for frame in axes)
-    return data[(*index, ...)], tuple(frame for frame in axes if frame not in where)
+def _take(data: Array, axes: Axes, where: dict[AxisEntry, int]) -> Stacked:
+    index = tuple(where.get(entry, slice(None)) for entry in axes)
+    return data[(*index, ...)], tuple(entry for entry in axes if entry not in where)

@@ -1,9 +1,7 @@
-"""Turns and meetings of the replicas' threads: who runs, who waits for whom, and how all of it
-ends.
+"""The scheduler of pmap's replica threads: execution slots, rendezvous, deadlocks and errors.
 
-Every pmap inside a pmap joins the outermost one's scheduler. One lock guards all state; a replica
-that waits holds no turn, and when nobody runs and nobody is ready the ones that wait can never go
-on.
+A pmap inside a pmap joins the outermost one's scheduler. One lock guards all state. A replica that
+waits holds no slot. When no replica runs and none is ready, those that wait are deadlocked.
 """
 
 from __future__ import annotations
@@ -22,20 +20,20 @@ from typing import Any
 
 from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from ..runtime.engines import while_waiting
-from .frames import Axes, Frame
-from .routes import caller
+from .axis_environment import Axes, AxisEntry
+from .call_site import call_site
 
 ENDING_POLL = 0.05
 """Seconds between the attempts to end replicas that still run."""
 
 
 ENDING_GRACE = 0.1
-"""Seconds in which replicas may end by themselves, at their next collective. (An exception posted
-to a thread may be raised, and lost, in a destructor; most replicas need none.)"""
+"""Seconds in which replicas may end by themselves, at their next collective. Most do, and need no
+posted exception, which is lost if it is raised in a destructor."""
 
 NEVER_INTERRUPTED = frozenset(("coverage.collector", __name__))
-"""Modules that take a lock in one place and release it in another. A replica is not ended while it
-runs their code: coverage's measuring does so at every call of a function."""
+"""Modules that take a lock in one function and release it in another, as coverage does whenever a
+traced function is called. A replica is not ended while it runs their code."""
 
 SIGNAL_POLL = 0.2
 """Seconds after which the thread that called pmap looks whether Ctrl-C was pressed."""
@@ -53,14 +51,14 @@ def _end_thread(thread: threading.Thread) -> None:
     A posted exception must be raised, never taken back with NULL: CPython 3.11 then leaves its
     flag for posted exceptions up, and every traced or profiled function hangs at its entry.
     """
-    ident = thread.ident
+    ident = thread.ident or 0
     post, error = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.py_object(ReplicaEnded)
-    number = ctypes.c_ulong(ident or 0)
+    number = ctypes.c_ulong(ident)
     # CPython lets another thread run after a call, but not where a for loop calls its iterator. So
     # the thread is still where it was seen when the exception is posted.
-    for frames in iter(sys._current_frames, None):
+    for stacks in iter(sys._current_frames, None):
         try:
-            if frames[ident].f_globals["__name__"] in NEVER_INTERRUPTED:
+            if stacks[ident].f_globals["__name__"] in NEVER_INTERRUPTED:
                 return
         except KeyError:
             pass
@@ -68,18 +66,18 @@ def _end_thread(thread: threading.Thread) -> None:
         return
 
 
-class Task:
-    """One replica of one pmap call: its thread, its frame, and what it waits for.
+class ReplicaThread:
+    """One replica of one pmap call: its thread, its axis entry, and the rendezvous it waits in.
 
     Attributes:
-        inside: True while the thread runs gpusim's own code, where nobody may end it from outside;
-            it looks at `ended` itself.
-        waiting: the meeting it waits in, or the inner pmap call.
+        inside: True while the thread runs gpusim's own code. No exception is posted to it then;
+            it checks `ended` itself.
+        waiting: the rendezvous it waits in, or the inner pmap call.
     """
 
-    def __init__(self, run: Run, frame: Frame, context: Context) -> None:
-        self.run = run
-        self.frame = frame
+    def __init__(self, call: PmapCall, entry: AxisEntry, context: Context) -> None:
+        self.call = call
+        self.entry = entry
         self.context = context
         self.wake = threading.Lock()
         self.wake.acquire()
@@ -87,40 +85,40 @@ class Task:
         self.finished = False
         self.ended = False
         self.inside = True
-        self.waiting: Meeting | Run | None = None
-        self.place = 0  # its place in the meeting
-        self.lane: Any = None  # its GPU and stream, of `streams`
+        self.waiting: Rendezvous | PmapCall | None = None
+        self.position = 0  # its position in the rendezvous
+        self.stream_slot: Any = None  # its GPU and stream, of `streams`
         self.outcome: Any = None
         self.error: BaseException | None = None
 
     def meet(
         self,
-        threads: Axes,
-        around: Axes,
+        threaded_axes: Axes,
+        enclosing: Axes,
         terms: dict[str, Any],
-        offer: Any,
+        contribution: Any,
         compute: Callable[[list[Any]], list[Any]],
     ) -> Any:
-        """Meet the other replicas along `threads`; the last to arrive computes everybody's outcome.
+        """Wait for the other replicas along `threads`; the last to arrive computes all outcomes.
 
-        Whatever `compute` raises is raised in every replica.
+        An exception in `compute` is raised in every replica.
         """
-        scheduler = self.run.scheduler
-        line = caller()
+        scheduler = self.call.scheduler
+        site = call_site()
         with scheduler.lock:
             self.inside = not self.ended
             self.check_ended()
-            meeting = scheduler.meeting_of(threads, around)
-            complete = meeting.arrive(self, threads, terms, offer, line)
+            rendezvous = scheduler.rendezvous_of(threaded_axes, enclosing)
+            complete = rendezvous.arrive(self, threaded_axes, terms, contribution, site)
             if self.ended:  # the terms differ
                 self.inside = False
                 raise ReplicaEnded
             if not complete:
-                self.waiting = meeting
-                scheduler.give_up_turn()
+                self.waiting = rendezvous
+                scheduler.release_slot()
         if complete:
-            goes_on = scheduler.conclude(meeting, self, compute)
-        if not complete or not goes_on:
+            keeps_slot = scheduler.complete_rendezvous(rendezvous, self, compute)
+        if not complete or not keeps_slot:
             self.wake.acquire()
         with scheduler.lock:
             self.inside = False
@@ -132,54 +130,54 @@ class Task:
         return outcome
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """A block in which this replica waits for other instances, and may be told to end.
+    def without_slot(self) -> Iterator[None]:
+        """A block in which this replica waits for other instances, and can be ended.
 
-        It holds no turn meanwhile: those for whom the others wait may need it. Where one replica
-        runs at a time it keeps it, so that everything happens in the same order always.
+        It holds no slot in the block, as the replicas that the other instances wait for may need
+        it. If one replica runs at a time, it keeps its slot, so that the order is always the same.
         """
-        scheduler = self.run.scheduler
+        scheduler = self.call.scheduler
         with scheduler.lock:
             before = self.inside
             self.inside = before or not self.ended
             self.check_ended()
-            scheduler.leave()
+            scheduler.release_slot_for_instances()
         try:
             with while_waiting(self.check_ended):
                 yield
         finally:
             with scheduler.lock:
-                scheduler.come_back(self)
+                scheduler.request_slot(self)
             if not scheduler.one_at_a_time:
                 self.wake.acquire()
             with scheduler.lock:
                 self.inside = before
 
     def check_ended(self) -> None:
-        """Raise in a replica that was told to end."""
+        """Raise ReplicaEnded if this replica is to end."""
         if self.ended:
             raise ReplicaEnded
 
-    def live(self, function: Callable[[int], Any]) -> None:
-        """The whole life of the thread."""
+    def run_in_thread(self, function: Callable[[int], Any]) -> None:
+        """Run `function` for this replica. (In the replica's thread.)"""
         error: BaseException | None = None
         result: Any = None
         try:
-            with self.run.scheduler.lock:
+            with self.call.scheduler.lock:
                 self.inside = False
                 self.check_ended()
-            assert self.frame.index is not None  # pmap's frames are threaded
-            result = self.context.run(function, self.frame.index)
+            assert self.entry.index is not None  # pmap's axes are threaded
+            result = self.context.run(function, self.entry.index)
         except BaseException as raised:
             error = raised
         self.absorb_posted()
-        self.run.retire(self, result, error)
+        self.call.finish(self, result, error)
 
     def absorb_posted(self) -> None:
         """Accept no more exceptions from other threads, and drop one that is posted already."""
         while True:
             try:
-                with self.run.scheduler.lock:
+                with self.call.scheduler.lock:
                     self.inside = True
                     # At a backward jump the interpreter raises a posted exception. Here the lock is
                     # released then; a profiler's event at the end of the block would skip that.
@@ -190,90 +188,95 @@ class Task:
                 continue
 
 
-_current: ContextVar[Task | None] = ContextVar("gpusim replica", default=None)
+_current: ContextVar[ReplicaThread | None] = ContextVar("gpusim replica", default=None)
 
 
-def current_task() -> Task:
+def current_replica() -> ReplicaThread:
     """The task whose thread this is; only threads of pmap have one."""
-    task = _current.get()
-    if task is None or task.thread is not threading.current_thread():
+    replica = _current.get()
+    if replica is None or replica.thread is not threading.current_thread():
         raise RuntimeError(
             "a collective over a pmap axis was called from a thread that is none of its replicas; "
             "replicas must call collectives from their own thread"
         )
-    return task
+    return replica
 
 
-def enclosing_task() -> Task | None:
+def enclosing_replica() -> ReplicaThread | None:
     """The task whose thread this is, or None outside pmap."""
-    task = _current.get()
-    return task if task is not None and task.thread is threading.current_thread() else None
+    replica = _current.get()
+    return replica if replica is not None and replica.thread is threading.current_thread() else None
 
 
-class Meeting:
-    """The replicas that have arrived at one collective, and what they brought."""
+class Rendezvous:
+    """The replicas that have arrived at one collective, with their contributions."""
 
-    def __init__(self, scheduler: Scheduler, key: Any, threads: Axes) -> None:
-        count = math.prod(frame.size for frame in threads)
+    def __init__(self, scheduler: Scheduler, key: Any, threaded_axes: Axes) -> None:
+        count = math.prod(entry.size for entry in threaded_axes)
         self.scheduler = scheduler
         self.key = key
-        self.threads = threads
-        self.run = scheduler.runs[threads[0]]
+        self.threaded_axes = threaded_axes
+        self.call = scheduler.calls[threaded_axes[0]]
         self.missing = count
-        self.tasks: list[Task | None] = [None] * count
-        self.offers: list[Any] = [None] * count
-        self.lines: list[str] = [""] * count
+        self.replicas: list[ReplicaThread | None] = [None] * count
+        self.contributions: list[Any] = [None] * count
+        self.call_sites: list[str] = [""] * count
         self.terms: dict[str, Any] | None = None
 
     def arrive(
-        self, task: Task, threads: Axes, terms: dict[str, Any], offer: Any, line: str
+        self,
+        replica: ReplicaThread,
+        threaded_axes: Axes,
+        terms: dict[str, Any],
+        contribution: Any,
+        site: str,
     ) -> bool:
-        """Take a replica in; True when it is the last. Differing terms end the whole pmap call."""
-        place = 0
-        for frame in threads:
-            place = place * frame.size + (frame.index or 0)
+        """Add a replica; True if it is the last. Differing terms end the whole pmap call."""
+        position = 0
+        for entry in threaded_axes:
+            position = position * entry.size + (entry.index or 0)
         if self.terms is None:
             self.terms = terms
         elif self.terms != terms:
-            self.run.abort(CollectiveMismatchError(self.describe_mismatch(place, line, terms)))
+            self.call.abort(CollectiveMismatchError(self.describe_mismatch(position, site, terms)))
             return False
-        self.tasks[place] = task
-        self.offers[place] = offer
-        self.lines[place] = line
+        self.replicas[position] = replica
+        self.contributions[position] = contribution
+        self.call_sites[position] = site
         self.missing -= 1
-        task.place = place
+        replica.position = position
         if self.missing == 0:
-            del self.scheduler.meetings[self.key]
+            del self.scheduler.pending[self.key]
         return self.missing == 0
 
-    def withdraw(self, task: Task) -> None:
-        """Take a replica that ends out again."""
-        self.tasks[task.place] = None
+    def withdraw(self, replica: ReplicaThread) -> None:
+        """Remove a replica that ends."""
+        self.replicas[replica.position] = None
         self.missing += 1
         if (
-            all(other is None for other in self.tasks)
-            and self.scheduler.meetings.get(self.key) is self
+            all(other is None for other in self.replicas)
+            and self.scheduler.pending.get(self.key) is self
         ):
-            del self.scheduler.meetings[self.key]
+            del self.scheduler.pending[self.key]
 
     @property
     def present(self) -> list[int]:
-        """The places of those who have arrived."""
-        return [place for place, task in enumerate(self.tasks) if task is not None]
+        """The positions of those who have arrived."""
+        return [position for position, replica in enumerate(self.replicas) if replica is not None]
 
-    def index(self, place: int) -> Any:
+    def index(self, position: int) -> Any:
         """A replica's index: an int on one axis, a tuple on several."""
         index = []
-        for frame in reversed(self.threads):
-            index.append(frame.offset + place % frame.size)
-            place //= frame.size
+        for entry in reversed(self.threaded_axes):
+            index.append(entry.offset + position % entry.size)
+            position //= entry.size
         return index[0] if len(index) == 1 else tuple(reversed(index))
 
     def describe_axes(self) -> str:
-        names = [repr(frame.name) for frame in self.threads]
+        names = [repr(entry.name) for entry in self.threaded_axes]
         return ("axis " if len(names) == 1 else "axes ") + ", ".join(names)
 
-    def describe_mismatch(self, place: int, line: str, terms: dict[str, Any]) -> str:
+    def describe_mismatch(self, position: int, site: str, terms: dict[str, Any]) -> str:
         assert self.terms is not None
         other = self.present[0]
         differences = [
@@ -284,34 +287,34 @@ class Meeting:
         return (
             f"replicas of {self.describe_axes()} do not make the same call: "
             f"replica {self.index(other)} calls {_describe_call(self.terms)} at "
-            f"{self.lines[other]}, "
-            f"replica {self.index(place)} calls {_describe_call(terms)} at {line}; they differ in "
-            + "; ".join(differences)
+            f"{self.call_sites[other]}, "
+            f"replica {self.index(position)} calls {_describe_call(terms)} at {site}; "
+            f"they differ in {'; '.join(differences)}"
         )
 
     def describe_wait(self) -> str:
         assert self.terms is not None
         here = self.present
-        away = [place for place, task in enumerate(self.tasks) if task is None]
+        away = [position for position, replica in enumerate(self.replicas) if replica is None]
         returned = away
-        if len(self.threads) == 1:
-            returned = [place for place in away if self.run.tasks[place].finished]
-        elsewhere = [place for place in away if place not in returned]
-        lines = sorted({self.lines[place] for place in here})
+        if len(self.threaded_axes) == 1:
+            returned = [position for position in away if self.call.replicas[position].finished]
+        elsewhere = [position for position in away if position not in returned]
+        call_sites = sorted({self.call_sites[position] for position in here})
         text = (
-            f"{self.describe_places(here)} of {self.describe_axes()} wait in "
-            f"{_describe_call(self.terms)} at {', '.join(lines)}"
+            f"{self.describe_replicas(here)} of {self.describe_axes()} wait in "
+            f"{_describe_call(self.terms)} at {', '.join(call_sites)}"
         )
         if returned:
-            text += f", but {self.describe_places(returned)} returned without calling it"
+            text += f", but {self.describe_replicas(returned)} returned without calling it"
         if elsewhere:
-            text += f", but {self.describe_places(elsewhere)} wait elsewhere"
+            text += f", but {self.describe_replicas(elsewhere)} wait elsewhere"
         return text
 
-    def describe_places(self, places: Sequence[int]) -> str:
-        shown = ", ".join(str(self.index(place)) for place in places[:8])
-        more = f" and {len(places) - 8} more" if len(places) > 8 else ""
-        return ("replica " if len(places) == 1 else "replicas ") + shown + more
+    def describe_replicas(self, positions: Sequence[int]) -> str:
+        shown = ", ".join(str(self.index(position)) for position in positions[:8])
+        more = f" and {len(positions) - 8} more" if len(positions) > 8 else ""
+        return ("replica " if len(positions) == 1 else "replicas ") + shown + more
 
 
 def _describe_call(terms: dict[str, Any]) -> str:
@@ -322,13 +325,13 @@ def _describe_call(terms: dict[str, Any]) -> str:
     )
 
 
-class Run:
+class PmapCall:
     """One call of pmap: its replicas, what they returned, and the error that ended them."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        parent: Task | None,
+        parent: ReplicaThread | None,
         function: Callable[[int], Any],
         report: Callable[[int, BaseException], BaseException],
     ) -> None:
@@ -336,56 +339,57 @@ class Run:
         self.parent = parent
         self.function = function
         self.report = report
-        self.tasks: list[Task] = []
+        self.replicas: list[ReplicaThread] = []
         self.results: list[Any] = []
         self.unfinished = 0
         self.error: BaseException | None = None
         self.interrupt: BaseException | None = None
-        self.streams: bool = parent is not None and parent.run.streams  # replicas are on GPUs
-        self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the steward of the outermost call
-        self.over = threading.Lock()
+        self.streams: bool = parent is not None and parent.call.streams  # replicas are on GPUs
+        self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the supervisor of the outermost call
+        self.over = threading.Lock()  # released when all replicas have ended
         self.over.acquire()
 
-    def add(self, frame: Frame, context: Context) -> None:
-        """One replica more."""
-        task = Task(self, frame, context)
-        context.run(_current.set, task)
-        self.tasks.append(task)
+    def add(self, entry: AxisEntry, context: Context) -> None:
+        """Add a replica."""
+        replica = ReplicaThread(self, entry, context)
+        context.run(_current.set, replica)
+        self.replicas.append(replica)
         self.results.append(None)
         self.unfinished += 1
 
-    # All below: with the scheduler's lock held, but for execute and the waits.
+    # Methods below are called with the scheduler's lock held, unless they say otherwise.
 
     def abort(self, error: BaseException) -> None:
-        """End all replicas of this call, and of calls inside it; the first error is the one
-        reported."""
+        """End all replicas of this call and of calls inside it. The first error is reported."""
         if self.error is None:
             self.error = error
         scheduler = self.scheduler
         scheduler.ready = deque(
-            task for task in scheduler.ready if task.run is not self or task.thread is not None
+            replica
+            for replica in scheduler.ready
+            if replica.call is not self or replica.thread is not None
         )
-        for task in self.tasks:
-            if task.finished or task.ended:
+        for replica in self.replicas:
+            if replica.finished or replica.ended:
                 continue
-            task.ended = True
-            if task.thread is None:
-                task.finished = True
+            replica.ended = True
+            if replica.thread is None:
+                replica.finished = True
                 self.unfinished -= 1
-            elif isinstance(task.waiting, Run):
-                task.waiting.abort(ReplicaEnded())
-            elif task.waiting is not None:
-                task.waiting.withdraw(task)
-                task.waiting = None
-                scheduler.ready.append(task)
+            elif isinstance(replica.waiting, PmapCall):
+                replica.waiting.abort(ReplicaEnded())
+            elif replica.waiting is not None:
+                replica.waiting.withdraw(replica)
+                replica.waiting = None
+                scheduler.ready.append(replica)
         if scheduler.root is not None:
             scheduler.ending = True
             scheduler.root.signal.put(None)
-        self.conclude_if_finished()
-        scheduler.dispatch()
+        self.wake_caller_if_finished()
+        scheduler.fill_slots()
 
-    def conclude_if_finished(self) -> None:
-        """When the last replica has ended, let the caller go on."""
+    def wake_caller_if_finished(self) -> None:
+        """Let the caller of pmap continue if all replicas have ended."""
         if self.unfinished:
             return
         if self.parent is None:
@@ -394,82 +398,83 @@ class Run:
             self.parent.waiting = None
             self.scheduler.ready.append(self.parent)
 
-    def retire(self, task: Task, result: Any, error: BaseException | None) -> None:
-        """Record how a replica ended and pass its turn on. (Takes the lock.)"""
+    def finish(self, replica: ReplicaThread, result: Any, error: BaseException | None) -> None:
+        """Record how a replica ended, and release its slot. (Takes the lock.)"""
         scheduler = self.scheduler
         with scheduler.lock:
-            assert task.frame.index is not None
-            self.results[task.frame.index] = result
-            task.finished = True
+            assert replica.entry.index is not None
+            self.results[replica.entry.index] = result
+            replica.finished = True
             self.unfinished -= 1
             scheduler.running -= 1
-            scheduler.started.discard(task)
-            if error is not None and not (task.ended and isinstance(error, ReplicaEnded)):
-                self.abort(self.error or self.report(task.frame.index, error))
+            scheduler.started.discard(replica)
+            if error is not None and not (replica.ended and isinstance(error, ReplicaEnded)):
+                self.abort(self.error or self.report(replica.entry.index, error))
             else:
-                self.conclude_if_finished()
-            scheduler.dispatch()
+                self.wake_caller_if_finished()
+            scheduler.fill_slots()
             scheduler.check_stalled()
 
     def execute(self) -> None:
-        """Run all replicas to their end; the outcome is in `results` and `error`. (Takes the
-        lock.)"""
+        """Run all replicas. Sets `results` and `error`. (Takes the lock.)"""
         if self.parent is None:
             self.execute_as_root()
         else:
             self.execute_inside(self.parent)
 
-    def execute_inside(self, parent: Task) -> None:
+    def execute_inside(self, parent: ReplicaThread) -> None:
         with self.scheduler.lock:
             parent.inside = not parent.ended
             parent.check_ended()
             self.enqueue()
             parent.waiting = self
-            self.scheduler.give_up_turn()
+            self.scheduler.release_slot()
         parent.wake.acquire()
         with self.scheduler.lock:
-            self.forget()
+            self.unregister()
             parent.inside = False
             parent.check_ended()
 
     def execute_as_root(self) -> None:
-        """Let a steward conduct the replicas, and wait for it.
+        """Start the supervisor thread, which runs the replicas, and wait for it.
 
-        Ctrl-C is raised in the main thread between any two bytecodes, so that thread, which may
-        be this one, touches no state: it leaves a note for the steward.
+        Ctrl-C is raised in the main thread between any two bytecodes. That may be this thread, so
+        it changes no state that replicas share: it sets `interrupt` for the supervisor.
         """
         self.scheduler.root = self
-        steward = threading.Thread(target=self.conduct, name="gpusim steward", daemon=True)
+        supervisor = threading.Thread(
+            target=self.run_replicas, name="gpusim supervisor", daemon=True
+        )
         try:
-            steward.start()
+            supervisor.start()
             # With a time-out, as a signal that comes just before acquire() blocks does not wake it.
             while not self.over.acquire(timeout=SIGNAL_POLL):
                 pass
         except BaseException as raised:
             self.interrupt = raised
             self.signal.put(None)
-            while not self.wait_for(steward):
+            while not self.wait_for(supervisor):
                 pass
             raise
 
-    def wait_for(self, steward: threading.Thread) -> bool:
-        """Whether the steward has ended; one more Ctrl-C does not shorten the wait for replicas."""
+    def wait_for(self, supervisor: threading.Thread) -> bool:
+        """Whether the supervisor has ended. Another Ctrl-C does not end the wait for replicas."""
         try:
-            return self.over.acquire(timeout=1) or not steward.is_alive()
+            return self.over.acquire(timeout=1) or not supervisor.is_alive()
         except KeyboardInterrupt:
             return False
 
-    def conduct(self) -> None:
-        """Start the replicas and see them to their end. (In the steward's thread.)"""
+    def run_replicas(self) -> None:
+        """Start the replicas, and end them if one fails. (In the supervisor thread.)"""
         # On CPython 3.11 a traced function waits at its entry until a posted exception is raised.
         sys.settrace(None)
         sys.setprofile(None)
         scheduler = self.scheduler
-        patience = 0.0
+        grace_ends = 0.0
         try:
             with scheduler.lock:
                 self.enqueue()
-                scheduler.dispatch()
+                scheduler.fill_slots()
             while self.unfinished:
                 if self.interrupt is not None and self.error is None:
                     with scheduler.lock:
@@ -477,152 +482,157 @@ class Run:
                     continue
                 if not scheduler.ending:
                     self.signal.get()
-                    patience = time.monotonic() + ENDING_GRACE
+                    grace_ends = time.monotonic() + ENDING_GRACE
                     continue
-                if time.monotonic() > patience:
+                if time.monotonic() > grace_ends:
                     scheduler.end_running()
                 with suppress(Empty):
                     self.signal.get(timeout=ENDING_POLL)
-            for task in self.tasks:
-                if task.thread is not None:
-                    task.thread.join()
+            for replica in self.replicas:
+                if replica.thread is not None:
+                    replica.thread.join()
         finally:
             self.over.release()
 
     def enqueue(self) -> None:
-        for task in self.tasks:
-            self.scheduler.runs[task.frame] = self
-        self.scheduler.ready.extend(self.tasks)
+        for replica in self.replicas:
+            self.scheduler.calls[replica.entry] = self
+        self.scheduler.ready.extend(self.replicas)
 
-    def forget(self) -> None:
-        for task in self.tasks:
-            self.scheduler.runs.pop(task.frame, None)
+    def unregister(self) -> None:
+        for replica in self.replicas:
+            self.scheduler.calls.pop(replica.entry, None)
 
 
 class Scheduler:
-    """Hands out turns: at most `turns` replicas run at once."""
+    """Execution slots for replicas: at most `slots` of them run at once."""
 
-    def __init__(self, turns: int, one_at_a_time: bool) -> None:
+    def __init__(self, slots: int, one_at_a_time: bool) -> None:
         self.lock = threading.Lock()
-        self.turns = turns
+        self.slots = slots
         self.one_at_a_time = one_at_a_time
         self.running = 0
-        self.elsewhere = 0  # replicas that wait for other instances
-        self.ready: deque[Task] = deque()
-        self.started: set[Task] = set()
-        self.meetings: dict[Any, Meeting] = {}
-        self.runs: dict[Frame, Run] = {}
-        self.root: Run | None = None
+        self.waiting_for_instances = 0  # replicas that wait for other instances
+        self.ready: deque[ReplicaThread] = deque()
+        self.started: set[ReplicaThread] = set()
+        self.pending: dict[Any, Rendezvous] = {}
+        self.calls: dict[AxisEntry, PmapCall] = {}
+        self.root: PmapCall | None = None
         self.ending = False
 
-    def dispatch(self) -> None:
-        """Give free turns to those who are ready."""
-        while self.running < self.turns and self.ready:
-            task = self.ready.popleft()
+    def fill_slots(self) -> None:
+        """Let ready replicas run in the free slots."""
+        while self.running < self.slots and self.ready:
+            replica = self.ready.popleft()
             self.running += 1
-            if task.thread is not None:
-                task.wake.release()
+            if replica.thread is not None:
+                replica.wake.release()
                 continue
-            self.start(task)
+            self.start(replica)
 
-    def start(self, task: Task) -> None:
-        """Start a replica's thread; when the system has no more threads, end the pmap call."""
-        task.thread = threading.Thread(
-            target=task.live,
-            args=(task.run.function,),
-            name=f"gpusim replica {task.frame.index} of axis {task.frame.name!r}",
+    def start(self, replica: ReplicaThread) -> None:
+        """Start a replica's thread. If the system refuses a thread, end the pmap call."""
+        replica.thread = threading.Thread(
+            target=replica.run_in_thread,
+            args=(replica.call.function,),
+            name=f"gpusim replica {replica.entry.index} of axis {replica.entry.name!r}",
             daemon=True,
         )
-        self.started.add(task)
+        self.started.add(replica)
         try:
-            task.thread.start()
+            replica.thread.start()
         except RuntimeError as error:
-            self.started.discard(task)
+            self.started.discard(replica)
             self.running -= 1
-            task.thread = None
-            task.finished = True
-            task.run.unfinished -= 1
+            replica.thread = None
+            replica.finished = True
+            replica.call.unfinished -= 1
             failure = GpusimError(
-                f"pmap could not start the thread of replica {task.frame.index} ({error}); "
+                f"pmap could not start the thread of replica {replica.entry.index} ({error}); "
                 "vmap needs no threads"
             )
             failure.__cause__ = error
-            task.run.abort(failure)
+            replica.call.abort(failure)
 
-    def give_up_turn(self) -> None:
-        """The calling task waits from now on."""
+    def release_slot(self) -> None:
+        """Release the slot of the calling replica, which waits from now on."""
         self.running -= 1
-        self.dispatch()
+        self.fill_slots()
         self.check_stalled()
 
-    def leave(self) -> None:
-        """The calling task waits for other instances from now on."""
+    def release_slot_for_instances(self) -> None:
+        """Release the slot of the calling replica, which waits for other instances from now on."""
         if not self.one_at_a_time:
             self.running -= 1
-            self.elsewhere += 1
-            self.dispatch()
+            self.waiting_for_instances += 1
+            self.fill_slots()
 
-    def come_back(self, task: Task) -> None:
-        """The calling task asks for a turn again; its `wake` tells it when it has one."""
+    def request_slot(self, replica: ReplicaThread) -> None:
+        """Make the calling replica ready again; its `wake` is released when it has a slot."""
         if not self.one_at_a_time:
-            self.elsewhere -= 1
-            self.ready.append(task)
-            self.dispatch()
+            self.waiting_for_instances -= 1
+            self.ready.append(replica)
+            self.fill_slots()
 
     def check_stalled(self) -> None:
-        """When nobody can go on any more, end those who wait."""
-        if self.running or self.ready or self.elsewhere:
+        """Raise DeadlockError in the replicas that wait, if none runs or is ready."""
+        if self.running or self.ready or self.waiting_for_instances:
             return
-        meetings = list(self.meetings.values())
-        if meetings:
+        pending = list(self.pending.values())
+        if pending:
             error = DeadlockError(
                 "no replica can go on: "
-                + "; ".join(meeting.describe_wait() for meeting in meetings)
+                + "; ".join(rendezvous.describe_wait() for rendezvous in pending)
             )
-            min(meetings, key=lambda meeting: meeting.threads[0].depth).run.abort(error)
+            min(pending, key=lambda rendezvous: rendezvous.threaded_axes[0].depth).call.abort(error)
 
-    def meeting_of(self, threads: Axes, around: Axes) -> Meeting:
-        """The meeting of those replicas along `threads` that stand where this one stands on other
-        axes."""
-        path: list[Any] = [id(self.runs[threads[0]])]
-        for frame in around[threads[0].depth + 1 :]:
-            if frame.index is not None:
-                path.append((frame.name, frame.size, "*" if frame in threads else frame.index))
+    def rendezvous_of(self, threaded_axes: Axes, enclosing: Axes) -> Rendezvous:
+        """The rendezvous of the replicas along `threads` with the caller's other indices."""
+        path: list[Any] = [id(self.calls[threaded_axes[0]])]
+        for entry in enclosing[threaded_axes[0].depth + 1 :]:
+            if entry.index is not None:
+                path.append(
+                    (entry.name, entry.size, "*" if entry in threaded_axes else entry.index)
+                )
         key = tuple(path)
-        meeting = self.meetings.get(key)
-        if meeting is None:
-            meeting = self.meetings[key] = Meeting(self, key, threads)
-        return meeting
+        rendezvous = self.pending.get(key)
+        if rendezvous is None:
+            rendezvous = self.pending[key] = Rendezvous(self, key, threaded_axes)
+        return rendezvous
 
-    def conclude(
-        self, meeting: Meeting, last: Task, compute: Callable[[list[Any]], list[Any]]
+    def complete_rendezvous(
+        self, rendezvous: Rendezvous, last: ReplicaThread, compute: Callable[[list[Any]], list[Any]]
     ) -> bool:
-        """Compute, hand the outcomes over, let everybody go on; True if the last to arrive does at
-        once."""
+        """Compute all outcomes and make the replicas ready; True if the last one keeps its slot."""
         error: BaseException | None = None
-        outcomes: list[Any] = [None] * len(meeting.tasks)
+        outcomes: list[Any] = [None] * len(rendezvous.replicas)
         try:
-            outcomes = compute(meeting.offers)
+            outcomes = compute(rendezvous.contributions)
         except Exception as raised:
             error = raised
         except ReplicaEnded:  # while it waited for other instances; the others are not to blame
             error = DeadlockError("the replica that was to compute a collective for all was ended")
         with self.lock:
-            for task, outcome in zip(meeting.tasks, outcomes, strict=True):
-                if task is None:  # ended meanwhile
+            for replica, outcome in zip(rendezvous.replicas, outcomes, strict=True):
+                if replica is None:  # ended meanwhile
                     continue
-                task.outcome, task.error = outcome, error
-                task.waiting = None
-                if task is not last or self.one_at_a_time:
-                    self.ready.append(task)
+                replica.outcome, replica.error = outcome, error
+                replica.waiting = None
+                if replica is not last or self.one_at_a_time:
+                    self.ready.append(replica)
             if self.one_at_a_time:
                 self.running -= 1
-            self.dispatch()
+            self.fill_slots()
         return not self.one_at_a_time
 
     def end_running(self) -> None:
-        """Raise ReplicaEnded in every replica that was told to end and still runs its own code."""
+        """Post a ReplicaEnded to each replica that is to end and still runs user code."""
         with self.lock:
-            for task in self.started:
-                if task.ended and not task.finished and not task.inside and task.thread is not None:
-                    _end_thread(task.thread)
+            for replica in self.started:
+                if (
+                    replica.ended
+                    and not replica.finished
+                    and not replica.inside
+                    and replica.thread is not None
+                ):
+                    _end_thread(replica.thread)

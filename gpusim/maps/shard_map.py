@@ -1,5 +1,4 @@
-"""shard_map: global arrays split over a mesh of replicas, one function on the shards, the results
-put together."""
+"""shard_map: global arrays sharded over a mesh; the function sees one replica's shards."""
 
 from __future__ import annotations
 
@@ -12,18 +11,18 @@ import numpy as np
 
 from .. import trees
 from ..libraries import first_unlike, on_device
-from .arguments import as_array, is_array, part_company, read_only
-from .frames import (
+from .arguments import as_array, is_array, read_only, separate
+from .axis_environment import (
     Axes,
+    AxisEntry,
     AxisName,
-    Frame,
     agree_on,
-    bound,
-    lockstep_environment,
-    mesh_share,
-    new_frames,
+    extend_axis_environment,
+    lockstep_axes,
+    mesh_sharding,
+    new_axes,
 )
-from .mapped_array.align import lead_full, sizes
+from .mapped_array.align import expand, sizes
 from .mapped_array.array import Array, unpack, wrap
 
 
@@ -130,8 +129,8 @@ def shard_map(
 ) -> Callable[..., Any]:
     """Run `f` on the shards of global arrays, one for each replica of a mesh.
 
-    Each argument is split by its PartitionSpec (`P`); `f` sees MappedArrays of shard shape and may
-    use collectives over the mesh's axes; results are put together by `out_specs`.
+    Each argument is split by its PartitionSpec (`P`). `f` sees MappedArrays of shard shape and may
+    use collectives over the mesh's axes. Results are assembled by `out_specs`.
 
     Args:
         f: a function of pytrees of arrays that returns a pytree of arrays.
@@ -139,8 +138,8 @@ def shard_map(
         in_specs: a P, or a tuple with a P or tree prefix of Ps for each argument.
         out_specs: a P or tree prefix of Ps for the results. Mesh axes that a P does not name
             declare the result replicated along them.
-        check_vma: compare the replicas' copies of what out_specs declares replicated; False takes
-            the first copy unseen.
+        check_vma: compare the replicas' copies of results that out_specs declares replicated;
+            False takes the first copy without comparing.
 
     Returns:
         A function with the positional arguments of `f`.
@@ -178,21 +177,21 @@ def shard_map(
         leaves, structure = trees.flatten(args)
         specs = trees.broadcast_prefix(in_specs, args, "shard_map in_specs", _is_spec)
         shape = tuple(mesh.shape.values())
-        frames = new_frames(mesh.axis_names, shape, share=mesh_share("shard_map", shape))
-        outer = bool(lockstep_environment())
-        with bound(frames):
+        mesh_axes = new_axes(mesh.axis_names, shape, sharding=mesh_sharding("shard_map", shape))
+        outer = bool(lockstep_axes())
+        with extend_axis_environment(mesh_axes):
             shards = [
-                _split(leaf, spec, frames, f"shard_map: leaf {number} of the arguments")
+                _split(leaf, spec, mesh_axes, f"shard_map: leaf {number} of the arguments")
                 for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
             ]
             result = f(*trees.unflatten(structure, shards))
             parts, result_structure = trees.flatten(result)
             places = trees.broadcast_prefix(out_specs, result, "shard_map out_specs", _is_spec)
             whole = [
-                _join(part, spec, frames, outer, check_vma, f"shard_map: result {number}")
+                _join(part, spec, mesh_axes, outer, check_vma, f"shard_map: result {number}")
                 for number, (part, spec) in enumerate(zip(parts, places, strict=True))
             ]
-        return trees.unflatten(result_structure, whole if outer else part_company(whole))
+        return trees.unflatten(result_structure, whole if outer else separate(whole))
 
     return mapped
 
@@ -212,18 +211,17 @@ def _check_specs(what: str, specs: Any, mesh: Mesh) -> None:
             if name not in mesh.shape:
                 raise ValueError(
                     f"shard_map {what} has {spec!r}, but the mesh has no axis {name!r}; its axes "
-                    f"are "
-                    f"{mesh.axis_names!r}"
+                    f"are {mesh.axis_names!r}"
                 )
 
 
-def _frames_of(spec: P, frames: Axes) -> list[list[Frame]]:
-    by_name = {frame.name: frame for frame in frames}
+def _mesh_axes_of(spec: P, mesh_axes: Axes) -> list[list[AxisEntry]]:
+    by_name = {mesh_axis.name: mesh_axis for mesh_axis in mesh_axes}
     return [[by_name[name] for name in entry] for entry in spec]
 
 
-def _split(leaf: Any, spec: P, frames: Axes, what: str) -> Any:
-    """The argument as a MappedArray of shards: each split axis becomes (mesh axes..., rest)."""
+def _split(leaf: Any, spec: P, mesh_axes: Axes, what: str) -> Any:
+    """The argument as a MappedArray of shards: a split axis becomes the mesh axes and the rest."""
     if not is_array(leaf) and not spec.entries:
         return leaf
     data, axes = unpack(as_array(leaf, what))
@@ -234,84 +232,87 @@ def _split(leaf: Any, spec: P, frames: Axes, what: str) -> Any:
             f"{what} has shape {data.shape[outer:]}, which has fewer axes than its spec {spec!r}"
         )
     shape = list(data.shape[:outer])
-    mesh_places: dict[Frame, int] = {}
+    mesh_places: dict[AxisEntry, int] = {}
     rest_places = []
-    for axis, split in enumerate([*_frames_of(spec, frames), *[[]] * (ndim - len(spec))]):
+    for axis, split in enumerate([*_mesh_axes_of(spec, mesh_axes), *[[]] * (ndim - len(spec))]):
         length = data.shape[outer + axis]
         count = math.prod(sizes(tuple(split)))
         if length % count:
-            names = tuple(frame.name for frame in split)
+            names = tuple(mesh_axis.name for mesh_axis in split)
             raise ValueError(
                 f"{what} has shape {data.shape[outer:]}: axis {axis} of size {length} is not "
-                f"divisible "
-                f"by the size {count} of mesh axes {names!r} (spec {spec!r})"
+                f"divisible by the size {count} of mesh axes {names!r} (spec {spec!r})"
             )
-        for frame in split:
-            mesh_places[frame] = len(shape)
-            shape.append(frame.size)
+        for mesh_axis in split:
+            mesh_places[mesh_axis] = len(shape)
+            shape.append(mesh_axis.size)
         rest_places.append(len(shape))
         shape.append(length // count)
-    own = tuple(frame for frame in frames if frame in mesh_places)
-    order = [*range(outer), *(mesh_places[frame] for frame in own), *rest_places]
-    for frame in own if on_device(data) else ():
-        frame.like = data
+    own = tuple(mesh_axis for mesh_axis in mesh_axes if mesh_axis in mesh_places)
+    order = [*range(outer), *(mesh_places[mesh_axis] for mesh_axis in own), *rest_places]
+    for mesh_axis in own if on_device(data) else ():
+        mesh_axis.like = data
     shards = data.reshape(shape).transpose(order)
     if order != sorted(order):
         shards = shards.copy(order="C")  # as moved axes of vmap
     return wrap(read_only(shards), (*axes, *own))
 
 
-def _join(part: Any, spec: P, frames: Axes, outer: bool, check: bool, what: str) -> Any:
-    """The global array of which `part` holds the shards."""
+def _join(part: Any, spec: P, mesh_axes: Axes, outer: bool, check: bool, what: str) -> Any:
+    """The global array that `part` holds the shards of."""
     value = as_array(part, what)
     data, axes = unpack(value)
-    around = tuple(frame for frame in axes if frame not in frames)
+    enclosing = tuple(mesh_axis for mesh_axis in axes if mesh_axis not in mesh_axes)
     ndim = data.ndim - len(axes)
-    entries = _frames_of(spec, frames)
+    entries = _mesh_axes_of(spec, mesh_axes)
     if len(entries) > ndim:
         raise ValueError(
             f"{what} has shape {value.shape}, which has fewer axes than its out_specs {spec!r}"
         )
-    named = tuple(frame for frame in frames if any(frame in entry for entry in entries))
-    data, axes = _one_copy(data, axes, [f for f in frames if f not in named], check, what, spec)
-    full = lead_full(wrap(data, axes), (*around, *named))
-    places = {frame: len(around) + place for place, frame in enumerate(named)}
-    start = len(around) + len(named)
-    order = list(range(len(around)))
-    shape = list(full.shape[: len(around)])
+    named = tuple(
+        mesh_axis for mesh_axis in mesh_axes if any(mesh_axis in entry for entry in entries)
+    )
+    data, axes = _one_copy(data, axes, [f for f in mesh_axes if f not in named], check, what, spec)
+    full = expand(data, axes, (*enclosing, *named))
+    places = {mesh_axis: len(enclosing) + place for place, mesh_axis in enumerate(named)}
+    start = len(enclosing) + len(named)
+    order = list(range(len(enclosing)))
+    shape = list(full.shape[: len(enclosing)])
     for axis in range(ndim):
         split = entries[axis] if axis < len(entries) else []
-        order += [places[frame] for frame in split] + [start + axis]
+        order += [places[mesh_axis] for mesh_axis in split] + [start + axis]
         shape.append(math.prod(sizes(tuple(split))) * full.shape[start + axis])
     joined = full.transpose(order).reshape(shape)
-    return wrap(joined, around) if outer else joined
+    return wrap(joined, enclosing) if outer else joined
 
 
 def _one_copy(
-    data: Array, axes: Axes, replicated: list[Frame], check: bool, what: str, spec: P
+    data: Array, axes: Axes, replicated: list[AxisEntry], check: bool, what: str, spec: P
 ) -> tuple[Array, Axes]:
     """The first of the copies along mesh axes that out_specs declares replicated.
 
     Raises:
         ValueError: when a copy has other bits.
     """
-    for frame in replicated:
-        if frame not in axes:
+    for mesh_axis in replicated:
+        if mesh_axis not in axes:
             continue
-        place = axes.index(frame)
+        place = axes.index(mesh_axis)
         copies = np.moveaxis(data, place, 0)
         first = copies[0]
         if check:
             index = first_unlike(copies)
             if index is not None:
                 raise ValueError(
-                    f"{what} is declared replicated over mesh axis {frame.name!r} by out_specs "
-                    f"{spec!r}, but replicas {frame.offset} and {frame.offset + index} hold "
-                    "different values: name the axis in out_specs, or reduce over it (lax.psum, "
-                    "lax.pmean, lax.all_gather)"
+                    f"{what} is declared replicated over mesh axis {mesh_axis.name!r} by out_specs "
+                    f"{spec!r}, but replicas {mesh_axis.offset} and {mesh_axis.offset + index} "
+                    "hold different values: name the axis in out_specs, or reduce over it "
+                    "(lax.psum, lax.pmean, lax.all_gather)"
                 )
             agree_on(
-                first, frame.share, f"{what}, declared replicated over mesh axis {frame.name!r}"
+                first,
+                mesh_axis.sharding,
+                f"{what}, declared replicated over mesh axis {mesh_axis.name!r}",
             )
         data, axes = first, axes[:place] + axes[place + 1 :]
     return data, axes

@@ -1,17 +1,17 @@
 """Replicas on GPUs: a stream for each, and events that order what they exchange.
 
-A pmap call's caller, its replicas and their meetings each work on a stream of their own, and the
-host waits for none of them. Who takes over values waits for the stream that made them:
+The caller of pmap, its replicas and their rendezvous each work on a stream of their own, and the
+host waits for none of them. A stream waits for the streams that computed its inputs:
 
-- a replica's stream for the caller's, before it begins, and the caller's for all replicas' when
-  they have ended;
-- a meeting's stream for the streams of all who have arrived, and theirs for the meeting's, before
-  they go on.
+- a replica's stream waits for the caller's before it begins, and the caller's for all replicas'
+  when they have ended;
+- a rendezvous's stream waits for the streams of all replicas that have arrived, and theirs for the
+  rendezvous's before they continue.
 
-That orders memory too. CuPy gives back an array's memory, when nobody refers to it any more, to the
-stream that it was allocated on, which may use it at once, whoever else may still be reading. So
-results of meetings come from the meeting's stream, which always waits for all who hold them, and
-streams are lent to one call at a time.
+That orders memory too. CuPy returns the memory of an unreferenced array to the stream that
+allocated it, which may reuse it at once, although other streams may still read it. So results of a
+rendezvous come from its stream, which always waits for all replicas that hold them, and a stream is
+lent to one call at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..libraries import on_device, to_host
-from .frames import Frame
+from .axis_environment import AxisEntry
 from .mapped_array.array import Array, MappedArray, unpack, wrap
 
 HOST = ("cpu", "host")
@@ -34,11 +34,11 @@ HOST = ("cpu", "host")
 
 
 def check_devices(devices: Any) -> None:
-    """Refuse what names no devices; which there are is asked when the replicas start.
+    """Check the type of pmap's `devices`. Whether they exist is checked when the replicas start.
 
     Raises:
-        TypeError: for anything but None and a sequence of devices.
-        ValueError: for an empty one, and for an entry that names no device.
+        TypeError: if it is neither None nor a sequence.
+        ValueError: if it is empty, or an entry does not name a device.
     """
     if devices is None:
         return
@@ -70,16 +70,16 @@ def _is_ipu(device: Any) -> bool:
 
 
 def gpus_of_replicas(
-    devices: Sequence[Any] | None, leaves: Sequence[Any], size: int, outer: Lane | None
+    devices: Sequence[Any] | None, leaves: Sequence[Any], size: int, outer: StreamSlot | None
 ) -> list[int | None]:
-    """Which GPU each replica runs on, None for the host: `devices` over and over, in their order.
+    """The GPU of each replica, None for the host. `devices` repeat in their order.
 
-    Without `devices` all run where the first array among the arguments is that is on a GPU, or
-    where the replica runs that calls.
+    Without `devices`, all replicas run on the GPU of the first argument that is on one, else on
+    that of the calling replica.
 
     Raises:
-        ImportError: for GPUs without CuPy.
-        ValueError: for a GPU that is not there.
+        ImportError: if CuPy is not installed and a GPU is named.
+        ValueError: if a GPU does not exist.
     """
     if devices is None:
         arrays = (unpack(leaf)[0] for leaf in leaves)
@@ -119,7 +119,7 @@ def _gpus() -> int:
 
 
 class _Pool:
-    """Streams that no call holds, which wait already for all that they were used for."""
+    """Streams that no call holds. They wait already for all their earlier users."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ pool = _Pool()
 
 
 def _record(stream: Any) -> Any:
-    """An event behind all that the stream has been given; its GPU must be the current one."""
+    """An event after all work on the stream, whose GPU must be the current one."""
     return stream.record(_cupy().cuda.Event(disable_timing=True))
 
 
@@ -159,50 +159,53 @@ def _record_current(gpu: int) -> Any:
 
 
 @dataclass
-class Lane:
-    """What a replica on a GPU works on.
+class StreamSlot:
+    """The GPU and the stream of one replica.
 
     Attributes:
         gpu, stream: CUDA's number of the GPU, and one of its streams.
-        meetings: the streams of the meetings of the outermost call, by who meets and by GPU.
-        end: the event behind the replica's last work.
+        rendezvous_streams: the streams of the outermost call's rendezvous, by slots and by GPU.
+        end: the event after the replica's last work.
     """
 
     gpu: int
     stream: Any
-    meetings: dict[tuple[int, ...], dict[int, Any]]
+    rendezvous_streams: dict[tuple[int, ...], dict[int, Any]]
     end: Any = None
 
 
-class Lanes:
-    """The lanes of one pmap call's replicas; `of` is None for a replica on the host.
+class StreamSlots:
+    """The stream slots of one pmap call's replicas; `of` has None for a replica on the host.
 
-    A context: when it is left, the caller's streams go on behind all replicas, and the lanes are
-    lent to others.
+    A context: on leaving, the caller's streams wait for all replicas, and the streams are returned
+    to the pool.
     """
 
     def __init__(
-        self, gpus: Sequence[int | None], leaves: Sequence[Any], outer: Lane | None
+        self, gpus: Sequence[int | None], leaves: Sequence[Any], outer: StreamSlot | None
     ) -> None:
         self._root = outer is None
-        self.meetings = {} if outer is None else outer.meetings
+        self.rendezvous_streams = {} if outer is None else outer.rendezvous_streams
         self._gpus = sorted({gpu for gpu in gpus if gpu is not None})
         self._begin = [_record_current(gpu) for gpu in sorted({*self._gpus, *_gpus_of(leaves)})]
         self.of = [
-            None if gpu is None else Lane(gpu, pool.take(gpu), self.meetings) for gpu in gpus
+            None if gpu is None else StreamSlot(gpu, pool.take(gpu), self.rendezvous_streams)
+            for gpu in gpus
         ]
         self.home = self.of[0].gpu if self.of[0] is not None else None
 
-    def __enter__(self) -> Lanes:
+    def __enter__(self) -> StreamSlots:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.follow()
-        held = [(lane.gpu, lane.stream) for lane in self.of if lane is not None]
+        held = [(slot.gpu, slot.stream) for slot in self.of if slot is not None]
         if self._root:
-            held += [pair for streams in self.meetings.values() for pair in streams.items()]
-            self.meetings.clear()
-        # What was gathered on one GPU was read from all: later work waits for all of it.
+            held += [
+                pair for streams in self.rendezvous_streams.values() for pair in streams.items()
+            ]
+            self.rendezvous_streams.clear()
+        # Gathering on one GPU read from all GPUs: later work waits for that.
         behind = [_record_current(gpu) for gpu in self._gpus]
         for gpu, stream in held:
             for event in behind:
@@ -210,9 +213,9 @@ class Lanes:
             pool.give_back(gpu, stream)
 
     def follow(self) -> None:
-        """The caller's streams go on behind the work of all replicas."""
+        """Let the caller's streams wait for the work of all replicas."""
         cupy = _cupy()
-        ends = [lane.end for lane in self.of if lane is not None and lane.end is not None]
+        ends = [slot.end for slot in self.of if slot is not None and slot.end is not None]
         for gpu in self._gpus:
             with cupy.cuda.Device(gpu):
                 stream = cupy.cuda.get_current_stream()
@@ -220,33 +223,33 @@ class Lanes:
                 stream.wait_event(end)
 
     @contextmanager
-    def entered(self, index: int, frame: Frame) -> Iterator[None]:
-        """A replica's work goes to its lane, behind the caller's."""
-        lane = self.of[index]
-        if lane is None:
+    def entered(self, index: int, entry: AxisEntry) -> Iterator[None]:
+        """A block whose work runs on a replica's stream, after the caller's work."""
+        slot = self.of[index]
+        if slot is None:
             yield
             return
         cupy = _cupy()
-        with cupy.cuda.Device(lane.gpu), lane.stream:
+        with cupy.cuda.Device(slot.gpu), slot.stream:
             for event in self._begin:
-                lane.stream.wait_event(event)
-            frame.like = cupy.empty(0)
+                slot.stream.wait_event(event)
+            entry.like = cupy.empty(0)
             try:
                 yield
             finally:
-                lane.end = _record(lane.stream)
+                slot.end = _record(slot.stream)
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """The caller's work, where the first replica is."""
+        """A block of the caller's work, on the first replica's GPU."""
         self.follow()
         with nullcontext() if self.home is None else _cupy().cuda.Device(self.home):
             yield
 
     def place(self, index: int) -> int | None:
         """The replica's GPU."""
-        lane = self.of[index]
-        return None if lane is None else lane.gpu
+        slot = self.of[index]
+        return None if slot is None else slot.gpu
 
 
 def _gpus_of(leaves: Sequence[Any]) -> set[int]:
@@ -257,14 +260,14 @@ def _gpus_of(leaves: Sequence[Any]) -> set[int]:
 # --- moving -------------------------------------------------------------------------------------
 
 
-def moved(value: Any, gpu: int | None) -> Any:
-    """An array where `gpu`, the current one, has it (None: on the host); what is none stays.
+def move(value: Any, gpu: int | None) -> Any:
+    """An array on `gpu`, which is the current one (None: on the host); other values stay.
 
     Copies run on the current stream.
     """
     if isinstance(value, MappedArray):
         data, axes = unpack(value)
-        return wrap(moved(data, gpu), axes)
+        return wrap(move(data, gpu), axes)
     if gpu is None:
         return to_host(value) if on_device(value) else value
     if on_device(value):
@@ -278,57 +281,56 @@ def _from_another_gpu(array: Array) -> Array:
     return target
 
 
-# --- meetings -----------------------------------------------------------------------------------
+# --- rendezvous ---------------------------------------------------------------------------------
 
 
 @dataclass
 class Arrival:
-    """A replica that has arrived at a meeting: events behind its work, then one behind the
-    meeting's."""
+    """A replica at a rendezvous: the events after its work, then the one after the rendezvous's."""
 
-    lane: Lane
-    streams: list[Any]  # the lane's, and the one that is current, should it be another
+    slot: StreamSlot
+    streams: list[Any]  # the slot's, and the current one if that is another
     ready: list[Any]
     done: Any = None
 
     def depart(self) -> None:
-        """The replica goes on behind the meeting."""
+        """Let the replica's streams wait for the rendezvous."""
         for stream in self.streams:
             stream.wait_event(self.done)
 
 
-def arrive(lane: Lane) -> Arrival:
-    """The replica of this thread waits in a meeting from now on."""
+def arrive(slot: StreamSlot) -> Arrival:
+    """Record the work of this thread's replica before a rendezvous."""
     cupy = _cupy()
-    with cupy.cuda.Device(lane.gpu):  # f may have made another GPU or stream the current one
+    with cupy.cuda.Device(slot.gpu):  # f may have made another GPU or stream the current one
         current = cupy.cuda.get_current_stream()
-        streams = [lane.stream] if current.ptr == lane.stream.ptr else [lane.stream, current]
-        return Arrival(lane, streams, [_record(stream) for stream in streams])
+        streams = [slot.stream] if current.ptr == slot.stream.ptr else [slot.stream, current]
+        return Arrival(slot, streams, [_record(stream) for stream in streams])
 
 
-class Rendezvous:
-    """A meeting of replicas of which some are on GPUs: the values come to one GPU, and go back.
+class DeviceRendezvous:
+    """A rendezvous of replicas on GPUs: operands are gathered on one GPU, results are handed out.
 
-    With all on one GPU nothing moves: kernels take the replicas' own pointers.
+    If all are on one GPU nothing is copied: kernels take the replicas' own pointers.
     """
 
     def __init__(self, arrivals: Sequence[Arrival | None]) -> None:
         self.arrivals = arrivals
         self._present = [arrival for arrival in arrivals if arrival is not None]
-        first = self._present[0].lane
+        first = self._present[0].slot
         self.home = first.gpu
-        key = tuple(id(arrival.lane) for arrival in self._present)
-        self._streams = first.meetings.setdefault(key, {})
-        for gpu in {arrival.lane.gpu for arrival in self._present} - self._streams.keys():
+        key = tuple(id(arrival.slot) for arrival in self._present)
+        self._streams = first.rendezvous_streams.setdefault(key, {})
+        for gpu in {arrival.slot.gpu for arrival in self._present} - self._streams.keys():
             self._streams[gpu] = pool.take(gpu)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The meeting's work runs on its own stream of its GPU, behind everybody's."""
+        """A block whose work runs on the rendezvous's own stream, after all replicas' work."""
         cupy = _cupy()
         for arrival in self._present:
             for event in arrival.ready:
-                self._streams[arrival.lane.gpu].wait_event(event)
+                self._streams[arrival.slot.gpu].wait_event(event)
         home = self._streams[self.home]
         with cupy.cuda.Device(self.home), home:
             try:
@@ -336,22 +338,22 @@ class Rendezvous:
             finally:
                 behind = {self.home: _record(home)}
                 for gpu, stream in self._streams.items():
-                    if gpu != self.home:  # its memory has been read by the meeting
+                    if gpu != self.home:  # the rendezvous has read its memory
                         stream.wait_event(behind[self.home])
                         with cupy.cuda.Device(gpu):
                             behind[gpu] = _record(stream)
                 for arrival in self._present:
-                    arrival.done = behind[arrival.lane.gpu]
+                    arrival.done = behind[arrival.slot.gpu]
 
     def gather(self, values: list[Any]) -> list[Any]:
-        """One operand of each replica, on the meeting's GPU; if all are NumPy's they stay so."""
+        """One operand of each replica, on the rendezvous's GPU; NumPy arrays stay if all are."""
         if not any(on_device(unpack(value)[0]) for value in values):
             return values
         return self._exchange([(value, self.home) for value in values], collecting=True)
 
     def hand_out(self, values: list[tuple[Any, int]]) -> list[Any]:
-        """Results, each for the replica of that place: one copy for each GPU. NumPy's stay so."""
-        places = [None if a is None else a.lane.gpu for a in self.arrivals]
+        """Results for replicas, given by position: one copy for each GPU. NumPy arrays stay."""
+        places = [None if a is None else a.slot.gpu for a in self.arrivals]
         return self._exchange([(value, places[replica]) for value, replica in values])
 
     def _exchange(
@@ -371,12 +373,12 @@ class Rendezvous:
             elif gpu is None:
                 data = to_host(data) if on_device(data) else data
             elif collecting:
-                data = moved(data, gpu)
+                data = move(data, gpu)
             results.append(wrap(data, axes) if isinstance(value, MappedArray) else data)
         return results
 
     def _between_gpus(self, moves: list[tuple[Array, int]]) -> list[Array]:
-        """Copies on other GPUs, on the streams that the meeting has on both."""
+        """Copies on other GPUs, by the rendezvous's streams on both."""
         if not moves:
             return []
         from ..runtime.engines.nccl import send_between_gpus

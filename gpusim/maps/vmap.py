@@ -1,4 +1,4 @@
-"""vmap: all replicas in lockstep, one batched operation for each operation of the function."""
+"""vmap: all replicas run in lockstep; each operation of the function is one batched operation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from .arguments import (
     check_out_axes,
     enter,
     leave,
-    part_company,
     read_arguments,
+    result_axes,
+    separate,
 )
-from .frames import (
+from .axis_environment import (
+    AxisEntry,
     AxisName,
-    bound,
+    axis_environment,
+    extend_axis_environment,
     local_axis_size,
-    lockstep_environment,
-    new_frames,
-    outermost_share,
+    lockstep_axes,
+    outermost_sharding,
 )
 
 
@@ -40,22 +42,22 @@ def vmap(
 
     Args:
         f: a function of pytrees of arrays that returns a pytree of arrays.
-        in_axes: which axis of each argument counts the replicas: an int for all of them, None for
-            'the same on every replica', or a tuple with an entry for each positional argument, each
-            an int, None or a tree prefix of them. Keyword arguments are mapped along axis 0.
-        out_axes: where the replicas' axis goes in the results, as int or tree prefix of the
+        in_axes: the mapped axis of each argument: an int for all of them, None for arguments that
+            are the same on every replica, or a tuple with an entry for each positional argument,
+            each an int, None or a tree prefix of them. Keyword arguments are mapped along axis 0.
+        out_axes: the position of the mapped axis in the results, as int or tree prefix of the
             results; None returns a value that is the same on every replica once.
         axis_name: a name for the axis, for collectives.
-        axis_size: the number of replicas, needed only when no argument is mapped.
+        axis_size: the number of replicas, needed only if no argument is mapped.
 
     Returns:
         A function with the arguments of `f`. Results that alias an argument or each other are
         read-only.
 
     Raises:
-        TypeError: for in_axes of another type, or results that are no arrays.
-        ValueError: for in_axes that do not fit the arguments, sizes that differ, out_axes that do
-            not fit the results.
+        TypeError: if in_axes have another type, or results are not arrays.
+        ValueError: if in_axes do not fit the arguments, sizes differ, or out_axes do not fit the
+            results.
 
     Example:
         >>> import numpy as np, gpusim
@@ -72,24 +74,21 @@ def vmap(
 
     @functools.wraps(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        size = local_axis_size("vmap", axis_size)
+        size = axis_size if axis_size is None else local_axis_size("vmap", axis_size)
         arguments = read_arguments("vmap", in_axes, size, args, kwargs)
-        share = outermost_share("vmap", arguments.size)
-        (frame,) = new_frames((axis_name,), (arguments.size,), share=share)
-        with bound((frame,)):
-            leaves = [
-                enter(leaf, axis, frame)
-                for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
-            ]
-            results, structure = trees.flatten(arguments.call(f, leaves))
-            places = trees.broadcast_prefix(
-                out_axes, trees.unflatten(structure, results), "vmap out_axes"
-            )
-            results = [
-                leave(leaf, axis, frame, "vmap") for leaf, axis in zip(results, places, strict=True)
-            ]
-        if not lockstep_environment():
-            results = part_company(results)
-        return trees.unflatten(structure, results)
+        enclosing = axis_environment()
+        sharding = None if enclosing else outermost_sharding("vmap", arguments.size)
+        entry = AxisEntry(axis_name, arguments.size, len(enclosing), sharding=sharding)
+        outer = bool(enclosing) and bool(lockstep_axes())
+        with extend_axis_environment((entry,)):
+            leaves = []
+            for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True):
+                leaves.append(enter(leaf, axis, entry))
+            values, structure = trees.flatten(arguments.call(f, leaves))
+            axes = result_axes("vmap", out_axes, values, structure)
+            results = []
+            for value, axis in zip(values, axes, strict=True):
+                results.append(leave(value, axis, entry, outer, "vmap"))
+        return trees.unflatten(structure, results if outer else separate(results))
 
     return mapped

@@ -48,7 +48,7 @@ class DeviceManager:
         connectionType: ConnectionType = ConnectionType.OnDemand,
     ) -> list[DeviceInfo]:
         """The devices with `numIpus` IPUs, not attached."""
-        return [described(device) for device in Table.from_environment().of_size(numIpus)]
+        return [describe(device) for device in Table.from_environment().of_size(numIpus)]
 
     def acquireAvailableDevice(
         self, numIpus: int = 1, connectionType: ConnectionType = ConnectionType.Always
@@ -57,7 +57,7 @@ class DeviceManager:
 
         With another connection type than Always it is not attached yet.
         """
-        infos = (described(device) for device in self._select(numIpus))
+        infos = (describe(device) for device in self._select(numIpus))
         return self._first(infos) if connectionType is ConnectionType.Always else next(infos, None)
 
     def acquireDeviceById(
@@ -67,7 +67,7 @@ class DeviceManager:
 
         **Raises**: DeviceIdError (a ValueError): for an unknown id.
         """
-        info = described(Table.from_environment().device(id))
+        info = describe(Table.from_environment().device(id))
         if connectionType is not ConnectionType.Always:
             return info
         return self._first([info])
@@ -86,5 +86,5 @@ class DeviceManager:
         return next((info for info in infos if info.attach()), None)
 
 
-def described(device: Device) -> DeviceInfo:
+def describe(device: Device) -> DeviceInfo:
     return DeviceInfo(Connection(device, ConnectionType.OnDemand))

@@ -3,7 +3,7 @@ poptorch_experimental_addons run over it."""
 
 from __future__ import annotations
 
-from ..maps.frames import environment
+from ..maps.axis_environment import axis_environment
 
 __all__ = ["AXIS", "inside_replicas"]
 
@@ -17,4 +17,4 @@ def inside_replicas() -> bool:
     >>> inside_replicas()
     False
     """
-    return any(frame.name == AXIS for frame in environment())
+    return any(entry.name == AXIS for entry in axis_environment())

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
+from gpusim.groups import CommGroupType
+
 __all__ = [
     "AutoStage",
     "CommGroupType",
@@ -141,20 +143,6 @@ class MultiConvPlanType(IntEnum):
 
     Parallel = 0
     Serial = 1
-
-
-class CommGroupType(IntEnum):
-    """How R replicas form groups of k.
-
-    - `All`: one group. `NoGrouping`: each replica is its own.
-    - `Consecutive`: neighbours, replica r in group r // k.
-    - `Orthogonal`: every (R/k)-th replica, replica r in group r % (R/k).
-    """
-
-    All = 0
-    Consecutive = 1
-    Orthogonal = 2
-    NoGrouping = 3
 
 
 class VariableRetrievalMode(IntEnum):

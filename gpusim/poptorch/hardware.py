@@ -24,7 +24,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """Whether some device has `num_ipus` simulated IPUs, free or not.
 
     GPUSIM_IPUS says how many IPUs there are; devices are single IPUs and groups of 2, 4, 8, ...
-    Under POPTORCH_IPU_MODEL=1 there is no hardware.
+    Under POPTORCH_IPU_MODEL=1 the result is False.
 
     ValueError for invalid values of these variables.
 

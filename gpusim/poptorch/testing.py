@@ -13,7 +13,7 @@ DEFAULT = (1e-5, 1e-8)  # torch.allclose's
 
 
 def allclose(ref: Any, other: Any) -> bool:
-    """Whether two tensors, or tuples, lists or dicts of tensors, are equal but for rounding.
+    """Whether two tensors, or tuples, lists or dicts of tensors, are equal up to rounding.
 
     Tensors are compared in the coarser of their two dtypes, which may differ, with torch.allclose's
     tolerances, or for 16-bit types with 1e-3 (bfloat16: 1.6e-2). NaNs are equal. Other values have

@@ -1,5 +1,8 @@
-"""The names of poptorch-experimental-addons, on simulated replicas: collectives, sharded products,
-gradients of one's own choice, small floating-point formats. Needs PyTorch."""
+"""poptorch-experimental-addons on simulated replicas. Needs PyTorch.
+
+Collectives, sharded products, block-sparse products, proxies of gradients, and small floating-point
+formats, by the names of the original.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ __all__ = [
     # between replicas
     "collectives",
     "sharded",
-    # matrices of blocks
+    # block-sparse matrices
     "sparse",
-    # gradients of one's own choice
+    # the gradient of another tensor
     "autograd_proxy",
     # distances
     "distance_matrix",

@@ -1,5 +1,8 @@
-"""Products of matrices of which each replica holds a shard; names are {left}{right}{result}, of
-`rep` (the same on all replicas), `row` and `col` (a block of rows or columns on each)."""
+"""Products of sharded matrices, named {left}{right}{result}.
+
+`rep` is a matrix that is the same on all replicas. Of `row` and `col` matrices each replica has a
+block of rows or columns.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,21 @@ __all__ = ["colrowrep_sharded_matmul", "repcolcol_sharded_matmul", "rowcolrow_sh
 def rowcolrow_sharded_matmul(
     X: Tensor, Y: Tensor, replication_factor: int, num_chunks: int = 1
 ) -> Any:
-    """Rows times columns, the result in rows: the columns are gathered, a chunk at a time.
+    """Multiply rows by columns, into rows. The columns are gathered, one chunk at a time.
 
     Args:
         X: the replica's rows (m, k) of the left matrix (R m, k).
         Y: the replica's columns (k, n) of the right matrix (k, R n).
         replication_factor: R.
-        num_chunks: in how many parts the k rows of Y are gathered: more take less memory.
+        num_chunks: the number of chunks in which the k rows of Y are gathered. More chunks take
+            less memory.
 
     Returns:
         The replica's rows (m, R n) of the product.
 
     Raises:
-        ValueError: for shapes that do not fit, and for num_chunks that does not divide k; and as
-            the collectives.
+        ValueError: for shapes that do not match, or if num_chunks does not divide k; and the
+            errors of the collectives.
 
     Example:
         >>> import torch, gpusim.torch as gt
@@ -58,7 +62,7 @@ def rowcolrow_sharded_matmul(
 
 
 def repcolcol_sharded_matmul(X: Tensor, Y: Tensor, replication_factor: int) -> Any:
-    """A whole matrix times columns, the result in columns; gradients of X are summed.
+    """Multiply a whole matrix by columns, into columns. Gradients of X are summed.
 
     Args:
         X: (m, k), the same on all replicas.
@@ -69,7 +73,7 @@ def repcolcol_sharded_matmul(X: Tensor, Y: Tensor, replication_factor: int) -> A
         The replica's columns (m, n) of the product.
 
     Raises:
-        ValueError: for shapes that do not fit; and as the collectives.
+        ValueError: for shapes that do not match; and the errors of the collectives.
 
     Example:
         >>> import torch, gpusim.torch as gt
@@ -87,7 +91,8 @@ def repcolcol_sharded_matmul(X: Tensor, Y: Tensor, replication_factor: int) -> A
 
 
 def colrowrep_sharded_matmul(X: Tensor, Y: Tensor, replication_factor: int) -> Any:
-    """Columns times rows, the result on all replicas: the sum of all replicas' products.
+    """Multiply columns by rows. The result, on all replicas, is the sum of their products.
+
 
     Args:
         X: the replica's columns (m, k) of the left matrix (m, R k).
@@ -98,7 +103,7 @@ def colrowrep_sharded_matmul(X: Tensor, Y: Tensor, replication_factor: int) -> A
         The product (m, n), the same on all replicas.
 
     Raises:
-        ValueError: for shapes that do not fit; and as the collectives.
+        ValueError: for shapes that do not match; and the errors of the collectives.
 
     Example:
         >>> import torch, gpusim.torch as gt

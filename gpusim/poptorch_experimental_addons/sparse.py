@@ -1,4 +1,4 @@
-"""Products with matrices of blocks, most of which are zero and not there."""
+"""Products with block-sparse matrices."""
 
 from __future__ import annotations
 

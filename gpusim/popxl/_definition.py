@@ -26,6 +26,7 @@ __all__ = [
     "Specs",
     "add_op",
     "check_inputs",
+    "fixed_spec",
     "gradient_ops",
     "no_gradient",
     "only_compiled",
@@ -133,7 +134,7 @@ def add_op(
     inputs = list(inputs)
     check_inputs(graph, definition, inputs)
     if len(inputs) > 1 and len(definition.names) > 1 and definition.compile is None:
-        check_places(definition, inputs)
+        check_placement(definition, inputs)
     values = dict(attributes or {})
     specs = infer(definition, [tensor.spec for tensor in inputs], values)
     if definition.compile is None:
@@ -153,7 +154,7 @@ def add_op(
         label = output_names[number] if output_names is not None else f"{stem}_out"
         op.outputs.append(Tensor._create(graph, graph._new_id(label), spec, op, number))
     graph._append(op)
-    context._created(op)
+    context._register(op)
     return tuple(op.outputs)
 
 
@@ -184,12 +185,12 @@ def check_inputs(graph: Graph, definition: Definition, inputs: Sequence[Tensor])
         raise ValueError(f"The input tensor `{name}` is not in the current Graph {graph.name}.")
 
 
-def check_places(definition: Definition, inputs: Sequence[Tensor]) -> None:
+def check_placement(definition: Definition, inputs: Sequence[Tensor]) -> None:
     """Raise ValueError if ops on different IPUs or tile sets made the inputs."""
     producers = [(n, t._producer) for n, t in enumerate(inputs) if t._producer is not None]
     for attribute, what in (("ipu", "IPUs"), ("tile_set", "tile sets")):
-        found = [(n, getattr(op, attribute)) for n, op in producers]
-        placed = [(n, place) for n, place in found if place is not None]
+        places = [(n, getattr(op, attribute)) for n, op in producers]
+        placed = [(n, place) for n, place in places if place is not None]
         for number, place in placed[1:]:
             first, expected = placed[0]
             if place != expected:
@@ -237,6 +238,11 @@ def shape_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(attributes["shape"], attributes.get("dtype") or inputs[0].dtype)]
 
 
+def fixed_spec(inputs: Specs, attributes: Attributes) -> Specs:
+    """Infer the attribute `spec`."""
+    return [attributes["spec"]]
+
+
 def gradient_ops(*rules: tuple[Definition, str] | None) -> GradientRule:
     """A gradient rule that adds one op for each input whose gradient is needed.
 
@@ -250,16 +256,16 @@ def gradient_ops(*rules: tuple[Definition, str] | None) -> GradientRule:
 
     def gradient(site: GradientSite) -> list[Tensor | None]:
         dy = site.gradient(0)
-        made: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         for index, tensor in enumerate(site.op.inputs):
             rule = rules[min(index, len(rules) - 1)]
             if rule is None or dy is None or not site.needs(index):
-                made.append(None)
+                gradients.append(None)
                 continue
-            taken = [forward_tensor(site, index, letter) for letter in rule[1]]
+            tensors = [forward_tensor(site, index, letter) for letter in rule[1]]
             attributes = {**site.attributes, "shape": tensor.shape, "dtype": tensor.dtype}
-            made += add_op(rule[0], [dy, *taken], attributes)
-        return made
+            gradients += add_op(rule[0], [dy, *tensors], attributes)
+        return gradients
 
     return gradient
 

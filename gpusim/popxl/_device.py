@@ -19,12 +19,12 @@ from .execution import Instances, Machine
 if TYPE_CHECKING:
     from .ir import Ir
 
-__all__ = ["Device", "acquire", "ipus_per_replica"]
+__all__ = ["SessionDevice", "acquire", "ipus_per_replica"]
 
 TYPES = ("ipu_hw", "ipu_model", "cpu")
 
 
-class Device:
+class SessionDevice:
     """A number of IPUs: simulated ones to attach to, or any number without a connection."""
 
     def __init__(self, ir: Ir, kind: str, ipus: int, connection: Connection | None) -> None:
@@ -69,7 +69,7 @@ def ipus_per_replica(ir: Ir) -> int:
     return 1 + max((ipu for ipu in placed if ipu is not None), default=0)
 
 
-def acquire(ir: Ir, kind: str) -> Device:
+def acquire(ir: Ir, kind: str) -> SessionDevice:
     """A device with the IPUs that an Ir needs in this instance, rounded up to a power of two."""
     if kind not in TYPES:
         raise ValueError(
@@ -81,7 +81,7 @@ def acquire(ir: Ir, kind: str) -> Device:
             f"For a cpu device, multiple devices (provided: {ipus}) are not supported."
         )
     connection = hardware(ir, ipus) if kind == "ipu_hw" else None
-    return Device(ir, kind, ipus, connection)
+    return SessionDevice(ir, kind, ipus, connection)
 
 
 def hardware(ir: Ir, ipus: int) -> Connection:
@@ -91,11 +91,11 @@ def hardware(ir: Ir, ipus: int) -> Connection:
             table = Table.from_environment()
             chosen = table.device(popdist.getDeviceId(ipus // ir.instance_replication_factor))
             return Connection(chosen, ConnectionType.OnDemand)
-        found = select_by_count(ipus)
+        device = select_by_count(ipus)
     except GpusimError as error:
         raise RuntimeError(
             f"Failed to acquire device with {ipus} IPUs. Ensure that there are sufficient IPUs "
             "available. If you have enabled the Poplar SDK you can check device availability with "
             f"the `gc-monitor` command-line utility. {error}"
         ) from error
-    return Connection(found, ConnectionType.OnDemand)
+    return Connection(device, ConnectionType.OnDemand)

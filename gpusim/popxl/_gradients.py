@@ -23,13 +23,13 @@ from .ops.calling import CALL, LOOP_GRAD, REPEAT
 from .ops.transfers import init
 from .tensor import Constant, Tensor, constant, graph_input, graph_output
 
-__all__ = ["Differentiation", "Plan"]
+__all__ = ["Differentiation", "GradientPlan"]
 
 PREFIX = "Gradient___"
 
 
 @dataclass
-class Plan:
+class GradientPlan:
     """A gradient graph, and the forward tensors of its inputs and outputs."""
 
     graph: Graph
@@ -40,49 +40,51 @@ class Plan:
 class Differentiation:
     """One call of autodiff: its gradient graphs, and those it was given."""
 
-    def __init__(self, known: Mapping[Graph, Plan]) -> None:
-        self.known = dict(known)
-        self.made: dict[Graph, Plan] = {}
+    def __init__(self, existing: Mapping[Graph, GradientPlan]) -> None:
+        self.existing = dict(existing)
+        self.plans: dict[Graph, GradientPlan] = {}
 
     def differentiate(
         self,
         graph: Graph,
         provided: Iterable[Tensor] | None = None,
         required: Iterable[Tensor] | None = None,
-    ) -> Plan:
+    ) -> GradientPlan:
         """Make the gradient graph of a graph."""
         outputs = [t for t in graph.outputs if t.dtype.is_floating_point]
         inputs = [t for t in graph.inputs if t.dtype.is_floating_point]
-        given = outputs if provided is None else list(provided)
-        wanted = inputs if required is None else list(required)
-        check_members(graph, given, graph.outputs, "grads_provided", "an output")
-        check_members(graph, wanted, graph.inputs, "grads_required", "an input")
-        plan = GradientGraph(self, graph, given, wanted).plan
-        self.made[graph] = plan
+        sources = outputs if provided is None else list(provided)
+        targets = inputs if required is None else list(required)
+        check_members(graph, sources, graph.outputs, "grads_provided", "an output")
+        check_members(graph, targets, graph.inputs, "grads_required", "an input")
+        plan = GradientGraph(self, graph, sources, targets).plan
+        self.plans[graph] = plan
         return plan
 
-    def of_called(self, graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Plan:
+    def of_called(
+        self, graph: Graph, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> GradientPlan:
         """A gradient graph of a called graph, from some outputs' gradients to some inputs'.
 
         It may take and make more. A given one that takes or makes less is refused.
         """
-        given = self.known.get(graph)
-        found = given or self.made.get(graph)
-        if found is None:
+        existing = self.existing.get(graph)
+        plan = existing or self.plans.get(graph)
+        if plan is None:
             return self.differentiate(graph, outputs, inputs)
-        taken = [tensor for is_gradient, tensor in found.inputs if is_gradient]
-        if all(map(among(taken), outputs)) and all(map(among(found.outputs), inputs)):
-            return found
-        if given is not None:
+        sources = [tensor for is_gradient, tensor in plan.inputs if is_gradient]
+        if all(map(among(sources), outputs)) and all(map(among(plan.outputs), inputs)):
+            return plan
+        if existing is not None:
             raise popart_exception(
                 f"called_graphs_grad_info of the graph {graph.name} provides the gradients of "
-                f"{names_of(found.outputs)} from those of {names_of(taken)}, but those of "
+                f"{names_of(plan.outputs)} from those of {names_of(sources)}, but those of "
                 f"{names_of(inputs)} are needed from those of {names_of(outputs)}"
             )
         return self.differentiate(
             graph,
-            [*taken, *(each for each in outputs if not among(taken)(each))],
-            [*found.outputs, *(each for each in inputs if not among(found.outputs)(each))],
+            [*sources, *(each for each in outputs if not among(sources)(each))],
+            [*plan.outputs, *(each for each in inputs if not among(plan.outputs)(each))],
         )
 
 
@@ -123,37 +125,37 @@ class GradientGraph:
         self.differentiation, self.forward_graph = differentiation, forward
         stem = forward.id.partition("_subgraph")[0] or forward.name
         graph = forward.ir.create_empty_graph(f"{stem}_bwd")
-        self.plan = Plan(graph, [], [])
+        self.plan = GradientPlan(graph, [], [])
         self._forward: dict[str, Tensor] = {}
         self._found: dict[str, list[Tensor]] = {}
         self._relevant = dependents(forward, required)
         with empty_context(), graph:
             for tensor in provided:
-                made = graph_input(tensor.shape, tensor.dtype, PREFIX + tensor.name)
+                dy = graph_input(tensor.shape, tensor.dtype, PREFIX + tensor.name)
                 self.plan.inputs.append((True, tensor))
-                self._found.setdefault(tensor._id, []).append(made)
+                self._found.setdefault(tensor._id, []).append(dy)
             for op in reversed(list(forward._ops)):
                 self._visit(op)
             for tensor in required:
                 graph_output(self._result(tensor))
                 self.plan.outputs.append(tensor)
 
-    # What rules ask for
+    # For the rules
 
     def forward(self, tensor: Tensor) -> Tensor:
         """A forward tensor in the gradient graph: an input of it, or a copy of a constant."""
-        found = self._forward.get(tensor._id)
-        if found is None:
+        copy = self._forward.get(tensor._id)
+        if copy is None:
             if isinstance(tensor, Constant):
-                found = constant(tensor._data, tensor.dtype, tensor.name, downcast=False)
+                copy = constant(tensor._data, tensor.dtype, tensor.name, downcast=False)
             else:
-                found = graph_input(
+                copy = graph_input(
                     tensor.shape, tensor.dtype, tensor.name, meta_shape=tensor.meta_shape
                 )
                 self.plan.inputs.append((False, tensor))
                 self._keep(tensor)
-            self._forward[tensor._id] = found
-        return found
+            self._forward[tensor._id] = copy
+        return copy
 
     def gradient(self, tensor: Tensor) -> Tensor | None:
         """The gradient of a forward tensor; None if there is none yet."""
@@ -179,8 +181,8 @@ class GradientGraph:
     # The visit
 
     def _visit(self, op: Op) -> None:
-        wanted = any(self.needs(tensor) for tensor in op.inputs)
-        if not wanted or all(self.gradient(tensor) is None for tensor in op.outputs):
+        needed = any(self.needs(tensor) for tensor in op.inputs)
+        if not needed or all(self.gradient(tensor) is None for tensor in op.outputs):
             return
         special = {CALL: call_gradient, REPEAT: repeat_gradient, CONDITIONAL: if_gradient}
         site = Site(self, op)
@@ -201,20 +203,20 @@ class GradientGraph:
         graph = self.forward_graph
         if not any(tensor is each for each in (*graph._inputs, *graph._outputs)):
             graph._outputs.append(tensor)
-            graph.ir._changed()
+            graph.ir._mark_changed()
 
     def _result(self, tensor: Tensor) -> Tensor:
         """A required gradient with its name."""
-        found = self.gradient(tensor)
-        if found is None:
+        gradient = self.gradient(tensor)
+        if gradient is None:
             return self.zeros(tensor)
         graph = self.plan.graph
-        taken = any(found is each for each in (*graph._inputs, *graph._outputs))
-        if taken:
-            (found,) = add_op(SUM, [found], output_names=[PREFIX + tensor.name])
-        elif found.name != PREFIX + tensor.name:
-            rename(found, PREFIX + tensor.name)
-        return found
+        used = any(gradient is each for each in (*graph._inputs, *graph._outputs))
+        if used:
+            (gradient,) = add_op(SUM, [gradient], output_names=[PREFIX + tensor.name])
+        elif gradient.name != PREFIX + tensor.name:
+            rename(gradient, PREFIX + tensor.name)
+        return gradient
 
 
 class Site:
@@ -251,8 +253,8 @@ class Site:
 
     def gradient_or_zeros(self, tensor: Tensor) -> Tensor:
         """The gradient of a forward output; zeros if there is none."""
-        found = self.making.gradient(tensor)
-        return self.making.zeros(tensor) if found is None else found
+        gradient = self.making.gradient(tensor)
+        return self.making.zeros(tensor) if gradient is None else gradient
 
 
 @contextmanager
@@ -280,11 +282,11 @@ def refuse_changes(graph: Graph) -> None:
 
 def dependents(graph: Graph, tensors: Sequence[Tensor]) -> set[str]:
     """The floating-point tensors of a graph that depend on some of its inputs, and these."""
-    found = {tensor._id for tensor in tensors}
+    ids = {tensor._id for tensor in tensors}
     for op in graph._ops:
-        if any(tensor._id in found for tensor in op.inputs):
-            found |= {t._id for t in op.outputs if t.dtype.is_floating_point}
-    return found
+        if any(tensor._id in ids for tensor in op.inputs):
+            ids |= {t._id for t in op.outputs if t.dtype.is_floating_point}
+    return ids
 
 
 def rename(tensor: Tensor, name: str) -> None:
@@ -309,7 +311,7 @@ def call_gradient(site: Site) -> list[Tensor | None]:
     plan = site.making.differentiation.of_called(graph, provided, required)
     complete(op, graph)
     forward = places(called, op.inputs) | places(graph.outputs, op.outputs)
-    given = [
+    inputs = [
         site.gradient_or_zeros(forward[tensor._id])
         if is_gradient
         else site.making.forward(forward[tensor._id])
@@ -317,8 +319,8 @@ def call_gradient(site: Site) -> list[Tensor | None]:
     ]
     attributes = {"graph": plan.graph, "called_inputs": list(plan.graph.inputs)}
     names = [PREFIX + tensor.name for tensor in plan.outputs]
-    made = add_op(CALL, given, attributes, output_names=names)
-    return in_order(called, plan.outputs, made)
+    gradients = add_op(CALL, inputs, attributes, output_names=names)
+    return in_order(called, plan.outputs, gradients)
 
 
 def complete(op: Op, graph: Graph) -> None:
@@ -361,8 +363,8 @@ def repeat_gradient(site: Site) -> list[Tensor | None]:
     ]
     provided = [tensor for tensor in graph.outputs[:carried] if tensor.dtype.is_floating_point]
     plan = site.making.differentiation.of_called(graph, provided, [*states, *others])
-    given = [site.making.forward(tensor) for tensor in op.inputs]
-    given += [site.gradient_or_zeros(tensor) for tensor in op.outputs]
+    inputs = [site.making.forward(tensor) for tensor in op.inputs]
+    inputs += [site.gradient_or_zeros(tensor) for tensor in op.outputs]
     attributes = {
         "graph": graph,
         "count": op.attributes["count"],
@@ -372,8 +374,8 @@ def repeat_gradient(site: Site) -> list[Tensor | None]:
         "inputs": list(plan.inputs),
         "outputs": list(plan.outputs),
     }
-    made = add_op(LOOP_GRAD, given, attributes)
-    return in_order(called, plan.outputs, made)
+    gradients = add_op(LOOP_GRAD, inputs, attributes)
+    return in_order(called, plan.outputs, gradients)
 
 
 def if_gradient(site: Site) -> list[Tensor | None]:
@@ -383,28 +385,28 @@ def if_gradient(site: Site) -> list[Tensor | None]:
     first = 1
     for name in ("then", "else"):
         called: list[Tensor] = op.attributes[f"{name}_inputs"]
-        given = op.inputs[first : first + len(called)]
-        branches.append((op.attributes[f"{name}_branch"], called, given))
+        tensors = op.inputs[first : first + len(called)]
+        branches.append((op.attributes[f"{name}_branch"], called, tensors))
         first += len(called)
-    known = [index for index, t in enumerate(op.outputs) if t.dtype.is_floating_point]
+    indices = [index for index, t in enumerate(op.outputs) if t.dtype.is_floating_point]
     targets = [tensor for tensor in op.inputs[1:] if tensor.dtype.is_floating_point]
     graphs = [
-        branch_gradient(site, graph, called, given, known, number, op.inputs[1:])
-        for number, (graph, called, given) in enumerate(branches)
+        branch_gradient(site, graph, called, tensors, indices, number, op.inputs[1:])
+        for number, (graph, called, tensors) in enumerate(branches)
     ]
-    gradients = [site.gradient_or_zeros(op.outputs[index]) for index in known]
+    gradients = [site.gradient_or_zeros(op.outputs[index]) for index in indices]
     inputs = [site.making.forward(op.inputs[0])]
-    for _, _, given in branches:
-        inputs += [*(site.making.forward(tensor) for tensor in given), *gradients]
+    for _, _, tensors in branches:
+        inputs += [*(site.making.forward(tensor) for tensor in tensors), *gradients]
     attributes = {
         "then_branch": graphs[0],
         "else_branch": graphs[1],
         "then_inputs": list(graphs[0].inputs),
         "else_inputs": list(graphs[1].inputs),
     }
-    made = iter(add_op(CONDITIONAL, inputs, attributes))
+    results = iter(add_op(CONDITIONAL, inputs, attributes))
     out: list[Tensor | None] = [None]
-    out += [next(made) if t.dtype.is_floating_point else None for t in op.inputs[1:]]
+    out += [next(results) if t.dtype.is_floating_point else None for t in op.inputs[1:]]
     assert len(targets) == sum(tensor is not None for tensor in out)
     return out
 
@@ -413,8 +415,8 @@ def branch_gradient(
     site: Site,
     graph: Graph,
     called: Sequence[Tensor],
-    given: Sequence[Tensor],
-    known: Sequence[int],
+    tensors: Sequence[Tensor],
+    indices: Sequence[int],
     number: int,
     all_inputs: Sequence[Tensor],
 ) -> Graph:
@@ -427,12 +429,12 @@ def branch_gradient(
             f"{site.op.debugName()} has a branch, the graph {graph.name}, that uses streams, "
             "remote buffers or prints; its gradient would run that again"
         )
-    outputs = [graph.outputs[index] for index in known]
+    outputs = [graph.outputs[index] for index in indices]
     floats = [tensor for tensor in called if tensor.dtype.is_floating_point]
     plan = site.making.differentiation.of_called(graph, outputs, floats)
     wrapper = graph.ir.create_empty_graph(f"{plan.graph.id.partition('_subgraph')[0]}_branch")
     with empty_context(), wrapper:
-        values = [graph_input(t.shape, t.dtype, t.name) for t in given]
+        values = [graph_input(t.shape, t.dtype, t.name) for t in tensors]
         gradients = {t._id: graph_input(t.shape, t.dtype, PREFIX + t.name) for t in outputs}
         again = add_op(CALL, values, {"graph": graph, "called_inputs": list(called)})
         forward = places(called, values) | places(graph.outputs, again)
@@ -440,11 +442,11 @@ def branch_gradient(
             gradients[t._id] if is_gradient else forward[t._id] for is_gradient, t in plan.inputs
         ]
         attributes = {"graph": plan.graph, "called_inputs": list(plan.graph.inputs)}
-        made = in_order(called, plan.outputs, add_op(CALL, inputs, attributes))
+        results = in_order(called, plan.outputs, add_op(CALL, inputs, attributes))
         start = 0 if number == 0 else len(all_inputs) - len(called)
-        own = dict(zip(range(start, start + len(called)), made, strict=True))
+        local = dict(zip(range(start, start + len(called)), results, strict=True))
         for index, tensor in enumerate(all_inputs):
             if tensor.dtype.is_floating_point:
-                found = own.get(index)
-                graph_output(site.making.zeros(tensor) if found is None else found)
+                gradient = local.get(index)
+                graph_output(site.making.zeros(tensor) if gradient is None else gradient)
     return wrapper

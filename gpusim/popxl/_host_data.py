@@ -60,26 +60,27 @@ def as_transfers(array: NDArray[Any], stream: Stream, ir: Ir) -> NDArray[Any]:
 def check_shape(array: NDArray[Any], stream: Stream, ir: Ir, kind: str) -> None:
     """Raise ValueError if an array has another shape than a stream's host side needs."""
     transfers, replicas = ir.num_host_transfers, ir.instance_replication_factor
-    wanted = stream_shape(stream, ir)
-    given = array.shape
-    if array.ndim == len(wanted):
-        if transfers > 1 and given[0] < transfers:
+    expected = stream_shape(stream, ir)
+    shape = array.shape
+    if array.ndim == len(expected):
+        if transfers > 1 and shape[0] < transfers:
             raise ValueError(
-                f"Dimension 0 ({given[0]}) for the array provided for {kind} stream "
+                f"Dimension 0 ({shape[0]}) for the array provided for {kind} stream "
                 f"{stream.tensor_id} is not large enough.\nIt should be at least of size "
                 f"num_host_transfers = {transfers}"
             )
-        if replicas > 1 and given[at := int(transfers > 1)] != replicas:
+        if replicas > 1 and shape[at := int(transfers > 1)] != replicas:
             raise ValueError(
-                f"Dimension {at} ({given[at]}) for the array provided for {kind} stream "
+                f"Dimension {at} ({shape[at]}) for the array provided for {kind} stream "
                 f"{stream.tensor_id} is the wrong size.\nIt should be of size replication_factor = "
                 f"{replicas}"
             )
-        given = wanted[:1] + given[1:] if transfers > 1 else given
-    if given != wanted:
+        shape = expected[:1] + shape[1:] if transfers > 1 else shape
+    if shape != expected:
         raise ValueError(
             f"Shape mismatch for {kind} stream {stream.tensor_id}:\nStream shape = {stream.shape}, "
-            f"therefore expected full global batch shape {wanted}. Got array shape = {array.shape}"
+            f"therefore expected full global batch shape {expected}. "
+            f"Got array shape = {array.shape}"
         )
 
 
@@ -92,7 +93,7 @@ class Weights:
     def __init__(self, ir: Ir, machine: Machine) -> None:
         self._ir, self._machine = ir, machine
         self.variables = ir.main_graph.variables
-        self.stale = False  # whether a run may have changed what the host does not know yet
+        self.stale = False  # whether a run may have changed values since the last transfer
         self._allocate()
 
     def _allocate(self) -> None:
@@ -181,8 +182,8 @@ class Weights:
         """The whole values of some replicas, joined from shards if they are cut."""
         array = self._array(variable)
         if not variable._shards:
-            found: NDArray[Any] = self._machine.rows_of(array, rows)
-            return found
+            values: NDArray[Any] = self._machine.rows_of(array, rows)
+            return values
         domains = [domain_of(variable, row) for row in rows]
         parts = self._machine.rows_of(array, [member for domain in domains for member in domain])
         flat = parts.reshape(len(rows), -1)[:, : variable.nelms]
@@ -198,7 +199,7 @@ class Weights:
         held = variable._host
         return held if isinstance(held, np.memmap) else held.copy()
 
-    def checked(self, variable: Variable, data: Any) -> NDArray[Any]:
+    def check(self, variable: Variable, data: Any) -> NDArray[Any]:
         """The array to store for new values of a variable, with all checks."""
         name = variable.id
         if variable.dtype in FLOAT8 and getattr(data, "dtype", None) != variable.dtype.as_numpy():

@@ -38,11 +38,11 @@ def site_inputs(
             f"positional inputs exceeds the number of inputs of the graph. {len(positional)} > "
             f"{len(graph.inputs)}. For graph: {graph}"
         )
-    given: dict[str, Tensor] = {}
+    arguments: dict[str, Tensor] = {}
     for place, (tensor, value) in enumerate(zip(graph.inputs, positional, strict=False)):
         what = f'Input at position "{place}"'
-        given[tensor._id] = checked = parent_tensor(graph, tensor, value, what)
-        if checked not in get_current_graph():
+        arguments[tensor._id] = argument = parent_tensor(graph, tensor, value, what)
+        if argument not in get_current_graph():
             raise ValueError(
                 f'Parent input tensor "{value}" is not in parent graph "{get_current_graph()}".'
             )
@@ -51,25 +51,25 @@ def site_inputs(
             raise ValueError(
                 f'The graph input tensor "{tensor}" is not in the {graph.name} graph ({graph}).'
             )
-        if tensor._id in given:
+        if tensor._id in arguments:
             raise ValueError(
                 f"Graph input tensor is specified twice for the {graph.name} graph, in "
                 f"`inputs_dict` and positionally in `inputs`: {tensor}"
             )
-        given[tensor._id] = checked = parent_tensor(graph, tensor, value, f'Input "{tensor}"')
-        if checked not in get_current_graph():
+        arguments[tensor._id] = argument = parent_tensor(graph, tensor, value, f'Input "{tensor}"')
+        if argument not in get_current_graph():
             raise ValueError(
                 f'The parent input tensor "{value}" is not in the parent graph '
                 f"({get_current_graph()})."
             )
-    missing = [tensor.name for tensor in graph.inputs if tensor._id not in given]
+    missing = [tensor.name for tensor in graph.inputs if tensor._id not in arguments]
     if missing and check_inputs:
         raise ValueError(
             f"Not all inputs have been provided to the {graph.name} graph ({graph}): {missing} are "
             "missing"
         )
-    called = [tensor for tensor in graph.inputs if tensor._id in given]
-    return [given[tensor._id] for tensor in called], called
+    called = [tensor for tensor in graph.inputs if tensor._id in arguments]
+    return [arguments[tensor._id] for tensor in called], called
 
 
 def flatten_lists(inputs: Iterable[Any]) -> list[Any]:

@@ -112,9 +112,9 @@ def constant(
     array = to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
     graph = get_current_graph()
     spec = TensorSpec(array.shape, dtypes.dtype.as_dtype(array.dtype))
-    made: Constant = Constant._create(graph, graph._new_id(name or "constant"), spec)
-    made._data = array
-    return made
+    new: Constant = Constant._create(graph, graph._new_id(name or "constant"), spec)
+    new._data = array
+    return new
 
 
 def variable(
@@ -172,9 +172,9 @@ def remote_variable(
     dtype, or no entry `offset`.
     """
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
-    made = _new_variable(array, name, replica_grouping, retrieval_mode)
-    remote_buffer.validate_tensor_matches_buffer(made)
-    return _placed(made, remote_buffer, offset)
+    new = _new_variable(array, name, replica_grouping, retrieval_mode)
+    remote_buffer.validate_tensor_matches_buffer(new)
+    return _place(new, remote_buffer, offset)
 
 
 def replica_sharded_buffer(
@@ -198,10 +198,10 @@ def replica_sharded_buffer(
     """
     shape = tuple(shape)
     shards = _shard_count(replica_grouping, shard_over)
-    made = new_remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
-    made.meta_shape = shape
-    made._shards = shards
-    return made
+    new = new_remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
+    new.meta_shape = shape
+    new._shards = shards
+    return new
 
 
 def remote_replica_sharded_variable(
@@ -231,10 +231,10 @@ def remote_replica_sharded_variable(
             f"variable of shape {shape}. The buffer's meta_shape has already been set to: "
             f"{remote_buffer.meta_shape}."
         )
-    made = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
-    remote_buffer.validate_tensor_matches_buffer(made, shards)
+    new = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
+    remote_buffer.validate_tensor_matches_buffer(new, shards)
     remote_buffer.meta_shape, remote_buffer._shards = shape, shards
-    return _placed(made, remote_buffer, offset)
+    return _place(new, remote_buffer, offset)
 
 
 def replica_sharded_variable(
@@ -248,7 +248,7 @@ def replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> tuple[Variable, Tensor]:
-    """A variable of which each replica holds one shard, flat and padded with zeros.
+    """A variable in shards: each replica holds one, flat and padded with zeros.
 
     **Arguments**: as in `variable`; `shard_over`: the number of neighbours of a group with one
     shard each, by default all of the group.
@@ -267,12 +267,12 @@ def replica_sharded_variable(
     """
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     shards = _shard_count(replica_grouping, shard_over)
-    made = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
-    spec = TensorSpec((-(-made.nelms // shards),), made.dtype, made.shape)
-    id = made._graph._new_id(f"{name or 'variable'}_shard")
-    shard: Tensor = Tensor._create(made._graph, id, spec)
-    made._shard = shard
-    return made, shard
+    new = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
+    spec = TensorSpec((-(-new.nelms // shards),), new.dtype, new.shape)
+    id = new._graph._new_id(f"{name or 'variable'}_shard")
+    shard: Tensor = Tensor._create(new._graph, id, spec)
+    new._shard = shard
+    return new, shard
 
 
 def _variable_data(
@@ -353,24 +353,24 @@ def _new_variable(
     shape = _shape_on_replica(array, grouping)
     dtype = dtypes.dtype.as_dtype(array.dtype)
     spec = TensorSpec(shape, dtype)
-    made: Variable = Variable._create(graph, graph._new_id(name or "variable"), spec)
-    made._host, made._every = array, None
-    made._grouping = grouping
-    made._retrieval_mode = mode
-    made._remote, made._offset, made._stale = None, 0, False
-    made._shards, made._shard = shards, None
-    return made
+    new: Variable = Variable._create(graph, graph._new_id(name or "variable"), spec)
+    new._host, new._every = array, None
+    new._grouping = grouping
+    new._retrieval_mode = mode
+    new._remote, new._offset, new._stale = None, 0, False
+    new._shards, new._shard = shards, None
+    return new
 
 
-def _placed(made: Variable, remote_buffer: RemoteBuffer, offset: int) -> Variable:
+def _place(new: Variable, remote_buffer: RemoteBuffer, offset: int) -> Variable:
     """The variable with its place in a buffer."""
     if not 0 <= offset < remote_buffer.entries:
         raise ValueError(
             f"offset={offset}: RemoteBuffer[id={remote_buffer.remote_buffer_id}] has the entries 0 "
             f"to {remote_buffer.entries - 1}"
         )
-    made._remote, made._offset = remote_buffer, offset
-    return made
+    new._remote, new._offset = remote_buffer, offset
+    return new
 
 
 def graph_input(
@@ -391,10 +391,10 @@ def graph_input(
     """
     graph = get_current_graph()
     spec = TensorSpec(shape, dtype, () if meta_shape is None else meta_shape)
-    made: Tensor = Tensor._create(graph, graph._new_id(name or "input"), spec)
-    made._by_ref = by_ref
-    graph._inputs.append(made)
-    return made
+    new: Tensor = Tensor._create(graph, graph._new_id(name or "input"), spec)
+    new._by_ref = by_ref
+    graph._inputs.append(new)
+    return new
 
 
 def graph_output(t: Tensor) -> None:

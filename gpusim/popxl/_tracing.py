@@ -88,13 +88,13 @@ def as_inputs(name: str, value: Any, by_ref: bool) -> Any:
             f"A {type(value)} argument can't contain a mixture of Tensors and other types. "
             f"Arg name: {name}. Value: {value}"
         )
-    made = {
+    inputs = {
         key: as_input(str(key) if isinstance(value, dict) else f"{name}_{key}", entry, by_ref)
         for key, entry in entries.items()
     }
     if isinstance(value, dict):
-        return made
-    return tuple(made.values()) if isinstance(value, tuple) else list(made.values())
+        return inputs
+    return tuple(inputs.values()) if isinstance(value, tuple) else list(inputs.values())
 
 
 def as_input(name: str, value: Tensor | TensorSpec, by_ref: bool) -> Tensor:

@@ -155,7 +155,7 @@ class Context:
         if self._hooks.pop(handle, None) is None:
             raise ValueError(f"Unknown op created hook {handle}")
 
-    def _created(self, op: Op) -> None:
+    def _register(self, op: Op) -> None:
         """Order an op that was added to the current graph, and call the hooks."""
         previous = op.graph._last_in_sequence
         if self.in_sequence:

@@ -98,10 +98,10 @@ class dtype:
         if type(type_value).__module__ == "torch" and name in _BY_NAME:
             return _BY_NAME[name]
         try:
-            given = (
+            source = (
                 type_value if isinstance(type_value, type) else getattr(type_value, "dtype", None)
             )
-            return _BY_NUMPY[np.dtype(type_value if given is None else given)]
+            return _BY_NUMPY[np.dtype(type_value if source is None else source)]
         except (TypeError, KeyError):
             raise ValueError(
                 f"There is not a `popxl.dtype` that is compatible with value: {type_value}, "
@@ -124,10 +124,10 @@ class dtype:
             import torch
         except ModuleNotFoundError:
             raise ModuleNotFoundError("PyTorch is not installed.") from None
-        found = getattr(torch, _TORCH_NAMES.get(self._name, self._name), None)
-        if not isinstance(found, torch.dtype):
+        result = getattr(torch, _TORCH_NAMES.get(self._name, self._name), None)
+        if not isinstance(result, torch.dtype):
             raise TypeError(f"`popxl.{self._name}` does not have a corresponding PyTorch dtype.")
-        return found
+        return result
 
     def __repr__(self) -> str:
         return f"popxl.dtypes.{self._name}"
@@ -148,10 +148,10 @@ _TORCH_NAMES = {"float8_143": "float8_e4m3fnuz", "float8_152": "float8_e5m2fnuz"
 
 
 def _new(name: str, numpy_type: Any, kind: str) -> dtype:
-    made = object.__new__(dtype)
-    made._name, made._numpy, made._kind = name, np.dtype(numpy_type), kind
-    _BY_NAME[name] = _BY_NUMPY[made._numpy] = made
-    return made
+    new = object.__new__(dtype)
+    new._name, new._numpy, new._kind = name, np.dtype(numpy_type), kind
+    _BY_NAME[name] = _BY_NUMPY[new._numpy] = new
+    return new
 
 
 int8 = _new("int8", np.int8, "i")
@@ -173,7 +173,7 @@ half, double = float16, float64
 _BY_PYTHON: dict[Any, dtype] = {
     builtins.bool: _new("bool", np.bool_, "b"),
     builtins.int: int64,
-    builtins.float: float32,  # what a Python number becomes on an IPU
+    builtins.float: float32,  # as on an IPU
 }
 _BY_NAME |= {"half": float16, "float": float32, "double": float64}
 float = float32

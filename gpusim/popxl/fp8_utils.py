@@ -26,7 +26,7 @@ __all__ = [
     "log_histogram",
 ]
 
-min_scaling_bias, max_scaling_bias = -31, 31  # what the IPU's six bits of scale hold
+min_scaling_bias, max_scaling_bias = -31, 31  # the range of the IPU's six bits of scale
 
 
 class FpDef(NamedTuple):
@@ -65,7 +65,7 @@ def log_histogram(src: NDArray[Any], ftype: FpDef) -> tuple[NDArray[Any], list[f
 
     **Arguments**: `ftype`: the format whose exponents the powers have.
 
-    **Returns** the counts, and the powers, of which there is one less. Zeros count below the first.
+    **Returns** the counts and the powers. There is one more count; zeros are in the first one.
 
     >>> counts, limits = log_histogram(np.array([1.5, -3.0, 0.0]), float8_143_def)
     >>> counts[[0, limits.index(1.0) + 1, limits.index(2.0) + 1]].tolist()

@@ -44,8 +44,6 @@ class Graph:
         graph._modified, graph._effect = (-1, frozenset()), (-1, False)
         return graph
 
-    # What it is
-
     @property
     def name(self) -> str:
         """The id; "main_graph" for the main graph."""
@@ -155,7 +153,7 @@ class Graph:
     def __repr__(self) -> str:
         return f"Graph[id={self.id} name={self.name}]"
 
-    # How it is made
+    # PopART's interface, and construction
 
     @property
     def _pb_graph(self) -> Graph:
@@ -189,4 +187,4 @@ class Graph:
 
     def _append(self, op: Op) -> None:
         self._ops.append(op)
-        self._ir._changed()
+        self._ir._mark_changed()

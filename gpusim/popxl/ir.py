@@ -32,7 +32,7 @@ class Ir:
     """A program: its main graph, and the graphs that it calls.
 
     **Arguments**: `replication`: the number of replicas; or "popdist" for as many as poprun has
-    started, of which this instance runs its share.
+    started, and this instance runs its share.
 
     **Raises**: ValueError: for fewer than one replica.
 
@@ -47,10 +47,10 @@ class Ir:
         self._numbers: Counter[str] = Counter()
         self._remote_buffers: list[RemoteBuffer] = []
         self._options = SessionOptions()
-        self._replication: int | None = None  # None: what popdist says
+        self._replication: int | None = None  # None: popdist decides
         self._prepared = False
         self._transfers = 1
-        self._version = 0  # goes up with every op, and all else that changes what graphs do
+        self._version = 0  # increases with every op and every other change of a graph
         if isinstance(replication, str):
             if replication != "popdist":
                 raise ValueError(f"replication={replication!r}: expected a number, or 'popdist'")
@@ -102,7 +102,7 @@ class Ir:
         """A new, empty graph. Its name begins with `name`, by default "graph"."""
         return self._new_graph(self._subgraph_id(name or "graph"))
 
-    def _changed(self) -> None:
+    def _mark_changed(self) -> None:
         self._version += 1
 
     def _new_graph(self, id: str) -> Graph:

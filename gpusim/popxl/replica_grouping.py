@@ -141,8 +141,8 @@ class ReplicaGrouping:
         >>> popxl.Ir(replication=4).replica_grouping_from_assignments([0, 1, 1, 0]).to_host_map
         [0, 1]
         """
-        known = self.const_rg._groups.assignment
-        return [known[members[0]] for members in self._groups.members]
+        assignment = self.const_rg._groups.assignment
+        return [assignment[members[0]] for members in self._groups.members]
 
     def transpose(self) -> ReplicaGrouping:
         """The groups of replicas that have the same position in their group."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ._device import Device, acquire
+from ._device import SessionDevice, acquire
 from ._host_data import Weights, as_transfers, host_buffer
 from .execution import Compiler
 from .execution.machine import HostBuffer
@@ -67,7 +67,7 @@ class Session:
                 "try adding more operations to your graphs."
             )
         self._ir = ir
-        self._device: Device = acquire(ir, device_desc)
+        self._device: SessionDevice = acquire(ir, device_desc)
         self._weights_to_host_on_exit = weights_to_host_on_exit
         self._machine = self._device.machine()
         self._weights = Weights(ir, self._machine)
@@ -112,7 +112,7 @@ class Session:
         machine.inputs = {
             stream.tensor_id: HostBuffer(
                 as_transfers(
-                    to_numpy(data, _wanted(stream, data), downcast_inputs, copy=False),
+                    to_numpy(data, _dtype_for(stream, data), downcast_inputs, copy=False),
                     stream, self._ir,
                 )
             )
@@ -143,8 +143,10 @@ class Session:
     def _ordered_outputs(self) -> list[DeviceToHostStream]:
         return sorted(self._ir.get_all_d2h_streams(), key=lambda stream: stream.tensor_id)
 
-    def _check_streams(self, kind: str, wanted: Iterable[Stream], given: Iterable[Stream]) -> None:
-        unexpected, missing = set(given) - set(wanted), set(wanted) - set(given)
+    def _check_streams(
+        self, kind: str, expected: Iterable[Stream], provided: Iterable[Stream]
+    ) -> None:
+        unexpected, missing = set(provided) - set(expected), set(expected) - set(provided)
         if unexpected or missing:
             names = [sorted(stream.tensor_id for stream in some) for some in (unexpected, missing)]
             raise ValueError(
@@ -183,8 +185,8 @@ class Session:
         self, tensors: Iterable[Variable | Constant]
     ) -> dict[Constant | Variable, NDArray[Any]]:
         """The values of several variables and constants, as `get_tensor_data`."""
-        wanted = list(tensors)
-        for tensor in wanted:
+        requested = list(tensors)
+        for tensor in requested:
             if not isinstance(tensor, (Variable, Constant)):
                 raise TypeError(
                     f"{tensor} is not of type Constant or Variable. get_tensor_data is not"
@@ -194,7 +196,7 @@ class Session:
             self._to_host()
         return {
             tensor: tensor._data if isinstance(tensor, Constant) else self._weights.on_host(tensor)
-            for tensor in wanted
+            for tensor in requested
         }
 
     def write_variable_data(self, tensor: Variable, data: NDArray[Any]) -> None:
@@ -212,20 +214,20 @@ class Session:
 
     def write_variables_data(self, tensors: Mapping[Variable, NDArray[Any]]) -> None:
         """Set the values of several variables, all or none, as `write_variable_data`."""
-        checked = {tensor: self._checked(tensor, data) for tensor, data in tensors.items()}
+        checked = {tensor: self._check(tensor, data) for tensor, data in tensors.items()}
         for tensor, data in checked.items():
             self._weights.set(tensor, data)
             if self.is_attached:
                 self._weights.send(tensor)
 
-    def _checked(self, tensor: Any, data: Any) -> NDArray[Any]:
+    def _check(self, tensor: Any, data: Any) -> NDArray[Any]:
         if not isinstance(tensor, Variable):
             name = tensor.id if isinstance(tensor, Tensor) else repr(tensor)
             raise TypeError(
                 f"Tensor {name} is not of type Variable. write_variable_data is not supported "
                 "for this type."
             )
-        return self._weights.checked(tensor, data)
+        return self._weights.check(tensor, data)
 
     # The device
 
@@ -269,12 +271,12 @@ class Session:
             self._device.detach()
 
 
-def _wanted(stream: Stream, data: Any) -> Any:
+def _dtype_for(stream: Stream, data: Any) -> Any:
     """The stream's dtype for plain numbers; None if it cannot hold them, which is a mismatch."""
     if hasattr(data, "dtype"):
         return None
-    given = np.asarray(data)
+    numbers = np.asarray(data)
     held = stream.dtype.is_floating_point or np.array_equal(
-        given.astype(stream.dtype.as_numpy()), given
+        numbers.astype(stream.dtype.as_numpy()), numbers
     )
     return stream.dtype if held else None

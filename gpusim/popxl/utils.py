@@ -14,7 +14,7 @@ from .typing_ import HostScalarTensor
 
 __all__ = ["table_to_string", "to_numpy"]
 
-#: What 64-bit data becomes, as IPUs have none.
+#: 64-bit dtypes, which IPUs lack, and what they become.
 DOWNCAST = {
     np.dtype(np.float64): np.dtype(np.float32),
     np.dtype(np.int64): np.dtype(np.int32),
@@ -52,7 +52,7 @@ def to_numpy(
     (array([1. , 2.5], dtype=float32), array(3., dtype=float16))
     """
     if isinstance(x, np.memmap):
-        return _mapped(x, dtype, downcast)
+        return _check_memmap(x, dtype, downcast)
     if hasattr(x, "detach") and hasattr(x, "cpu"):
         x = _from_torch(x)
     elif hasattr(x, "__cuda_array_interface__"):
@@ -71,15 +71,17 @@ def to_numpy(
             "Non-default value for 'nan_on_overflow' is not supported for  dtypes that are not "
             "popxl.float8_143 or popxl.float8_152"
         )
-    wanted = array.dtype if dtype is None else dtype.as_numpy()
+    target = array.dtype if dtype is None else dtype.as_numpy()
     if downcast:
-        wanted = DOWNCAST.get(wanted, wanted)
-    array = array.astype(wanted, order="C", copy=False)
-    given = isinstance(x, np.ndarray) and np.may_share_memory(array, x)
-    return array.copy() if copy and given else array
+        target = DOWNCAST.get(target, target)
+    array = array.astype(target, order="C", copy=False)
+    shared = isinstance(x, np.ndarray) and np.may_share_memory(array, x)
+    return array.copy() if copy and shared else array
 
 
-def _mapped(x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool) -> NDArray[Any]:
+def _check_memmap(
+    x: np.memmap[Any, Any], dtype: dtypes.dtype | None, downcast: bool
+) -> NDArray[Any]:
     """A memory-mapped array itself: the variable's values are those of the file."""
     if dtype is not None and dtype.as_numpy() != x.dtype:
         raise ValueError(

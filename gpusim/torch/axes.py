@@ -11,14 +11,14 @@ import torch
 
 from ..errors import GpusimError
 from ..maps.arguments import check_axis_size
-from ..maps.frames import (
+from ..maps.axis_environment import (
     Axes,
+    AxisEntry,
     AxisName,
-    Frame,
-    Share,
-    _environment,
-    bound,
-    environment,
+    Sharding,
+    _axis_environment,
+    axis_environment,
+    extend_axis_environment,
     resolve,
 )
 from ..runtime.world import current_world
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class TensorAxis(Frame):
+class TensorAxis(AxisEntry):
     """A lockstep frame over tensors.
 
     Attributes:
@@ -45,9 +45,9 @@ class TensorAxis(Frame):
     __slots__ = ("marker",)
 
     def __init__(
-        self, name: AxisName, size: int, share: Share | None, marker: torch.Tensor | None
+        self, name: AxisName, size: int, sharding: Sharding | None, marker: torch.Tensor | None
     ) -> None:
-        super().__init__(name, size, len(environment()), share=share)
+        super().__init__(name, size, len(axis_environment()), sharding=sharding)
         self.marker = marker
 
 
@@ -70,29 +70,29 @@ class EnclosingAxis(NamedTuple):
 
 def enclosing_axes() -> tuple[EnclosingAxis, ...]:
     """The axes bound here, outermost first."""
-    return tuple(EnclosingAxis(f.name, f.size, f.total, _kind(f)) for f in environment())
+    return tuple(EnclosingAxis(f.name, f.size, f.total, _kind(f)) for f in axis_environment())
 
 
-def _kind(frame: Frame) -> str:
-    if frame.index is not None:
+def _kind(entry: AxisEntry) -> str:
+    if entry.index is not None:
         return "thread"
-    if isinstance(frame, TensorAxis) and frame.marker is None:
+    if isinstance(entry, TensorAxis) and entry.marker is None:
         return "traced"
-    return "lockstep" if frame.share is None else "shared"
+    return "lockstep" if entry.sharding is None else "shared"
 
 
 def traced_sizes(names: Sequence[str]) -> tuple[int, ...]:
     """The sizes of these axes, if one of them is bound for tracing: a graph has them as
     constants."""
-    frames = [resolve(name) for name in names]
-    traced = any(_kind(frame) == "traced" for frame in frames)
-    return tuple(frame.total for frame in frames) if traced else ()
+    entries = [resolve(name) for name in names]
+    traced = any(_kind(entry) == "traced" for entry in entries)
+    return tuple(entry.total for entry in entries) if traced else ()
 
 
 def is_traced(name: AxisName) -> bool:
     """Whether an axis of this name is bound for tracing."""
-    frames = [frame for frame in environment() if frame.name == name]
-    return bool(frames) and _kind(frames[-1]) == "traced"
+    entries = [entry for entry in axis_environment() if entry.name == name]
+    return bool(entries) and _kind(entries[-1]) == "traced"
 
 
 @contextmanager
@@ -104,33 +104,33 @@ def rebound(enclosing: Sequence[EnclosingAxis], unnamed: Sequence[int]) -> Itera
     Raises:
         GpusimError: outside of a replica of such a pmap, or if the axis was bound for tracing.
     """
-    here = environment()
-    frames: list[Frame] = []
+    here = axis_environment()
+    entries: list[AxisEntry] = []
     for depth, axis in enumerate(enclosing):
         if axis.kind == "thread":
-            frames.append(_own_frame(here, depth, axis))
+            entries.append(_own_entry(here, depth, axis))
         else:
-            frames.append(Frame(axis.name, axis.size, depth, share=_share(axis)))
-    depth = len(frames)
-    frames += [Frame(None, size, depth + place) for place, size in enumerate(unnamed)]
-    token = _environment.set(tuple(frames))
+            entries.append(AxisEntry(axis.name, axis.size, depth, sharding=_sharding(axis)))
+    depth = len(entries)
+    entries += [AxisEntry(None, size, depth + place) for place, size in enumerate(unnamed)]
+    token = _axis_environment.set(tuple(entries))
     try:
-        yield tuple(frames)
+        yield tuple(entries)
     finally:
-        _environment.reset(token)
+        _axis_environment.reset(token)
 
 
-def _own_frame(here: Axes, depth: int, axis: EnclosingAxis) -> Frame:
-    frame = here[depth] if depth < len(here) else None
-    if frame is None or frame.index is None or frame.name != axis.name:
+def _own_entry(here: Axes, depth: int, axis: EnclosingAxis) -> AxisEntry:
+    entry = here[depth] if depth < len(here) else None
+    if entry is None or entry.index is None or entry.name != axis.name:
         raise GpusimError(
             f"a collective over pmap's axis {axis.name!r} cannot run outside of its replicas: call "
             "backward() inside the function that pmap maps"
         )
-    return frame
+    return entry
 
 
-def _share(axis: EnclosingAxis) -> Share | None:
+def _sharding(axis: EnclosingAxis) -> Sharding | None:
     if axis.kind != "shared":
         return None
     world = current_world()
@@ -139,7 +139,7 @@ def _share(axis: EnclosingAxis) -> Share | None:
             f"a collective over axis {axis.name!r} cannot run outside of `with world`: call "
             "backward() inside of it"
         )
-    return Share(world, world.counts)
+    return Sharding(world, world.counts)
 
 
 @contextmanager
@@ -166,13 +166,13 @@ def trace_axes(sizes: Mapping[str, int]) -> Iterator[None]:
         >>> gt.vmap(graph, axis_name="i")(torch.arange(4.0))
         tensor([0.0000, 0.1667, 0.3333, 0.5000])
     """
-    frames: list[TensorAxis] = []
+    entries: list[TensorAxis] = []
     for name, size in sizes.items():
         checked = check_axis_size(f"trace_axes ({name!r})", size)
         if checked is None:
             raise TypeError(f"trace_axes sizes must be integers, but axis {name!r} has {size!r}")
-        frame = TensorAxis(name, checked, None, None)
-        frame.depth += len(frames)
-        frames.append(frame)
-    with bound(tuple(frames)):
+        entry = TensorAxis(name, checked, None, None)
+        entry.depth += len(entries)
+        entries.append(entry)
+    with extend_axis_environment(tuple(entries)):
         yield

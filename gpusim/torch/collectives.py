@@ -135,11 +135,11 @@ def _of_number(call: Call, spec: CollectiveSpec, number: Any) -> Any:
 
     In pmap the replicas' numbers may differ, and they meet.
     """
-    frames = resolve_names(call.axis_name)
-    if any(frame.index is not None for frame in frames):
+    entries = resolve_names(call.axis_name)
+    if any(entry.index is not None for entry in entries):
         return bind(call._replace(operands=(number,)))
     assert call.collective.scalar is not None
-    total = math.prod(frame.total for frame in frames)
+    total = math.prod(entry.total for entry in entries)
     return call.collective.scalar(number, total if spec.groups is None else len(spec.groups[0]))
 
 

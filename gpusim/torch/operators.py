@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..maps.frames import Frame, environment
+from ..maps.axis_environment import AxisEntry, axis_environment
 from ..maps.names import resolve_names
 from .axes import TensorAxis, enclosing_axes, traced_sizes
 from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
@@ -105,47 +105,47 @@ def _run(
     for operand in operands:
         dtype_of(operand, f"{collective}'s operand")
     names = tuple(axis_names)
-    frames = resolve_names(names)
-    for frame in frames:
-        if frame.index is None and not isinstance(frame, TensorAxis):
+    entries = resolve_names(names)
+    for entry in entries:
+        if entry.index is None and not isinstance(entry, TensorAxis):
             raise TypeError(
-                f"{collective} of tensors over axis {frame.name!r}, which a map of arrays has "
+                f"{collective} of tensors over axis {entry.name!r}, which a map of arrays has "
                 "bound; use gpusim.torch.vmap or gpusim.torch.pmap"
             )
-    here = tuple(frame.total for frame in frames)
+    here = tuple(entry.total for entry in entries)
     if spec.sizes and spec.sizes != here:
         raise ValueError(
             f"{collective} over {names}: the graph was traced for axes of sizes {spec.sizes}, but "
             f"runs with {here}"
         )
     plan = Plan(replace(spec, sizes=()), names, enclosing_axes())
-    marked = [frame for frame in _needed(plan, frames) if frame.marker is not None]
-    places = tuple(frame.depth for frame in marked)
-    markers = [frame.marker for frame in marked]
+    marked = [entry for entry in _needed(plan, entries) if entry.marker is not None]
+    places = tuple(entry.depth for entry in marked)
+    markers = [entry.marker for entry in marked]
     return list(VmapLevel.apply(plan.encode(), (), places, len(operands), *operands, *markers))
 
 
-def _needed(plan: Plan, frames: Sequence[Frame]) -> list[TensorAxis]:
+def _needed(plan: Plan, entries: Sequence[AxisEntry]) -> list[TensorAxis]:
     """The frames that operands must be batched over: the collective's own, and where random bits
     are drawn for each place, all."""
     stochastic = plan.rounding == "stochastic"  # the backward pass may sum where this does not
-    chosen = environment() if stochastic else frames
-    return [frame for frame in chosen if isinstance(frame, TensorAxis)]
+    chosen = axis_environment() if stochastic else entries
+    return [entry for entry in chosen if isinstance(entry, TensorAxis)]
 
 
 def _run_axis_index(axis_names: list[str]) -> Tensor:
     index: Any = None
-    for frame in resolve_names(tuple(axis_names)):
-        own = _index(frame)
-        index = own if index is None else index * frame.total + own
+    for entry in resolve_names(tuple(axis_names)):
+        own = _index(entry)
+        index = own if index is None else index * entry.total + own
     return torch.zeros((), dtype=torch.int32) if index is None else index
 
 
-def _index(frame: Frame) -> Tensor:
-    marker = frame.marker if isinstance(frame, TensorAxis) else None
+def _index(entry: AxisEntry) -> Tensor:
+    marker = entry.marker if isinstance(entry, TensorAxis) else None
     if marker is not None:
-        return marker + frame.offset
-    return torch.tensor(frame.offset + (frame.index or 0), dtype=torch.int32)
+        return marker + entry.offset
+    return torch.tensor(entry.offset + (entry.index or 0), dtype=torch.int32)
 
 
 _collective = graph_operator(

@@ -15,7 +15,7 @@ from .. import maps as mapping
 from .. import trees
 from ..errors import GpusimError
 from ..maps.arguments import check_axis_size
-from ..maps.frames import AxisName, environment, local_axis_size
+from ..maps.axis_environment import AxisName, axis_environment, local_axis_size
 from .arguments import as_result, check_dims, equal_bits, read
 from .axes import TensorAxis
 
@@ -92,10 +92,10 @@ def pmap(
 
 
 def _refuse_levels() -> None:
-    for frame in environment():
-        if isinstance(frame, TensorAxis):
+    for entry in axis_environment():
+        if isinstance(entry, TensorAxis):
             raise GpusimError(
-                f"pmap of tensors cannot run inside a vmap of tensors (over axis {frame.name!r}): "
+                f"pmap of tensors cannot run inside a vmap of tensors (over axis {entry.name!r}): "
                 "its threads do not see torch.func's levels; put pmap outside"
             )
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..maps.frames import AxisName, environment
+from ..maps.axis_environment import AxisName, axis_environment
 from ..maps.mapped_array.array import unpack
 from ..random import rng
 from .axes import is_traced
@@ -87,17 +87,17 @@ def seeds(count: int) -> Tensor:
     Where no axis has a name they are torch's, and torch's rules for random functions hold. A graph
     of one replica draws when it runs; one that is traced around a map has numbers as constants.
     """
-    if not any(frame.name is not None for frame in environment()):
+    if not any(entry.name is not None for entry in axis_environment()):
         return torch.randint(0, 2**63 - 1, (count,), dtype=torch.int64)
     found: Tensor = _seeds(count)
     return found
 
 
 def _run(count: int) -> Tensor:
-    frames = [frame for frame in environment() if frame.name is not None]
-    if any(is_traced(frame.name) for frame in frames):
+    entries = [entry for entry in axis_environment() if entry.name is not None]
+    if any(is_traced(entry.name) for entry in entries):
         return torch.zeros((count,), dtype=torch.int64)  # a fake one: a graph calls this later
-    drawn, axes = _draws().draw(tuple(dict.fromkeys(frame.name for frame in frames)), count)
+    drawn, axes = _draws().draw(tuple(dict.fromkeys(entry.name for entry in entries)), count)
     table = as_tensor(np.ascontiguousarray(drawn)).reshape(-1, count)
     row: Any = 0
     for axis in axes:  # the markers are batched where the axes are

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..errors import GpusimError
 from ..libraries import on_device
 from ..maps.arguments import read_only
+from ..maps.axis_environment import Axes
 from ..maps.bind import bind_leaves
-from ..maps.frames import Axes
 from ..maps.mapped_array.array import unpack, wrap
 from ..reduction import State, entered
 from .axes import rebound
@@ -49,22 +49,22 @@ def _compute(operands: Sequence[Tensor], origins: Sequence[int], plan: Plan) -> 
             )
     sizes = operands[0].shape[: len(origins)]
     unnamed = [size for size, origin in zip(sizes, origins, strict=True) if origin == UNNAMED]
-    with on_stream_of(operands), rebound(plan.enclosing, unnamed) as frames:
+    with on_stream_of(operands), rebound(plan.enclosing, unnamed) as entries:
         if plan.operation.local is not None:
-            return _run_local(operands, origins, plan, frames)
-        later = iter(frames[len(plan.enclosing) :])
-        axes = tuple(next(later) if o == UNNAMED else frames[o] for o in origins)
+            return _run_local(operands, origins, plan, entries)
+        later = iter(entries[len(plan.enclosing) :])
+        axes = tuple(next(later) if o == UNNAMED else entries[o] for o in origins)
         values = [_enter(operand, axes, plan.spec.collective) for operand in operands]
         results = _bind(plan, values)
         return [_leave(result, axes, plan) for result in results]
 
 
 def _run_local(
-    operands: Sequence[Tensor], origins: Sequence[int], plan: Plan, frames: Axes | None
+    operands: Sequence[Tensor], origins: Sequence[int], plan: Plan, entries: Axes | None
 ) -> list[Tensor]:
     """Compute each replica's own result; without frames, of fake tensors."""
     (place,) = plan.over
-    first = 0 if frames is None else frames[place].offset + (frames[place].index or 0)
+    first = 0 if entries is None else entries[place].offset + (entries[place].index or 0)
     position = Position.of(origins, place, plan.enclosing[place], first)
     local = plan.operation.local
     assert local is not None

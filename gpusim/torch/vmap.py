@@ -11,7 +11,12 @@ from torch import Tensor
 
 from .. import trees
 from ..maps.arguments import check_axis_size
-from ..maps.frames import AxisName, bound, local_axis_size, outermost_share
+from ..maps.axis_environment import (
+    AxisName,
+    extend_axis_environment,
+    local_axis_size,
+    outermost_sharding,
+)
 from .arguments import as_result, check_dims, read, take_replicated
 from .axes import TensorAxis
 
@@ -73,13 +78,15 @@ def vmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         size = local_axis_size("vmap", axis_size)
         arguments = read("vmap", in_dims, size, args, kwargs)
-        share = outermost_share("vmap", arguments.size)
+        sharding = outermost_sharding("vmap", arguments.size)
         structure: Any = None
         places: list[int | None] = []
 
         def replica(marker: Tensor, *leaves: Any) -> tuple[Tensor, ...]:
             nonlocal structure, places
-            with bound((TensorAxis(axis_name, arguments.size, share, marker),)):
+            with extend_axis_environment(
+                (TensorAxis(axis_name, arguments.size, sharding, marker),)
+            ):
                 results, structure = trees.flatten(arguments.call(f, [*leaves]))
             whole = trees.unflatten(structure, results)
             places = trees.broadcast_prefix(out_dims, whole, "vmap out_dims")

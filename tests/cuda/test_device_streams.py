@@ -187,8 +187,8 @@ def forget_the_beginning(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_who_arrived(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(streams, "arrive", lambda lane: streams.Arrival(lane, [lane.stream], []))
-    patch.setattr("gpusim.maps.binding.arrive", streams.arrive)
+    patch.setattr(streams, "arrive", lambda slot: streams.Arrival(slot, [slot.stream], []))
+    patch.setattr("gpusim.maps.rendezvous.arrive", streams.arrive)
 
 
 def forget_the_meeting(patch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def forget_the_meeting(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(streams.Lanes, "follow", lambda self: None)
+    patch.setattr(streams.StreamSlots, "follow", lambda self: None)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""pmap: turns, meetings, errors instead of hangs, and plain arrays that nobody else changes."""
+"""pmap: slots, rendezvous, errors instead of hangs, and arrays that belong to one replica."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpusim import trees
 from gpusim.maps import MappedArray, per_replica_route
-from gpusim.maps.frames import Axes, bound, new_frames
+from gpusim.maps.axis_environment import Axes, extend_axis_environment, new_axes
 from gpusim.maps.mapped_array.align import lead_full
 from gpusim.maps.mapped_array.array import wrap
 
@@ -31,10 +31,10 @@ class Operand:
     data: np.ndarray
     over: str | None
 
-    def on(self, frames: Axes) -> Any:
+    def on(self, entries: Axes) -> Any:
         if self.over is None:
             return self.data
-        return wrap(self.data, tuple(frame for frame in frames if frame.name in self.over))
+        return wrap(self.data, tuple(entry for entry in entries if entry.name in self.over))
 
 
 def sizes_of(over: str | None) -> tuple[int, ...]:
@@ -102,18 +102,18 @@ def outcome(
     function: Callable[..., Any], operands: tuple[Any, ...], force: bool = False
 ) -> Outcome:
     """Call the function on the operands, and return the outcome on every replica."""
-    frames = new_frames(tuple(SIZES), tuple(SIZES.values()))
-    with bound(frames), per_replica_route(force=force):
-        values = [item.on(frames) if isinstance(item, Operand) else item for item in operands]
+    entries = new_axes(tuple(SIZES), tuple(SIZES.values()))
+    with extend_axis_environment(entries), per_replica_route(force=force):
+        values = [item.on(entries) if isinstance(item, Operand) else item for item in operands]
         try:
             leaves, _ = trees.flatten(function(*values))
         except Exception as error:
             return Outcome(error=error)
-        return Outcome(tuple(_whole(leaf, frames) for leaf in leaves))
+        return Outcome(tuple(_whole(leaf, entries) for leaf in leaves))
 
 
-def _whole(leaf: Any, frames: Axes) -> Any:
-    return np.array(lead_full(leaf, frames)) if isinstance(leaf, MappedArray) else leaf
+def _whole(leaf: Any, entries: Axes) -> Any:
+    return np.array(lead_full(leaf, entries)) if isinstance(leaf, MappedArray) else leaf
 
 
 class _Names(logging.Handler):

@@ -492,7 +492,7 @@ def test_what_mpirun_says_is_understood(messages: str, failure: Failure | None) 
     assert failure_in(messages, 9) == failure
 
 
-def test_who_waits_a_while_is_not_blocking_instance() -> None:
+def test_who_waits_a_while_is_not_left_alone() -> None:
     late = 100.0 + report.BLOCKED_TOGETHER
     ended, waits = Activity(report.ENDED, 99.0, 1), Activity("lax.psum", 100.0, 2)
     found = blocking_instance({0: waits, 1: ended}, 2, late)

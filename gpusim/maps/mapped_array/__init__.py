@@ -1,1 +1,10 @@
-"""MappedArray: an array per replica, stacked, that follows NumPy's protocols; and its rules."""
+"""MappedArray and the batched rules that compute with it."""
+
+from . import dispatch, rules, updates
+from .array import MappedArray
+from .updates import at
+
+__all__ = ["MappedArray", "at", "dispatch", "rules"]
+
+dispatch.install(MappedArray)
+updates.install(MappedArray)

@@ -1,5 +1,4 @@
-"""Lining up stacked operands, which is what batched rules are made of: mapped axes lead, visible
-axes follow."""
+"""Alignment of stacked operands for batched rules: mapped axes lead, visible axes follow."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ...libraries import constant_like, on_device
-from ..frames import Axes, environment, union
+from ..axis_environment import Axes, axis_environment, union
 from .array import Array, MappedArray, unpack
 
 
@@ -24,8 +23,8 @@ def common_axes(values: Iterable[Any]) -> Axes:
 
 
 def sizes(axes: Axes) -> tuple[int, ...]:
-    """How many replicas each axis has."""
-    return tuple(frame.size for frame in axes)
+    """The number of replicas along each axis."""
+    return tuple(entry.size for entry in axes)
 
 
 def visible_ndim(value: Any) -> int:
@@ -46,28 +45,35 @@ def lead(value: Any, axes: Axes, ndim: int | None = None) -> Array:
     data, own = unpack(value)
     if not isinstance(value, MappedArray) and not on_device(data):
         data = np.asanyarray(data)
-    shown = data.ndim - len(own)
-    pad = 0 if ndim is None else ndim - shown
+    pad = 0 if ndim is None else ndim - (data.ndim - len(own))
     if own == axes and pad == 0:
         return data
-    index: list[Any] = [slice(None) if frame in own else None for frame in axes]
+    index: list[Any] = [slice(None) if entry in own else None for entry in axes]
     index += [None] * pad
     return data[(*index, ...)]
 
 
 def lead_full(value: Any, axes: Axes, ndim: int | None = None) -> Array:
-    """As `lead`, but every axis has its full size: a broadcast, read-only view where it does not
-    vary."""
+    """As `lead`, but every axis has its full size: a broadcast, read-only view where the value
+    does not vary."""
     data = lead(value, axes, ndim)
     full = (*sizes(axes), *data.shape[len(axes) :])
     return data if data.shape == full else np.broadcast_to(data, full)
 
 
+def expand(data: Array, own: Axes, axes: Axes) -> Array:
+    """As `lead_full`, for stacked data that its `own` axes lead."""
+    if own == axes:
+        return data
+    data = data[(*(slice(None) if entry in own else None for entry in axes), ...)]
+    return np.broadcast_to(data, (*sizes(axes), *data.shape[len(axes) :]))
+
+
 def library_here() -> Any:
-    """An array of the GPU's library that the arguments of a map around are of; None for NumPy's."""
-    for frame in reversed(environment()):
-        if frame.like is not None:
-            return frame.like
+    """An array of the GPU's library that an enclosing map's arguments are of; None for NumPy's."""
+    for entry in reversed(axis_environment()):
+        if entry.like is not None:
+            return entry.like
     return None
 
 

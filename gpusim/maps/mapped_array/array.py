@@ -1,13 +1,12 @@
-"""MappedArray: an array whose mapped axes are hidden, so that code written for one replica runs for
-all.
+"""MappedArray: an array with hidden mapped axes, so that code for one replica runs for all.
 
-The values of all replicas are one stacked array; what NumPy shows of it is one replica's part.
+The values of all replicas are one stacked array. Its shape and dtype are those of one replica's
+part.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -15,18 +14,13 @@ import numpy as np
 
 from ... import trees
 from ...libraries import on_device, to_host
-from ..frames import Axes, check_active, lockstep_environment
+from ..axis_environment import Axes, check_active, lockstep_axes
 
 Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protocols
 
-serve: Any = None
-"""The module `dispatch`, which knows the batched rules; it puts itself here, as it needs this one
-first."""
-
 
 def unpack(value: Any) -> tuple[Array, Axes]:
-    """The stacked data of `value`, mapped axes leading, and those axes; others are mapped over
-    nothing."""
+    """The stacked data of `value`, and its leading mapped axes; () for other values."""
     if isinstance(value, MappedArray):
         axes = value._axes
         if axes:
@@ -36,19 +30,31 @@ def unpack(value: Any) -> tuple[Array, Axes]:
 
 
 def wrap(data: Array, axes: Axes) -> MappedArray:
-    """The MappedArray with stacked `data`, of which the leading axes are `axes`."""
+    """The MappedArray with stacked `data`, whose leading axes are `axes`."""
     mapped = object.__new__(MappedArray)
     mapped._data = data
     mapped._axes = axes
     return mapped
 
 
+def read_only(data: Array) -> Array:
+    """A read-only view of a NumPy array; anything else as it is."""
+    if isinstance(data, np.ndarray) and data.flags.writeable:
+        data = data.view()
+        data.flags.writeable = False
+    return data
+
+
 def lift(value: Any) -> Any:
-    """`value` as code inside the running maps sees it: a MappedArray where vmap is around."""
-    return wrap(value, ()) if lockstep_environment() else value
+    """`value` as the running function sees it: a MappedArray inside vmap."""
+    return wrap(value, ()) if lockstep_axes() else value
 
 
-def _binary(ufunc: np.ufunc) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+def binary_operator(
+    ufunc: Callable[[Any, Any], Any],
+) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """The methods of an operator and of its reflection, __add__ and __radd__ for np.add."""
+
     def forward(self: Any, other: Any) -> Any:
         if getattr(other, "__array_ufunc__", ufunc) is None:
             return NotImplemented
@@ -60,10 +66,6 @@ def _binary(ufunc: np.ufunc) -> tuple[Callable[[Any, Any], Any], Callable[[Any, 
         return ufunc(other, self)
 
     return forward, reflected
-
-
-def _power(base: Any, exponent: Any) -> Any:
-    return serve.function(operator.pow, (base, exponent), {})
 
 
 def _unary(ufunc: np.ufunc) -> Callable[[Any], Any]:
@@ -81,16 +83,15 @@ def _refuse_in_place(name: str) -> Callable[..., NoReturn]:
 
 
 class MappedArray:
-    """The values of one variable on all replicas, seen as the value of one.
+    """The values of one variable on all replicas, with the interface of one replica's array.
 
     `shape`, `ndim`, `dtype` and `size` are one replica's. MappedArrays follow NumPy's protocols, so
-    ``np.sin(x)``, ``x @ w`` and ``x[1:, i]`` work whichever array library holds the data. They do
-    not
-    change in place: ``x += y`` rebinds the name, ``x.at[i].set(v)`` gives a changed copy. One that
-    is mapped over nothing (the same on every replica) converts to bool, int, float and ndarray
-    freely; converting another is a TypeError.
+    ``np.sin(x)``, ``x @ w`` and ``x[1:, i]`` work for any array library. They do not change in
+    place: ``x += y`` rebinds the name, ``x.at[i].set(v)`` returns a changed copy. A replicated one,
+    which is mapped over no axis, converts to bool, int, float and ndarray; converting another is a
+    TypeError.
 
-    Users meet them inside functions given to `gpusim.vmap` and `gpusim.shard_map`; they make none.
+    `gpusim.vmap` and `gpusim.shard_map` make them; users do not.
 
     Example:
         >>> import numpy as np, gpusim
@@ -107,10 +108,18 @@ class MappedArray:
     _data: Array
     _axes: Axes
 
+    # Attached by `dispatch.install` and `updates.install`: batched rules need this class.
+    __array_ufunc__: Callable[..., Any]
+    __array_function__: Callable[..., Any]
+    __getitem__: Callable[..., Any]
+    __pow__: Callable[..., Any]
+    __rpow__: Callable[..., Any]
+    at: Any
+
     def __init__(self) -> None:
         raise TypeError("MappedArrays are made by gpusim.vmap and gpusim.shard_map, not by users")
 
-    # What one replica sees of the array.
+    # One replica's shape and dtype.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -145,24 +154,9 @@ class MappedArray:
     @property
     def mapped_axes(self) -> tuple[Any, ...]:
         """The names of the axes along which the values may differ, outermost first."""
-        return tuple(frame.name for frame in self._axes)
+        return tuple(entry.name for entry in self._axes)
 
-    @property
-    def at(self) -> Any:
-        """Changed copies: ``x.at[index].set(value)``, also add, multiply, min, max and so on."""
-        from .updates import at
-
-        return at(self)
-
-    # NumPy's protocols.
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        return serve.ufunc(ufunc, method, inputs, kwargs)
-
-    def __array_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return serve.function(func, args, kwargs)
+    # Conversions.
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         data = self._only_value("np.asarray")
@@ -175,7 +169,7 @@ class MappedArray:
     def _only_value(self, conversion: str) -> Array:
         data, axes = unpack(self)
         if axes:
-            names = ", ".join(repr(frame.name) for frame in axes)
+            names = ", ".join(repr(entry.name) for entry in axes)
             raise TypeError(
                 f"{conversion} needs one value, but this array (shape {self.shape}, dtype "
                 f"{self.dtype}) is mapped over {names} and may differ between replicas: choose "
@@ -231,9 +225,6 @@ class MappedArray:
     def __contains__(self, value: Any) -> Any:
         return bool(np.any(self == value))
 
-    def __getitem__(self, index: Any) -> Any:
-        return serve.getitem(self, index)
-
     __setitem__ = _refuse_in_place("__setitem__ (x[index] = value)")
     __delitem__ = _refuse_in_place("__delitem__")
     __hash__ = None  # type: ignore[assignment]  # as ndarray: == is elementwise
@@ -248,32 +239,31 @@ class MappedArray:
         raise TypeError("a MappedArray cannot be pickled: return it from the mapped function first")
 
     def __repr__(self) -> str:
-        over = ", ".join(f"{frame.name!r}: {frame.size}" for frame in self._axes) or "nothing"
+        over = ", ".join(f"{entry.name!r}: {entry.size}" for entry in self._axes) or "nothing"
         values = np.array2string(to_host(self._data), separator=", ", prefix="MappedArray(")
         return f"MappedArray({values}, shape={self.shape}, dtype={self.dtype}, mapped over {over})"
 
     # Operators. There are no in-place ones: `x += y` falls back on `x = x + y`.
 
-    __add__, __radd__ = _binary(np.add)
-    __sub__, __rsub__ = _binary(np.subtract)
-    __mul__, __rmul__ = _binary(np.multiply)
-    __truediv__, __rtruediv__ = _binary(np.true_divide)
-    __floordiv__, __rfloordiv__ = _binary(np.floor_divide)
-    __mod__, __rmod__ = _binary(np.remainder)
-    __divmod__, __rdivmod__ = _binary(np.divmod)
-    __pow__, __rpow__ = _binary(_power)  # type: ignore[arg-type]  # ** is not quite np.power
-    __matmul__, __rmatmul__ = _binary(np.matmul)
-    __lshift__, __rlshift__ = _binary(np.left_shift)
-    __rshift__, __rrshift__ = _binary(np.right_shift)
-    __and__, __rand__ = _binary(np.bitwise_and)
-    __or__, __ror__ = _binary(np.bitwise_or)
-    __xor__, __rxor__ = _binary(np.bitwise_xor)
-    __lt__, _ = _binary(np.less)
-    __le__, _ = _binary(np.less_equal)
-    __gt__, _ = _binary(np.greater)
-    __ge__, _ = _binary(np.greater_equal)
-    __eq__, _ = _binary(np.equal)
-    __ne__, _ = _binary(np.not_equal)
+    __add__, __radd__ = binary_operator(np.add)
+    __sub__, __rsub__ = binary_operator(np.subtract)
+    __mul__, __rmul__ = binary_operator(np.multiply)
+    __truediv__, __rtruediv__ = binary_operator(np.true_divide)
+    __floordiv__, __rfloordiv__ = binary_operator(np.floor_divide)
+    __mod__, __rmod__ = binary_operator(np.remainder)
+    __divmod__, __rdivmod__ = binary_operator(np.divmod)
+    __matmul__, __rmatmul__ = binary_operator(np.matmul)
+    __lshift__, __rlshift__ = binary_operator(np.left_shift)
+    __rshift__, __rrshift__ = binary_operator(np.right_shift)
+    __and__, __rand__ = binary_operator(np.bitwise_and)
+    __or__, __ror__ = binary_operator(np.bitwise_or)
+    __xor__, __rxor__ = binary_operator(np.bitwise_xor)
+    __lt__, _ = binary_operator(np.less)
+    __le__, _ = binary_operator(np.less_equal)
+    __gt__, _ = binary_operator(np.greater)
+    __ge__, _ = binary_operator(np.greater_equal)
+    __eq__, _ = binary_operator(np.equal)
+    __ne__, _ = binary_operator(np.not_equal)
     __neg__ = _unary(np.negative)
     __pos__ = _unary(np.positive)
     __abs__ = _unary(np.absolute)
@@ -333,7 +323,7 @@ class MappedArray:
         return wrap(data.view(np.dtype(dtype)), axes)
 
     def copy(self, order: Any = "C") -> MappedArray:
-        """A copy (which, as MappedArrays do not change, nobody needs)."""
+        """A copy. It is rarely needed, as MappedArrays do not change."""
         data, axes = unpack(self)
         return wrap(data.copy(), axes)
 

@@ -1,5 +1,4 @@
-"""From NumPy's protocols to batched rules: which rule serves a call, and what happens where there
-is none."""
+"""Dispatch of NumPy's protocols: a batched rule if there is one, else the per-replica fallback."""
 
 from __future__ import annotations
 
@@ -14,19 +13,18 @@ import numpy as np
 
 from ... import trees
 from ...libraries import of_one_library
-from .. import routes as _routes
-from . import array as _array
 from .align import library_here
+from .array import MappedArray, binary_operator, unpack, wrap
+from .per_replica import call_per_replica
+from .settings import fallback_settings
 
 Rule = Callable[..., Any]
 
 RULES: dict[Callable[..., Any], Rule] = {}
-"""Batched rule of each NumPy function: called with the function's own arguments, MappedArrays among
-them."""
+"""Batched rule of each NumPy function, which takes the function's own arguments."""
 
 UFUNC_METHODS: dict[str, Callable[[np.ufunc, tuple[Any, ...], dict[str, Any]], Any]] = {}
-"""Batched rule of each ufunc method (__call__, reduce, ...): called with ufunc, inputs and
-keywords."""
+"""Batched rule of each ufunc method (__call__, reduce, ...); it takes ufunc, inputs, keywords."""
 
 CHANGES_IN_PLACE = {
     np.copyto: "np.where, or x.at[...].set(...)",
@@ -36,7 +34,7 @@ CHANGES_IN_PLACE = {
     np.fill_diagonal: "x.at[np.diag_indices(n)].set(...)",
     np.put_along_axis: "x.at[...].set(...)",
 }
-"""NumPy functions that write into an argument, with what to use instead."""
+"""NumPy functions that write into an argument, and their replacements."""
 
 
 WITHOUT_VALUES = {
@@ -49,24 +47,24 @@ WITHOUT_VALUES = {
     np.iscomplexobj,
     np.isrealobj,
 }
-"""NumPy functions that look at shapes and dtypes only, and so give the same on every replica."""
+"""NumPy functions of shapes and dtypes only, whose results are the same on every replica."""
 
 
 CREATE: set[Callable[..., Any]] = {
     *(np.arange, np.empty, np.eye, np.full, np.identity, np.ones, np.tri, np.zeros),
     *(np.array, np.asanyarray, np.asarray, np.ascontiguousarray),
 }
-"""NumPy functions that make arrays, and ask MappedArrays only where one is given as like=."""
+"""NumPy functions that create arrays; a MappedArray among their arguments is like=."""
 
 
 class NoRule(Exception):
-    """Raised by a batched rule for arguments it does not serve: the call takes the per-replica
-    route."""
+    """Raised by a batched rule for arguments that it does not support: the function is then called
+    per replica."""
 
 
-UNSERVED = (NoRule, ValueError, TypeError, IndexError, ArithmeticError, NotImplementedError)
-"""What sends a call from its batched rule to the per-replica route: NumPy's own errors are raised
-there, in the shapes of one replica."""
+FALLBACK_ERRORS = (NoRule, ValueError, TypeError, IndexError, ArithmeticError, NotImplementedError)
+"""Exceptions of a batched rule after which the function is called per replica, which raises NumPy's
+own error, with the shapes of one replica."""
 
 
 def rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -97,8 +95,10 @@ def _refuse_out(name: str) -> NoReturn:
     )
 
 
-def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """function.method(*inputs, **kwargs), batched."""
+def call_ufunc(
+    array: MappedArray, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+) -> Any:
+    """__array_ufunc__: function.method(*inputs, **kwargs), batched."""
     if "out" in kwargs and any(_is_array(array) for array in _as_tuple(kwargs.pop("out"))):
         _refuse_out(f"np.{function.__name__}")
     if method == "at":
@@ -107,20 +107,20 @@ def ufunc(function: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict
             f"not "
             "change: use x.at[index].add(values) (also multiply, min, max) or np.bincount"
         )
-    if not _routes.switches().force:
+    if not fallback_settings().force:
         try:
             return UFUNC_METHODS[method](function, inputs, kwargs)
-        except UNSERVED:
+        except FALLBACK_ERRORS:
             pass
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
     _check_libraries(name, (inputs, kwargs))
-    return _routes.call_per_replica(called, inputs, kwargs, name)
+    return call_per_replica(called, inputs, kwargs, name)
 
 
 def _check_libraries(name: str, arguments: Any) -> None:
     """TypeError where a call that no rule served mixes NumPy's arrays with a GPU's."""
-    of_one_library(name, (_array.unpack(leaf)[0] for leaf in trees.flatten(arguments)[0]))
+    of_one_library(name, (unpack(leaf)[0] for leaf in trees.flatten(arguments)[0]))
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -144,8 +144,14 @@ def _place_of_out(called: Callable[..., Any]) -> int:
     return sys.maxsize
 
 
-def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """called(*args, **kwargs) for a NumPy function, batched where it has a rule."""
+def call_function(
+    array: Any,
+    called: Callable[..., Any],
+    types: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """__array_function__: called(*args, **kwargs), batched if the NumPy function has a rule."""
     if "out" in kwargs and kwargs["out"] is None:
         kwargs = {name: value for name, value in kwargs.items() if name != "out"}
     place = _place_of_out(called)
@@ -157,25 +163,35 @@ def function(called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             f"change: use {CHANGES_IN_PLACE[called]}"
         )
     batched = RULES.get(called)
-    if batched is not None and (called in WITHOUT_VALUES or not _routes.switches().force):
+    if batched is not None and (called in WITHOUT_VALUES or not fallback_settings().force):
         try:
             return batched(*args, **kwargs)
-        except UNSERVED:
+        except FALLBACK_ERRORS:
             pass
     if called in CREATE and (like := library_here()) is not None:
-        return _array.wrap(called(*args, **kwargs, like=like), ())
+        return wrap(called(*args, **kwargs, like=like), ())
     _check_libraries(f"np.{called.__name__}", (args, kwargs))
-    return _routes.call_per_replica(called, args, kwargs)
+    return call_per_replica(called, args, kwargs)
 
 
-def getitem(array: Any, index: Any) -> Any:
+def get_item(array: Any, index: Any) -> Any:
     """array[index], batched."""
-    if not _routes.switches().force:
+    if not fallback_settings().force:
         try:
             return RULES[operator.getitem](array, index)
         except NoRule:
             pass
-    return _routes.call_per_replica(operator.getitem, (array, index), {}, "indexing")
+    return call_per_replica(operator.getitem, (array, index), {}, "indexing")
 
 
-_array.serve = sys.modules[__name__]
+def power(base: Any, exponent: Any) -> Any:
+    """base ** exponent, which is not quite np.power."""
+    return call_function(None, operator.pow, (), (base, exponent), {})
+
+
+def install(mapped_array: type[MappedArray]) -> None:
+    """Attach NumPy's protocols, indexing and ``**``, which the rules of this module compute."""
+    mapped_array.__array_ufunc__ = call_ufunc
+    mapped_array.__array_function__ = call_function
+    mapped_array.__getitem__ = get_item
+    mapped_array.__pow__, mapped_array.__rpow__ = binary_operator(power)

@@ -1,4 +1,4 @@
-"""One replica's index expression, translated into the index of stacked data.
+"""Translation of one replica's index expression into an index of stacked data.
 
 For reading (rules/indexing.py) and for changed copies (updates.py).
 """
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ...libraries import on_device, to_host, to_library_of
-from ..frames import Axes, union
+from ..axis_environment import Axes, union
 from .align import common_axes, lead, sizes, visible_ndim, visible_shape
 from .array import Array, MappedArray, unpack, wrap
 from .dispatch import NoRule
 
 BASIC = frozenset({int, np.int64, np.int32, slice, type(None), type(Ellipsis)})
-"""Types of the entries of an index that makes a view; asked for exactly, as bool is an int too."""
+"""Types of the entries of an index that selects a view; compared exactly, as bool is an int."""
 
 Entry = (
     Any  # None, Ellipsis, a slice, an int, a bool (a mask without axes), or an array of integers
@@ -26,8 +26,8 @@ Entry = (
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an index expression reads and writes in stacked data, and how that is arranged.
+class StackedIndex:
+    """An index expression for stacked data, and the order of axes in what it selects.
 
     Attributes:
         stacked: the index of the stacked data.
@@ -89,30 +89,30 @@ def stack_basic(index: tuple[Any, ...], mapped: int) -> tuple[Any, ...]:
     return (slice(None),) * mapped + index + end
 
 
-def locate(index: tuple[Any, ...], data: Array, axes: Axes) -> Place:
-    """The place of `index` in `data`, which `axes` lead.
+def stack_index(index: tuple[Any, ...], data: Array, axes: Axes) -> StackedIndex:
+    """The stacked index for `index` of `data`, whose leading axes are `axes`.
 
     Raises:
-        NoRule: where NumPy refuses the index, where masks select unequally many elements, and for
-            what is not served here. The per-replica route then says what is wrong.
-        TypeError: for a slice whose bounds may differ between replicas.
+        NoRule: if NumPy refuses the index, masks select unequal numbers of elements, or the index
+            is not supported. The per-replica fallback then raises the error.
+        TypeError: if the bounds of a slice may differ between replicas.
     """
     shape = data.shape[len(axes) :]
     entries = _without_masks(_expand([_entry(entry) for entry in index], len(shape)), shape)
     rest, arrays, first = _survey(entries, shape)
     if not arrays:
-        return Place(stack_basic(tuple(entries), len(axes)), axes, tuple(rest))
+        return StackedIndex(stack_basic(tuple(entries), len(axes)), axes, tuple(rest))
     try:
         block = np.broadcast_shapes(*(visible_shape(array) for array in arrays))
     except ValueError:
         raise NoRule from None
     every = union(axes, common_axes(arrays))
-    stacked: list[Any] = [_all_along(frame, every, len(block), data) for frame in axes]
+    stacked: list[Any] = [_all_along(mapped_axis, every, len(block), data) for mapped_axis in axes]
     stacked += [
         lead(entry, every, len(block)) if isinstance(entry, MappedArray) else entry
         for entry in entries
     ]
-    return Place(
+    return StackedIndex(
         tuple(stacked),
         every,
         (*rest[:first], *block, *rest[first:]),
@@ -121,18 +121,17 @@ def locate(index: tuple[Any, ...], data: Array, axes: Axes) -> Place:
     )
 
 
-def _all_along(frame: Any, axes: Axes, ndim: int, data: Array) -> Array:
-    """The index array by which each replica reads its own, beside others of `ndim` axes."""
+def _all_along(mapped_axis: Any, axes: Axes, ndim: int, data: Array) -> Array:
+    """The index array that selects each replica's own part, beside others of `ndim` axes."""
     shape = [1] * (len(axes) + ndim)
-    shape[axes.index(frame)] = frame.size
-    return np.arange(frame.size, like=data).reshape(shape)
+    shape[axes.index(mapped_axis)] = mapped_axis.size
+    return np.arange(mapped_axis.size, like=data).reshape(shape)
 
 
 def _survey(entries: list[Entry], shape: tuple[int, ...]) -> tuple[list[int], list[Any], int]:
-    """The lengths of the axes from slices and None, the index arrays, and where their axes go.
+    """The lengths of the axes from slices and None, the index arrays, and their axes' position.
 
-    They go before all others, unless the index arrays, and ints beside them, stand side by side:
-    then where those stand.
+    If index arrays and ints are adjacent, their axes stay in place, otherwise they come first.
     """
     rest: list[int] = []
     arrays: list[Any] = []
@@ -157,7 +156,7 @@ def _survey(entries: list[Entry], shape: tuple[int, ...]) -> tuple[list[int], li
 
 
 def _consumed(entry: Entry) -> int:
-    """How many axes of the array an entry stands for."""
+    """The number of axes of the array that an entry indexes."""
     if entry is None or entry is Ellipsis or isinstance(entry, bool):
         return 0
     if isinstance(entry, (int, slice)):
@@ -166,7 +165,7 @@ def _consumed(entry: Entry) -> int:
 
 
 def _expand(entries: list[Entry], ndim: int) -> list[Entry]:
-    """`entries` for all axes: Ellipsis is followed by the slices it stands for."""
+    """`entries` for all axes: after Ellipsis come the slices that it abbreviates."""
     missing = ndim - sum(_consumed(entry) for entry in entries)
     places = [place for place, entry in enumerate(entries) if entry is Ellipsis]
     if missing < 0 or len(places) > 1:
@@ -176,7 +175,7 @@ def _expand(entries: list[Entry], ndim: int) -> list[Entry]:
 
 
 def _without_masks(entries: list[Entry], shape: tuple[int, ...]) -> list[Entry]:
-    """`entries` with the places that each mask selects instead of it."""
+    """`entries` with each mask replaced by the indices that it selects."""
     found: list[Entry] = []
     axis = 0
     for entry in entries:
@@ -195,7 +194,7 @@ def nonzero(value: Any) -> tuple[Any, ...]:
     """np.nonzero(value) of an array with visible axes, of each replica where it is mapped.
 
     Raises:
-        NoRule: when the replicas have unequally many nonzero elements.
+        NoRule: if the replicas have different numbers of nonzero elements.
     """
     data, axes = unpack(value)
     if not axes:

@@ -1,4 +1,4 @@
-"""Memory layouts: which ones let a stacked operation add in the order in which one replica adds.
+"""Memory layouts in which NumPy's stacked operations add in the order of one replica's operation.
 
 NumPy takes axes in the order of their strides. While mapped axes have the largest strides it works
 through one replica after the other, each as if it were alone (checked with NumPy 2.0 to 2.4, for
@@ -25,9 +25,8 @@ def _strides(data: Array, start: int, stop: int | None = None) -> list[int]:
     return [data.strides[place] for place in places if data.shape[place] > 1]
 
 
-def replicas_lie_apart(data: Array, mapped: int) -> bool:
-    """Whether the `mapped` leading axes are stepped over in strides no smaller than any other
-    axis."""
+def is_replica_major(data: Array, mapped: int) -> bool:
+    """Whether the strides of the `mapped` leading axes are at least those of all other axes."""
     if mapped == 0 or data.flags.c_contiguous or on_device(data):
         return True
     largest = max(map(abs, _strides(data, mapped)), default=0)
@@ -39,14 +38,14 @@ def _spaced_like_one_replica(data: Array, mapped: int) -> bool:
     return min(map(abs, _strides(data, mapped)), default=0) == data.dtype.itemsize
 
 
-def spaced(data: Array) -> Array:
-    """A copy with gaps between the elements: NumPy's loops for contiguous data pass it by."""
+def copy_with_gaps(data: Array) -> Array:
+    """A copy with gaps between the elements, for which NumPy does not use its contiguous loops."""
     room = np.empty_like(data, shape=(*data.shape, 2))
     room[..., 0] = data
     return room[..., 0]
 
 
-def apart(data: Array, mapped: int, axis_count: int = 1) -> Array:
+def copy_replica_major(data: Array, mapped: int, axis_count: int = 1) -> Array:
     """`data`, or a copy, whose visible axes NumPy reduces as it would those of one replica.
 
     Args:
@@ -57,7 +56,7 @@ def apart(data: Array, mapped: int, axis_count: int = 1) -> Array:
     Raises:
         NoLayout: when one replica's part has a layout that no copy keeps.
     """
-    if replicas_lie_apart(data, mapped):
+    if is_replica_major(data, mapped):
         return data
     visible = range(mapped, data.ndim)
     order = sorted(visible, key=lambda place: -abs(data.strides[place]))
@@ -71,12 +70,14 @@ def apart(data: Array, mapped: int, axis_count: int = 1) -> Array:
     forward = [*range(mapped), *order]
     moved = np.transpose(data, forward)
     copied = (
-        np.ascontiguousarray(moved) if _spaced_like_one_replica(data, mapped) else spaced(moved)
+        np.ascontiguousarray(moved)
+        if _spaced_like_one_replica(data, mapped)
+        else copy_with_gaps(moved)
     )
     return np.transpose(copied, sorted(range(data.ndim), key=forward.__getitem__))
 
 
-def replicas_interleave(data: Array, mapped: int) -> bool:
+def is_interleaved(data: Array, mapped: int) -> bool:
     """Whether neighbours in memory are elements of different replicas, in NumPy's arrays."""
     if on_device(data):
         return False

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from ...libraries import on_device, to_library_of
-from .. import routes
-from ..frames import Axes
+from ..axis_environment import Axes
 from .align import common_axes, lead, lead_full, sizes, visible_ndim
 from .array import Array, MappedArray, wrap
 from .dispatch import NoRule
-from .indices import Place, as_tuple, is_basic, locate, stack_basic
+from .indices import StackedIndex, as_tuple, is_basic, stack_basic, stack_index
+from .per_replica import call_per_replica
+from .settings import fallback_settings
 
 Write = Callable[..., None]
 """Changes an array: write(array, index, value), or write(array, index) where no value is needed."""
@@ -36,8 +37,8 @@ def at(x: Any) -> At:
         x: an array, plain (read-only ones, as in pmap, too) or a MappedArray.
 
     Returns:
-        What takes the index: ``at(x)[index]`` has the methods `set`, `add`, `subtract`, `multiply`,
-        `divide`, `power`, `min`, `max`, `apply` and `get`.
+        An object to be indexed: ``at(x)[index]`` has the methods `set`, `add`, `subtract`,
+        `multiply`, `divide`, `power`, `min`, `max`, `apply` and `get`.
 
     Raises:
         IndexError: by the methods, for an index out of range (where JAX drops the update), naming
@@ -74,7 +75,7 @@ class At:
 
 
 class Indexed:
-    """A part of an array, of which the methods give changed copies of the whole array: see `at`.
+    """A part of an array; its methods return changed copies of the whole array: see `at`.
 
     Where an index names an element more than once, `set` keeps the last value, and the others take
     all values into account, one after the other in C order.
@@ -248,12 +249,12 @@ def _changed(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> Any:
     mapped = [*_mapped((x, index, values))]
     if not mapped:
         return _write_copy(x, index, values, write)
-    if not routes.switches().force:
+    if not fallback_settings().force:
         try:
             return _write_stacked(x, as_tuple(index), values, write, common_axes(mapped))
         except (NoRule, IndexError):
             pass
-    return routes.call_per_replica(_write_copy, (x, index, values), {"write": write}, "at[...]")
+    return call_per_replica(_write_copy, (x, index, values), {"write": write}, "at[...]")
 
 
 def _one_array(value: Any) -> Any:
@@ -264,8 +265,8 @@ def _one_array(value: Any) -> Any:
 
 
 def _converted(value: Any, x: Array) -> Any:
-    """`value` in the dtype and library of `x`, by the rules of assignment: 1.5 becomes the int 1,
-    and 300 is no uint8."""
+    """`value` in the dtype and library of `x`, converted as in assignment: 1.5 becomes the int 1,
+    and 300 does not fit uint8."""
     if isinstance(value, MappedArray) or on_device(value):
         return value.astype(x.dtype, copy=False)
     return to_library_of(x, value, x.dtype)
@@ -283,7 +284,7 @@ def _write_stacked(
     copy = lead_full(x, axes).copy()
     if isinstance(copy, np.generic):  # a sum over all axes, say: NumPy's scalars do not change
         copy = np.asarray(copy)
-    place = locate(index, copy, axes)
+    place = stack_index(index, copy, axes)
     if write is not _assign and any(visible_ndim(value) > len(place.shape) for value in values):
         raise NoRule  # of all writers, only assignment drops leading axes of length 1
     fitted = [_fitted(_converted(value, copy), place) for value in values]
@@ -291,7 +292,7 @@ def _write_stacked(
     return wrap(copy, axes)
 
 
-def _fitted(value: Any, place: Place) -> Array:
+def _fitted(value: Any, place: StackedIndex) -> Array:
     """`value` broadcast to each replica's part at `place`, in the order in which NumPy finds it."""
     ndim = len(place.shape)
     surplus = max(visible_ndim(value) - ndim, 0)
@@ -305,3 +306,9 @@ def _fitted(value: Any, place: Place) -> Array:
     except ValueError:
         raise NoRule from None
     return place.disarrange(data)
+
+
+def install(mapped_array: type[MappedArray]) -> None:
+    """Attach the property `at`."""
+    doc = "Changed copies: ``x.at[index].set(value)``, also add, multiply, min, max and so on."
+    mapped_array.at = property(at, doc=doc)

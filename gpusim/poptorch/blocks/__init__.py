@@ -1,14 +1,20 @@
-"""Blocks of a model: what says where its operations belong, and what follows for its IPUs.
+"""Blocks of a model: annotations of its operations, and what follows for its IPUs.
 
-- `annotations`: Block, BeginBlock, BlockFunction. `printing`: models shown with their blocks.
-- `placement`: which block, stage, phase and IPU every operation of a compiled model has.
-- `plan`: what the strategy makes of that: checks, IPU counts, stages, the schedule.
+- `annotations`: Block, BeginBlock and BlockFunction, and models printed with their blocks.
+- `placement`: the block, stage, phase and IPU of every operation of a compiled model.
+- `plan`: checks, IPU counts, stages and the pipeline schedule, by the execution strategy.
 """
 
-from .annotations import BeginBlock, Block, BlockFunction, LegacyBeginBlockFn, removeBlocks
+from .annotations import (
+    BeginBlock,
+    Block,
+    BlockFunction,
+    LegacyBeginBlockFn,
+    module_repr,
+    removeBlocks,
+)
 from .placement import Recorder, compiling, recording
 from .plan import Plan
-from .printing import module_repr
 
 __all__ = [
     "BeginBlock",

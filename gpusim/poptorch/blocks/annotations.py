@@ -1,6 +1,6 @@
-"""Block, BeginBlock and BlockFunction: which block the operations of a model belong to.
+"""Block, BeginBlock and BlockFunction: the blocks that a model's operations belong to.
 
-They act while a model is compiled, and nowhere else: results do not depend on them.
+They act only while a model is compiled. Results do not depend on them.
 """
 
 from __future__ import annotations
@@ -14,28 +14,37 @@ from torch import nn
 from ..poptorch_core import createPoptorchError
 from .placement import current_recorder
 
-__all__ = ["BeginBlock", "Block", "BlockFunction", "LegacyBeginBlockFn", "removeBlocks"]
+__all__ = [
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "LegacyBeginBlockFn",
+    "module_repr",
+    "removeBlocks",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Block(nn.Module):
-    """A block of a model: what is computed inside `with` belongs to it.
+    """A block of a model: the operations inside `with` belong to it.
 
-    As an operation belongs to the block that was entered last, none belongs to a block after the
-    end of one: whoever uses Block has to have all operations in blocks. One Block can be entered
-    often, and kept as an attribute of a model, whose state_dict it does not change.
+    After the end of a block no block is active, so a model that uses Block must have all its
+    operations in blocks. A Block can be entered repeatedly, and be an attribute of a model, whose
+    state_dict it does not change.
 
     **Arguments**
 
     - `user_id`: the block's name in the execution strategy; blocks with the same name are one. None
-      for the next of "0", "1", ...; a number is as its digits.
+      stands for the next of "0", "1", ...; a number stands for its digits.
     - `ipu_id`: the IPU of the replica, from 0, unless the strategy names another one.
 
-    When the model is compiled: AssertionError for ids of other kinds, and for a block that the
-    strategy does not know or for which nobody names an IPU; poptorch.Error for operations outside
-    of blocks, and as the strategies say.
+    **Raises**, when the model is compiled
+
+    - AssertionError for ids of other types, for a block that the strategy does not know, and for a
+      block without an IPU.
+    - poptorch.Error for operations outside of blocks, and the errors of the strategies.
 
     >>> import torch
     >>> with Block("encoder", ipu_id=0):  # outside a compilation it does nothing
@@ -49,14 +58,14 @@ class Block(nn.Module):
 
     @staticmethod
     def useAutoId() -> None:
-        """Number the blocks without a name from "0" again; for the beginning of forward."""
+        """Number blocks without a name from "0" again. Call it at the beginning of forward."""
         recorder = current_recorder()
         if recorder is not None:
             recorder.reset_auto_id()
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        """Begin a block that goes on until another one begins."""
+        """Begin a block that ends when another one begins."""
         recorder = current_recorder()
         if recorder is not None:
             recorder.begin(user_id, ipu_id)
@@ -74,7 +83,7 @@ class Block(nn.Module):
 
 
 class _BlockHook:
-    """Begins a block before a module runs. As part of the module it is pickled and copied."""
+    """Begins a block before a module runs. It is pickled and copied with the module."""
 
     def __init__(self, user_id: str | None, ipu_id: int | None) -> None:
         self._user_id = user_id
@@ -88,9 +97,9 @@ class _BlockHook:
 
 
 class LegacyBeginBlockFn(nn.Module):
-    """A function that is the beginning of a block: what `BeginBlock` makes of one.
+    """A function that begins a block, as `BeginBlock` returns it.
 
-    Arguments as for `BeginBlock`. Calling it calls the function, with the same arguments.
+    Arguments are those of `BeginBlock`. Calling it calls the function with the same arguments.
     """
 
     def __init__(
@@ -121,23 +130,22 @@ def begin(owner: object, user_id: str | None, ipu_id: int | None) -> None:
 
 
 def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | None = None) -> Any:
-    """Have a block begin with a module of a model, in place.
+    """Begin a block with a module of a model, in place.
 
-    The module, its submodules and whatever runs after it belong to the block, until another one
-    begins; what runs before the first one is on IPU 0. Parameters, state_dict and class of the
-    module stay as they are, and copies and pickles of it have the block, too.
+    The module, its submodules and everything that runs after it belong to the block, until another
+    one begins. Operations before the first block are on IPU 0. Parameters, state_dict and class of
+    the module do not change. Copies and pickles of the module begin the block too.
 
     **Arguments**
 
-    - `layer_to_call`: a module; or a function, which is not changed: a module that calls it is
-      returned.
+    - `layer_to_call`: a module or a function. A function is not changed.
     - `user_id`, `ipu_id`: as for `Block`.
 
     **Returns**
 
-    The module that was given.
+    The module; for a function, a module that calls it.
 
-    poptorch.Error for what is neither, and for a module with which a block begins already.
+    **Raises**: poptorch.Error for other values, and for a module that begins a block already.
 
     >>> import torch
     >>> BeginBlock(torch.nn.Linear(2, 3), "decoder", ipu_id=1)
@@ -156,7 +164,7 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
 def BlockFunction(
     user_id: str | None = None, ipu_id: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: the function runs inside of a `Block` with these ids.
+    """A decorator: run the function inside a `Block` with these ids.
 
     >>> @BlockFunction("decoder", ipu_id=1)
     ... def double(x):
@@ -177,7 +185,7 @@ def BlockFunction(
 
 
 def removeBlocks(module: nn.Module) -> None:
-    """Undo `BeginBlock` of a module and all its submodules. AssertionError for what is no module.
+    """Undo `BeginBlock` for a module and its submodules. AssertionError if it is not a module.
 
     >>> import torch
     >>> layer = BeginBlock(torch.nn.Linear(2, 3))
@@ -189,3 +197,34 @@ def removeBlocks(module: nn.Module) -> None:
         hooks = each._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if isinstance(hook, _BlockHook)]:
             del hooks[key]
+
+
+def module_repr(m: nn.Module) -> str:
+    """`repr(m)`, with the arguments of `BeginBlock` before each module that begins a block.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+    >>> _ = BeginBlock(model[1], "second", ipu_id=1)
+    >>> print(module_repr(model))
+    Sequential(
+      (0): ReLU()
+      (1): BeginBlock(user_id=second, ipu_id=1): Tanh()
+    )
+    """
+    begins = "".join(
+        f"{hook!r}: " for hook in m._forward_pre_hooks.values() if isinstance(hook, _BlockHook)
+    )
+    if not any(
+        isinstance(hook, _BlockHook)
+        for each in m.modules()
+        if each is not m
+        for hook in each._forward_pre_hooks.values()
+    ):
+        return begins + repr(m)  # containers shorten their lists of equal modules
+    extra = m.extra_repr()
+    lines = extra.split("\n") if extra else []
+    for name, child in m._modules.items():
+        shown = repr(child) if child is None else module_repr(child)
+        lines.append(f"({name}): " + shown.replace("\n", "\n  "))
+    inner = "".join(f"\n  {line}" for line in lines)
+    return f"{begins}{m._get_name()}({inner}\n)"

@@ -57,7 +57,8 @@ class Payload:
         parsers = {kind: PARSERS[kind] for kind in PARSERS if can_be_pickled((kind, PARSERS[kind]))}
         file = io.BytesIO()
         try:
-            (ForkingPickler if shared else ByValue)(file).dump((self._dataset, parsers))
+            pickler = (ForkingPickler if shared else ByValue)(file, pickle.HIGHEST_PROTOCOL)
+            pickler.dump((self._dataset, parsers))
         except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
             error.add_note(NOT_PICKLED.format(self._strategy.name))
             raise
@@ -91,12 +92,13 @@ class ByValue(ForkingPickler):
         """Override how memory is pickled. Views of one memory share it again."""
         if not isinstance(value, UntypedStorage) or value.device.type != "cpu" or value.is_shared():
             return NotImplemented
-        return storage_of, (torch.empty(0, dtype=torch.uint8).set_(value).numpy().tobytes(),)
+        content: Any = torch.empty(0, dtype=torch.uint8).set_(value).numpy()
+        return storage_of, (pickle.PickleBuffer(content),)
 
 
-def storage_of(data: bytes) -> UntypedStorage:
-    """New memory with these bytes."""
-    content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0)
+def storage_of(data: bytearray) -> UntypedStorage:
+    """The memory with these bytes."""
+    content = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
     return content.untyped_storage()
 
 

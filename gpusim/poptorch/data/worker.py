@@ -162,7 +162,7 @@ class Worker:
         self._ahead = True  # whether to load an epoch that is not iterated yet
 
     def run(self) -> None:
-        """Load until the accessor says stop. poptorch.Error if there are no elements at all."""
+        """Load until the accessor says stop. poptorch.Error for an empty dataset."""
         try:
             while True:
                 self._await_room()

@@ -19,7 +19,7 @@ from gpusim.poptorch.executor.custom_parsers import parsed
 from gpusim.poptorch.poptorch_core import Error, createPoptorchError
 from gpusim.poptorch.replicas.structures import StandIn, flatten, standing_in
 
-__all__ = ["Arguments", "Binder", "for_device"]
+__all__ = ["DEVICE_DTYPES", "Arguments", "Binder", "for_device"]
 
 DICTS = (
     "Dicts as inputs only have partial support, they can be accessed using literal keys, but full "
@@ -37,8 +37,8 @@ MISMATCH = (
     "compile the model.\nTo recompile the model for the new inputs create a new inferenceModel / "
     "trainingModel wrapper or call destroy() on the current one and try again."
 )
-# Dtypes that an IPU lacks, and those that it has instead.
-CONVERTED = {
+#: The dtypes that an IPU has, instead of those that it lacks.
+DEVICE_DTYPES = {
     torch.int64: torch.int32,
     torch.float64: torch.float32,
     torch.bfloat16: torch.float32,
@@ -270,7 +270,7 @@ def for_device(tensor: torch.Tensor, warn: Callable[[str], None] | None = None) 
     if tensor.requires_grad:
         warn(REQUIRES_GRAD)
         tensor = tensor.detach()
-    wanted = CONVERTED.get(tensor.dtype)
+    wanted = DEVICE_DTYPES.get(tensor.dtype)
     if wanted is None:
         return tensor
     warn(f"Input tensor of type {tensor.dtype} coerced to {wanted}")

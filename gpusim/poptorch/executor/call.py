@@ -80,6 +80,7 @@ class Call:
             self._batches = MicroBatches(executable.layout, self._on_device(made))
         self._counters = Counters(executable.layout.replicas, enabled=not made)
         self._outputs: Collector | None = None
+        self._count = 0  # of tensors that forward returns
         self._rebuild: Any = None
         self._anchors = executable.anchors.collectors()
 
@@ -104,9 +105,9 @@ class Call:
             if training is not None and accumulator is not None:
                 training.update(accumulator, self._timed)
         host = self._host[0].device if self._host else torch.device("cpu")
-        results = self._outputs.results() if self._outputs is not None else []
-        with self._profile.span("download outputs", "download", tensors=len(results)):
-            results = [value.to(host) for value in results]
+        assert self._outputs is not None  # there is at least one step
+        with self._profile.span("download outputs", "download", tensors=self._count):
+            results = [value.to(host) for value in self._outputs.results()]
             return Result(
                 self._rebuild(iter(results)),
                 results,
@@ -148,7 +149,8 @@ class Call:
                 raise createPoptorchError(KEPT)
         if self._outputs is None:
             mode, period = self._of.options.output_mode, self._of.options.output_return_period
-            self._outputs, self._rebuild = Collector(mode, period, self._of.layout), rebuild
+            self._outputs = Collector(mode, period, self._of.layout)
+            self._count, self._rebuild = len(tensors), rebuild
         returned = len(tensors) if self._outputs.transfers(iteration, accumulation) else 0
         self._counters.note("output", returned)
         self._outputs.add(iteration, accumulation, tensors)

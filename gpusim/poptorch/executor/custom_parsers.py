@@ -63,7 +63,7 @@ def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | 
     - `arg_data_type`: the type; values of classes derived from it are parsed too.
     - `arg_parser`: its parser; None takes away the one that it has.
 
-    poptorch.Error for a parser that is no ICustomArgParser.
+    poptorch.Error for a parser of another type than ICustomArgParser.
     """
     if arg_parser is None:
         PARSERS.pop(arg_data_type, None)

@@ -55,8 +55,10 @@ def ipus_per_replica(options: Options, highest: int = 0) -> int:
 def candidates(options: Options, per_replica: int, table: Table | None = None) -> list[Device]:
     """The devices that fit the options.
 
-    poptorch.Error for more than 64 IPUs, a number that is no power of two unless rounding up was
-    asked for, a device that is too small or does not exist, and a system that has too few IPUs.
+    **Raises**:
+
+    - poptorch.Error: for more than 64 IPUs, for a number other than a power of two without
+      `autoRoundNumIPUs`, for a device that is too small or does not exist, and for too few IPUs.
     """
     replicas = options.replication_factor
     needed = replicas * per_replica

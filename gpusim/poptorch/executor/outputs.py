@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from gpusim.poptorch.enums import OutputMode
+from gpusim.poptorch.executor.arguments import DEVICE_DTYPES
 from gpusim.poptorch.executor.micro_batches import Layout
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.replicas import Step
 
 __all__ = ["Anchors", "Collector"]
-
-#: The dtypes that an IPU returns instead of these, which it lacks.
-RETURNED = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 
 class Collector:
@@ -51,14 +49,15 @@ class Collector:
         """Whether tensors go to the host after this step: a sum goes once, at the end."""
         if self.mode is OutputMode.EveryN:
             return (iteration + 1) % self.period == 0
-        last = (self._layout.iterations - 1, self._layout.accumulations - 1)
-        return self.mode is OutputMode.All or (iteration, accumulation) == last
+        at_end = OutputMode.Final, OutputMode.Sum
+        last = self._layout.iterations - 1, self._layout.accumulations - 1
+        return self.mode not in at_end or (iteration, accumulation) == last
 
     def add(self, iteration: int, accumulation: int, tensors: Sequence[Tensor]) -> None:
         """Take a step's tensors of all replicas, each (replicas, *shape)."""
         if self.mode is not OutputMode.Sum and not self.transfers(iteration, accumulation):
             return
-        values = [value.to(RETURNED.get(value.dtype, value.dtype)) for value in tensors]
+        values = [value.to(DEVICE_DTYPES.get(value.dtype, value.dtype)) for value in tensors]
         if self.mode is OutputMode.Sum and self._steps:
             values = [total + value for total, value in zip(self._steps[0], values, strict=True)]
             self._steps = []

@@ -44,7 +44,7 @@ def wrap(model: nn.Module, fetch: Fetch, destroy: Destroy, on_grouping: OnGroupi
     - `destroy`: called with the model by its new method `destroy`.
     - `on_grouping`: called by the parameters' new method `replicaGrouping`.
 
-    RuntimeError for a model that is wrapped; poptorch.Error for a buffer that is no plain Tensor.
+    RuntimeError for a wrapped model; poptorch.Error for a buffer of a subclass of Tensor.
     """
     if is_wrapped(model):
         raise RuntimeError(ALREADY)

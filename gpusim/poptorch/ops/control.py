@@ -46,23 +46,23 @@ CHANGED = (
 
 
 def for_loop(count: int, body: Body, inputs: list[Tensor]) -> list[Tensor]:
-    """What `count` calls of a function make of tensors, each of what the one before has returned.
+    """Call a function `count` times, each time on the results of the call before.
 
-    In a model it is for inference only. Its graph has the operations of all calls, one after the
-    other.
+    In models it is for inference only. The graph has the operations of all calls.
 
     **Arguments**
 
-    - `count`: how often the body is called, 0 or more.
-    - `body`: takes and returns as many tensors, of the same shapes and dtypes. They are passed by
-      value: what it does to them in place is not done to those outside.
-    - `inputs`: a list of the first ones; ValueError for anything else.
-
-    poptorch.Error in a training model, and for a body that returns others than it takes.
+    - `count`: the number of calls, 0 or more.
+    - `body`: takes and returns the same number of tensors, of the same shapes and dtypes. They are
+      copies: changes in place do not change tensors outside.
+    - `inputs`: a list of tensors for the first call.
 
     **Returns**
 
-    A list of the last ones.
+    A list of the results of the last call.
+
+    **Raises**: ValueError if `inputs` is not a list of tensors; poptorch.Error in a training model,
+    and if the body returns other tensors than it takes.
 
     >>> import torch
     >>> for_loop(10, lambda x: 2 * x, [torch.ones(2)])
@@ -95,25 +95,27 @@ def cond(
     else_body: Body,
     else_inps: list[Tensor],
 ) -> list[Tensor]:
-    """What one of two functions returns, as a tensor says.
+    """Call one of two functions, selected by a tensor.
 
-    In a model it is for inference only. Replicas in lockstep run both functions, and each takes the
-    results of its own; prints and CPU operations are those of its own alone.
+    In models it is for inference only. Replicas in lockstep run both functions, and each takes the
+    results of one. It prints and calls CPU operations of that one only.
 
     **Arguments**
 
     - `condition`: a boolean tensor of one element.
-    - `then_body`, `else_body`: take the tensors of `then_inps` and `else_inps`, and return as many
-      tensors, of the same dtypes and shapes. (Where the shapes differ, the first ones' results are
-      reshaped.) They may use tensors from outside, and have copies of all: what they do in place
-      is not done to those outside.
-    - `then_inps`, `else_inps`: lists, or ValueError.
-
-    poptorch.Error in a training model, and for results that do not fit.
+    - `then_body`, `else_body`: take the tensors of `then_inps` and `else_inps`. Both return the
+      same number of tensors, of the same dtypes and shapes; if shapes differ, the results of
+      `then_body` are reshaped. They may use tensors from outside. All are copies: changes in place
+      do not change tensors outside.
+    - `then_inps`, `else_inps`: lists of tensors.
 
     **Returns**
 
-    A list of what was returned.
+    A list of the results.
+
+    **Raises**: ValueError if the inputs are not lists; poptorch.Error in a training model, and for
+    results that do not match.
+
 
     >>> import torch
     >>> x = torch.tensor([2.0])
@@ -127,9 +129,9 @@ def cond(
         return _as_list(then_body(*then_inps) if condition else else_body(*else_inps))
     _refuse_training("cond")
     if not isinstance(condition, Tensor) or condition.numel() != 1:
-        given = tuple(condition.shape) if isinstance(condition, Tensor) else repr(condition)
+        found = tuple(condition.shape) if isinstance(condition, Tensor) else repr(condition)
         raise createPoptorchError(
-            f"poptorch.cond: condition must be a tensor of one element, got {given}"
+            f"poptorch.cond: condition must be a tensor of one element, got {found}"
         )
     number = now.draws.next_number()
     is_true = condition.reshape(()).bool()

@@ -1,4 +1,4 @@
-"""CPU: a Python function in the middle of a model, called on the host for each replica."""
+"""CPU: a Python function inside a model, called on the host for each replica."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ OVERLAP = "Trying to enter CPU from another CPU op! CPU ops must not overlap."
 
 
 class Call(NamedTuple):
-    """What a graph calls.
+    """A call in a graph.
 
     Attributes:
         cpu: the operation.
-        outputs: what it returns for operands like those of this call.
-        alone: whether that is a tensor and no list.
+        outputs: the shapes and dtypes of its results.
+        single: whether it returns a tensor instead of a list.
     """
 
     cpu: weakref.ref[CPU]
     outputs: list[Like]
-    alone: bool
+    single: bool
 
 
 CALLS: dict[int, Call] = {}
-"""By numbers, which graphs have."""
+"""Calls by number. Graphs contain the numbers."""
 
 _numbers = itertools.count()
-_kept: list[CPU] = []
+_made_in_forward: list[CPU] = []
 _inside: ContextVar[bool] = ContextVar("gpusim inside a CPU operation", default=False)
 
 
 class CPU:
-    """A function that a model calls on the CPU, as it runs.
+    """A function that a model calls on the CPU when it runs.
 
-    In a model it is for inference only. When the model is compiled it is called once with zeros,
-    for the shapes and dtypes of what it returns; then for each replica and micro-batch, in order.
-    It sees tensors on the CPU, and plain Python: it may use NumPy, files and the network. It has
-    the weights that the host has.
+    In models it is for inference only. The compilation calls it once with zeros, for the shapes and
+    dtypes of its results. A run calls it for each replica and micro-batch, in order. It gets
+    tensors on the CPU, and may use NumPy, files and the network. Its weights are the host's.
 
     **Arguments**
 
     - `layer_to_call`: takes tensors and returns a tensor, or a list or tuple of them. A module's
-      parameters require no gradients from here on, as in PopTorch.
+      parameters require no gradients afterwards, as in PopTorch.
     - `ID`: a name, for error messages.
 
-    poptorch.Error for a call in a training model, or from within another CPU operation; for
-    arguments that are no tensors; and for results that are not like those for zeros.
+    **Raises**: poptorch.Error for a call in a training model or from within another CPU operation,
+    for arguments that are not tensors, and for results whose shapes or dtypes differ from those for
+    zeros.
 
     >>> import torch
     >>> class Sorted(torch.nn.Module):
@@ -84,10 +84,10 @@ class CPU:
         self.inputs: list[Tensor] | None = None
         self.outputs: list[Tensor] | None = None
         if model_context() is not None:
-            _kept.append(self)  # made in forward: the graph calls it when forward is over
+            _made_in_forward.append(self)  # a reference: the graph calls it after forward
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the numbers of graphs: a copy is called by other ones."""
+        """The state without the numbers of calls: other graphs call a copy."""
         return vars(self) | {"_calls": {}}
 
     def execute(self) -> None:
@@ -103,7 +103,7 @@ class CPU:
             whole.copy_(result)
 
     def registerPersistentData(self) -> None:
-        """Make `inputs` and `outputs` anew: zeros, in the shapes of the last call."""
+        """Set `inputs` and `outputs` to zeros, in the shapes of the last call."""
         self.inputs = [torch.zeros(shape) for shape in self.in_shapes or ()]
         self.outputs = [torch.zeros(shape) for shape in self.out_shapes or ()]
 
@@ -132,37 +132,37 @@ class CPU:
         found = cpu_op(list(input), number)
         self.in_shapes = [x.shape for x in input]
         self.out_shapes = [x.shape for x in found]
-        return found[0] if CALLS[number].alone else found
+        return found[0] if CALLS[number].single else found
 
     def _number(self, likes: Sequence[Like]) -> int:
-        """The number of calls with operands like these."""
+        """The number of the call with operands of these shapes and dtypes."""
         key = tuple(likes)
         if key not in self._calls:
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 zeros = [torch.zeros(like.shape, dtype=like.dtype) for like in likes]
-                results, alone = self._results(zeros)
+                results, single = self._results(zeros)
             self._calls[key] = number = next(_numbers)
             outputs = [Like(tuple(x.shape), x.dtype) for x in results]
-            CALLS[number] = Call(weakref.ref(self), outputs, alone)
+            CALLS[number] = Call(weakref.ref(self), outputs, single)
             weakref.finalize(self, CALLS.pop, number, None)
         return self._calls[key]
 
     def _results(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
-        """What the function returns, as a list, and whether it is one tensor.
+        """The function's results as a list, and whether it has returned a single tensor.
 
-        It runs in a context of its own, outside of all models.
+        It runs in an empty context, outside of all models.
         """
-        results = Context().run(self._alone, inputs)
-        alone = not isinstance(results, (list, tuple))
-        found = [results] if alone else list(results)
+        results = Context().run(self._run, inputs)
+        single = not isinstance(results, (list, tuple))
+        found = [results] if single else list(results)
         for result in found:
             if not isinstance(result, Tensor):
                 raise createPoptorchError(
                     f"CPU op '{self._ID}' must return tensors, got {type(result)}"
                 )
-        return found, alone
+        return found, single
 
-    def _alone(self, inputs: Sequence[Tensor]) -> Any:
+    def _run(self, inputs: Sequence[Tensor]) -> Any:
         _inside.set(True)
         return self._layer_to_call(*inputs)
 

@@ -1,4 +1,4 @@
-"""CTC's beam search: which texts are most likely, of the chances that each time step gives."""
+"""CTC's beam search: the most likely labellings, from the probabilities of each time step."""
 
 from __future__ import annotations
 
@@ -16,40 +16,44 @@ from .operation import operation
 __all__ = ["beams", "ctc_beam_search_decoder"]
 
 Array = np.ndarray[Any, Any]
+Labels = tuple[int, ...]
 
 
 @operation
 def ctc_beam_search_decoder(
     probs: Tensor, lengths: Tensor, blank: int = 0, beam_width: int = 100, top_paths: int = 1
 ) -> list[Tensor]:
-    """The most likely texts of a connectionist temporal classification.
+    """The most likely labellings of a connectionist temporal classification.
 
-    A text's chance is the sum of those of all ways to write it: with blanks between its classes and
-    with classes repeated.
+    The probability of a labelling is the sum of those of its alignments: with blanks between its
+    classes, and with classes repeated.
 
     **Arguments**
 
-    - `probs`: (input_length, batch_size, num_classes), logarithms of chances.
-    - `lengths`: (batch_size,) integers: how many steps of each input count.
-    - `blank`: the class that is the blank.
-    - `beam_width`: how many texts are kept at each step, at least top_paths.
-    - `top_paths`: how many are returned.
-
-    poptorch.Error for what are no tensors, and for other shapes; ValueError for numbers that are
-    not so. There is no gradient.
+    - `probs`: (input_length, batch_size, num_classes), logarithms of probabilities.
+    - `lengths`: (batch_size,) integers: the number of steps of each input.
+    - `blank`: the class of the blank.
+    - `beam_width`: the number of labellings after each step, at least top_paths.
+    - `top_paths`: the number of labellings in the result.
 
     **Returns**
 
-    A list of (batch_size, top_paths) logarithms of chances, in the dtype of `probs`; (batch_size,
-    top_paths) int32 lengths of texts; and (batch_size, top_paths, input_length) int32 texts, with
-    blanks behind them. Where there are fewer texts, the rest is empty, with a chance of 0.
+    A list of three tensors without gradients. Labellings that do not exist are empty, with a
+    probability of 0.
+
+    - (batch_size, top_paths): logarithms of probabilities, in the dtype of `probs`.
+    - (batch_size, top_paths): lengths of labellings, int32.
+    - (batch_size, top_paths, input_length): labellings, int32, padded with blanks.
+
+    **Raises**: poptorch.Error for arguments that are not tensors, and for other shapes; ValueError
+    for numbers out of range.
 
     >>> import torch
     >>> probs = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log().unsqueeze(1)
-    >>> chances, lengths, texts = ctc_beam_search_decoder(probs, torch.tensor([2]), top_paths=2)
-    >>> chances.exp()  # of "1", written 1-, -1 or 11; and of no text
+    >>> scores, lengths, labels = ctc_beam_search_decoder(probs, torch.tensor([2]), top_paths=2)
+    >>> scores.exp()  # of "1", with the alignments 1-, -1 and 11; and of the empty labelling
     tensor([[0.6400, 0.3600]])
-    >>> lengths.tolist(), texts.tolist()
+    >>> lengths.tolist(), labels.tolist()
     ([[1, 0]], [[[1, 0], [0, 0]]])
     """
     for name, value in (("probs", probs), ("lengths", lengths)):
@@ -93,65 +97,64 @@ def _compute(operands: list[Tensor], arguments: dict[str, Any]) -> list[Tensor]:
     paths, blank = arguments["top_paths"], arguments["blank"]
     scores = torch.full((batch, paths), -torch.inf, dtype=torch.float64)
     sizes = torch.zeros(batch, paths, dtype=torch.int32)
-    texts = torch.full((batch, paths, steps), blank, dtype=torch.int32)
+    labellings = torch.full((batch, paths, steps), blank, dtype=torch.int32)
     for number, length in enumerate(lengths.tolist()):
         own = probs[: min(max(length, 0), steps), number].double().numpy()
-        for path, (text, score) in enumerate(beams(own, blank, arguments["beam_width"])[:paths]):
-            scores[number, path], sizes[number, path] = score, len(text)
-            texts[number, path, : len(text)] = torch.tensor(text, dtype=torch.int32)
-    return [scores.to(probs.dtype), sizes, texts]
+        for path, (labels, score) in enumerate(beams(own, blank, arguments["beam_width"])[:paths]):
+            scores[number, path], sizes[number, path] = score, len(labels)
+            labellings[number, path, : len(labels)] = torch.tensor(labels, dtype=torch.int32)
+    return [scores.to(probs.dtype), sizes, labellings]
 
 
 HOST["ctc"] = HostFunction(_likes, _compute)
 
 
 def beams(probs: Array, blank: int, width: int) -> list[tuple[tuple[int, ...], float]]:
-    """The texts that are left after the last step, the most likely first, with their chances.
+    """The labellings after the last step, the most likely first, with their probabilities.
 
     Args:
         probs: (steps, classes), logarithms.
-        blank: the class that is the blank.
-        width: how many texts are kept.
+        blank: the class of the blank.
+        width: the number of labellings after each step.
 
     Example:
         >>> beams(np.log([[0.6, 0.4]]), 0, 2)
         [((), -0.5108256237659907), ((1,), -0.916290731874155)]
     """
-    texts: list[tuple[int, ...]] = [()]
-    blanks, others = np.zeros(1), np.full(1, -np.inf)  # of those that end in a blank, or do not
+    labellings: list[Labels] = [()]
+    blanks, others = np.zeros(1), np.full(1, -np.inf)  # of alignments that end in a blank, or not
     for step in probs:
-        texts, blanks, others = _stepped(step, texts, blanks, others, blank, width)
+        labellings, blanks, others = _advance(step, labellings, blanks, others, blank, width)
     total = np.logaddexp(blanks, others)
     order = np.argsort(-total, kind="stable")
-    return [(texts[place], float(total[place])) for place in order if total[place] > -np.inf]
+    return [(labellings[place], float(total[place])) for place in order if total[place] > -np.inf]
 
 
-def _stepped(
-    step: Array, texts: list[tuple[int, ...]], blanks: Array, others: Array, blank: int, width: int
-) -> tuple[list[tuple[int, ...]], Array, Array]:
-    """One step: each text stays as it is, or gets one more class."""
+def _advance(
+    step: Array, labellings: list[Labels], blanks: Array, others: Array, blank: int, width: int
+) -> tuple[list[Labels], Array, Array]:
+    """One step: each labelling stays the same, or gets one more class."""
     total = np.logaddexp(blanks, others)
-    last = np.array([text[-1] if text else blank for text in texts])
+    last = np.array([labels[-1] if labels else blank for labels in labellings])
     stay_blanks = total + step[blank]
     stay_others = np.where(last == blank, -np.inf, others + step[last])
     more = total[:, None] + step
-    written = np.arange(len(texts))
-    more[written, last] = blanks + step[last]  # a class again, after a blank
+    more[np.arange(len(labellings)), last] = blanks + step[last]  # a class again, after a blank
     more[:, blank] = -np.inf
-    places = {text: place for place, text in enumerate(texts)}
-    for place, text in enumerate(texts):
-        parent = places.get(text[:-1]) if text else None
-        if parent is not None:  # the same text, kept and made longer
-            stay_others[place] = np.logaddexp(stay_others[place], more[parent, text[-1]])
-            more[parent, text[-1]] = -np.inf
+    places = {labels: place for place, labels in enumerate(labellings)}
+    for place, labels in enumerate(labellings):
+        parent = places.get(labels[:-1]) if labels else None
+        if parent is not None:  # the parent with one more class is this labelling
+            stay_others[place] = np.logaddexp(stay_others[place], more[parent, labels[-1]])
+            more[parent, labels[-1]] = -np.inf
     scores = np.concatenate([np.logaddexp(stay_blanks, stay_others), more.ravel()])
     best = np.argsort(-scores, kind="stable")[:width]
     best = best[scores[best] > -np.inf]
-    kept, longer = best[best < len(texts)], best[best >= len(texts)] - len(texts)
+    same, longer = best[best < len(labellings)], best[best >= len(labellings)] - len(labellings)
     parents, classes = np.divmod(longer, step.size)
     return (
-        [texts[place] for place in kept]
-        + [(*texts[p], int(c)) for p, c in zip(parents, classes, strict=True)],
-        np.concatenate([stay_blanks[kept], np.full(len(longer), -np.inf)]),
-        np.concatenate([stay_others[kept], more.ravel()[longer]]),
+        [labellings[place] for place in same]
+        + [(*labellings[p], int(c)) for p, c in zip(parents, classes, strict=True)],
+        np.concatenate([stay_blanks[same], np.full(len(longer), -np.inf)]),
+        np.concatenate([stay_others[same], more.ravel()[longer]]),
     )

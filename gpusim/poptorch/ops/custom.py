@@ -1,5 +1,8 @@
-"""custom_op: operations that programs bring along. PopTorch has them in libraries of PopART; here
-they are functions of torch, registered by the same names."""
+"""custom_op: operations of the user's own.
+
+In PopTorch they are in libraries of PopART. Here they are functions of torch, registered by the
+same names.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ _registered: dict[tuple[str, str, int], Callable[..., Any]] = {}
 
 
 def register_custom_op(name: str, domain: str, version: int) -> Callable[[Function], Function]:
-    """A decorator: the function is what `custom_op` calls by this name, domain and version.
+    """A decorator: register a function for `custom_op`, by name, domain and version.
 
-    It takes the inputs by place and the attributes by name, and returns a tensor, or a list or
-    tuple of them. Made of torch's functions, it has their gradients; for others it is a
-    torch.autograd.Function's `apply`, and the model then runs in threads. A function that was
-    registered so before is replaced.
+    The function takes the inputs by position and the attributes by name, and returns a tensor, or
+    a list or tuple of them. Its gradients are those of the functions of torch that it calls. With
+    the `apply` of a torch.autograd.Function it has others, and the model runs in threads. A
+    function that was registered before is replaced.
 
     >>> import torch
     >>> @register_custom_op("LeakyRelu", "com.acme", 1)
@@ -50,22 +53,26 @@ def custom_op(
     example_outputs: Iterable[Tensor],
     attributes: Mapping[str, Any] | None = None,
 ) -> list[Tensor]:
-    """What a registered operation makes of tensors.
+    """Call a registered operation.
 
     **Arguments**
 
     - `inputs`: the tensors.
     - `name`, `domain`, `domain_version`: those of `register_custom_op`.
-    - `example_outputs`: tensors of the shapes and dtypes of what it returns.
+    - `example_outputs`: tensors with the shapes and dtypes of its results.
     - `attributes`: its other arguments, by name: floats, integers, strings, and lists or tuples of
-      one of these; ValueError for others, and for characters that are not ASCII.
-
-    poptorch.Error for an operation that is not registered, and for results that are not like the
-    examples.
+      one of these types.
 
     **Returns**
 
-    A list.
+    A list of the results.
+
+    **Raises**
+
+    - ValueError for attributes of other types, and for strings that are not ASCII.
+    - poptorch.Error for an operation that is not registered, and for results that differ from the
+      examples in shape or dtype.
+
 
     >>> import torch
     >>> custom_op([torch.ones(1)], "Sinkhorn", "com.acme", 1, [torch.ones(1)])

@@ -30,11 +30,11 @@ __all__ = [
 
 @operation
 def nop(tensor: Tensor) -> Tensor:
-    """The tensor itself, by an operation that is never taken out of the graph.
+    """Return the tensor, by an operation that is never removed from the graph.
 
     **Arguments**
 
-    - `tensor`: of any shape and dtype; poptorch.Error for what is none.
+    - `tensor`: of any shape and dtype; poptorch.Error if it is not a tensor.
 
     >>> import torch
     >>> nop(torch.tensor([1.0, 2.0]))
@@ -48,13 +48,13 @@ def nop(tensor: Tensor) -> Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """The tensors themselves, marked to be kept for the backward pass and not computed again.
+    """Return the tensors, marked as stored for the backward pass and not to be recomputed.
 
-    Everything is kept here, so nothing changes.
+    Nothing is recomputed here, so the mark has no effect.
 
     **Arguments**
 
-    - `tensors`: one or more, or one list or tuple of them; ValueError for anything else.
+    - `tensors`: one or more, or one list or tuple of them; ValueError for other values.
 
     **Returns**
 
@@ -85,11 +85,11 @@ def recomputation_checkpoint(tensor: Tensor) -> Tensor:
 
 @operation
 def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
-    """The tensor itself: how much memory the operation that made it may take has no effect here.
+    """Return the tensor. The memory limit of the operation that made it has no effect here.
 
     **Arguments**
 
-    - `tensor`: of any shape and dtype; poptorch.Error for what is none.
+    - `tensor`: of any shape and dtype; poptorch.Error if it is not a tensor.
     - `available_memory_proportion`: from 0 to 1, else a ValueError.
 
     >>> import torch
@@ -110,14 +110,14 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
 
 
 class NameScope:
-    """A context manager: names of tensors that are computed inside begin with its own.
+    """A context manager: a prefix for the names of tensors that are computed inside.
 
     **Arguments**
 
-    - `name`: a string; AssertionError for anything else.
+    - `name`: a string; AssertionError for other values.
 
-    The names are those of `executor.getTensorNames()`, "encoder/mul:0" for example. Outside of a
-    model it does nothing.
+    The names are those of `executor.getTensorNames()`, "encoder/mul:0" for example. Outside of
+    models it has no effect.
 
     >>> import torch
     >>> with NameScope("encoder"):
@@ -149,18 +149,18 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> Tensor:
-    """The product of two matrices. It is one product here, with the rounding of torch.matmul.
+    """Multiply two matrices. The product is not split here; its rounding is that of torch.matmul.
 
     **Arguments**
 
     - `lhs`, `rhs`: (m, n) and (n, p), or batches of them.
-    - `mode`: what would be split: m (InputChannels), n (ReducingDim), p (OutputChannels), or
-      nothing (Disabled).
-    - `factor`: into how many parts, which must divide that dimension; 0 is one part. poptorch.Error
-      for others.
-    - `keep_precision`: in which dtype partial products would be added. There are none.
+    - `mode`: the dimension to split: m (InputChannels), n (ReducingDim), p (OutputChannels), or
+      none (Disabled).
+    - `factor`: the number of parts, which must divide that dimension; 0 is one part.
+    - `keep_precision`: the dtype in which partial products are added. It has no effect.
 
-    AssertionError for a mode, factor or keep_precision of another type.
+    **Raises**: poptorch.Error for a factor that does not divide the dimension; AssertionError for a
+    mode, factor or keep_precision of another type.
 
     >>> import torch
     >>> lhs, rhs = torch.ones(2, 4), torch.arange(8.0).reshape(4, 2)
@@ -168,9 +168,13 @@ def serializedMatMul(
     tensor([[12., 16.],
             [12., 16.]])
     """
-    assert isinstance(keep_precision, bool), f"keep_precision={keep_precision!r} is no bool"
-    assert isinstance(factor, int), f"factor={factor!r} is no integer"
-    assert isinstance(mode, MatMulSerializationMode), f"mode={mode!r} is no MatMulSerializationMode"
+    assert isinstance(keep_precision, bool), (
+        f"keep_precision must be a bool, got {keep_precision!r}"
+    )
+    assert isinstance(factor, int), f"factor must be an integer, got {factor!r}"
+    assert isinstance(mode, MatMulSerializationMode), (
+        f"mode must be a MatMulSerializationMode, got {mode!r}"
+    )
     if mode is not MatMulSerializationMode.Disabled:
         _check_factor(lhs, rhs, mode, factor)
     return torch.matmul(lhs, rhs)
@@ -208,10 +212,10 @@ DITHERING = "value must be bool or list of bools"
 
 
 class Counting(TorchFunctionMode):
-    """How many convolutions there are inside.
+    """Counts the convolutions inside.
 
     Attributes:
-        found: how many.
+        found: their number.
     """
 
     def __init__(self) -> None:
@@ -226,11 +230,11 @@ class Counting(TorchFunctionMode):
 
 
 class MultiConv:
-    """A context manager, in which a model's convolutions are one operation.
+    """A context manager: the convolutions inside are one operation of the model.
 
-    Results do not depend on it, nor on what its methods say; they return it, and take one value for
-    all convolutions or a list or tuple with one for each. In a model there has to be a convolution
-    inside, and no other MultiConv; poptorch.Error otherwise. Outside of models nothing is checked.
+    Results do not depend on it or its settings. Its methods take one value for all convolutions, or
+    a list or tuple with one for each, and return the MultiConv. In models poptorch.Error is raised
+    if there is no convolution inside, or another MultiConv. Outside of models nothing is checked.
 
     >>> import torch
     >>> with MultiConv().availableMemoryProportions(0.3).cycleBackOff(0.1):
@@ -246,7 +250,7 @@ class MultiConv:
         self._cycle_back_off: float | None = None
 
     def availableMemoryProportions(self, value: float | Sequence[float] | None) -> Self:
-        """How much memory each may take; AssertionError for what are no floats."""
+        """The share of memory of each; AssertionError for values that are not floats."""
         if value is not None:
             values = _several(value)
             assert values and all(isinstance(each, float) for each in values), (
@@ -258,7 +262,7 @@ class MultiConv:
         return self
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> Self:
-        """In what they add up: torch.float or torch.half, else a ValueError."""
+        """The dtype of partial sums: torch.float or torch.half, else a ValueError."""
         values = _several(value)
         if any(each not in (torch.float32, torch.float16) for each in values):
             raise ValueError(PARTIALS)
@@ -266,7 +270,7 @@ class MultiConv:
         return self
 
     def enableConvDithering(self, value: bool | Sequence[bool] | None) -> Self:
-        """Whether they begin on different tiles; ValueError for what are no bools."""
+        """Whether they begin on different tiles; ValueError for values that are not bools."""
         if value is not None:
             values = _several(value)
             if any(not isinstance(each, bool) for each in values):
@@ -277,19 +281,19 @@ class MultiConv:
         return self
 
     def planType(self, value: MultiConvPlanType | None) -> Self:
-        """Whether they run at once; AssertionError for what is no MultiConvPlanType."""
+        """Whether they run at once; AssertionError unless it is a MultiConvPlanType."""
         assert value is None or isinstance(value, MultiConvPlanType), "Invalid plan type!"
         self._plan_type = value
         return self
 
     def perConvReservedTiles(self, value: int) -> Self:
-        """How many tiles each has; AssertionError for what is no integer."""
+        """The number of tiles of each; AssertionError unless it is an integer."""
         assert isinstance(value, int), f"perConvReservedTiles({value!r}) is no integer"
         self._per_conv_reserved_tiles = value
         return self
 
     def cycleBackOff(self, value: float) -> Self:
-        """By how much they may take longer; AssertionError for what is no float."""
+        """The slowdown that is allowed; AssertionError unless it is a float."""
         assert isinstance(value, float), f"cycleBackOff({value!r}) is no float"
         self._cycle_back_off = value
         return self
@@ -325,6 +329,7 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 
 def _counting() -> Counting | None:
-    """What counts the convolutions of the block that this is in, if it is in one."""
+    """The counter of the MultiConv around this code, or None."""
+
     modes = _get_current_function_mode_stack()
     return next((mode for mode in modes if isinstance(mode, Counting)), None)

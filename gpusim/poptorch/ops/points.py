@@ -1,4 +1,4 @@
-"""Sets of points: fps, which spreads a sample over them, and nearest."""
+"""Sets of points: farthest point sampling and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["fps", "nearest"]
 
 @operation
 def fps(src: Tensor, ptr: list[int], ratio: float = 0.5, random_start: bool = False) -> Tensor:
-    """Farthest point sampling: the next point of a sample is the one farthest from those before.
+    """Farthest point sampling: each point of a sample is the one farthest from those before it.
 
     **Arguments**
 
     - `src`: (points, features).
-    - `ptr`: where sets of points begin and where the last one ends: a list of at least two
-      integers, increasing from 0 to the number of points. Each set has a sample of its own.
-    - `ratio`: how many of a set's points are taken, rounded up: above 0, at most 1.
-    - `random_start`: whether a sample begins with a random point, and not with the set's first.
-
-    poptorch.Error for arguments of other types; ValueError for a ptr and a ratio that are not so.
+    - `ptr`: the begins of the sets of points and the end of the last one: a list of at least two
+      integers, increasing from 0 to the number of points. Each set has its own sample.
+    - `ratio`: the size of a sample, as a part of its set, rounded up: above 0, at most 1.
+    - `random_start`: whether a sample begins with a random point, or with the first of the set.
 
     **Returns**
 
-    int64 numbers of rows of `src`, set by set. Of several farthest points the first one is taken.
+    int64 indices of rows of `src`, set by set. The first of several farthest points is taken.
+
+    **Raises**: poptorch.Error for arguments of other types; ValueError for other values.
 
     >>> import torch
     >>> fps(torch.tensor([[0.0], [1.0], [5.0], [9.0]]), [0, 4], ratio=0.75)
@@ -95,19 +95,20 @@ def nearest(
     batch_x: list[int] | Tensor | None = None,
     batch_y: list[int] | Tensor | None = None,
 ) -> Tensor:
-    """For each point of `x` the nearest one of `y`.
+    """For each point of `x`, the nearest one of `y`.
 
     **Arguments**
 
-    - `x`, `y`: (points, features), of as many features; one dimension is one feature.
-    - `batch_x`, `batch_y`: to which set each point belongs: the nearest one is of the same. A list
-      or a tensor of integers, or None: all are of set 0. Each set of x has to have points in y.
-
-    poptorch.Error for arguments of other types.
+    - `x`, `y`: (points, features), or (points,) for one feature.
+    - `batch_x`, `batch_y`: the set that each point belongs to, a list or a tensor of integers. The
+      nearest point is one of the same set; each set of x needs points in y. None: one set.
 
     **Returns**
 
-    int64 numbers of rows of `y`, one for each row of `x`; of several nearest ones the first.
+    int64 indices of rows of `y`, one for each row of `x`; the first of several nearest points.
+
+    **Raises**: poptorch.Error for arguments of other types.
+
 
     >>> import torch
     >>> x, y = torch.tensor([[0.0], [4.0], [9.0]]), torch.tensor([[1.0], [10.0]])

@@ -37,25 +37,28 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> Tensor:
-    """The tensor itself; each replica prints it, to sys.stderr, whenever it is computed.
+    """Return the tensor, and print it to sys.stderr on each replica whenever it is computed.
 
-    What is printed is title, ": " and the elements. Replicas print in their order, one after the
-    other. Use what it returns: replicas in lockstep print nothing where nothing depends on it.
+    The output is the title, ": " and the elements. Replicas print in order. Use the result: in
+    lockstep nothing is printed if nothing depends on it.
 
     **Arguments**
 
-    - `tensor`: of any shape and dtype; poptorch.Error for what is none.
-    - `title`: what is printed before it.
-    - `print_gradient`: whether the gradient is printed too, in the backward pass, by the title
-      title_gradient.
-    - `summarise_threshold`: with more elements than this only `edge_items` at either end of each
-      dimension are printed; 0: always all.
-    - `max_line_width`: longer lines are split; 0: none is.
-    - `digits`: how many a number has, before and after its point; all are as wide as the widest
-      one. 0: each number is as long as it is.
-    - `float_format`: "fixed", "scientific", "auto" (fixed where that shows all numbers), or "none":
-      each number by itself. ValueError for anything else, and for negative numbers above.
+    - `tensor`: of any shape and dtype.
+    - `title`: printed before the elements.
+    - `print_gradient`: whether the backward pass prints the gradient, with "_gradient" after the
+      title.
+    - `summarise_threshold`: with more elements than this, only `edge_items` at either end of each
+      dimension are printed. 0 prints all.
+    - `max_line_width`: longer lines are split. 0 splits none.
+    - `digits`: the number of digits, before and after the point. All numbers have the width of the
+      widest one. 0 prints each number in full.
+    - `float_format`: "fixed", "scientific", "auto" (fixed if that shows all numbers), or "none":
+      each number by itself.
     - `separator`, `open_bracket`, `close_bracket`: between and around the elements.
+
+    **Raises**: poptorch.Error if it is not a tensor; ValueError for another format or negative
+    numbers.
 
     >>> import torch
     >>> from contextlib import redirect_stderr
@@ -164,10 +167,11 @@ class TextSettings:
     """The format of a tensor.
 
     Attributes:
-        summarise_threshold: with more elements than this, only those at the edges; 0: always all.
-        edge_items: how many are at an edge.
-        max_line_width: longer lines are split; 0: none is.
-        digits: of each number, before and after the point; 0: each number is as long as it is.
+        summarise_threshold: with more elements than this, only those at the edges; 0: all.
+        edge_items: the number of elements at an edge.
+        max_line_width: longer lines are split; 0: none.
+        digits: of each number, before and after the point; 0: each number in full.
+
         float_format: one of FLOAT_FORMATS.
         separator, open_bracket, close_bracket: between and around elements.
     """

@@ -1,4 +1,4 @@
-"""Slices that begin where a tensor says."""
+"""Slices whose start is a tensor."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
 
     - `tensor`: of any shape; it gets gradients.
     - `dim`: the dimension.
-    - `start`: an integer tensor of one element; IndexError where the slice leaves the tensor.
-    - `size`: how far the slice reaches. In a model it must divide the dimension's size.
+    - `start`: an integer tensor of one element.
+    - `size`: the range of the slice. In a model it must divide the dimension's size.
     - `step`: at least 1.
 
-    poptorch.Error for arguments of other types, and for sizes and steps that are not so.
+    **Raises**
+
+    - IndexError if the slice leaves the tensor.
+    - poptorch.Error for arguments of other types, and for sizes and steps out of range.
 
     >>> import torch
     >>> dynamic_slice(torch.arange(8), 0, torch.tensor(3), 4, 2)
@@ -52,22 +55,25 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int)
 
 @operation
 def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
-    """A tensor with a slice of it replaced, that of the elements from start on.
+    """Replace the slice of a tensor that begins at `start`.
 
     **Arguments**
 
-    - `input`: of any shape; it gets the gradients of what is not replaced.
-    - `src`: the slice: of the same dtype and, but for dimension `dim`, the same shape.
+    - `input`: of any shape; elements that are not replaced get gradients.
+    - `src`: the new slice: of the same dtype, and of the same shape except along `dim`.
     - `dim`: the dimension.
-    - `start`: an integer tensor of one element; IndexError or RuntimeError where the slice leaves
-      the tensor.
+    - `start`: an integer tensor of one element.
     - `size`: the slice's size along that dimension.
-
-    poptorch.Error for arguments of other types, dtypes and shapes.
 
     **Returns**
 
-    A new tensor; `input` stays as it is.
+    A new tensor; `input` does not change.
+
+    **Raises**
+
+    - IndexError or RuntimeError if the slice leaves the tensor.
+    - poptorch.Error for arguments of other types, dtypes and shapes.
+
 
     >>> import torch
     >>> dynamic_update(torch.zeros(5), torch.ones(2), 0, torch.tensor(1), 2)

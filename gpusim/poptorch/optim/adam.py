@@ -109,9 +109,9 @@ LAMB_DEFAULTS = {
 }
 
 
-def _initialise(optimizer: Any, params: Iterable[Any], **given: Any) -> None:
+def _initialise(optimizer: Any, params: Iterable[Any], **settings: Any) -> None:
     """Initialise torch's base class: torch.optim has no LAMB."""
-    torch.optim.Optimizer.__init__(optimizer, params, {**LAMB_DEFAULTS, **given})
+    torch.optim.Optimizer.__init__(optimizer, params, {**LAMB_DEFAULTS, **settings})
 
 
 class LAMB(Optimizer, torch.optim.Optimizer):

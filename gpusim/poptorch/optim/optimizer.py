@@ -109,18 +109,18 @@ class Optimizer:
         **Raises**: AssertionError for accumulation types other than float16 and float32.
         """
         Optimizer.__init__(self)
-        params = arguments["params"]
         skipped = {"self", "params", *other}
         settings = {name: value for name, value in arguments.items() if name not in skipped}
-        given = [name for name, value in settings.items() if value is not None]
-        initialise(self, params, **{name: settings[name] for name in given if name not in DEFAULTS})
-        for name in settings.keys() & DEFAULTS.keys():
+        passed = [name for name, value in settings.items() if value is not None]
+        torchs = {name: settings[name] for name in passed if name not in DEFAULTS}
+        initialise(self, arguments["params"], **torchs)
+        for name in [name for name in settings if name in DEFAULTS]:
             chosen = DEFAULTS[name] if settings[name] is None else settings[name]
             assert not name.endswith("accum_type") or chosen in ACCUMULATION_TYPES, (
                 "Accumulation types must be either torch.float32 or torch.float16"
             )
             setattr(self, name, chosen)
-        self._allow(given)  # attributes that the user gives may change, defaults stay constant
+        self._allow(passed)  # attributes that the user gives may change, defaults stay constant
 
     def _allow(self, variable: list[str]) -> None:
         allowed = [*self.defaults, "loss_scaling"]

@@ -62,22 +62,22 @@ class SGD(Optimizer, torch.optim.SGD):
         self._set_up(torch.optim.SGD.__init__, locals(), "velocity_scaling")
         self._set_velocity_scaling(velocity_scaling)
 
-    def _set_velocity_scaling(self, given: float | None) -> None:
+    def _set_velocity_scaling(self, passed: float | None) -> None:
         """Store it in the groups, as torch does: each group may have its own."""
         if not self.use_combined_accum:
-            if given is not None:
+            if passed is not None:
                 logger.warning(
                     "velocity_scaling value ignored when using the separate variant "
                     "(use_combined_accum=False). In future, this will lead to an error. Please "
                     "update your code."
                 )
             return
-        scaling = 1.0 if given is None else given
+        scaling = 1.0 if passed is None else passed
         self.defaults["velocity_scaling"] = scaling
         for group in self.param_groups:
             group.setdefault("velocity_scaling", scaling)
         variable = self.variable_attrs._variable_attributes
-        self._allow([*variable, *(["velocity_scaling"] if given is not None else [])])
+        self._allow([*variable, *(["velocity_scaling"] if passed is not None else [])])
 
 
 # ---------------------------------------------------------------- rules

@@ -37,7 +37,7 @@ class _DistributedOptions(OptionsDict):
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """Set the number of this process and of all.
 
-        AssertionError for what is no int, ValueError for a process that is none of them.
+        AssertionError for other types than int, ValueError for a process number out of range.
         """
         return self._set_process(process_id, num_processes)
 

@@ -13,7 +13,7 @@ __all__ = ["_PopartOptions"]
 class _PopartOptions:
     """PopART's own options, by its names: `Options()._Popart.set("autoRecomputation", 3)`.
 
-    Names and values are not checked: there is no PopART here that knows them. `options` is the
+    Names and values are not checked, as PopART is missing. `options` is the
     dictionary. AttributeError once it is frozen.
     """
 

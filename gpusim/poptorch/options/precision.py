@@ -24,7 +24,7 @@ class _PrecisionOptions(OptionsDict):
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
         """Deprecated: operations on float16 and float32 follow PyTorch whatever is given here.
 
-        ValueError for what is no HalfFloatCastingBehavior.
+        ValueError for other types than HalfFloatCastingBehavior.
         """
         if not isinstance(half_float_casting, HalfFloatCastingBehavior):
             raise ValueError(
@@ -42,7 +42,7 @@ class _PrecisionOptions(OptionsDict):
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
         """Deprecated: running statistics have their tensors' type whatever is given here.
 
-        ValueError for what is no bool.
+        ValueError for other types than bool.
         """
         if not isinstance(value, bool):
             raise ValueError("runningStatisticsAlwaysFloat needs to be set to a bool")
@@ -57,7 +57,7 @@ class _PrecisionOptions(OptionsDict):
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
         """Whether infinities and NaNs that an operation makes are an error; off by default.
 
-        AssertionError for what is no bool.
+        AssertionError for other types than bool.
         """
         assert isinstance(enabled, bool), "enableFloatingPointExceptions needs to be set to a bool"
         self._popart_options.set("enableFloatingPointChecks", enabled)

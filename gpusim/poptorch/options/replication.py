@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from gpusim.poptorch.enums import CommGroupType
+from gpusim.groups import CommGroupType
 from gpusim.poptorch.options.base import OptionsDict, check_count
 
 __all__ = ["DEFAULTS", "ReplicationOptions"]

@@ -48,7 +48,7 @@ class Plain:
 class Stage(Plain):
     """Blocks that run on one IPU, one after the other.
 
-    AssertionError if an id is no string.
+    AssertionError if an id is not a string.
 
     >>> Stage("encoder", "decoder").ipu(1).blocks
     ['encoder', 'decoder']
@@ -135,7 +135,7 @@ class IStageManager(Plain, ABC):
     ) -> tuple[Stage, int]:
         """The stage of a block that begins, and its IPU: the stage's, else the block's own.
 
-        A block for which nobody names an IPU runs on the one with its stage's number.
+        A block without an IPU runs on the one with its stage's number.
         """
         block = user_id or self.nextAutoId()
         stage = self.getStage(block, ipu_id_from_block)

@@ -97,7 +97,7 @@ def check_traced(node: Node) -> None:
         ):
             raise Untraceable("a collective is called inside a vmap or grad of the model's own")
     if is_random(node.target) and not _without_dropout(node):
-        raise Untraceable(f"{node.target} draws random numbers, of which replicas have no stream")
+        raise Untraceable(f"{node.target} draws random numbers that replicas have no stream for")
 
 
 def _without_dropout(node: Node) -> bool:

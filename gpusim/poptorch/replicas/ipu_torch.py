@@ -95,8 +95,8 @@ def _as_int64(x: Any) -> Any:
 
 # ---------------------------------------------------------------- refused arguments
 
-Given = dict[str, Any]
-Rule = Callable[[Given], str | None]
+Arguments = dict[str, Any]
+Rule = Callable[[Arguments], str | None]
 
 
 def refuse_unsupported(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -117,8 +117,8 @@ supported.
     if function not in RULES:
         return
     names, rule = RULES[function]
-    given = dict(zip(names or _names(function), args, strict=False)) | kwargs
-    message = rule(given)
+    arguments = dict(zip(names or _names(function), args, strict=False)) | kwargs
+    message = rule(arguments)
     if message is not None:
         raise compiler_error(message)
 
@@ -131,12 +131,12 @@ def _names(function: Any) -> tuple[str, ...]:
 
 def _where(name: str, refused: Callable[[Any], bool], message: str) -> Rule:
     """A rule that refuses values of one argument."""
-    return lambda given: message if refused(given.get(name)) else None
+    return lambda arguments: message if refused(arguments.get(name)) else None
 
 
 def _any_of(*rules: Rule) -> Rule:
-    def rule(given: Given) -> str | None:
-        found = (each(given) for each in rules)
+    def rule(arguments: Arguments) -> str | None:
+        found = (each(arguments) for each in rules)
         return next((message for message in found if message is not None), None)
 
     return rule
@@ -160,36 +160,37 @@ def _recurrent(messages: dict[str, str]) -> Rule:
     }
     rule = _any_of(*(_where(name, refused[name], text) for name, text in messages.items()))
     # Calls with packed sequences have other arguments at these positions.
-    return lambda given: rule(given) if type(given["num_layers"]) is int else None
+    return lambda arguments: rule(arguments) if type(arguments["num_layers"]) is int else None
 
 
 NUCLEAR = "Matrix nuclear norm is not supported."
 
 
-def _matrix_norm(given: Given) -> str | None:
-    order, dim, x = given.get("ord"), given.get("dim"), given["A"]
+def _matrix_norm(arguments: Arguments) -> str | None:
+    order, dim, x = arguments.get("ord"), arguments.get("dim"), arguments["A"]
     of_matrix = len(dim) == 2 if isinstance(dim, (tuple, list)) else dim is None and x.dim() == 2
     if order == "nuc":
         return NUCLEAR
     return "Matrix 2-norm is not supported." if of_matrix and order in (2, -2) else None
 
 
-def _norm(given: Given) -> str | None:
-    return NUCLEAR if given.get("p") == "nuc" else None  # p=2 is a norm of vectors here
+def _norm(arguments: Arguments) -> str | None:
+    return NUCLEAR if arguments.get("p") == "nuc" else None  # p=2 is a norm of vectors here
 
 
-def _steps(given: Given) -> str | None:
-    index = given["index"] if isinstance(given["index"], tuple) else (given["index"],)
+def _steps(arguments: Arguments) -> str | None:
+    index = arguments["index"] if isinstance(arguments["index"], tuple) else (arguments["index"],)
     if any(isinstance(each, slice) and each.step not in (None, 1) for each in index):
         return "In-place modification of slices with step size other than 1 is not supported."
     return None
 
 
-def _upsampled(given: Given) -> str | None:
-    if given.get("align_corners"):
+def _upsampled(arguments: Arguments) -> str | None:
+    if arguments.get("align_corners"):
         return "Only support align_corners=False."
-    if given.get("mode") in ("linear", "bicubic", "trilinear"):
-        return f"Unsupported upsample mode {given['mode']}: currently only 'nearest' is supported"
+    if arguments.get("mode") in ("linear", "bicubic", "trilinear"):
+        mode = arguments["mode"]
+        return f"Unsupported upsample mode {mode}: currently only 'nearest' is supported"
     return None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import gpusim
 
 from ...errors import ReplicaError
-from ...maps.frames import outermost_share
+from ...maps.axis_environment import outermost_sharding
 from .._logging import logger
 from ..poptorch_core import Error, createPoptorchError
 from .cache import Cache
@@ -195,8 +195,8 @@ def compile_model(
     numbers = range(replica_offset, replica_offset + replicas)
 
     def in_lockstep() -> Execution:
-        share = outermost_share("compile_model", replicas)
-        total = replicas if share is None else sum(share.counts)
+        sharding = outermost_sharding("compile_model", replicas)
+        total = replicas if sharding is None else sum(sharding.counts)
         traced = trace(model, call, state, inputs, training=training, total=total, wanted=chosen)
         return Lockstep(traced, replicas, cache)
 

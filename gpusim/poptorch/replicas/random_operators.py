@@ -38,11 +38,11 @@ def _like(kind: str, *bounds: float) -> Rule:
 
 
 def _fill(kind: str, *defaults: float) -> Rule:
-    def rule(draws: Draws, x: Tensor, *given: float, **named: Any) -> Tensor:
-        bounds = [*given, *defaults[len(given) :]]
+    def rule(draws: Draws, x: Tensor, *bounds: float, **named: Any) -> Tensor:
+        chosen = [*bounds, *defaults[len(bounds) :]]
         for place, name in enumerate(NAMES[kind]):
-            bounds[place] = named.get(name, bounds[place])
-        return x.copy_(draws.like(x, kind, *bounds))
+            chosen[place] = named.get(name, chosen[place])
+        return x.copy_(draws.like(x, kind, *chosen))
 
     return rule
 
@@ -53,9 +53,9 @@ NAMES = {"uniform": ("from", "to"), "normal": ("mean", "std"), "bernoulli": ("p"
 def _of_uniform(make: Callable[..., Tensor], *defaults: float) -> Rule:
     """A rule that transforms uniform numbers into another distribution, in place."""
 
-    def rule(draws: Draws, x: Tensor, *given: float, **_: Any) -> Tensor:
+    def rule(draws: Draws, x: Tensor, *parameters: float, **_: Any) -> Tensor:
         u = draws("uniform", (0, 1), x.shape, torch.float64, x.device)
-        return x.copy_(make(u, *given, *defaults[len(given) :]).to(x.dtype))
+        return x.copy_(make(u, *parameters, *defaults[len(parameters) :]).to(x.dtype))
 
     return rule
 
@@ -89,9 +89,9 @@ def _bernoulli_in_place(draws: Draws, x: Tensor, p: Tensor, **_: Any) -> Tensor:
 
 
 def _normal_around(draws: Draws, mean: Any, std: Any = 1.0, **_: Any) -> Tensor:
-    given = mean if isinstance(mean, Tensor) else std
+    like = mean if isinstance(mean, Tensor) else std
     shape = torch.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor)))
-    return draws("normal", (0, 1), shape, given.dtype, given.device) * std + mean
+    return draws("normal", (0, 1), shape, like.dtype, like.device) * std + mean
 
 
 def _normal_of(draws: Draws, mean: float, std: float, size: Size, **options: Any) -> Tensor:
@@ -121,8 +121,8 @@ def _any_integer(draws: Draws, x: Tensor, *bounds: int | None, **_: Any) -> Tens
         whole = 2 ** {2: 8, 4: 24, 8: 53}[x.itemsize] if x.dtype != torch.float16 else 2**11
     else:
         whole = torch.iinfo(x.dtype).max + (x.dtype != torch.int64) if x.dtype != torch.bool else 2
-    given = [bound for bound in bounds if bound is not None]
-    low, high = given if len(given) == 2 else (0, *(given or [whole]))
+    known = [bound for bound in bounds if bound is not None]
+    low, high = known if len(known) == 2 else (0, *(known or [whole]))
     if len(bounds) == 2 and bounds[1] is None:
         low, high = bounds[0] or 0, whole
     return x.copy_(draws.like(x, "integers", low, high))
@@ -161,8 +161,8 @@ def _dropout_in_place(draws: Draws, x: Tensor, p: float, train: bool) -> Tensor:
 def _native_dropout(draws: Draws, x: Tensor, p: float, train: bool | None) -> Any:
     if p == 0 or train is False:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    kept = draws.like(x, "bernoulli", 1 - p)
-    return x * (kept * (0.0 if p == 1 else 1 / (1 - p))), kept.bool()
+    mask = draws.like(x, "bernoulli", 1 - p)
+    return x * (mask * (0.0 if p == 1 else 1 / (1 - p))), mask.bool()
 
 
 TABLE: dict[Any, Rule] = {

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...torch import trace_axes
-from ...torch.operators import Level
+from ...torch.operators import VmapLevel
 from ..axis import AXIS
 from .attributes import Attributes, preserve_attributes
 from .decompositions import Untraceable, check_traced, table
@@ -253,7 +253,7 @@ def _refuse_functions(losses: list[Tensor]) -> None:
         if not issubclass(kind, torch.autograd.function.BackwardCFunction):
             continue
         of_operator = kind.__name__.startswith("GeneratedBackwardFor")  # torch.library's
-        if not of_operator and kind is not Level._backward_cls:
+        if not of_operator and kind is not VmapLevel._backward_cls:
             raise Untraceable(f"{kind.__name__} is of a torch.autograd.Function")
 
 

@@ -1,3 +1,1 @@
-"""Where the original keeps what it exports, by the same names of modules."""
-
-from __future__ import annotations
+"""The definitions, in the modules of the original: programs import from there too."""

@@ -1,5 +1,7 @@
-"""Collectives over PopTorch's replicas, of which each says what its backward pass does.
-They are gpusim.torch's, with the order, the precision and the rounding of `gpusim.reduction`."""
+"""Collectives over PopTorch's replicas, each with the backward pass that its name says.
+
+They are gpusim.torch's, with the order, precision and rounding of `gpusim.reduction`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ __all__ = [
 
 
 def all_gather_cross_replica_identical_grads_in(x: Tensor, replication_factor: int) -> Any:
-    """The values of all replicas, stacked, where all replicas have the same gradient of them.
+    """Stack the values of all replicas, for replicas with equal gradients of the result.
 
-    That is so where everything after it is the same on all replicas. The backward pass then needs
-    no communication: each replica takes its own slice of its own gradient.
+    Gradients are equal if everything after the call is the same on all replicas. The backward pass
+    needs no communication: each replica takes its own slice of its own gradient.
 
     Args:
         x: of any shape (*s).
@@ -36,9 +38,9 @@ def all_gather_cross_replica_identical_grads_in(x: Tensor, replication_factor: i
         (replication_factor, *s), the same on all replicas.
 
     Raises:
-        ValueError: for another replication_factor than there are replicas.
-        GpusimError: outside of replicas, unless the replication_factor is 1.
-        TypeError: for an x that is no tensor.
+        ValueError: if replication_factor is not the number of replicas.
+        GpusimError: outside of replicas, unless replication_factor is 1.
+        TypeError: if x is not a tensor.
 
     Example:
         >>> import torch, gpusim.torch as gt
@@ -57,11 +59,10 @@ def all_gather_cross_replica_identical_grads_in(x: Tensor, replication_factor: i
 
 
 def all_gather_cross_replica(x: Tensor, replication_factor: int) -> Any:
-    """The values of all replicas, stacked.
+    """Stack the values of all replicas.
 
-    The backward pass is an all-reduce, of which each replica takes its own slice.
-
-    Args, returns, errors: as `all_gather_cross_replica_identical_grads_in`.
+    In the backward pass each replica takes its slice of the all-reduced gradient. Arguments, result
+    and errors are those of `all_gather_cross_replica_identical_grads_in`.
 
     Example:
         >>> import torch, gpusim.torch as gt
@@ -85,23 +86,23 @@ def all_gather_cross_replica(x: Tensor, replication_factor: int) -> Any:
 def all_reduce_cross_replica_sum(
     x: Tensor, replication_factor: int, insert_in_grad_graph: bool = False
 ) -> Any:
-    """The sum over the replicas, on every replica; its gradient goes through as it is.
+    """Sum over the replicas. Each replica's gradient passes through unchanged.
 
-    So it is where what follows is the same on all replicas and each has the gradient of the sum.
-    (`gpusim.torch.psum` sums the gradients too, which is for replicas whose results are added.)
+    That is right if everything after the call is the same on all replicas. (`gpusim.torch.psum`
+    sums the gradients too, for replicas whose results are added.)
 
     Args:
         x: of any shape.
         replication_factor: the number of replicas.
-        insert_in_grad_graph: True exchanges the two passes: the value goes through as it is, and
+        insert_in_grad_graph: True exchanges the passes: the value passes through unchanged, and
             the gradients are summed.
 
     Returns:
-        A tensor of the shape of x. In `gpusim.torch.vmap` the sum is in memory once: clone it
-        before it is changed in place.
+        A tensor of the shape of x. In `gpusim.torch.vmap` all replicas share its memory: clone it
+        before changing it in place.
 
     Raises:
-        as `all_gather_cross_replica_identical_grads_in`.
+        The errors of `all_gather_cross_replica_identical_grads_in`.
 
     Example:
         >>> import torch, gpusim.torch as gt
@@ -130,19 +131,19 @@ def all_reduce_cross_replica_sum(
 
 
 def all_to_all_single_cross_replica(x: Tensor, replication_factor: int) -> Any:
-    """Each replica cuts its value into a block of rows for each replica, and gets one from each.
+    """Send a block of rows to each replica, and receive one from each.
 
     Gradients go back the same way.
 
     Args:
-        x: (rows, *s), of which the rows are a multiple of the replicas.
+        x: (rows, *s); the number of rows is a multiple of the number of replicas.
         replication_factor: the number of replicas.
 
     Returns:
         (rows, *s): the blocks that arrived, in the order of their senders.
 
     Raises:
-        ValueError: for rows that do not divide so; and as
+        ValueError: if the rows do not divide evenly; and the errors of
             `all_gather_cross_replica_identical_grads_in`.
 
     Example:
@@ -165,24 +166,25 @@ def all_to_all_single_cross_replica(x: Tensor, replication_factor: int) -> Any:
 
 
 def _alone(name: str, x: Any, replication_factor: Any) -> bool:
-    """Whether there is one replica and no axis; all arguments are checked."""
+    """Check the arguments. Whether the call is outside of replicas, with a factor of 1."""
+
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a tensor, got {x!r:.60} of type {type(x).__name__}")
     try:
-        given = operator.index(replication_factor)
+        factor = operator.index(replication_factor)
     except TypeError:
         raise TypeError(
             f"{name}: replication_factor must be an integer, got {replication_factor!r}"
         ) from None
     here = gt.axis_size(AXIS) if inside_replicas() else None
-    if here is None and given > 1:
+    if here is None and factor > 1:
         raise GpusimError(
-            f"{name}(replication_factor={given}) was called outside of replicas; call it in the "
-            f"forward pass of a model with options.replicationFactor({given}), or inside "
+            f"{name}(replication_factor={factor}) was called outside of replicas; call it in the "
+            f"forward pass of a model with options.replicationFactor({factor}), or inside "
             f"gpusim.torch.vmap or pmap over axis_name={AXIS!r}"
         )
-    if given != (here or 1):
+    if factor != (here or 1):
         raise ValueError(
-            f"{name}: replication_factor is {given}, but the number of replicas is {here or 1}"
+            f"{name}: replication_factor is {factor}, but the number of replicas is {here or 1}"
         )
     return here is None

@@ -1,5 +1,6 @@
-"""Products of matrices whose sparse one is made of blocks: (row block, column block, row, column),
-of which torch's COO format has the first two dimensions sparse."""
+"""Block-sparse matrices: (row blocks, column blocks, rows, columns) in torch's COO format, with the
+first two dimensions sparse.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ MODES = ("sparse_dense", "dense_sparse")
 
 
 def block_coo_transpose(tensor: Tensor) -> Tensor:
-    """The transpose of a matrix of blocks: of the blocks' places and of the blocks.
+    """The transpose of a block-sparse matrix.
 
     Args:
         tensor: sparse (row blocks, column blocks, rows, columns), of 2 sparse dimensions.
@@ -48,16 +49,16 @@ def block_coo_transpose(tensor: Tensor) -> Tensor:
 
 
 def block_coo_to_dense(tensor: Tensor) -> Tensor:
-    """The array that blocks stand for.
+    """The dense array of a block-sparse one.
 
     Args:
-        tensor: sparse, of n sparse dimensions that count blocks and n dense ones of a block.
+        tensor: sparse, with n sparse dimensions for the blocks and n dense ones inside a block.
 
     Returns:
-        A tensor of n dimensions, in each as long as the blocks together.
+        A tensor of n dimensions.
 
     Raises:
-        ValueError: for another number of dense dimensions than of sparse ones.
+        ValueError: if the numbers of dense and sparse dimensions differ.
     """
     rank = tensor.sparse_dim()
     if rank != tensor.dense_dim():
@@ -70,7 +71,7 @@ def block_coo_to_dense(tensor: Tensor) -> Tensor:
 
 
 def block_coo_spmm(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
-    """The product of a matrix of blocks and a dense one.
+    """Multiply a block-sparse and a dense matrix.
 
     Args:
         sparse: coalesced, (row blocks, column blocks, rows, columns).
@@ -78,16 +79,16 @@ def block_coo_spmm(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
         mode: "sparse_dense" for sparse @ dense, "dense_sparse" for dense @ sparse.
 
     Returns:
-        The dense product. It can be differentiated by `dense`, and by the blocks' values.
+        The dense product, differentiable with respect to `dense` and the blocks' values.
 
     Raises:
-        ValueError: for another mode, layout, or sizes that do not fit.
+        ValueError: for another mode or layout, or sizes that do not match.
 
     Example:
         >>> import torch
         >>> import gpusim.poptorch_experimental_addons as pea
         >>> blocks = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-        >>> size = (1, 2, 2, 2)  # a row of two blocks, of which the second is there
+        >>> size = (1, 2, 2, 2)  # a row of two blocks; the first is zero
         >>> matrix = torch.sparse_coo_tensor([[0], [1]], blocks, size, check_invariants=True)
         >>> pea.sparse.block_coo_spmm(matrix.coalesce(), torch.eye(4), "sparse_dense")
         tensor([[0., 0., 1., 2.],
@@ -97,7 +98,7 @@ def block_coo_spmm(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
 
 
 def block_coo_spmm_gs(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
-    """As `block_coo_spmm`: rows are gathered, multiplied by blocks, and added where they belong."""
+    """As `block_coo_spmm`: gathers rows, multiplies them by blocks, and scatters the sums."""
     if sparse.layout != torch.sparse_coo:
         raise ValueError(f"Expected sparse_coo `lhs`, actual layout: {sparse.layout}")
     if mode not in MODES:
@@ -121,12 +122,12 @@ def block_coo_spmm_gs(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
 
 
 def _computed_now() -> AbstractContextManager[Any]:
-    """Where a model is traced its sparse matrices are constants: graphs know no sparse tensors."""
+    """Compute sparse matrices during a trace, as constants: graphs have no sparse tensors."""
     return _disable_current_modes()
 
 
 def block_coo_spmm_ipu(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
-    """As `block_coo_spmm`, for what an IPU takes: square blocks. It runs anywhere here.
+    """As `block_coo_spmm`, with the restrictions of an IPU. It runs on any device here.
 
     Raises:
         ValueError: also for blocks that are not square, or another number of dimensions.
@@ -157,7 +158,7 @@ def block_coo_spmm_ipu(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
 
 @dataclass
 class StaticSparseMatrix:
-    """A matrix of blocks that can be multiplied by dense ones with ``@``, from either side.
+    """A block-sparse matrix that multiplies dense ones with ``@``, from either side.
 
     Attributes:
         matrix: sparse, as `block_coo_spmm` takes it.
@@ -180,10 +181,10 @@ class StaticSparseMatrix:
 
 
 class StaticSparseLinear(torch.nn.Module):
-    """A linear layer without bias, of a matrix of blocks that is no parameter.
+    """A linear layer without bias. Its block-sparse weight is not a parameter.
 
     Args:
-        weight: sparse, of (out_features, in_features) in blocks.
+        weight: sparse, (out_features, in_features) in blocks.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -196,13 +197,14 @@ class StaticSparseLinear(torch.nn.Module):
 
 
 def magnitude_prune(matrix: Tensor, block_size: int, density: float, ord: int = 2) -> Tensor:
-    """The blocks of a matrix that have the largest norms; the others are left out.
+    """Select the blocks of a matrix with the largest norms.
 
     Args:
-        matrix: whose sizes are multiples of block_size.
-        block_size: of rows and columns of a block.
-        density: the part of all numbers that may stay, at most.
-        ord: of which matrix norm, as in torch.linalg.norm.
+        matrix: its sizes are multiples of block_size.
+        block_size: the number of rows and columns of a block.
+        density: the largest part of the elements that stays.
+        ord: the matrix norm, as in torch.linalg.norm.
+
 
     Returns:
         Sparse and coalesced, (row blocks, column blocks, block_size, block_size).
@@ -219,8 +221,8 @@ def magnitude_prune(matrix: Tensor, block_size: int, density: float, ord: int = 
     rows, columns = (size // block_size for size in matrix.shape)
     blocks = matrix.reshape(rows, block_size, columns, block_size).transpose(1, 2)
     norms = torch.linalg.norm(blocks.float(), ord=ord, dim=(2, 3)).flatten()
-    kept = norms.topk(int(density * matrix.nelement() / block_size**2)).indices
-    places = torch.stack([kept // columns, kept % columns])
+    largest = norms.topk(int(density * matrix.nelement() / block_size**2)).indices
+    places = torch.stack([largest // columns, largest % columns])
     values = blocks[places[0], places[1]]
     shape = tuple(blocks.shape)
     return torch.sparse_coo_tensor(places, values, shape, check_invariants=True).coalesce()

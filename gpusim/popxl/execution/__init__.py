@@ -11,6 +11,6 @@ from __future__ import annotations
 from .compiler import Compiler
 from .instances import Instances
 from .machine import Machine
-from .program import Program
+from .program import CompiledGraph
 
-__all__ = ["Compiler", "Instances", "Machine", "Program"]
+__all__ = ["Compiler", "Instances", "Machine", "CompiledGraph"]

@@ -23,8 +23,8 @@ class Aliasing:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        # By tensor id, the id of another of the same class: of those that are one array when a
-        # program runs, and of those that count as one memory.
+        # By tensor id, the id of another member of its class. Members of one class are one array
+        # when a program runs, or count as one memory.
         self._arrays: dict[str, str] = {}
         self._classes: dict[str, str] = {}
         for op in graph._ops:
@@ -76,14 +76,14 @@ class Aliasing:
 
         Ops that only make views do not count.
         """
-        found = dict.fromkeys(self.changed, 0)
+        users = dict.fromkeys(self.changed, 0)
         for place, op in enumerate(self.graph._ops):
             if (op.definition.aliases or op.definition.write_back) and not changed_by(op):
                 continue
             for tensor in op.inputs:
-                if (root := self.root(tensor)) in found:
-                    found[root] |= 1 << place
-        return found
+                if (root := self.root(tensor)) in users:
+                    users[root] |= 1 << place
+        return users
 
 
 class Order:
@@ -143,9 +143,9 @@ def changed_by(op: Op) -> tuple[int, ...]:
 
 def modified_inputs(graph: Graph) -> frozenset[str]:
     """The ids of the inputs that a graph changes in place; cached until the Ir changes."""
-    version, found = graph._modified
+    version, ids = graph._modified
     if version != graph.ir._version:
         aliasing = Aliasing(graph)
-        found = frozenset(t._id for t in graph.inputs if aliasing.is_changed(t))
-        graph._modified = graph.ir._version, found
-    return found
+        ids = frozenset(t._id for t in graph.inputs if aliasing.is_changed(t))
+        graph._modified = graph.ir._version, ids
+    return ids

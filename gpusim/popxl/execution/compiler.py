@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..tensor import Constant, Variable
 from .aliasing import Aliasing, changed_by
-from .program import Program, Step
+from .program import CompiledGraph, Step
 
 if TYPE_CHECKING:
     from .._definition import Definition
@@ -26,9 +26,9 @@ class Compiler:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[str, CompiledGraph] = {}
 
-    def program(self, graph: Graph) -> Program:
+    def program(self, graph: Graph) -> CompiledGraph:
         """The program of a graph, compiled on first use."""
         if graph.id not in self._programs:
             self._programs[graph.id] = GraphCompiler(self, graph).program
@@ -42,7 +42,7 @@ class GraphCompiler:
         self.compiler, self.machine, self.graph = compiler, compiler.machine, graph
         self.aliasing = Aliasing(graph)
         self.aliasing.check_order()
-        self.program = Program(graph.name, self.machine)
+        self.program = CompiledGraph(graph.name, self.machine)
         self._slots = {tensor._id: slot for slot, tensor in enumerate(graph.tensors)}
         self._links = [op for op in graph._ops if op.definition.write_back is not None]
         self._compile()
@@ -69,14 +69,14 @@ class GraphCompiler:
             index for index, tensor in enumerate(graph.inputs) if self.aliasing.is_changed(tensor)
         )
         ops = live_ops(graph)
-        kept = {tensor._id for tensor in graph.outputs}
-        if self._links:  # a change may have to pass through tensors that nothing uses any more
-            kept |= {t._id for t in graph.tensors if self.aliasing.is_changed(t)}
-        freed = last_uses(ops, kept)
+        outputs = {tensor._id for tensor in graph.outputs}
+        if self._links:  # a change may pass through tensors without further uses
+            outputs |= {t._id for t in graph.tensors if self.aliasing.is_changed(t)}
+        last = last_uses(ops, outputs)
         for op in ops:
-            self._add(op, self.slots(freed[op.id]))
+            self._add(op, self.slots(last[op.id]))
 
-    def _preset(self, tensor: Tensor, program: Program) -> None:
+    def _preset(self, tensor: Tensor, program: CompiledGraph) -> None:
         """Set the initial value of a tensor: a constant's value, or a variable's array."""
         slot = self.slot(tensor)
         if isinstance(tensor, Constant):
@@ -87,16 +87,16 @@ class GraphCompiler:
         elif tensor._id in self.machine.variables:
             program.template[slot] = self.machine.variables[tensor._id]
 
-    def _add(self, op: Op, freed: list[int]) -> None:
+    def _add(self, op: Op, emptied: list[int]) -> None:
         for tensor in op.inputs:
             check_usable(tensor, op)
         compiled = op.definition.compile
         step = self.plain(op) if compiled is None else compiled(self, op)
         steps = [step]
-        if needs_own(op, self.aliasing):
-            steps.append(own_step(self.slots(op.outputs), self.slots(op.inputs)))
-        steps += self._synchronised(op)
-        self.program.steps.append(in_turn(steps, freed) if freed or len(steps) > 1 else step)
+        if must_not_share(op, self.aliasing):
+            steps.append(unshare(self.slots(op.outputs), self.slots(op.inputs)))
+        steps += self._synchronise(op)
+        self.program.steps.append(in_turn(steps, emptied) if emptied or len(steps) > 1 else step)
 
     def plain(self, op: Op) -> Step:
         """The step of an op that is one call of its `run`."""
@@ -122,7 +122,7 @@ class GraphCompiler:
 
         return several
 
-    def _synchronised(self, op: Op) -> list[Step]:
+    def _synchronise(self, op: Op) -> list[Step]:
         """Steps that carry a change into views that do not share its memory."""
         roots = {self.aliasing.root(op.inputs[index]) for index in changed_by(op)}
         if not roots:
@@ -166,46 +166,46 @@ def live_ops(graph: Graph) -> list[Op]:
 
 def has_effect(graph: Graph) -> bool:
     """Whether running a graph does more than compute its outputs; cached until the Ir changes."""
-    version, found = graph._effect
+    version, effect = graph._effect
     if version != graph.ir._version:
-        found = any(
+        effect = any(
             op.definition.effect or any(map(has_effect, op.getCalledGraphs())) for op in graph._ops
         )
-        graph._effect = graph.ir._version, found
-    return found
+        graph._effect = graph.ir._version, effect
+    return effect
 
 
-def last_uses(ops: Sequence[Op], kept: set[str]) -> dict[int, list[Tensor]]:
+def last_uses(ops: Sequence[Op], outputs: set[str]) -> dict[int, list[Tensor]]:
     """For each op the tensors, made by ops, that no later op uses."""
-    seen = set(kept)
-    freed: dict[int, list[Tensor]] = {}
+    seen = set(outputs)
+    last: dict[int, list[Tensor]] = {}
     for op in reversed(ops):
-        freed[op.id] = []
+        last[op.id] = []
         for tensor in (*op.outputs, *op.inputs):
             if tensor._id not in seen:
                 seen.add(tensor._id)
                 if tensor._producer is not None:
-                    freed[op.id].append(tensor)
-    return freed
+                    last[op.id].append(tensor)
+    return last
 
 
-def needs_own(op: Op, aliasing: Aliasing) -> bool:
+def must_not_share(op: Op, aliasing: Aliasing) -> bool:
     """Whether outputs must not share memory, because they or the inputs change in place."""
     if op.definition.aliases or not op.outputs:
         return False
     return any(map(aliasing.is_changed, (*op.inputs, *op.outputs)))
 
 
-def own_step(outputs: list[int], inputs: list[int]) -> Step:
+def unshare(outputs: list[int], inputs: list[int]) -> Step:
     """Copy outputs that share memory with other arrays."""
 
     def step(values: list[Any]) -> None:
-        taken = {id(values[slot]) for slot in inputs}
+        seen = {id(values[slot]) for slot in inputs}
         for slot in outputs:
             array = values[slot]
-            if array.base is not None or id(array) in taken or not is_writable(array):
+            if array.base is not None or id(array) in seen or not is_writable(array):
                 array = values[slot] = array.copy()
-            taken.add(id(array))
+            seen.add(id(array))
 
     return step
 
@@ -215,14 +215,14 @@ def is_writable(array: Array) -> bool:
     return bool(getattr(array.flags, "writeable", True))
 
 
-def in_turn(steps: Sequence[Step], freed: list[int]) -> Step:
+def in_turn(steps: Sequence[Step], emptied: list[int]) -> Step:
     """Several steps as one, which then empties some slots."""
     if len(steps) == 1:
         (only,) = steps
 
         def step(values: list[Any]) -> None:
             only(values)
-            for slot in freed:
+            for slot in emptied:
                 values[slot] = None
 
         return step
@@ -230,7 +230,7 @@ def in_turn(steps: Sequence[Step], freed: list[int]) -> Step:
     def several(values: list[Any]) -> None:
         for each in steps:
             each(values)
-        for slot in freed:
+        for slot in emptied:
             values[slot] = None
 
     return several
@@ -311,7 +311,7 @@ def write_back(compiler: GraphCompiler, link: Op, index: int) -> Step:
     def step(values: list[Any]) -> None:
         arrays = [values[slot] for slot in inputs]
         if values[output] is None or any(array is None for array in arrays):
-            return  # nothing comes of the view, so that it has not been made
+            return  # the view is not used, and so does not exist
         others = [array if at == index else array.copy() for at, array in enumerate(arrays)]
         write(xp, values[output], others, attributes)
 

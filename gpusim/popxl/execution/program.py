@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .machine import Machine
 
-__all__ = ["Program", "Step"]
+__all__ = ["CompiledGraph", "Step"]
 
 Array = Any
-#: What an op has become: it reads and writes slots.
+#: The compiled form of an op: it reads and writes slots.
 Step = Callable[[list[Any]], None]
 
 
-class Program:
+class CompiledGraph:
     """The compiled form of a graph; it can run any number of times."""
 
     def __init__(self, name: str, machine: Machine) -> None:
         self.name = name
         self.machine = machine
         self.steps: list[Step] = []
-        self.template: list[Any] = []  # a value for each slot: those of constants, else None
-        self.constants: list[int] = []  # the slots of the template that hold one
-        self.owned: list[int] = []  # those among them that are changed in place
+        self.template: list[Any] = []  # a value for each slot: that of a constant, else None
+        self.constants: list[int] = []  # the slots of constants
+        self.owned: list[int] = []  # constants that are changed in place
         self.inputs: list[int] = []
         self.outputs: list[int] = []
         self.modified: frozenset[int] = frozenset()  # inputs that are changed in place

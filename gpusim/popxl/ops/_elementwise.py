@@ -61,8 +61,8 @@ def unary(
 
 def flat(op_type: str, compute: Compute) -> Definition:
     """An op of one input whose derivative is zero wherever it exists."""
-    made = unary(op_type, compute)
-    return Definition(op_type, made.infer, made.run, gradient=no_gradient)
+    definition = unary(op_type, compute)
+    return Definition(op_type, definition.infer, definition.run, gradient=no_gradient)
 
 
 def in_place(definition: Definition, op_type: str) -> Definition:
@@ -90,13 +90,13 @@ def broadcast_spec(inputs: Specs, dtype: dtypes.dtype | None = None) -> TensorSp
     - TypeError: if the dtypes differ.
     """
     if len({spec.dtype for spec in inputs}) > 1:
-        given = ", ".join(str(spec.dtype.name) for spec in inputs)
-        raise TypeError(f"The inputs must have one data type, but they have {given}: use ops.cast")
+        listed = ", ".join(str(spec.dtype.name) for spec in inputs)
+        raise TypeError(f"The inputs must have one data type, but they have {listed}: use ops.cast")
     try:
         shape = np.broadcast_shapes(*(spec.shape for spec in inputs))
     except ValueError:
-        given = ", ".join(str(spec.shape) for spec in inputs)
-        raise ValueError(f"The inputs' shapes {given} do not broadcast together") from None
+        listed = ", ".join(str(spec.shape) for spec in inputs)
+        raise ValueError(f"The inputs' shapes {listed} do not broadcast together") from None
     return TensorSpec(shape, inputs[0].dtype if dtype is None else dtype)
 
 

@@ -44,13 +44,15 @@ class Windows:
         )
 
     def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Each place in the kernel, with the slices of the padded image under it."""
-        for place in itertools.product(*map(range, self.kernel)):
+        """Each position in the kernel, with the slices of the padded image under it."""
+        for position in itertools.product(*map(range, self.kernel)):
             yield (
-                place,
+                position,
                 tuple(
                     slice(p * d, p * d + (o - 1) * s + 1, s)
-                    for p, d, s, o in zip(place, self.dilation, self.stride, self.out, strict=True)
+                    for p, d, s, o in zip(
+                        position, self.dilation, self.stride, self.out, strict=True
+                    )
                 ),
             )
 
@@ -136,8 +138,8 @@ def pad(xp: ModuleType, x: Array, w: Windows, fill: Any = 0) -> Array:
         return x
     lead = x.shape[: x.ndim - len(w.image)]
     out = xp.full((*lead, *w.padded), fill, x.dtype)
-    inside, taken = _overlap(w)
-    out[(..., *inside)] = x[(..., *taken)]
+    inside, source = _overlap(w)
+    out[(..., *inside)] = x[(..., *source)]
     return out
 
 
@@ -147,17 +149,17 @@ def unpad(xp: ModuleType, padded: Array, w: Windows) -> Array:
         return padded
     lead = padded.shape[: padded.ndim - len(w.image)]
     out = xp.zeros((*lead, *w.image), padded.dtype)
-    inside, taken = _overlap(w)
-    out[(..., *taken)] = padded[(..., *inside)]
+    inside, source = _overlap(w)
+    out[(..., *source)] = padded[(..., *inside)]
     return out
 
 
 def _overlap(w: Windows) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """The part of the padded image that the image covers, and that part of the image."""
-    inside, taken = [], []
+    inside, source = [], []
     for n, b, whole in zip(w.image, w.before, w.padded, strict=True):
         first = max(0, -b)
         last = min(n, whole - b)
         inside.append(slice(first + b, last + b))
-        taken.append(slice(first, last))
-    return tuple(inside), tuple(taken)
+        source.append(slice(first, last))
+    return tuple(inside), tuple(source)

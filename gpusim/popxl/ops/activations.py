@@ -87,8 +87,8 @@ def gelu_(t: Tensor) -> Tensor:
 # Gelu by the error function, which NumPy lacks: a polynomial in x**2, fitted to the C library's.
 # CuPy's arrays take the same polynomial, so that both differ by a few units of 1e-12 at most.
 
-_LIMIT = 5.0  # from here on erf is 1 to 1.6e-12
-_DEGREE = 32  # a higher one is no nearer
+_LIMIT = 5.0  # beyond it erf is 1 within 1.6e-12
+_DEGREE = 32  # higher degrees are not more accurate
 
 
 @cache

@@ -318,9 +318,9 @@ def _scaled_gradient(site: GradientSite) -> list[Any]:
         if not site.needs(index):
             out.append(None)
             continue
-        given = [site.gradient(0)] + ([] if number is None else [site.input(number)])
+        inputs = [site.gradient(0)] + ([] if number is None else [site.input(number)])
         dtype = site.op.inputs[index].dtype
-        out += add_op(SCALE, given, {"factor": factor, "dtype": dtype})
+        out += add_op(SCALE, inputs, {"factor": factor, "dtype": dtype})
     return out + [None] * (len(site.op.inputs) - 2)
 
 

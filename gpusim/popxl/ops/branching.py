@@ -18,7 +18,7 @@ from .calling import CallSiteInfo, arguments_of, index_of
 
 if TYPE_CHECKING:
     from ..execution.compiler import GraphCompiler
-    from ..execution.program import Program, Step
+    from ..execution.program import CompiledGraph, Step
 
 __all__ = ["conditional", "conditional_with_info", "ConditionalSiteInfo"]
 
@@ -44,11 +44,11 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
             program, slots = branches[0 if chosen[0] else 1]
             results = program.run(copy_modified(program, [values[slot] for slot in slots]))
         else:
-            results = diverged(chosen, values)
+            results = diverge(chosen, values)
         for slot, result in zip(outputs, results, strict=False):
             values[slot] = result
 
-    def diverged(chosen: Any, values: list[Any]) -> Arrays:
+    def diverge(chosen: Any, values: list[Any]) -> Arrays:
         """Run each branch for the replicas that take it, and join their results."""
         results: Arrays = []
         for take, (program, slots) in zip((chosen, ~chosen), branches, strict=True):
@@ -65,7 +65,7 @@ def compile_conditional(compiler: GraphCompiler, op: Op) -> Step:
     return step
 
 
-def copy_modified(program: Program, arguments: Arrays) -> Arrays:
+def copy_modified(program: CompiledGraph, arguments: Arrays) -> Arrays:
     """Copy the arguments that a graph changes in place."""
     for index in program.modified:
         arguments[index] = arguments[index].copy()
@@ -166,17 +166,17 @@ class ConditionalSiteInfo(CallSiteInfo):
 
     def _branch(self, then_branch: bool) -> tuple[Graph, list[Tensor], int]:
         """A branch, its inputs that the op has, and the number of the first of them in the op."""
-        given = self._op.attributes["then_inputs"]
+        called = self._op.attributes["then_inputs"]
         if then_branch:
-            return self.called_graph[0], given, 1
-        return self.called_graph[1], self._op.attributes["else_inputs"], 1 + len(given)
+            return self.called_graph[0], called, 1
+        return self.called_graph[1], self._op.attributes["else_inputs"], 1 + len(called)
 
     def graph_to_parent_input_index(self, idx: int, then_branch: bool = True) -> int:
         """The number of the op's input for an input of a branch; IndexError if there is none."""
-        graph, given, first = self._branch(then_branch)
+        graph, called, first = self._branch(then_branch)
         if not 0 <= idx < len(graph.inputs):
             raise IndexError("Invalid graph input index")
-        return first + index_of(given, graph.inputs[idx])
+        return first + index_of(called, graph.inputs[idx])
 
     def parent_to_graph_input_index(self, idx: int) -> int:
         """The number, in its branch, of an input of the op.
@@ -190,8 +190,8 @@ class ConditionalSiteInfo(CallSiteInfo):
             raise popart_exception("Invalid parent graph input index")
         if not 0 < idx < len(self._op.inputs):
             raise IndexError("Invalid parent graph input index")
-        graph, given, first = self._branch(self.is_parent_index_in_then_branch(idx))
-        return index_of(graph.inputs, given[idx - first])
+        graph, called, first = self._branch(self.is_parent_index_in_then_branch(idx))
+        return index_of(graph.inputs, called[idx - first])
 
     def is_parent_index_in_then_branch(self, idx: int) -> bool:
         """Whether an input of the op belongs to the then-branch."""
@@ -208,8 +208,8 @@ class ConditionalSiteInfo(CallSiteInfo):
     def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
         """The caller's tensor for an input or output of a branch; ValueError for other tensors."""
         for then_branch in (True, False):
-            graph, given, first = self._branch(then_branch)
-            for index, tensor in enumerate(given):
+            graph, called, first = self._branch(then_branch)
+            for index, tensor in enumerate(called):
                 if tensor is graph_tensor:
                     return self._op.inputs[first + index]
             for tensor, parent in zip(graph.outputs, self._op.outputs, strict=False):
@@ -226,8 +226,8 @@ class ConditionalSiteInfo(CallSiteInfo):
         """
         for index, tensor in enumerate(self._op.inputs[1:], start=1):
             if tensor is parent_tensor:
-                _, given, first = self._branch(self.is_parent_index_in_then_branch(index))
-                return given[index - first]
+                _, called, first = self._branch(self.is_parent_index_in_then_branch(index))
+                return called[index - first]
         raise ValueError(
             f"Tensor {parent_tensor.name} is not a parent graph input of the call site."
         )

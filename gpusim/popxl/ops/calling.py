@@ -33,13 +33,13 @@ def arguments_of(
 
     `called` has the graph's input for each of the op's inputs, beginning with input `first`.
     """
-    given = {t._id: first + i for i, t in enumerate(called) if t is not None}
-    missing = [tensor.name for tensor in graph.inputs if tensor._id not in given]
+    position = {t._id: first + i for i, t in enumerate(called) if t is not None}
+    missing = [tensor.name for tensor in graph.inputs if tensor._id not in position]
     if missing:
         raise popart_exception(
             f"{op.debugName()} calls graph {graph.name} without its inputs {missing}"
         )
-    order = [given[tensor._id] for tensor in graph.inputs]
+    order = [position[tensor._id] for tensor in graph.inputs]
     program = compiler.compiler.program(graph)
     shared = compiler.changed_by(op)
     copied = [i for i, index in enumerate(order) if i in program.modified and index not in shared]
@@ -146,14 +146,14 @@ class CallSiteInfo:
 
         **Raises**: ValueError: if the tensor is not an input of the op.
         """
-        found = [i for i, tensor in enumerate(self._op.inputs) if tensor is parent_tensor]
-        if not found:
+        indices = [i for i, tensor in enumerate(self._op.inputs) if tensor is parent_tensor]
+        if not indices:
             raise ValueError(
                 f"Tensor {parent_tensor.name} is not a parent graph input of the call site."
             )
-        modified = dict.fromkeys((*self._op.attributes.get("modified", ()), *found))
+        modified = dict.fromkeys((*self._op.attributes.get("modified", ()), *indices))
         self._op.attributes["modified"] = tuple(modified)
-        self._op.graph.ir._changed()
+        self._op.graph.ir._mark_changed()
 
 
 def subgraph_op(
@@ -165,20 +165,20 @@ def subgraph_op(
     attributes: Mapping[str, Any],
 ) -> Op:
     """Add an op that runs a graph."""
-    given, called = site_inputs(graph, inputs, inputs_dict, check_inputs)
+    arguments, called = site_inputs(graph, inputs, inputs_dict, check_inputs)
     here = get_current_graph()
     names = [tensor.name for tensor in graph.outputs]
     add_op(
         definition,
-        given,
+        arguments,
         {"graph": graph, "called_inputs": called, **attributes},
         output_names=names,
     )
     return here._ops[-1]
 
 
-def index_of(tensors: Iterable[Tensor], wanted: Tensor) -> int:
-    return next(index for index, tensor in enumerate(tensors) if tensor is wanted)
+def index_of(tensors: Iterable[Tensor], target: Tensor) -> int:
+    return next(index for index, tensor in enumerate(tensors) if tensor is target)
 
 
 # Call
@@ -325,9 +325,9 @@ def _gradient_specs(inputs: Specs, attributes: Attributes) -> Specs:
     return [tensor.spec for tensor in attributes["outputs"]]
 
 
-def _index(tensors: Sequence[Tensor], wanted: Tensor) -> int:
+def _index(tensors: Sequence[Tensor], target: Tensor) -> int:
     """The index of a tensor among others; -1 if it is not among them."""
-    return next((i for i, tensor in enumerate(tensors) if tensor is wanted), -1)
+    return next((i for i, tensor in enumerate(tensors) if tensor is target), -1)
 
 
 class Reversal:
@@ -343,7 +343,7 @@ class Reversal:
         #: for each output of the gradient graph, the graph's input whose gradient it is
         self.targets = [_index(graph.inputs, tensor) for tensor in attributes["outputs"]]
 
-    def run(self, arguments: Arrays, going: Arrays) -> Arrays:
+    def run(self, arguments: Arrays, gradients: Arrays) -> Arrays:
         """The gradients, from the first step's inputs and the last step's gradients."""
         steps = []
         for _ in range(self.count):
@@ -353,23 +353,23 @@ class Reversal:
         added: dict[int, Array] = {}
         while steps:
             before, results = steps.pop()
-            made = self.backward.run(self._inputs(before, results, going))
-            found = dict(zip(self.targets, made, strict=True))
-            for at, part in found.items():
+            outputs = self.backward.run(self._inputs(before, results, gradients))
+            parts = dict(zip(self.targets, outputs, strict=True))
+            for at, part in parts.items():
                 if at >= self.carried:
                     added[at] = added[at] + part if at in added else part
-            going = [
-                found[at] if at in found else self.xp.zeros_like(before[at])
+            gradients = [
+                parts[at] if at in parts else self.xp.zeros_like(before[at])
                 for at in range(self.carried)
             ]
-        added.update(enumerate(going))
+        added.update(enumerate(gradients))
         return [
             added[at] if at in added else self.xp.zeros_like(arguments[at]) for at in self.targets
         ]
 
-    def _inputs(self, before: Arrays, results: Arrays, going: Arrays) -> Arrays:
+    def _inputs(self, before: Arrays, results: Arrays, gradients: Arrays) -> Arrays:
         """The inputs of the gradient graph for one step."""
-        places = {"gradient": going, "input": before, "output": results}
+        places = {"gradient": gradients, "input": before, "output": results}
         return [
             # Outputs that are not carried have a gradient of zero.
             self.xp.zeros_like(results[at])
@@ -383,13 +383,15 @@ def compile_loop_gradient(compiler: GraphCompiler, op: Op) -> Step:
     reversal = Reversal(compiler, op.attributes)
     called: list[Tensor] = op.attributes["called_inputs"]
     order = [_index(called, tensor) for tensor in op.attributes["graph"].inputs]
-    given = compiler.slots([op.inputs[i] for i in order])
+    sources = compiler.slots([op.inputs[i] for i in order])
     gradients = compiler.slots(op.inputs[len(called) :])
     outputs = compiler.slots(op.outputs)
 
     def step(values: list[Any]) -> None:
-        made = reversal.run([values[slot] for slot in given], [values[slot] for slot in gradients])
-        for slot, gradient in zip(outputs, made, strict=True):
+        results = reversal.run(
+            [values[slot] for slot in sources], [values[slot] for slot in gradients]
+        )
+        for slot, gradient in zip(outputs, results, strict=True):
             values[slot] = gradient
 
     return step

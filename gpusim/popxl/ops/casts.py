@@ -46,10 +46,10 @@ def cast(t: Tensor, data_type: dtype) -> Tensor:
     ...     popxl.ops.cast(popxl.constant([1.7, -1.7]), popxl.int32)
     Tensor[constant_int32 popxl.dtypes.int32 (2,)]
     """
-    for found in (t.dtype, data_type):
-        if found in FLOAT8:
+    for each in (t.dtype, data_type):
+        if each in FLOAT8:
             raise TypeError(
-                f"Data type {found} not supported for {__name__}, please consider "
+                f"Data type {each} not supported for popxl.ops.cast, please consider "
                 "pow2scale_cast_to_fp8 or pow2scale_cast_from_fp8"
             )
     return _add_cast(CAST, [t], data_type)
@@ -99,9 +99,9 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Te
     """
     check_log2_scale(log2_scale)
     if data_type not in FLOAT8:
-        raise TypeError(f"Data type {data_type} not supported for {__name__}")
+        raise TypeError(f"Data type {data_type} not supported for popxl.ops.cast")
     if t.dtype not in (float16, float32):
-        raise TypeError(f"Data type {t.dtype} not supported for {__name__}")
+        raise TypeError(f"Data type {t.dtype} not supported for popxl.ops.cast")
     return _add_cast(POW2SCALE_THEN_CAST, [t, log2_scale], data_type)
 
 
@@ -118,9 +118,9 @@ def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> 
     """
     check_log2_scale(log2_scale)
     if data_type not in (float16, float32):
-        raise TypeError(f"Data type {data_type} not supported for {__name__}")
+        raise TypeError(f"Data type {data_type} not supported for popxl.ops.cast")
     if t.dtype not in FLOAT8:
-        raise TypeError(f"Data type {t.dtype} not supported for {__name__}")
+        raise TypeError(f"Data type {t.dtype} not supported for popxl.ops.cast")
     return _add_cast(CAST_THEN_POW2SCALE, [t, log2_scale], data_type)
 
 

@@ -1,6 +1,6 @@
 """Convolutions over one to three spatial axes, their gradients, and transposed convolutions.
 
-There is one matrix product for each place in the kernel, added in float32: no copies of windows.
+There is one matrix product for each position in the kernel, added in float32: no copies of windows.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ def _in_float32(x: Array) -> Array:
 
 
 def _forward(xp: ModuleType, x: Array, weight: Array, w: Windows, groups: int) -> Array:
-    """A product for each tap: [R, G, M/G, C/G] with [R, N, G, C/G, places]."""
+    """A product for each tap: [R, G, M/G, C/G] with [R, N, G, C/G, positions]."""
     r, n, c = x.shape[:3]
     m = weight.shape[1]
     image = pad(xp, x, w)
     filters = weight.reshape(r, 1, groups, m // groups, c // groups, *w.kernel)
     out: Array = 0
-    for place, where in w.taps():
+    for position, where in w.taps():
         seen = xp.ascontiguousarray(image[(..., *where)])
         seen = seen.reshape(r, n, groups, c // groups, -1)
-        out += xp.matmul(xp.ascontiguousarray(filters[(..., *place)]), seen)
+        out += xp.matmul(xp.ascontiguousarray(filters[(..., *position)]), seen)
     return out.reshape(r, n, m, *w.out)
 
 
@@ -99,8 +99,8 @@ def _data_gradient(xp: ModuleType, dy: Array, weight: Array, w: Windows, groups:
     rows = xp.ascontiguousarray(dy).reshape(r, n, groups, m // groups, -1)
     filters = weight.reshape(r, 1, groups, m // groups, c // groups, *w.kernel)
     image = xp.zeros((r, n, c, *w.padded), dy.dtype)
-    for place, where in w.taps():
-        tap = xp.ascontiguousarray(filters[(..., *place)].swapaxes(-1, -2))
+    for position, where in w.taps():
+        tap = xp.ascontiguousarray(filters[(..., *position)].swapaxes(-1, -2))
         image[(..., *where)] += xp.matmul(tap, rows).reshape(r, n, c, *w.out)
     return unpad(xp, image, w)
 
@@ -113,15 +113,15 @@ def _weight_gradient(xp: ModuleType, dy: Array, x: Array, w: Windows, groups: in
     # The images of a batch side by side, so that one product adds them.
     rows = _side_by_side(xp, dy, groups, m)
     out = xp.empty((r, m, c // groups, *w.kernel), dy.dtype)
-    for place, where in w.taps():
+    for position, where in w.taps():
         seen = _side_by_side(xp, image[(..., *where)], groups, c)
         product = xp.matmul(rows, seen.swapaxes(-1, -2))
-        out[(..., *place)] = product.reshape(r, m, c // groups)
+        out[(..., *position)] = product.reshape(r, m, c // groups)
     return out
 
 
 def _side_by_side(xp: ModuleType, x: Array, groups: int, channels: int) -> Array:
-    """[R, N, C, *places] as [R, G, C/G, N * places]."""
+    """[R, N, C, *positions] as [R, G, C/G, N * positions]."""
     r = x.shape[0]
     return xp.ascontiguousarray(xp.moveaxis(x, 1, 2)).reshape(r, groups, channels // groups, -1)
 
@@ -137,7 +137,7 @@ def _conv_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec((data.shape[0], weight.shape[0], *w.out), dtype)]
 
 
-def _scaled(xp: ModuleType, out: Array, inputs: Arrays, attributes: Attributes) -> Arrays:
+def _scale(xp: ModuleType, out: Array, inputs: Arrays, attributes: Attributes) -> Arrays:
     """The result of a convolution, times 2 ** log2_scale if that is a third input."""
     if len(inputs) == 3:
         out = xp.ldexp(out, inputs[2].reshape(-1, *(1,) * (out.ndim - 1)))
@@ -148,7 +148,7 @@ def _scaled(xp: ModuleType, out: Array, inputs: Arrays, attributes: Attributes) 
 def _conv(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     x, weight = (_in_float32(value) for value in inputs[:2])
     w = _geometry(x.shape[3:], weight.shape[3:], attributes)
-    return _scaled(xp, _forward(xp, x, weight, w, attributes["groups"]), inputs, attributes)
+    return _scale(xp, _forward(xp, x, weight, w, attributes["groups"]), inputs, attributes)
 
 
 def _conv_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -267,20 +267,20 @@ def transposed_padding(
     extra = tuple(attributes["output_padding"] or (0,) * rank)
     sizes = zip(data, kernel, attributes["stride"], attributes["dilation"], extra, strict=True)
     full = [(n - 1) * s + (k - 1) * d + 1 + e for n, k, s, d, e in sizes]
-    wanted = tuple(attributes["output_shape"] or ())[-rank:]
-    if not wanted and attributes["pad_type"] in ("same_upper", "same_lower"):
-        wanted = tuple(n * s for n, s in zip(data, attributes["stride"], strict=True))
-    if not wanted:
+    target = tuple(attributes["output_shape"] or ())[-rank:]
+    if not target and attributes["pad_type"] in ("same_upper", "same_lower"):
+        target = tuple(n * s for n, s in zip(data, attributes["stride"], strict=True))
+    if not target:
         if attributes["pad_type"] == "valid":
             padding = (0,) * (2 * rank)
         before, after = padding[:rank], padding[rank:]
         cut = zip(full, before, after, strict=True)
         return tuple(f - b - a for f, b, a in cut), padding
-    total = [f - n for f, n in zip(full, wanted, strict=True)]
+    total = [f - n for f, n in zip(full, target, strict=True)]
     less = [int(t / 2) for t in total]  # as C divides: negative where the result is longer
     more = [t - half for t, half in zip(total, less, strict=True)]
     sides = (less, more) if attributes["pad_type"] == "same_upper" else (more, less)
-    return wanted, (*sides[0], *sides[1])
+    return target, (*sides[0], *sides[1])
 
 
 def _transposed(data: tuple[int, ...], kernel: tuple[int, ...], attributes: Attributes) -> Windows:
@@ -313,7 +313,7 @@ def _transpose_spec(inputs: Specs, attributes: Attributes) -> Specs:
 def _conv_transpose(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     x, weight = (_in_float32(value) for value in inputs[:2])
     w = _transposed(x.shape[3:], weight.shape[3:], attributes)
-    return _scaled(xp, _data_gradient(xp, x, weight, w, attributes["groups"]), inputs, attributes)
+    return _scale(xp, _data_gradient(xp, x, weight, w, attributes["groups"]), inputs, attributes)
 
 
 def _transpose_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -423,28 +423,28 @@ def multi_conv_options(
     enable_conv_dithering: Sequence[int] | None,
 ) -> dict[str, Any]:
     """The options of a convolution that are given, by name. They have no effect here."""
-    given = {
+    options = {
         "availableMemoryProportions": available_memory_proportions,
         "partialsTypes": partials_types,
         "enableConvDithering": enable_conv_dithering,
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in options.items() if value}
 
 
-def checked_pad_type(mode: str | None) -> str:
+def check_pad_type(mode: str | None) -> str:
     """The type of padding; ValueError for an unknown one."""
-    found = mode or "not_set"
-    if found not in PAD_TYPES:
+    pad_type = mode or "not_set"
+    if pad_type not in PAD_TYPES:
         raise ValueError(
             f"pad type {mode} is not valid, must be not_set, same_upper, same_lower or valid"
         )
-    return found
+    return pad_type
 
 
 def per_axis(sizes: Sizes, default: Sequence[int], count: int, fill: int) -> tuple[int, ...]:
     """Numbers for `count` axes. The default, which is that of images, fits any number of axes."""
-    given = tuple(default if sizes is None else sizes)
-    return (fill,) * count if given == tuple(default) else given
+    numbers = tuple(default if sizes is None else sizes)
+    return (fill,) * count if numbers == tuple(default) else numbers
 
 
 def _attributes(
@@ -456,7 +456,7 @@ def _attributes(
         "padding": per_axis(padding, (0, 0, 0, 0), 2 * axes, 0),
         "dilation": per_axis(dilation, (1, 1), axes, 1),
         "groups": groups or 1,
-        "pad_type": checked_pad_type(mode),
+        "pad_type": check_pad_type(mode),
         "output_type": None,
     }
 

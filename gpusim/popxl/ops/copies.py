@@ -181,9 +181,9 @@ def _print(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 def _build_gradient(site: GradientSite) -> list[Any]:
-    shown = site.attributes["print_gradient"]
+    print_self = site.attributes["print_gradient"]
     title = f"{site.attributes['title']}_gradient"
-    attributes = {**site.attributes, "print_self": shown, "title": title}
+    attributes = {**site.attributes, "print_self": print_self, "title": title}
     return [add_op(PRINT_TENSOR, [site.gradient(0)], attributes)[0]]
 
 

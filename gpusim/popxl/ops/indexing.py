@@ -1,6 +1,6 @@
 """Ops that read and write at indices known only at run time: gather, scatter, scatter_reduce.
 
-Each replica has its own indices. Values that fall on one place are added in input order.
+Each replica has its own indices. Values that fall on one position are added in input order.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
     "onehot",
 ]
 
-# Gather: the rows of t (its values at one place of an axis) in the order of the indices. Groups are
-# like replicas: each has its own t and indices.
+# Gather: the rows of t (its values at one position of an axis) in the order of the indices. Groups
+# are like replicas: each has its own t and indices.
 
 
 def _gather_spec(inputs: Specs, attributes: Attributes) -> Specs:
@@ -75,16 +75,16 @@ def _gather(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     axis = normal_axes(attributes["axis"], t.ndim - 1)[0] + 1
     rows = _rows(t, axis, lead)
     count = rows.shape[1]
-    places = indices.astype(np.int64).reshape(rows.shape[0], -1)
+    positions = indices.astype(np.int64).reshape(rows.shape[0], -1)
     if indices.dtype.kind == "i" and not attributes["zero_OOR"]:
-        places = xp.where(places < 0, places + count, places)
-    bounded = xp.clip(places, 0, count - 1)  # out of range any element is read, as on an IPU
+        positions = xp.where(positions < 0, positions + count, positions)
+    bounded = xp.clip(positions, 0, count - 1)  # out of range any element is read, as on an IPU
     if rows.shape[0] == 1:
         picked = rows[0][bounded[0]][None]
     else:
         picked = rows[xp.arange(rows.shape[0])[:, None], bounded]
     if attributes["zero_OOR"]:
-        outside = (places != bounded)[..., None]
+        outside = (positions != bounded)[..., None]
         picked = xp.where(outside, picked.dtype.type(0), picked)
     before, after = t.shape[lead:axis], t.shape[axis + 1 :]
     inner = indices.shape[lead:]
@@ -121,31 +121,31 @@ def _gather_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> 
     ]
     batch = math.prod(shape[:lead])
     count = shape[axis]
-    places = indices.astype(np.int64).reshape(batch, -1)
-    rows = dy.transpose(order).reshape(batch, places.shape[1], -1)
+    positions = indices.astype(np.int64).reshape(batch, -1)
+    rows = dy.transpose(order).reshape(batch, positions.shape[1], -1)
     if indices.dtype.kind == "i" and not attributes["zero_OOR"]:
-        places = xp.where(places < 0, places + count, places)
-    bounded = xp.clip(places, 0, count - 1)
+        positions = xp.where(positions < 0, positions + count, positions)
+    bounded = xp.clip(positions, 0, count - 1)
     if attributes["zero_OOR"]:
-        rows = xp.where((places != bounded)[..., None], rows.dtype.type(0), rows)
+        rows = xp.where((positions != bounded)[..., None], rows.dtype.type(0), rows)
     added = sum_rows(xp, rows, bounded, count)
     whole = added.reshape(*shape[:lead], count, *shape[lead:axis], *shape[axis + 1 :])
     return [_behind(whole, lead, 1, before)]
 
 
-def sum_rows(xp: ModuleType, rows: Array, places: Array, count: int) -> Array:
-    """[B, count, rest]: each row of [B, k, rest] added to its place in [B, k], in order."""
+def sum_rows(xp: ModuleType, rows: Array, positions: Array, count: int) -> Array:
+    """[B, count, rest]: each row of [B, k, rest] added to its position in [B, k], in order."""
     batch, number, width = rows.shape
-    flat = (places + count * xp.arange(batch)[:, None]).reshape(-1)
+    flat = (positions + count * xp.arange(batch)[:, None]).reshape(-1)
     values = wide(rows).reshape(batch * number, width)
     out = xp.zeros((batch * count, width), values.dtype)
     if xp is not np:
         xp.add.at(out, flat, values)
     elif flat.size:
         order = np.argsort(flat, kind="stable")
-        sorted_places = flat[order]
-        starts = np.flatnonzero(np.r_[True, sorted_places[1:] != sorted_places[:-1]])
-        out[sorted_places[starts]] = np.add.reduceat(values[order], starts, axis=0)
+        sorted_positions = flat[order]
+        starts = np.flatnonzero(np.r_[True, sorted_positions[1:] != sorted_positions[:-1]])
+        out[sorted_positions[starts]] = np.add.reduceat(values[order], starts, axis=0)
     return narrow(out, rows.dtype).reshape(batch, count, width)
 
 
@@ -240,7 +240,7 @@ def _add_gather(
     return add_op(definition, [t, indices], attributes)[0]
 
 
-# Scatter: one element for each index, at the index along the axis, and its own place elsewhere
+# Scatter: one element for each index, at the index along the axis, and its own position elsewhere
 
 
 def _scatter_spec(inputs: Specs, attributes: Attributes) -> Specs:
@@ -257,7 +257,7 @@ def _scatter_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(t.shape, t.dtype)]
 
 
-def _element_places(
+def _element_positions(
     xp: ModuleType, indices: Array, shape: Sequence[int], axis: int
 ) -> tuple[Array, ...]:
     """An index into [R, *shape] for each of indices [R, *inner]; negative ones count back."""
@@ -265,9 +265,9 @@ def _element_places(
     for i, n in enumerate(indices.shape):
         line = xp.arange(n).reshape(*(1,) * i, n, *(1,) * (indices.ndim - i - 1))
         out.append(line)
-    places = indices.astype(np.int64)
+    positions = indices.astype(np.int64)
     count = shape[axis]
-    out[axis + 1] = xp.where(places < 0, places + count, places)
+    out[axis + 1] = xp.where(positions < 0, positions + count, positions)
     return tuple(out)
 
 
@@ -275,7 +275,7 @@ def _scatter(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, indices, values = inputs
     (axis,) = normal_axes(attributes["axis"], t.ndim - 1)
     out = t.copy()
-    out[_element_places(xp, indices, t.shape[1:], axis)] = values
+    out[_element_positions(xp, indices, t.shape[1:], axis)] = values
     return [out]
 
 
@@ -283,14 +283,14 @@ def _scatter_data_gradient(xp: ModuleType, inputs: Arrays, attributes: Attribute
     dy, indices = inputs
     (axis,) = normal_axes(attributes["axis"], dy.ndim - 1)
     out = dy.copy()
-    out[_element_places(xp, indices, dy.shape[1:], axis)] = 0
+    out[_element_positions(xp, indices, dy.shape[1:], axis)] = 0
     return [out]
 
 
 def _scatter_update_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, indices = inputs
     (axis,) = normal_axes(attributes["axis"], dy.ndim - 1)
-    return [dy[_element_places(xp, indices, dy.shape[1:], axis)]]
+    return [dy[_element_positions(xp, indices, dy.shape[1:], axis)]]
 
 
 SCATTER_DATA_GRAD = Definition("ScatterDataGrad", shape_spec, _scatter_data_gradient)
@@ -333,7 +333,7 @@ def scatter(
     return add_op(SCATTER, [t, indices, values], {"axis": axis})[0]
 
 
-# Scatter with a reduction: the sum or the extreme of the values at one place
+# Scatter with a reduction: the sum or the extreme of the values at one position
 
 ScatterReductionType = Literal["sum", "min", "max", "none"]
 REDUCTIONS = ("sum", "min", "max", "none")
@@ -373,7 +373,9 @@ def _index_shape(
     return indices
 
 
-def _spread_indices(xp: ModuleType, indices: Array, data: tuple[int, ...], a: Attributes) -> Array:
+def _broadcast_indices(
+    xp: ModuleType, indices: Array, data: tuple[int, ...], a: Attributes
+) -> Array:
     (axis,) = normal_axes(a["axis"], len(data))
     shape = _index_shape(data, indices.shape[1:], axis, a["grouped"])
     return broadcast_to(xp, indices.reshape(indices.shape[0], *shape), data)
@@ -392,27 +394,27 @@ def _scatter_reduce(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> A
     (axis,) = normal_axes(attributes["axis"], data.ndim - 1)
     reduction = attributes["reduction"]
     shape = (*data.shape[1 : axis + 1], attributes["axis_size"], *data.shape[axis + 2 :])
-    spread = _spread_indices(xp, indices, data.shape[1:], attributes)
-    places = _element_places(xp, spread, shape, axis)
+    spread = _broadcast_indices(xp, indices, data.shape[1:], attributes)
+    positions = _element_positions(xp, spread, shape, axis)
     values = wide(data)
     start = wide(inputs[2]) if len(inputs) == 3 else None
     whole = (data.shape[0], *shape)
     if reduction in ("sum", "none"):
         out = xp.zeros(whole, values.dtype) if start is None else start.copy()
         if reduction == "sum":
-            xp.add.at(out, places, values)
+            xp.add.at(out, positions, values)
         else:
-            out[places] = values
+            out[positions] = values
         return [narrow(out, data.dtype)]
     fold = xp.maximum if reduction == "max" else xp.minimum
     if start is not None:
         out = start.copy()
-        fold.at(out, places, values)
+        fold.at(out, positions, values)
         return [narrow(out, data.dtype)]
     out = xp.full(whole, _least(xp, values.dtype, reduction), values.dtype)
-    fold.at(out, places, values)
+    fold.at(out, positions, values)
     reached = xp.zeros(whole, bool)
-    reached[places] = True
+    reached[positions] = True
     return [narrow(xp.where(reached, out, values.dtype.type(0)), data.dtype)]
 
 
@@ -420,12 +422,12 @@ def _scatter_reduce_data_gradient(xp: ModuleType, inputs: Arrays, attributes: At
     dy, indices = inputs[:2]
     data = tuple(attributes["shape"])
     (axis,) = normal_axes(attributes["axis"], len(data))
-    spread = _spread_indices(xp, indices, data, attributes)
-    places = _element_places(xp, spread, dy.shape[1:], axis)
-    picked = dy[places]
-    if len(inputs) == 4:  # extremes: the values that equal their place's
+    spread = _broadcast_indices(xp, indices, data, attributes)
+    positions = _element_positions(xp, spread, dy.shape[1:], axis)
+    picked = dy[positions]
+    if len(inputs) == 4:  # extremes: the values that equal their position's
         values, y = inputs[2:]
-        picked = xp.where(values == y[places], picked, picked.dtype.type(0))
+        picked = xp.where(values == y[positions], picked, picked.dtype.type(0))
     return [picked]
 
 
@@ -438,9 +440,9 @@ def _scatter_reduce_initial_gradient(
         return [dy]
     if reduction == "none":
         (axis,) = normal_axes(attributes["axis"], dy.ndim - 1)
-        spread = _spread_indices(xp, inputs[1], tuple(attributes["data"]), attributes)
+        spread = _broadcast_indices(xp, inputs[1], tuple(attributes["data"]), attributes)
         out = dy.copy()
-        out[_element_places(xp, spread, dy.shape[1:], axis)] = 0
+        out[_element_positions(xp, spread, dy.shape[1:], axis)] = 0
         return [out]
     initial, y = inputs[1:]
     return [xp.where(initial == y, dy, dy.dtype.type(0))]
@@ -451,17 +453,17 @@ def _build_scatter_reduce_gradient(site: GradientSite) -> list[Any]:
     data = site.op.inputs[0].shape
     out: list[Any] = [None] * len(site.op.inputs)
     if site.needs(0):
-        given = [site.gradient(0), site.input(1)]
-        given += [site.input(0), site.output(0)] if extreme else []
-        out[0] = add_op(SCATTER_REDUCE_GRAD, given, {**site.attributes, "shape": data})[0]
+        inputs = [site.gradient(0), site.input(1)]
+        inputs += [site.input(0), site.output(0)] if extreme else []
+        out[0] = add_op(SCATTER_REDUCE_GRAD, inputs, {**site.attributes, "shape": data})[0]
     if len(out) == 3 and site.needs(2):
-        given = [site.gradient(0)]
+        inputs = [site.gradient(0)]
         if extreme:
-            given += [site.input(2), site.output(0)]
+            inputs += [site.input(2), site.output(0)]
         elif site.attributes["reduction"] == "none":
-            given += [site.input(1)]
+            inputs += [site.input(1)]
         attributes = {**site.attributes, "shape": site.op.inputs[2].shape, "data": data}
-        out[2] = add_op(SCATTER_REDUCE_INITIAL_GRAD, given, attributes)[0]
+        out[2] = add_op(SCATTER_REDUCE_INITIAL_GRAD, inputs, attributes)[0]
     return out
 
 
@@ -602,14 +604,14 @@ ONE_HOT = Definition(
 
 
 def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
-    """Each class of `t` as a row along a new axis: one value at its place, another elsewhere.
+    """Each class of `t` as a row along a new axis: one value at its position, another elsewhere.
 
     **Arguments**
 
     - `t`: integers; negative classes count from the last.
     - `num_classes`: the length of the new axis, a constant.
     - `values`: (2,): the value elsewhere and the value of the class, as in ONNX's OneHot.
-    - `axis`: the place of the new axis; -1 is behind all others.
+    - `axis`: the position of the new axis; -1 is behind all others.
 
     **Raises**
 

@@ -54,14 +54,14 @@ def _specs(inputs: Specs, attributes: Attributes) -> Specs:
 
 
 def _label(labels: Array, attributes: Attributes, classes: int) -> Array:
-    """Labels as places [R, ..., 1]; ignored labels are 0."""
-    places = labels.astype(np.int64)
+    """Labels as positions [R, ..., 1]; ignored labels are 0."""
+    positions = labels.astype(np.int64)
     if attributes["ignore_index"] is not None:
-        places = places * (places != attributes["ignore_index"])
-    return places[..., None]
+        positions = positions * (positions != attributes["ignore_index"])
+    return positions[..., None]
 
 
-def _counted(xp: ModuleType, labels: Array, attributes: Attributes) -> Array:
+def _count_mask(xp: ModuleType, labels: Array, attributes: Attributes) -> Array:
     """1 for each label that counts, and 0 for ignored labels."""
     ignored = attributes["ignore_index"]
     if ignored is None:
@@ -88,7 +88,7 @@ def _loss(xp: ModuleType, probs: Array, labels: Array, attributes: Attributes) -
     logarithm = wide(picked)[..., 0]
     if not attributes["log_prob"]:
         logarithm = xp.log(xp.maximum(logarithm, _least(probs.dtype)))
-    counted = _counted(xp, labels, attributes)
+    counted = _count_mask(xp, labels, attributes)
     losses = -logarithm * _share(xp, counted, attributes)
     if attributes["reduction"] != "none":
         losses = flatten_axes(xp, losses, range(losses.ndim - 1)).sum(axis=-1)
@@ -105,17 +105,17 @@ def _weight(xp: ModuleType, dy: Array, labels: Array, attributes: Attributes) ->
     dy = wide(dy)
     if attributes["reduction"] != "none":
         dy = dy.reshape(-1, *(1,) * (labels.ndim - 1))
-    return (dy * _share(xp, _counted(xp, labels, attributes), attributes))[..., None]
+    return (dy * _share(xp, _count_mask(xp, labels, attributes), attributes))[..., None]
 
 
 def _nll_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, probs, labels = inputs
-    places = _label(labels, attributes, probs.shape[-1])
+    positions = _label(labels, attributes, probs.shape[-1])
     slope = -_weight(xp, dy, labels, attributes)
     if not attributes["log_prob"]:
-        picked = wide(xp.take_along_axis(probs, places, axis=-1))
+        picked = wide(xp.take_along_axis(probs, positions, axis=-1))
         slope = slope / xp.maximum(picked, _least(probs.dtype))
-    chosen = places == xp.arange(probs.shape[-1])
+    chosen = positions == xp.arange(probs.shape[-1])
     return [narrow(xp.where(chosen, slope, slope.dtype.type(0)), probs.dtype)]
 
 
@@ -159,7 +159,7 @@ def nll_loss(
     return add_op(NLL, [probs, labels], attributes)[0]
 
 
-# The loss, and the gradient of what went into the softmax that made the probabilities
+# The loss, and the gradient of the input of the softmax that made the probabilities
 
 
 def _direct_specs(inputs: Specs, attributes: Attributes) -> Specs:
@@ -176,9 +176,9 @@ def _direct(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     loss = _loss(xp, probs, labels, attributes)
     if dy.ndim == 1:
         dy = dy.reshape(-1, *(1,) * (labels.ndim - 1))
-    places = _label(labels, attributes, probs.shape[-1])
-    right = (places == xp.arange(probs.shape[-1])).astype(wide(probs[:0]).dtype)
-    weight = (wide(dy) * _share(xp, _counted(xp, labels, attributes), attributes))[..., None]
+    positions = _label(labels, attributes, probs.shape[-1])
+    right = (positions == xp.arange(probs.shape[-1])).astype(wide(probs[:0]).dtype)
+    weight = (wide(dy) * _share(xp, _count_mask(xp, labels, attributes), attributes))[..., None]
     return [loss, narrow((wide(probs) - right) * weight, probs.dtype)]
 
 

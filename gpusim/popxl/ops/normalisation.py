@@ -29,7 +29,7 @@ def _same_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(inputs[0].shape, inputs[0].dtype)]
 
 
-def _summed(xp: ModuleType, x: Array, axis: int) -> Array:
+def _sum_along(xp: ModuleType, x: Array, axis: int) -> Array:
     return total(xp, x, (axis,), keepdims=True)
 
 
@@ -38,14 +38,14 @@ def _softmax(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (axis,) = normal_axes(attributes["axis"], x.ndim - 1)
     value = wide(x)
     powers = xp.exp(value - value.max(axis=axis + 1, keepdims=True))
-    return [narrow(powers / _summed(xp, powers, axis), x.dtype)]
+    return [narrow(powers / _sum_along(xp, powers, axis), x.dtype)]
 
 
 def _softmax_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, y = inputs
     (axis,) = normal_axes(attributes["axis"], y.ndim - 1)
     weighted = wide(dy) * wide(y)
-    return [narrow(weighted - wide(y) * _summed(xp, weighted, axis), y.dtype)]
+    return [narrow(weighted - wide(y) * _sum_along(xp, weighted, axis), y.dtype)]
 
 
 SOFTMAX_GRAD = Definition("SoftmaxGrad", _same_spec, _softmax_gradient)
@@ -144,8 +144,8 @@ def _build_group_gradient(site: GradientSite) -> list[Any]:
     dy = site.gradient(0)
     if dy is None:
         return [None, None, None]
-    given = [dy, site.input(0), site.input(1), site.output(1), site.output(2)]
-    return list(add_op(GROUP_NORM_GRAD, given, site.attributes))
+    inputs = [dy, site.input(0), site.input(1), site.output(1), site.output(2)]
+    return list(add_op(GROUP_NORM_GRAD, inputs, site.attributes))
 
 
 GROUP_NORM_GRAD = Definition("GroupNormalizationGrad", _group_gradient_specs, _group_norm_gradient)
@@ -244,8 +244,8 @@ def _batch_norm_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes)
 
 
 def _build_batch_gradient(site: GradientSite) -> list[Any]:
-    given = [site.gradient(0), *(site.input(i) for i in (0, 1, 3, 4))]
-    return [*add_op(BATCH_NORM_GRAD, given, site.attributes), None, None]
+    inputs = [site.gradient(0), *(site.input(i) for i in (0, 1, 3, 4))]
+    return [*add_op(BATCH_NORM_GRAD, inputs, site.attributes), None, None]
 
 
 BATCH_NORM_GRAD = Definition("BatchNormalizationGrad", _batch_gradient_specs, _batch_norm_gradient)

@@ -24,7 +24,7 @@ from .._definition import (
 from ..tensor import Tensor, TensorSpec
 from ._stacked import narrow, wide
 from ._windows import Windows, pad, unpad, windows
-from .convolution import PadType, Sizes, checked_pad_type
+from .convolution import PadType, Sizes, check_pad_type
 
 __all__ = ["receptive_attributes", "average_pool", "max_pool"]
 
@@ -54,7 +54,7 @@ def receptive_attributes(
         "stride": tuple(strides or ()),
         "padding": tuple(pads or ()),
         "dilation": tuple(dilations or ()),
-        "pad_type": checked_pad_type(auto_pad),
+        "pad_type": check_pad_type(auto_pad),
         "ceil_mode": bool(ceil_mode),
     }
 

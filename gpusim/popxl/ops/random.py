@@ -1,6 +1,6 @@
 """Random numbers, dropout and seeds. A replica's numbers depend on its seed tensor alone.
 
-The words are those of gpusim.random (Philox, call 0, replica 0), with the seed tensor as seed.
+The words are those of gpusim.rng (Philox, call 0, replica 0), with the seed tensor as seed.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def _words_by_seed(seeds: Array) -> list[int]:
 def _draw(seeds: Array, count: int, make: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> Array:
     """[R, count] numbers made of each replica's words. Equal seeds are drawn once."""
     numbers = _words_by_seed(seeds)
-    made = {n: make(kernels.Stream(n, 0, _DRAWS).words(count)[0]) for n in set(numbers)}
-    if len(made) == 1:
-        (row,) = made.values()
+    by_seed = {n: make(kernels.Stream(n, 0, _DRAWS).words(count)[0]) for n in set(numbers)}
+    if len(by_seed) == 1:
+        (row,) = by_seed.values()
         rows = np.broadcast_to(row, (len(numbers), count))
     else:
-        rows = np.stack([made[number] for number in numbers])
+        rows = np.stack([by_seed[number] for number in numbers])
     return to_library_of(seeds, rows)
 
 
@@ -180,8 +180,8 @@ def _dropout(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     mask = _draw(seeds, math.prod(shape), lambda w: kernels.bernoulli(w, dropped))
     mask = broadcast_to(xp, mask.reshape(-1, *shape), t.shape[1:])
     value = wide(t)
-    kept = xp.where(mask, value.dtype.type(0), value * value.dtype.type(1 / (1 - ratio)))
-    return [narrow(kept, t.dtype)]
+    scaled = xp.where(mask, value.dtype.type(0), value * value.dtype.type(1 / (1 - ratio)))
+    return [narrow(scaled, t.dtype)]
 
 
 def _dropout_family(op_type: str) -> Definition:
@@ -263,8 +263,8 @@ def _modify_seed(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arra
         kernels.Stream(number, call, _SEEDS).words(1)[0, 0]
         for number, call in zip(numbers, calls, strict=True)
     ]
-    made = np.array(words, np.uint64)
-    halves = np.stack([made & np.uint64(0xFFFF_FFFF), made >> np.uint64(32)], axis=-1)
+    new = np.array(words, np.uint64)
+    halves = np.stack([new & np.uint64(0xFFFF_FFFF), new >> np.uint64(32)], axis=-1)
     return [to_library_of(seeds, halves.astype(np.uint32))]
 
 
@@ -291,8 +291,8 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
     """
     if seed.shape != (2,) or seed.dtype is not dtypes.uint32:
         raise ValueError(f"seed Tensor must be shape=(2,) dtype=uint32. Provided {seed}")
-    made = add_op(MODIFY_RANDOM_SEED, [seed, modifier], output_names=["modified_seed"])
-    return made[0]
+    outputs = add_op(MODIFY_RANDOM_SEED, [seed, modifier], output_names=["modified_seed"])
+    return outputs[0]
 
 
 def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:

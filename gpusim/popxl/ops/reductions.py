@@ -85,8 +85,8 @@ def _reduction(op_type: str, fold: Fold, share: Share | None = None) -> Definiti
 
     def run_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         dy, x, y = inputs
-        _, kept = _along(x, attributes)
-        gradient = share(xp, wide(dy).reshape(kept), wide(x), wide(y).reshape(kept))
+        _, shape = _along(x, attributes)
+        gradient = share(xp, wide(dy).reshape(shape), wide(x), wide(y).reshape(shape))
         return [narrow(gradient, x.dtype)]
 
     grad = Definition(f"{op_type}Grad", shape_spec, run_gradient)
@@ -103,7 +103,7 @@ def reduced_axes(axis: int | Iterable[int] | None, keepdims: bool) -> dict[str, 
 # Sums and means
 
 
-def _spread(op_type: str, fold: Fold, mean: bool) -> Definition:
+def _sum_or_mean(op_type: str, fold: Fold, mean: bool) -> Definition:
     """A sum or mean: its gradient is that of the output, repeated."""
 
     def run_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
@@ -112,15 +112,15 @@ def _spread(op_type: str, fold: Fold, mean: bool) -> Definition:
         axes = normal_axes(attributes["axes"], len(shape))
         if mean:
             dy = narrow(wide(dy) / math.prod(shape[i] for i in axes), dy.dtype)
-        kept = dy.reshape(dy.shape[0], *reduced_shape(shape, axes, True))
-        return [xp.broadcast_to(kept, (dy.shape[0], *shape))]
+        rows = dy.reshape(dy.shape[0], *reduced_shape(shape, axes, True))
+        return [xp.broadcast_to(rows, (dy.shape[0], *shape))]
 
     grad = Definition(f"{op_type}Grad", shape_spec, run_gradient)
 
     return Definition(op_type, _reduced_spec, _folding(fold), gradient_ops((grad, "")))
 
 
-REDUCE_SUM = _spread("ReduceSum", add_up, mean=False)
+REDUCE_SUM = _sum_or_mean("ReduceSum", add_up, mean=False)
 
 
 def sum(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -150,7 +150,7 @@ def _mean(xp: ModuleType, x: Array) -> Array:
     return (summed - xp.fmod(summed, x.shape[-1])) // x.shape[-1]  # rounded to zero
 
 
-REDUCE_MEAN = _spread("ReduceMean", _mean, mean=True)
+REDUCE_MEAN = _sum_or_mean("ReduceMean", _mean, mean=True)
 
 
 def mean(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -291,12 +291,12 @@ def _product_of_others(xp: ModuleType, x: Array) -> Array:
 
 def _product_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, x = inputs
-    axes, kept = _along(x, attributes)
+    axes, shape = _along(x, attributes)
     rank = x.ndim - 1
     order = [0, *(i + 1 for i in range(rank) if i not in axes), *(i + 1 for i in axes)]
     others = _product_of_others(xp, flatten_axes(xp, wide(x), axes))
     others = others.reshape([x.shape[i] for i in order]).transpose(np.argsort(order).tolist())
-    return [narrow(wide(dy).reshape(kept) * others, x.dtype)]
+    return [narrow(wide(dy).reshape(shape) * others, x.dtype)]
 
 
 PROD_GRAD = Definition("ReduceProdGrad", shape_spec, _product_gradient)
@@ -344,10 +344,10 @@ def max(t: Tensor, axis: int | Iterable[int] | None = None, keepdims: bool = Fal
 
 
 def _largest(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    found, *others = align(*inputs)
+    largest, *others = align(*inputs)
     for other in others:
-        found = xp.maximum(found, other)
-    return [found]
+        largest = xp.maximum(largest, other)
+    return [largest]
 
 
 # As in PopART: every input that is the largest gets the whole gradient.
@@ -356,7 +356,7 @@ MAX = Definition("Max", one_spec, _largest, gradient_ops((MAX_GRAD, "xy")), name
 
 
 def maximum(*ts: Tensor) -> Tensor:
-    """The greatest of the tensors' elements at each place. Shapes broadcast as in NumPy.
+    """The greatest of the tensors' elements at each position. Shapes broadcast as in NumPy.
 
     Every tensor that has the greatest element gets the whole gradient.
 
@@ -411,11 +411,11 @@ def _median_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> 
     dy, indices = inputs
     shape = tuple(attributes["shape"])
     axes = normal_axes(attributes["axes"], len(shape))
-    kept = reduced_shape(shape, axes, False)
+    rest = reduced_shape(shape, axes, False)
     count = math.prod(shape[i] for i in axes)
     replicas = dy.shape[0]
-    places = indices.reshape(replicas, *kept)[..., None] == xp.arange(count, dtype=np.int32)
-    rows = xp.where(places, dy.reshape(replicas, *kept)[..., None], xp.zeros((), dy.dtype))
+    positions = indices.reshape(replicas, *rest)[..., None] == xp.arange(count, dtype=np.int32)
+    rows = xp.where(positions, dy.reshape(replicas, *rest)[..., None], xp.zeros((), dy.dtype))
     order = [i for i in range(len(shape)) if i not in axes] + list(axes)
     back = np.argsort(order).tolist()
     moved = rows.reshape(replicas, *(shape[i] for i in order))

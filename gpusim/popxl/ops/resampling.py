@@ -50,7 +50,7 @@ _CUBIC = -0.75  # the kernel's parameter, as in ONNX and PyTorch
 
 
 def _coordinates(size: int, out: int, scale: float, kind: str) -> Floats:
-    """The place in the input of each output element along an axis."""
+    """The position in the input of each output element along an axis."""
     x = np.arange(out, dtype=np.float64)
     if kind == "asymmetric":
         return x / scale
@@ -196,10 +196,10 @@ def interpolate(
         (nearest_mode, NEAREST_MODES),
         (coordinate_transformation_mode, COORDINATES),
     )
-    for given, known in checked:
-        if given not in known:
-            listed = f"{', '.join(known[:-1])} or {known[-1]}"
-            raise ValueError(f"interpolate type {given} is not valid, must be {listed}.")
+    for value, allowed in checked:
+        if value not in allowed:
+            listed = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+            raise ValueError(f"interpolate type {value} is not valid, must be {listed}.")
     attributes = {
         "scales": tuple(float(scale) for scale in scale_factor or (1.0,) * t.rank),
         "mode": mode,
@@ -233,8 +233,8 @@ def _points(
     """[R, K, bins * samples]: the points of each region along one axis of the image."""
     start = first * scale
     length = xp.maximum(last * scale - start, 1)  # a region is a pixel at least
-    places = (xp.arange(bins * samples, dtype=np.float64) + 0.5) / samples
-    return start[..., None] + places * (length / bins)[..., None]
+    positions = (xp.arange(bins * samples, dtype=np.float64) + 0.5) / samples
+    return start[..., None] + positions * (length / bins)[..., None]
 
 
 def _neighbours(xp: ModuleType, x: Array, size: int) -> tuple[Array, Array, Array]:
@@ -253,19 +253,19 @@ def _neighbours(xp: ModuleType, x: Array, size: int) -> tuple[Array, Array, Arra
 def _roi_weights(
     xp: ModuleType, rois: Array, image: tuple[int, int], attributes: Attributes
 ) -> tuple[Array, Array]:
-    """The places in the flat image, and the weights, of each output: [R, K, bins, points]."""
+    """The positions in the flat image, and the weights, of each output: [R, K, bins, points]."""
     height, width = attributes["output_size"]
     samples, scale = attributes["sampling_ratio"], attributes["spatial_scale"]
     regions = rois.astype(np.float64)
     ys = _points(xp, regions[..., 1], regions[..., 3], height, samples, scale)
     xs = _points(xp, regions[..., 0], regions[..., 2], width, samples, scale)
     replicas, number = rois.shape[:2]
-    places, shares = [], []
+    positions, shares = [], []
     y_low, y_high, y_share = _neighbours(xp, ys, image[0])
     x_low, x_high, x_share = _neighbours(xp, xs, image[1])
     for y, wy in ((y_low, 1 - y_share), (y_high, y_share)):
         for x, wx in ((x_low, 1 - x_share), (x_high, x_share)):
-            places.append(y[..., :, None] * image[1] + x[..., None, :])
+            positions.append(y[..., :, None] * image[1] + x[..., None, :])
             shares.append(wy[..., :, None] * wx[..., None, :])
     shape = (replicas, number, height, samples, width, samples)
     order = (0, 1, 2, 4, 3, 5)
@@ -275,18 +275,18 @@ def _roi_weights(
         return xp.stack(stacked, axis=-1).reshape(replicas, number, height * width, -1)
 
     weight = by_bin(shares)
-    return by_bin(places), xp.where(xp.isnan(weight), 0, weight) / samples**2
+    return by_bin(positions), xp.where(xp.isnan(weight), 0, weight) / samples**2
 
 
 def _roi_align(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, rois, batch = inputs
     replicas, _, channels, height, width = t.shape
-    places, weight = _roi_weights(xp, rois, (height, width), attributes)
+    positions, weight = _roi_weights(xp, rois, (height, width), attributes)
     flat = wide(t).reshape(replicas, t.shape[1], channels, -1)
     r = xp.arange(replicas)[:, None, None, None, None]
     n = batch.astype(np.int64)[:, :, None, None, None]
     c = xp.arange(channels)[None, None, :, None, None]
-    seen = flat[r, n, c, places[:, :, None]]
+    seen = flat[r, n, c, positions[:, :, None]]
     out = (seen * weight[:, :, None].astype(flat.dtype)).sum(axis=-1)
     shape = (replicas, rois.shape[1], channels, *attributes["output_size"])
     return [narrow(out, t.dtype).reshape(shape)]
@@ -296,11 +296,11 @@ def _roi_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arr
     dy, rois, batch = inputs
     images, channels, height, width = attributes["shape"]
     replicas, number = rois.shape[:2]
-    places, weight = _roi_weights(xp, rois, (height, width), attributes)
+    positions, weight = _roi_weights(xp, rois, (height, width), attributes)
     share = wide(dy).reshape(replicas, number, channels, -1)
     parts = share[..., None] * weight[:, :, None].astype(share.dtype)
     rows = xp.moveaxis(parts, 2, -1).reshape(replicas, -1, channels)
-    at = places + (batch.astype(np.int64) * (height * width))[:, :, None, None]
+    at = positions + (batch.astype(np.int64) * (height * width))[:, :, None, None]
     added = sum_rows(xp, rows, at.reshape(replicas, -1), images * height * width)
     image = xp.moveaxis(added.reshape(replicas, images, height, width, channels), -1, 2)
     return [narrow(image, dy.dtype)]
@@ -332,7 +332,7 @@ def roi_align(
     - `rois`: (number, 4): x and y of each region's first and last corner.
     - `batch_index`: (number,), integers: the image of each region.
     - `output_size`: the numbers of bins along H and W.
-    - `spatial_scale`: the factor from the regions' numbers to places in `t`.
+    - `spatial_scale`: the factor from the regions' numbers to positions in `t`.
     - `sampling_ratio`: the number of points of a bin along each axis, at least 1.
 
     **Raises**: ValueError: for other shapes or numbers.

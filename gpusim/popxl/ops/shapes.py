@@ -82,7 +82,7 @@ def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, 
     return tuple(t.nelms // rest if size == -1 and rest else size for size in sizes)
 
 
-def _checked(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
+def _check_shape(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
     sizes = tuple(shape)
     if any(size < -1 or (size == 0 and t.nelms) for size in sizes):
         raise ValueError(f"Invalid shape value in reshape. Must be '>0' or '-1'. Provided {sizes}.")
@@ -101,7 +101,7 @@ def reshape(t: Tensor, shape: Iterable[int]) -> Tensor:
     ...     popxl.ops.reshape(popxl.constant([1.0, 2.0, 3.0, 4.0]), (2, -1))
     Tensor[reshape_out popxl.dtypes.float32 (2, 2)]
     """
-    return add_op(RESHAPE, [t], {"shape": _checked(t, shape)})[0]
+    return add_op(RESHAPE, [t], {"shape": _check_shape(t, shape)})[0]
 
 
 def reshape_(t: Tensor, shape: Iterable[int]) -> Tensor:
@@ -112,7 +112,7 @@ def reshape_(t: Tensor, shape: Iterable[int]) -> Tensor:
     ...     popxl.ops.reshape_(popxl.constant([1.0, 2.0, 3.0, 4.0]), (2, -1))
     Tensor[reshapeinplace_out popxl.dtypes.float32 (2, 2)]
     """
-    return add_op(RESHAPE_INPLACE, [t], {"shape": _checked(t, shape)})[0]
+    return add_op(RESHAPE_INPLACE, [t], {"shape": _check_shape(t, shape)})[0]
 
 
 def flatten(t: Tensor) -> Tensor:
@@ -149,18 +149,18 @@ def squeeze(t: Tensor, axes: Iterable[int] | None = None) -> Tensor:
     """
     shape = t.shape
     if axes is None:
-        places = [i for i, size in enumerate(shape) if size == 1]
+        positions = [i for i, size in enumerate(shape) if size == 1]
     else:
-        places = [i if i >= 0 else i + t.rank for i in axes]
-    if len(set(places)) != len(places):
+        positions = [i if i >= 0 else i + t.rank for i in axes]
+    if len(set(positions)) != len(positions):
         raise ValueError("Axes contains duplicates")
-    for i in places:
+    for i in positions:
         if not 0 <= i < t.rank:
             raise ValueError(f"Can't squeeze axis '{i}' as tensor has rank '{t.rank}'")
         if shape[i] != 1:
             raise ValueError(f"Can't squeeze axis '{i}' as length of axis is >1: {shape[i]}")
-    kept = tuple(size for i, size in enumerate(shape) if i not in places)
-    return add_op(RESHAPE, [t], {"shape": kept})[0]
+    rest = tuple(size for i, size in enumerate(shape) if i not in positions)
+    return add_op(RESHAPE, [t], {"shape": rest})[0]
 
 
 # Transposes
@@ -171,7 +171,7 @@ def _transpose_spec(inputs: Specs, attributes: Attributes) -> Specs:
     order = attributes["permutation"]
     if sorted(order) != list(range(len(spec.shape))):
         raise ValueError(
-            f"{order} is no permutation of the axes of a rank-{len(spec.shape)} tensor"
+            f"{order} is not a permutation of the axes of a rank-{len(spec.shape)} tensor"
         )
     return [TensorSpec(tuple(spec.shape[i] for i in order), spec.dtype)]
 
@@ -220,10 +220,10 @@ def _order(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...]:
     if permutation is None:
         return tuple(range(t.rank))[::-1]
     order = tuple(axis + t.rank if axis < 0 else axis for axis in permutation)
-    found = tuple(axis for axis in order if axis >= t.rank)
-    if found:
+    beyond = tuple(axis for axis in order if axis >= t.rank)
+    if beyond:
         raise ValueError(
-            f"Values in permutation must be less than the tensor's rank {t.rank}. Found {found}"
+            f"Values in permutation must be less than the tensor's rank {t.rank}. Found {beyond}"
         )
     return order
 
@@ -244,7 +244,7 @@ def _concat_spec(inputs: Specs, attributes: Attributes) -> Specs:
     for spec in inputs[1:]:
         same = [n for i, n in enumerate(spec.shape) if i != axis]
         if len(spec.shape) != len(first) or same != [n for i, n in enumerate(first) if i != axis]:
-            shapes = ", ".join(str(given.shape) for given in inputs)
+            shapes = ", ".join(str(each.shape) for each in inputs)
             raise ValueError(f"The shapes {shapes} differ in more than the axis {axis}")
     count = sum(spec.shape[axis] for spec in inputs)
     return [TensorSpec((*first[:axis], count, *first[axis + 1 :]), inputs[0].dtype)]
@@ -257,8 +257,8 @@ def _concat(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 def _write_concatenated(xp: Any, output: Array, inputs: Arrays, attributes: Attributes) -> None:
     axis = attributes["axis"]
     counts = [x.shape[axis + 1] for x in inputs]
-    for x, places in zip(inputs, _cuts(counts, axis), strict=True):
-        x[...] = output[places]
+    for x, positions in zip(inputs, _cuts(counts, axis), strict=True):
+        x[...] = output[positions]
 
 
 def _concat_back(site: GradientSite) -> list[Any]:
@@ -341,28 +341,28 @@ def _split_specs(inputs: Specs, attributes: Attributes) -> Specs:
 
 def _split(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     cuts = _cuts(attributes["counts"], attributes["axis"])
-    return [inputs[0][places] for places in cuts]
+    return [inputs[0][positions] for positions in cuts]
 
 
 def _split_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
-    given = iter(inputs)
+    gradients = iter(inputs)
     shape, axis = attributes["shape"], attributes["axis"]
     out = xp.zeros((inputs[0].shape[0], *shape), inputs[0].dtype)
     cuts = _cuts(attributes["counts"], axis)
-    for places, present in zip(cuts, attributes["present"], strict=True):
+    for positions, present in zip(cuts, attributes["present"], strict=True):
         if present:
-            out[places] = next(given)
+            out[positions] = next(gradients)
     return [out]
 
 
 def _split_back(site: GradientSite) -> list[Any]:
-    found = [site.gradient(index) for index in range(len(site.op.outputs))]
+    gradients = [site.gradient(index) for index in range(len(site.op.outputs))]
     attributes = {
         **site.attributes,
         "shape": site.op.inputs[0].shape,
-        "present": tuple(gradient is not None for gradient in found),
+        "present": tuple(gradient is not None for gradient in gradients),
     }
-    present = [gradient for gradient in found if gradient is not None]
+    present = [gradient for gradient in gradients if gradient is not None]
     return [add_op(SPLIT_GRAD, present, attributes)[0]] if present else [None]
 
 
@@ -383,14 +383,14 @@ def split(t: Tensor, splits: int | Sequence[int], axis: int = 0) -> list[Tensor]
     >>> [part.shape for part in parts]
     [(1,), (2,)]
     """
-    place = one_axis(t, axis)
+    position = one_axis(t, axis)
     if isinstance(splits, int):
-        axis_len = t.shape[place]
+        axis_len = t.shape[position]
         if splits < 1 or axis_len % splits:
             raise ValueError(
                 f"Split {splits} does not equally divide tensor axis {axis} of length {axis_len}."
             )
         splits = [axis_len // splits] * splits
     names = [f"split_out_{number}" for number in range(len(splits))]
-    attributes = {"counts": tuple(splits), "axis": place}
+    attributes = {"counts": tuple(splits), "axis": position}
     return list(add_op(SPLIT, [t], attributes, output_names=names))

@@ -59,26 +59,26 @@ def _cut(
     return tuple(out)
 
 
-def _places(shape: Shape, attributes: Attributes) -> tuple[builtins.slice, ...]:
+def _positions(shape: Shape, attributes: Attributes) -> tuple[builtins.slice, ...]:
     return _cut(shape, *(attributes[name] for name in ("starts", "stops", "steps", "axes")))
 
 
 def slice_spec(inputs: Specs, attributes: Attributes) -> Specs:
     (spec,) = inputs
-    places = _places(spec.shape, attributes)[1:]
-    shape = (len(range(n)[place]) for n, place in zip(spec.shape, places, strict=True))
+    positions = _positions(spec.shape, attributes)[1:]
+    shape = (len(range(n)[position]) for n, position in zip(spec.shape, positions, strict=True))
     return [TensorSpec(shape, spec.dtype)]
 
 
 def run_slice(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (x,) = inputs
-    return [x[_places(x.shape[1:], attributes)]]
+    return [x[_positions(x.shape[1:], attributes)]]
 
 
 def _slice_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     (dy,) = inputs
     out = xp.zeros((dy.shape[0], *attributes["shape"]), dy.dtype)
-    out[_places(attributes["shape"], attributes)] = dy
+    out[_positions(attributes["shape"], attributes)] = dy
     return [out]
 
 
@@ -151,8 +151,8 @@ def process_args(
     >>> process_args(stop=[None, 3], step=[-1, None])
     ([-1, 0], [-2147483648, 3], [-1, 1], [0, 1])
     """
-    given = {"start": start, "stop": stop, "step": step, "axis": axis}
-    listed = {name: _listed(value) for name, value in given.items()}
+    arguments = {"start": start, "stop": stop, "step": step, "axis": axis}
+    listed = {name: _as_list(value) for name, value in arguments.items()}
     count = None
     for k, v in listed.items():
         if v is None:
@@ -161,19 +161,19 @@ def process_args(
         if len(v) != N:
             raise ValueError(f"All inputs must have same length. `{k}` has length {len(v)} != {N}.")
     steps = [1 if by is None else by for by in listed["step"] or [None] * (count or 0)]
-    starts = _filled(listed["start"], steps, (0, -1))
-    stops = _filled(listed["stop"], steps, (INT_MAX, INT_MIN))
+    starts = _fill(listed["start"], steps, (0, -1))
+    stops = _fill(listed["stop"], steps, (INT_MAX, INT_MIN))
     axes: Any = listed["axis"]
     return starts, stops, steps, list(range(count or 0)) if axes is None else axes
 
 
-def _listed(value: Bounds) -> list[int | None] | None:
+def _as_list(value: Bounds) -> list[int | None] | None:
     if value is None:
         return None
     return [value] if isinstance(value, int) else list(value)
 
 
-def _filled(
+def _fill(
     values: list[int | None] | None, steps: list[int], defaults: tuple[int, int]
 ) -> list[int]:
     """The values, with the default for a forward or a backward step instead of None."""
@@ -256,7 +256,7 @@ def _dynamic_spec(inputs: Specs, attributes: Attributes) -> Specs:
     return [TensorSpec(_check_window(t, index, attributes), t.dtype)]
 
 
-def _dynamic_places(
+def _dynamic_positions(
     xp: ModuleType, shape: tuple[int, ...], index: Array, attributes: Attributes
 ) -> tuple[Any, ...]:
     """An open mesh of indices into [R, *shape]; each replica has its own start."""
@@ -279,14 +279,14 @@ def _line(xp: ModuleType, count: int, axis: int, rank: int) -> Array:
 
 def _dynamic_slice(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     t, index = inputs
-    return [t[_dynamic_places(xp, t.shape[1:], index, attributes)]]
+    return [t[_dynamic_positions(xp, t.shape[1:], index, attributes)]]
 
 
 def _dynamic_slice_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, index = inputs
     shape = tuple(attributes["shape"])
     out = xp.zeros((dy.shape[0], *shape), dy.dtype)
-    out[_dynamic_places(xp, shape, index, attributes)] = dy
+    out[_dynamic_positions(xp, shape, index, attributes)] = dy
     return [out]
 
 
@@ -345,8 +345,8 @@ def _updating(copy: bool) -> Callable[..., Arrays]:
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         t, index, update = inputs
         out = t.copy() if copy else t
-        places = _dynamic_places(xp, t.shape[1:], index, attributes)
-        out[places] = raise_rank(update, t.ndim - 1)
+        positions = _dynamic_positions(xp, t.shape[1:], index, attributes)
+        out[positions] = raise_rank(update, t.ndim - 1)
         return [out]
 
     return run
@@ -359,7 +359,7 @@ def _update_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> 
 def _dynamic_zero(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
     dy, index = inputs
     out = dy.copy()
-    out[_dynamic_places(xp, dy.shape[1:], index, attributes)] = 0
+    out[_dynamic_positions(xp, dy.shape[1:], index, attributes)] = 0
     return [out]
 
 

@@ -39,8 +39,8 @@ def _arg(name: str) -> Callable[..., Arrays]:
     def run(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
         (x,) = inputs
         (axis,) = normal_axes(attributes["axis"], x.ndim - 1)
-        found = getattr(xp, name)(x, axis=axis + 1).astype(np.int32)
-        return [xp.expand_dims(found, axis + 1) if attributes["keepdims"] else found]
+        indices = getattr(xp, name)(x, axis=axis + 1).astype(np.int32)
+        return [xp.expand_dims(indices, axis + 1) if attributes["keepdims"] else indices]
 
     return run
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .. import dtypes
-from .._definition import Attributes, Definition, Specs, add_op, only_compiled
+from .._definition import Attributes, Definition, Specs, add_op, fixed_spec, only_compiled
 from .._op import Op
 from ..context import get_current_graph
 from ..graph import Graph
@@ -70,8 +70,8 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
     """
     if not isinstance(h2d_stream, HostToDeviceStream):
         raise TypeError(f"h2d_stream must be a HostToDeviceStream, got {h2d_stream!r}")
-    given = name or h2d_stream.tensor_id
-    return add_op(HOST_LOAD, [], {"stream": h2d_stream}, name, output_names=[given])[0]
+    label = name or h2d_stream.tensor_id
+    return add_op(HOST_LOAD, [], {"stream": h2d_stream}, name, output_names=[label])[0]
 
 
 def compile_host_store(compiler: GraphCompiler, op: Op) -> Step:
@@ -118,10 +118,6 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
 # New tensors
 
 
-def init_spec(inputs: Specs, attributes: Attributes) -> Specs:
-    return [attributes["spec"]]
-
-
 def compile_init(compiler: GraphCompiler, op: Op) -> Step:
     machine, spec = compiler.machine, op.attributes["spec"]
     output, dtype = compiler.slot(op.outputs[0]), spec.dtype.as_numpy()
@@ -132,8 +128,8 @@ def compile_init(compiler: GraphCompiler, op: Op) -> Step:
     return step
 
 
-#: What is undefined on an IPU is zero here, so that programs always print the same.
-INIT = Definition("Init", init_spec, only_compiled, compile=compile_init)
+#: Values that are undefined on an IPU are zero here, so that programs are deterministic.
+INIT = Definition("Init", fixed_spec, only_compiled, compile=compile_init)
 
 
 def init(
@@ -334,4 +330,4 @@ def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
     """Raise NotImplementedError, as PopXL does."""
-    raise NotImplementedError(f"{__name__} op is not yet implemented.")
+    raise NotImplementedError("popxl.ops.code_copy op is not yet implemented.")

@@ -52,10 +52,10 @@ def check_tensor_ipu_and_tile_set(*args: Tensor, **tensors: Tensor) -> None:
     if args:
         raise Exception("Internal error: please specify all tensors as keyword arguments.")
     for what, attribute in (("IPUs", "ipu"), ("tile sets", "tile_set")):
-        known = [(name, _place(tensor, attribute)) for name, tensor in tensors.items()]
-        known = [(name, place) for name, place in known if place is not None]
-        for name, place in known[1:]:
-            first, expected = known[0]
+        places = [(name, _place(tensor, attribute)) for name, tensor in tensors.items()]
+        places = [(name, place) for name, place in places if place is not None]
+        for name, place in places[1:]:
+            first, expected = places[0]
             if place != expected:
                 raise ValueError(
                     f"The input tensors `{first}` and `{name}` are located on different {what}: "

@@ -25,5 +25,5 @@ def get_all_int_dtypes(
     >>> [dtype.name for dtype in get_all_int_dtypes(include_signed=False)]
     ['uint8', 'uint16', 'uint32', 'uint64']
     """
-    wanted = {True: include_signed, False: include_unsigned}
-    return [dtype for dtype in get_all_dtypes() if dtype.is_int and wanted[dtype.is_signed]]
+    included = {True: include_signed, False: include_unsigned}
+    return [dtype for dtype in get_all_dtypes() if dtype.is_int and included[dtype.is_signed]]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from .._gradients import Differentiation, Plan
+from .._gradients import Differentiation, GradientPlan
 from ..graph import Graph
 from ..ops.calling import CallSiteInfo
 from ..tensor import Tensor
@@ -35,9 +35,9 @@ class ExpectedConnection:
 
     @classmethod
     def _from_pb(cls, tensor: Tensor, type: ExpectedConnectionType) -> ExpectedConnection:
-        made = object.__new__(cls)
-        made._tensor, made._type = tensor, type
-        return made
+        new = object.__new__(cls)
+        new._tensor, new._type = tensor, type
+        return new
 
     @property
     def fwd_tensor(self) -> Tensor:
@@ -74,10 +74,10 @@ class GradGraphInfo:
         inputs: Iterable[ExpectedConnection],
         outputs: Iterable[ExpectedConnection],
     ) -> GradGraphInfo:
-        made = object.__new__(cls)
-        made._graph, made._forward = graph, forward
-        made._inputs, made._outputs = tuple(inputs), tuple(outputs)
-        return made
+        new = object.__new__(cls)
+        new._graph, new._forward = graph, forward
+        new._inputs, new._outputs = tuple(inputs), tuple(outputs)
+        return new
 
     @property
     def graph(self) -> Graph:
@@ -199,14 +199,14 @@ def autodiff(
     >>> [tensor.shape for tensor in info.graph.outputs]
     [(3, 4)]
     """
-    known = {g: _plain(info) for g, info in (called_graphs_grad_info or {}).items()}
-    differentiation = Differentiation(known)
+    existing = {g: _plain(info) for g, info in (called_graphs_grad_info or {}).items()}
+    differentiation = Differentiation(existing)
     differentiation.differentiate(graph, grads_provided, grads_required)
-    made = {g: _info(g, plan) for g, plan in differentiation.made.items()}
-    return made if return_all_grad_graphs else made[graph]
+    infos = {g: _info(g, plan) for g, plan in differentiation.plans.items()}
+    return infos if return_all_grad_graphs else infos[graph]
 
 
-def _info(forward: Graph, plan: Plan) -> GradGraphInfo:
+def _info(forward: Graph, plan: GradientPlan) -> GradGraphInfo:
     """A plan of `_gradients` as the public object."""
     fwd, grad = ExpectedConnectionType.Fwd, ExpectedConnectionType.FwdGrad
     inputs = [ExpectedConnection._from_pb(t, grad if g else fwd) for g, t in plan.inputs]
@@ -214,10 +214,10 @@ def _info(forward: Graph, plan: Plan) -> GradGraphInfo:
     return GradGraphInfo._from_pb(plan.graph, forward, inputs, outputs)
 
 
-def _plain(info: GradGraphInfo) -> Plan:
+def _plain(info: GradGraphInfo) -> GradientPlan:
     """The public object as a plan of `_gradients`."""
     inputs = [
         (each.connection_type is ExpectedConnectionType.FwdGrad, each.fwd_tensor)
         for each in info.expected_inputs
     ]
-    return Plan(info.graph, inputs, list(info.outputs))
+    return GradientPlan(info.graph, inputs, list(info.outputs))

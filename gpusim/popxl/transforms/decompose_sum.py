@@ -44,21 +44,21 @@ def _decompose(graph: Graph, op: Op) -> None:
         else:
             with graph:
                 _add_chain(op, spec)
-    made = graph._ops[count:]
+    chain = graph._ops[count:]
     del graph._ops[count:]
     place = next(index for index, each in enumerate(graph._ops) if each is op)
-    graph._ops[place : place + 1] = made
+    graph._ops[place : place + 1] = chain
     # The last addition's result is the sum's own tensor.
-    last = made[-1]
+    last = chain[-1]
     del graph._tensors[last.outputs[0]._id]
     last.outputs = [out]
     out._producer = last
-    for each in (*graph._ops, *made):
+    for each in (*graph._ops, *chain):
         each.after = [last if earlier is op else earlier for earlier in each.after]
-    made[0].after = list(op.after)
+    chain[0].after = list(op.after)
     if graph._last_in_sequence is op:
         graph._last_in_sequence = last
-    graph.ir._changed()
+    graph.ir._mark_changed()
 
 
 def _add_chain(op: Op, spec: TensorSpec) -> None:

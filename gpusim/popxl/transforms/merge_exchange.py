@@ -37,13 +37,13 @@ def merge_exchange() -> Iterator[None]:
     """
     context = get_current_context()
     graph = context.graph
-    made: list[Op] = []
-    handle = graph.register_op_created_hook(made.append)
+    ops: list[Op] = []
+    handle = graph.register_op_created_hook(ops.append)
     try:
         yield
     finally:
         graph.remove_op_created_hook(handle)
-    for op in _merge(graph, [op for op in made if op.opType() in _MERGED]):
+    for op in _merge(graph, [op for op in ops if op.opType() in _MERGED]):
         for hook in (*context._hooks.values(), *graph._hooks.values()):
             hook(op)
 
@@ -63,14 +63,14 @@ def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
     ...     popxl.ops.host_store(popxl.d2h_stream((), popxl.float32), popxl.constant(1.0))
     """
     graph = get_current_graph()
-    made: list[Op] = []
-    handle = graph.register_op_created_hook(made.append)
+    ops: list[Op] = []
+    handle = graph.register_op_created_hook(ops.append)
     try:
         with io_tiles(), merge_exchange(), in_sequence(False):
             yield
     finally:
         graph.remove_op_created_hook(handle)
-    left = [op for op in graph._ops if op.opType() != "Init" and any(op is each for each in made)]
+    left = [op for op in graph._ops if op.opType() != "Init" and any(op is each for each in ops)]
     if verify_overlap and len(left) > 1:
         ops_debug = "\n   ".join(op.debugName() for op in left)
         raise RuntimeError(
@@ -88,7 +88,7 @@ def _merge(graph: Graph, ops: Sequence[Op]) -> list[Op]:
             last.append(op)
         else:
             groups.append([op])
-    return [_merged(graph, group) for group in groups if len(group) > 1]
+    return [_merge_ops(graph, group) for group in groups if len(group) > 1]
 
 
 def _depends(graph: Graph, op: Op, earlier: Sequence[Op]) -> bool:
@@ -108,7 +108,7 @@ def _depends(graph: Graph, op: Op, earlier: Sequence[Op]) -> bool:
     return False
 
 
-def _merged(graph: Graph, ops: Sequence[Op]) -> Op:
+def _merge_ops(graph: Graph, ops: Sequence[Op]) -> Op:
     """One op for several, at the place of the first; the others move as far as necessary."""
     inputs = [tensor for op in ops for tensor in op.inputs]
     merged = op_class("MultiExchange")(
@@ -129,26 +129,26 @@ def _merged(graph: Graph, ops: Sequence[Op]) -> Op:
     graph._ops[:] = [op for op in graph._ops if op.id not in replaced]
     for op in graph._ops:
         op.after = [merged if each.id in replaced else each for each in op.after]
-    graph._ops[:] = _sorted(graph._ops)
+    graph._ops[:] = _sort(graph._ops)
     last = graph._last_in_sequence
     if last is not None and last.id in replaced:
         graph._last_in_sequence = merged
-    graph.ir._changed()
+    graph.ir._mark_changed()
     return merged
 
 
-def _sorted(ops: Sequence[Op]) -> list[Op]:
+def _sort(ops: Sequence[Op]) -> list[Op]:
     """The ops, each after those that it needs, otherwise in their order."""
     place = {op.id: index for index, op in enumerate(ops)}
     needed: list[set[int]] = []
     users: list[list[int]] = [[] for _ in ops]
     for index, op in enumerate(ops):
         producers = (tensor._producer for tensor in op.inputs)
-        found = {place[each.id] for each in (*producers, *op.after) if each and each.id in place}
-        needed.append(found)
-        for each in found:
+        earlier = {place[each.id] for each in (*producers, *op.after) if each and each.id in place}
+        needed.append(earlier)
+        for each in earlier:
             users[each].append(index)
-    ready = [index for index, found in enumerate(needed) if not found]
+    ready = [index for index, earlier in enumerate(needed) if not earlier]
     out: list[Op] = []
     while ready:
         index = heappop(ready)

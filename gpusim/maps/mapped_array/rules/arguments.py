@@ -1,5 +1,4 @@
-"""Arguments of NumPy functions as rules want them: by name, and values that are the same on all
-replicas plain."""
+"""Arguments of NumPy functions for rules: by name, and replicated values as plain values."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ....libraries import on_device
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import sizes
 from ..array import Array, MappedArray, unpack
 from ..dispatch import NoRule
-from ..layout import NoLayout, apart
+from ..layout import NoLayout, copy_replica_major
 
 
 @cache
@@ -51,7 +50,7 @@ def by_position(
 
 
 def stacked(value: Any) -> tuple[Array, Axes]:
-    """The stacked data of `value` and its mapped axes; what is no array becomes one."""
+    """The stacked data of `value`, converted to an array if it is not one, and its mapped axes."""
     data, axes = unpack(value)
     known = isinstance(value, MappedArray) or on_device(data)
     return (data if known else np.asanyarray(data)), axes
@@ -74,14 +73,13 @@ def plain(value: Any) -> Any:
 def arranged(data: Array, mapped: int, axis_count: int = 1) -> Array:
     """`data` in a layout whose reductions have each replica's bits."""
     try:
-        return apart(data, mapped, axis_count)
+        return copy_replica_major(data, mapped, axis_count)
     except NoLayout:
         raise NoRule from None
 
 
 def unshared(data: Array, mapped: int) -> Array:
-    """`data` with strides other than 0 for mapped axes: copying a 0 stride would bring replicas
-    close together."""
+    """`data` without strides of 0 along mapped axes, which a copy would turn into small strides."""
     if on_device(data) or not any(
         data.strides[place] == 0 and data.shape[place] > 1 for place in range(mapped)
     ):

@@ -1,5 +1,4 @@
-"""Batched rules of functions that make arrays: the same on every replica, unless the fill is
-not."""
+"""Batched rules of functions that create arrays, which are replicated unless the fill is mapped."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from .arguments import plain, stacked
 
 
 def _prototype(value: Any) -> Any:
-    """What one replica holds: shape, dtype and layout are those of any other."""
+    """The first replica's part, whose shape, dtype and layout are those of all."""
     data, axes = unpack(value)
     return data[(0,) * len(axes)] if axes else data
 

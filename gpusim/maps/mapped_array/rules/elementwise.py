@@ -1,4 +1,4 @@
-"""Batched rules of functions that work element by element, or compare arrays, and are no ufuncs."""
+"""Batched rules of elementwise functions and comparisons that are not ufuncs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....libraries import on_device
 from ..align import common_axes, elementwise, visible_ndim, visible_shape
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
-from ..layout import replicas_interleave
+from ..layout import is_interleaved
 from .arguments import named, plain
 
 
@@ -47,7 +47,7 @@ def _loops_differ(part: Any, mapped: int) -> bool:
         and isinstance(part, np.ndarray)
         and part.ndim >= mapped
         and part.dtype.char in "eFD"
-        and replicas_interleave(part, mapped)
+        and is_interleaved(part, mapped)
     )
 
 
@@ -160,7 +160,7 @@ def array_equiv(a1: Any, a2: Any) -> Any:
     return _verdict(np.all(np.equal(a1, a2)))
 
 
-# What depends on dtypes only.
+# Functions of dtypes.
 
 
 def _by_dtype(value: Any) -> Any:

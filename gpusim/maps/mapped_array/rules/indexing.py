@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ....libraries import on_device
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import common_axes, elementwise, lead, shift_axis, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
-from ..indices import as_tuple, is_basic, locate, nonzero, stack_basic
+from ..indices import as_tuple, is_basic, nonzero, stack_basic, stack_index
 from .products import operand, raveled
 from .ufuncs import wrap_all
 
@@ -37,11 +37,11 @@ def getitem(array: Any, index: Any) -> Any:
             return wrap(np.take(data, index, axis=len(axes)), axes)  # the same, faster
         return _found(entries, data, axes)
     except IndexError:
-        raise NoRule from None  # the message is of stacked axes; the route's, of one replica's
+        raise NoRule from None  # its message counts stacked axes; the fallback's, one replica's
 
 
 def _found(entries: tuple[Any, ...], data: Array, axes: Axes) -> Any:
-    place = locate(entries, data, axes)
+    place = stack_index(entries, data, axes)
     return wrap(place.arrange(data[place.stacked]), place.axes)
 
 
@@ -50,7 +50,7 @@ IN_RANGE: dict[str, Callable[[Array, int], Array]] = {
     "wrap": lambda places, size: places % size,
     "clip": lambda places, size: np.clip(places, 0, size - 1),
 }
-"""What the modes of np.take make of its indices."""
+"""The indices that np.take reads in each of its modes."""
 
 
 @rule(np.take)
@@ -150,7 +150,7 @@ def ix_(*args: Any) -> Any:
 
 
 def _ix_places(arg: Any) -> Any:
-    """What one argument of np.ix_ selects along its axis."""
+    """The indices that one argument of np.ix_ selects along its axis."""
     places = operand(arg)
     if visible_ndim(places) != 1:
         raise NoRule
@@ -187,7 +187,7 @@ def triu_indices_from(arr: Any, k: int = 0) -> Any:
 
 
 def _any_of_shape(value: Any) -> Array:
-    """An array of one replica's shape, in no memory of its own."""
+    """An array of one replica's shape, without memory of its own."""
     data, axes = unpack(value)
     if on_device(data):
         return data[(0,) * len(axes)]

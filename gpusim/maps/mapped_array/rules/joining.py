@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ....libraries import constant_like, on_device, to_library_of
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import common_axes, lead, lead_full, shift_axis, visible_ndim, visible_shape
 from ..array import Array, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
@@ -41,7 +41,7 @@ def concatenate(arrays: Any, /, axis: Any = 0, out: Any = None, **options: Any) 
     if axis is None:
         return wrap(np.concatenate([flat(part, axes) for part in data], len(axes), **options), axes)
     if len({visible_ndim(part) for part in parts}) != 1 or visible_ndim(parts[0]) == 0:
-        raise NoRule  # NumPy's own error, from the per-replica route
+        raise NoRule  # NumPy's own error, from the per-replica fallback
     place = shift_axis(axis, visible_ndim(parts[0]), len(axes))
     others = {part.shape[:place] + part.shape[place + 1 :] for part in data}
     if len(others) != 1:

@@ -1,6 +1,6 @@
 """Batched rules of numpy.linalg, whose functions take stacks of matrices.
 
-np.linalg.lstsq, and multi_dot of more than three arrays, take the per-replica route.
+np.linalg.lstsq, and multi_dot of more than three arrays, take the per-replica fallback.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ....libraries import on_device
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import common_axes, lead, shift_axes, sizes, visible_ndim, visible_shape
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
@@ -151,8 +151,8 @@ def multi_dot(arrays: Any) -> Any:
 
 
 ROUNDED_ALIKE = frozenset({None, 0, 1, 2, np.inf, -np.inf})
-"""Orders of vector norms that take no power of the sum: NumPy rounds powers of scalars otherwise
-than powers of arrays."""
+"""Orders of vector norms without a power of the sum: NumPy rounds powers of scalars and of arrays
+differently."""
 
 
 @rule(np.linalg.norm)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....libraries import constant_like, on_device, to_host, to_library_of, zeros_like
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import (
     common_axes,
     lead_full,
@@ -51,7 +51,7 @@ def _precedes(first: Array, second: Array) -> Array:
 
 
 def _bisect(table: Array, values: Array, side: str) -> Array:
-    """Where `values` (..., m) go into the sorted rows of `table` (..., n), all rows at once."""
+    """The positions of `values` (..., m) in the sorted rows of `table` (..., n), for all rows."""
     low = np.zeros_like(values, dtype=np.intp)
     high = np.full_like(low, table.shape[-1])
     for _ in range(int(table.shape[-1]).bit_length()):
@@ -98,7 +98,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
 
 
 def _counts(places: Array, length: int, axes: Axes, weights: Array | None = None) -> Array:
-    """np.bincount of every replica's vector of places, each below `length`."""
+    """np.bincount of every replica's vector of integers below `length`."""
     replicas = math.prod(sizes(axes))
     rows = (
         np.reshape(places, (replicas, -1))

@@ -1,9 +1,9 @@
-"""Batched rules of products and sums of products: dot, inner, tensordot, einsum, cov and their kin.
+"""Batched rules of products and sums of products: dot, inner, tensordot, einsum, cov and others.
 
-np.dot and np.matmul reach BLAS by different ways, and not for all operands by the same routine: the
-rules send on what has the same bits, and leave the rest (scalars, sums over several labels) to the
-per-replica route. np.convolve and np.correlate take it always: NumPy sums their short and long rows
-in different orders.
+np.dot and np.matmul call different routines of BLAS, which depend on the operands. The rules serve
+operands for which the bits are the same, and leave others (scalars, sums over several labels) to
+the per-replica fallback. np.convolve and np.correlate always take it: NumPy sums their short and
+long rows in different orders.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ....libraries import empty_like, on_device
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import common_axes, lead, lead_full, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
@@ -67,7 +67,7 @@ def same_dtype(*values: Any) -> list[MappedArray]:
 
 
 def _packed(array: Any, dtype: np.dtype[Any]) -> MappedArray:
-    """A copy in `dtype`, of which one replica's part lies as a copy of that part alone would."""
+    """A copy in `dtype`; one replica's part has the layout that a copy of it alone would have."""
     data, axes = unpack(array)
     visible = range(len(axes), data.ndim)
     order = [*range(len(axes)), *sorted(visible, key=lambda axis: -abs(data.strides[axis]))]
@@ -76,7 +76,7 @@ def _packed(array: Any, dtype: np.dtype[Any]) -> MappedArray:
 
 
 def _kind(shape: tuple[int, ...]) -> str:
-    """What np.dot takes an operand of one or two axes for."""
+    """The kind of operand that np.dot sees in an array of one or two axes."""
     rows, columns = shape if len(shape) == 2 else (shape[0], 1)
     if rows > 1:
         return "column" if columns == 1 else "matrix"
@@ -129,7 +129,7 @@ def _dot_of_rows(left: MappedArray, right: MappedArray) -> Any:
 
 
 def _vecdot(left: Array, right: Array) -> Array:
-    """np.vecdot, which CuPy has not."""
+    """np.vecdot, which CuPy lacks."""
     if not on_device(left):
         return np.vecdot(left, right)
     left = np.conjugate(left) if left.dtype.kind == "c" else left

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ....libraries import constant_like, on_device, to_library_of
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import (
     common_axes,
     lead,

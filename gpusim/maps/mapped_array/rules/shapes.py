@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from ....libraries import zeros_like
-from ...frames import Axes
+from ...axis_environment import Axes
 from ..align import (
     lead,
     shift_axes,
@@ -37,7 +37,7 @@ def _resolved(shape: Any, size: int) -> tuple[int, ...]:
     if wanted.count(-1) == 1 and known:
         wanted = tuple(size // known if extent == -1 else extent for extent in wanted)
     if math.prod(wanted) != size or min(wanted, default=0) < 0:
-        raise NoRule  # NumPy's own error, from the per-replica route
+        raise NoRule  # NumPy's own error, from the per-replica fallback
     return wanted
 
 
@@ -334,7 +334,7 @@ rule(np.tril)(triangle(np.tril))
 rule(np.triu)(triangle(np.triu))
 
 
-# What is known of an array without its values.
+# Functions of shapes.
 
 
 @rule(np.shape)

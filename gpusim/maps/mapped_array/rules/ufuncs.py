@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ....libraries import on_device, to_library_of
-from ...frames import Axes, check_active
+from ...axis_environment import Axes, check_active
 from ..align import (
     common_axes,
     elementwise,
@@ -23,7 +23,7 @@ from ..align import (
 )
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule, ufunc_method
-from ..layout import replicas_interleave, spaced
+from ..layout import copy_with_gaps, is_interleaved
 from .arguments import arranged, plain, stacked
 
 
@@ -62,7 +62,7 @@ LOOPS_DIFFER = {
     *(u for u in vars(np).values() if isinstance(u, np.ufunc) and u.nin == 1),
     *(np.power, np.float_power, np.arctan2, np.hypot, np.logaddexp, np.logaddexp2),
 }
-"""Functions that NumPy may compute in another way for contiguous data than for the rest."""
+"""Functions for which NumPy may use another loop on contiguous data."""
 
 
 def _as_one_replica_loops(ufunc: np.ufunc, data: list[Any], mapped: int) -> list[Any]:
@@ -80,9 +80,9 @@ def _as_one_replica_loops(ufunc: np.ufunc, data: list[Any], mapped: int) -> list
         raise NoRule
     if all(part.dtype.char != "e" for part in arrays):
         return data
-    if any(replicas_interleave(part, mapped) for part in (stacks if alone else rows)):
+    if any(is_interleaved(part, mapped) for part in (stacks if alone else rows)):
         return [
-            spaced(part) if isinstance(part, np.ndarray) and part.ndim == ndim else part
+            copy_with_gaps(part) if isinstance(part, np.ndarray) and part.ndim == ndim else part
             for part in data
         ]
     return data
@@ -137,7 +137,7 @@ def power(base: Any, exponent: Any) -> Any:
 
 @cache
 def _core_ndims(signature: str) -> tuple[int, ...]:
-    """How many core dimensions each input of a generalised ufunc has."""
+    """The number of core dimensions of each input of a generalised ufunc."""
     inputs = signature.split("->")[0]
     return tuple(
         len([name for name in group.split(",") if name.strip()])
@@ -158,7 +158,7 @@ def _generalised(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any
     if ufunc is np.matmul:
         return matmul(*inputs, **kwargs)
     if any(ndim < core for ndim, core in zip(ndims, cores, strict=True)):
-        raise NoRule  # NumPy's own error, from the per-replica route
+        raise NoRule  # NumPy's own error, from the per-replica fallback
     loop = max(ndim - core for ndim, core in zip(ndims, cores, strict=True))
     data = [lead(value, axes, loop + core) for value, core in zip(inputs, cores, strict=True)]
     return wrap_all(ufunc(*data, **kwargs), axes)

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpusim.popxl._op import op_class
 
-#: Classes that PopART has not named after the type of their ops.
+#: Classes whose name in PopART differs from the type of their ops.
 _RENAMED = {
     "BatchNormOp": "BatchNormalization",
     "GroupNormOp": "GroupNormalization",
@@ -24,7 +24,7 @@ _RENAMED = {
 }
 
 
-#: Parts of PopART's module, of which the classes are in this one.
+#: Parts of PopART's module whose classes are in this one.
 _PARTS = ("collectives", "dynamic", "exchange")
 
 

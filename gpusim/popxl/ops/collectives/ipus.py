@@ -45,11 +45,11 @@ def same(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 def gradients(site: GradientSite) -> list[Tensor] | None:
     """The outputs' gradients, with zeros for missing ones; None if all are missing."""
-    found = [site.gradient(index) for index in range(len(site.op.outputs))]
-    known = next((gradient for gradient in found if gradient is not None), None)
-    if known is None:
+    dys = [site.gradient(index) for index in range(len(site.op.outputs))]
+    first = next((gradient for gradient in dys if gradient is not None), None)
+    if first is None:
         return None
-    return [known - known if gradient is None else gradient for gradient in found]
+    return [first - first if gradient is None else gradient for gradient in dys]
 
 
 def reduced_gradient(site: GradientSite) -> Sequence[Tensor | None]:
@@ -57,8 +57,8 @@ def reduced_gradient(site: GradientSite) -> Sequence[Tensor | None]:
         raise NotImplementedError(
             f"{site.op.debugName()}: no gradient for op={site.attributes['op']!r}"
         )
-    found = gradients(site)
-    return [None] * len(site.op.inputs) if found is None else reduce(found, site.attributes)
+    dys = gradients(site)
+    return [None] * len(site.op.inputs) if dys is None else reduce(dys, site.attributes)
 
 
 def reduce(tensors: list[Tensor], attributes: Attributes) -> Sequence[Tensor]:

@@ -11,7 +11,16 @@ import numpy as np
 from gpusim import collectives
 from gpusim.reduction import Reduction
 
-from ..._definition import Array, Attributes, Definition, GradientSite, Specs, add_op, only_compiled
+from ..._definition import (
+    Array,
+    Attributes,
+    Definition,
+    GradientSite,
+    Specs,
+    add_op,
+    fixed_spec,
+    only_compiled,
+)
 from ..._op import Op
 from ...replica_grouping import ReplicaGrouping
 from ...tensor import Tensor, TensorSpec
@@ -41,11 +50,11 @@ Rule = Callable[["Machine", Array, "Groups | None", Attributes], Array]
 def local_part(machine: Machine, parts: Array, groups: Groups | None, axis: int) -> Array:
     """From (replicas, ..., members, ...) each replica's entry along the members' axis."""
     replicas = range(machine.offset, machine.offset + machine.replicas)
-    place = {r: p for members in groups.members for p, r in enumerate(members)} if groups else None
-    positions = [replica if place is None else place[replica] for replica in replicas]
+    members = groups.members if groups else [range(machine.total)]
+    position = {replica: at for group in members for at, replica in enumerate(group)}
     xp = machine.xp
-    rows, chosen = xp.arange(len(parts)), xp.asarray(positions)
-    return xp.moveaxis(parts, axis, 1)[rows, chosen]
+    positions = xp.asarray([position[replica] for replica in replicas])
+    return xp.moveaxis(parts, axis, 1)[xp.arange(len(parts)), positions]
 
 
 def compile_rule(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler, Op], Step]:
@@ -53,11 +62,11 @@ def compile_rule(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler,
 
     def compile(compiler: GraphCompiler, op: Op) -> Step:
         machine, attributes, name = compiler.machine, op.attributes, op.debugName()
-        given: Groups = attributes["group"]._groups
-        groups = None if given.group_count == 1 else given
-        if given.size != machine.total and not (groups is None and rule is all_reduce):
+        partition: Groups = attributes["group"]._groups
+        groups = None if partition.group_count == 1 else partition
+        if partition.size != machine.total and not (groups is None and rule is all_reduce):
             raise RuntimeError(
-                f"{name} was made for {given.size} replicas, but there are {machine.total} now"
+                f"{name} was made for {partition.size} replicas, but there are {machine.total} now"
             )
         source, output = compiler.slot(op.inputs[0]), compiler.slot(op.outputs[0])
 
@@ -72,10 +81,6 @@ def compile_rule(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler,
         return step
 
     return compile
-
-
-def given_spec(inputs: Specs, attributes: Attributes) -> Specs:
-    return [attributes["spec"]]
 
 
 # All-reduce
@@ -204,18 +209,18 @@ def all_gather(machine: Machine, value: Array, groups: Any, attributes: Attribut
 
 def all_gather_gradient(site: GradientSite) -> Sequence[Tensor | None]:
     """The sum over replicas of the gradients of this replica's part."""
-    gradient, given = site.gradient(), site.attributes
+    gradient, attributes = site.gradient(), site.attributes
     if gradient is None:
         return [None]
-    spec, axis = site.op.inputs[0].spec, given["axis"]
-    size = given["group"].group_size
-    if given["output_shape"] == "concat" and axis:
+    spec, axis = site.op.inputs[0].spec, attributes["axis"]
+    size = attributes["group"].group_size
+    if attributes["output_shape"] == "concat" and axis:
         cut = (*spec.shape[:axis], size, *spec.shape[axis:])
         order = (axis, *(k for k in range(len(cut)) if k != axis))
         gradient = transpose(reshape(gradient, cut), order)
     parts = {
         "op": "add",
-        "group": given["group"],
+        "group": attributes["group"],
         "group_size": size,
         "spec": TensorSpec((math.prod(spec.shape),), spec.dtype),
     }
@@ -224,7 +229,7 @@ def all_gather_gradient(site: GradientSite) -> Sequence[Tensor | None]:
 
 ALL_GATHER = Definition(
     "ReplicatedAllGather",
-    given_spec,
+    fixed_spec,
     only_compiled,
     all_gather_gradient,
     collective=True,
@@ -316,26 +321,26 @@ def reduce_scatter(machine: Machine, value: Array, groups: Any, attributes: Attr
 
 def reduce_scatter_gradient(site: GradientSite) -> Sequence[Tensor | None]:
     """The slices' gradients joined; for "local" too, as its replicas hold one value."""
-    gradient, given = site.gradient(), site.attributes
+    gradient, attributes = site.gradient(), site.attributes
     if gradient is None:
         return [None]
-    name = given["op"]
+    name = attributes["op"]
     if name not in ("add", "mean", "local"):
         raise NotImplementedError(f"{site.op.debugName()}: no gradient for op={name!r}")
     whole = site.op.inputs[0]
     how = {
-        "group": given["group"],
+        "group": attributes["group"],
         "axis": 0,
         "output_shape": "meta_shape",
         "spec": TensorSpec(whole.shape, whole.dtype),
     }
     (gathered,) = add_op(ALL_GATHER, [gradient], how)
-    return [gathered / float(given["group_size"]) if name == "mean" else gathered]
+    return [gathered / float(attributes["group_size"]) if name == "mean" else gathered]
 
 
 REDUCE_SCATTER = Definition(
     "ReplicatedReduceScatter",
-    given_spec,
+    fixed_spec,
     only_compiled,
     reduce_scatter_gradient,
     collective=True,
@@ -390,13 +395,13 @@ def slice_value(machine: Machine, value: Array, groups: Any, attributes: Attribu
 
 def slice_gradient(site: GradientSite) -> Sequence[Tensor | None]:
     """The slices' gradients joined, as the replicas hold one value."""
-    gradient, given = site.gradient(), site.attributes
+    gradient, attributes = site.gradient(), site.attributes
     if gradient is None:
         return [None]
     whole = site.op.inputs[0]
     how = {
-        "group": given["group"],
-        "axis": given["axis"],
+        "group": attributes["group"],
+        "axis": attributes["axis"],
         "output_shape": "concat",
         "spec": TensorSpec(whole.shape, whole.dtype),
     }
@@ -405,7 +410,7 @@ def slice_gradient(site: GradientSite) -> Sequence[Tensor | None]:
 
 SLICE = Definition(
     "ReplicatedSlice",
-    given_spec,
+    fixed_spec,
     only_compiled,
     slice_gradient,
     collective=True,

@@ -29,10 +29,10 @@ __all__ = [
 
 def factor(inputs: Arrays, attributes: Attributes, name: str, ndim: int) -> Any:
     """A factor: a number, or the values of a tensor of one element as (replicas, 1, ...)."""
-    given = attributes[name]
-    if isinstance(given, float):
-        return given
-    values = inputs[given]
+    value = attributes[name]
+    if isinstance(value, float):
+        return value
+    values = inputs[value]
     return values.reshape(len(values), *[1] * (ndim - 1))
 
 
@@ -211,10 +211,10 @@ def sparse_spec(inputs: Specs, attributes: Attributes) -> Specs:
     axis = attributes["axis"]
     if not 0 <= axis < len(target.shape):
         raise ValueError(f"axis={axis}: out of range for t of shape {target.shape}")
-    wanted = (*target.shape[:axis], *indices.shape, *target.shape[axis + 1 :])
-    if len(indices.shape) != 1 or update.shape != wanted:
+    shape = (*target.shape[:axis], *indices.shape, *target.shape[axis + 1 :])
+    if len(indices.shape) != 1 or update.shape != shape:
         raise ValueError(
-            f"X must have the shape {wanted} of t with its axis {axis} indexed by a vector of "
+            f"X must have the shape {shape} of t with its axis {axis} indexed by a vector of "
             f"indices, got {update.shape} and indices of shape {indices.shape}"
         )
     return [target]

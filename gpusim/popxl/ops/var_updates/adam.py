@@ -276,8 +276,8 @@ def _var_update(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Array
     limit = values["max_weight_norm"]
     if limit is not None:
         weight = xp.minimum(weight, _scalar(limit, t))
-    known = (weight != 0) & (term != 0)
-    trust = xp.where(known, weight / xp.where(known, term, 1), 1).astype(weight.dtype)
+    nonzero = (weight != 0) & (term != 0)
+    trust = xp.where(nonzero, weight / xp.where(nonzero, term, 1), 1).astype(weight.dtype)
     t[...] = wide(t) - trust * _scalar(values["learning_rate"], t) * x
     return [t]
 

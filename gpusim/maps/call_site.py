@@ -1,0 +1,34 @@
+"""Call sites for messages: the file and line of the user's code that called gpusim."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+GPUSIM_MODULES = (
+    "gpusim.collectives",
+    "gpusim.formats",
+    "gpusim.groups",
+    "gpusim.lax",
+    "gpusim.maps",
+    "gpusim.random",
+    "gpusim.reduction",
+    "gpusim.rounding",
+    "gpusim.torch",
+    "gpusim.trees",
+    "fallback",
+)
+"""Modules that call sites are never in, and whose errors are gpusim's own."""
+
+LIBRARIES = ("numpy.", "optree", "ml_dtypes", "torch.")
+"""Libraries that gpusim calls and users call."""
+
+
+def call_site() -> str:
+    """file:line of the nearest frame outside gpusim's modules and libraries."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(GPUSIM_MODULES + LIBRARIES):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown line"

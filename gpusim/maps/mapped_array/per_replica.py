@@ -1,0 +1,122 @@
+"""The per-replica fallback: any function, called once per replica on plain arrays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ... import trees
+from ...libraries import on_device
+from ..axis_environment import Axes, union
+from ..call_site import call_site
+from .array import MappedArray, read_only, unpack, wrap
+from .settings import fallback_settings
+
+logger = logging.getLogger("gpusim.maps")
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """numpy.linalg.svd, for messages."""
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__name__", repr(function))
+    return f"{module}.{name}" if module else name
+
+
+def _data_of(leaf: Any) -> Any:
+    return read_only(leaf._data) if isinstance(leaf, MappedArray) else leaf
+
+
+def _wrap_unmapped(leaf: Any) -> Any:
+    known = isinstance(leaf, (np.ndarray, np.generic)) or on_device(leaf)
+    return wrap(leaf, ()) if known else leaf
+
+
+def _part(leaf: Any, axes: Axes, replica: tuple[int, ...]) -> Any:
+    """One replica's part of `leaf`; `replica` is its index along each of `axes`."""
+    if not isinstance(leaf, MappedArray):
+        return leaf
+    where = tuple(replica[axes.index(entry)] for entry in leaf._axes)
+    return read_only(leaf._data[(*where, ...)] if leaf.ndim else leaf._data[where])
+
+
+def mapped_leaves(tree: Any) -> tuple[list[Any], Any, Axes]:
+    """The leaves of `tree` with their structure, and the axes over which they are mapped
+    together."""
+    leaves, structure = trees.flatten(tree)
+    axes: Axes = ()
+    for leaf in leaves:
+        if isinstance(leaf, MappedArray):
+            axes = union(axes, unpack(leaf)[1])
+    return leaves, structure, axes
+
+
+def call_per_replica(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str | None = None,
+) -> Any:
+    """function(*args, **kwargs) for every replica in turn, the results stacked.
+
+    Raises:
+        ValueError: when the replicas' results differ in structure, shape or dtype.
+    """
+    leaves, structure, axes = mapped_leaves((args, kwargs))
+    if not axes:
+        plain_args, plain_kwargs = trees.unflatten(structure, [_data_of(leaf) for leaf in leaves])
+        return trees.map(_wrap_unmapped, function(*plain_args, **plain_kwargs))
+    name = name or name_of(function)
+    sizes = tuple(entry.size for entry in axes)
+    if fallback_settings().report:
+        logger.warning(
+            "%s ran once per replica (%d calls) at %s", name, np.prod(sizes), call_site()
+        )
+    results = []
+    for replica in np.ndindex(*sizes):
+        parts = [_part(leaf, axes, replica) for leaf in leaves]
+        plain_args, plain_kwargs = trees.unflatten(structure, parts)
+        results.append(function(*plain_args, **plain_kwargs))
+    return stack_results(name, results, axes)
+
+
+def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
+    """One tree of MappedArrays over `axes` from the replicas' trees of plain results."""
+    first_leaves, structure = trees.flatten(results[0])
+    columns = [[leaf] for leaf in first_leaves]
+    for result in results[1:]:
+        leaves, other = trees.flatten(result)
+        if other != structure:
+            raise ValueError(
+                f"{name} gave replicas results of different structure: {structure} and {other}; "
+                "run it under gpusim.pmap"
+            )
+        for column, leaf in zip(columns, leaves, strict=True):
+            column.append(leaf)
+    sizes = tuple(entry.size for entry in axes)
+    return trees.unflatten(structure, [_stack(name, column, axes, sizes) for column in columns])
+
+
+def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> Any:
+    first = column[0]
+    on_a_gpu = on_device(first)
+    if not on_a_gpu and not isinstance(first, (np.ndarray, np.generic, bool, int, float, complex)):
+        if all(type(leaf) is type(first) and leaf == first for leaf in column):
+            return first
+        raise ValueError(
+            f"{name} gave replicas different results that are no arrays: {first!r} and others; "
+            "run it under gpusim.pmap"
+        )
+    arrays = column if on_a_gpu else [np.asarray(leaf) for leaf in column]
+    for array in arrays:
+        if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
+            raise ValueError(
+                f"{name} gave replicas results of different shape or dtype: {arrays[0].shape} "
+                f"{arrays[0].dtype} and {array.shape} {array.dtype}; values of one shape are "
+                "needed (np.where instead of selecting by a mask), or gpusim.pmap, where shapes "
+                "may differ inside the function"
+            )
+    stacked = np.stack(arrays).reshape(sizes + arrays[0].shape)
+    return wrap(stacked, axes)
