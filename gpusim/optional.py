@@ -65,11 +65,11 @@ def load(user: str, module: str) -> Any:
     **Raises**: ModuleNotFoundError as `require`; ImportError with the same message if the package
     is installed and cannot be imported. Its cause says why.
     """
-    package = module.partition(".")[0]
-    require(user, package)
     try:
         return import_module(module)
     except ImportError as error:
+        package = module.partition(".")[0]
+        require(user, package)
         raise ImportError(_message(user, [package]), name=module) from error
 
 

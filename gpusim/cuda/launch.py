@@ -14,6 +14,7 @@ from fallback.arguments import NO_MEMBERS
 from fallback.formats import SUB_32_BIT, FormatInfo
 from fallback.spec import FoldSpec, run_arguments
 
+from ..optional import load
 from . import folding, ragged
 from . import rounding as rounding_on_device
 from .compile import NVRTC_OPTIONS, SOURCES, mangled, translation_unit
@@ -24,14 +25,7 @@ THREADS_PER_MULTIPROCESSOR = 512
 
 def require_cupy() -> Any:
     """CuPy, or an ImportError that says what to install."""
-    try:
-        import cupy
-    except ImportError as error:
-        raise ImportError(
-            "arrays on a GPU need CuPy: pip install 'gpusim[cuda13]' (or 'gpusim[cuda12]', for a "
-            "driver of CUDA 12)"
-        ) from error
-    return cupy
+    return load("arrays on a GPU need", "cupy")
 
 
 @cache

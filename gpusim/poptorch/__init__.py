@@ -6,8 +6,9 @@ Names that need PyTorch are loaded at the first use.
 from __future__ import annotations
 
 from importlib import import_module as _import_module
-from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
+
+from gpusim.optional import require as _require
 
 from . import enums, options, poptorch_core, profiling
 from ._logging import logger, setLogLevel
@@ -204,8 +205,7 @@ _WITH_TORCH = {
 
 def __getattr__(name: str) -> object:
     if name in _WITH_TORCH:
-        if _find_spec("torch") is None:
-            raise ImportError(f"poptorch.{name} needs PyTorch: pip install 'gpusim[torch]'")
+        _require(f"poptorch.{name} needs", "torch")
         module = _WITH_TORCH[name]
         found = _import_module(f"{__name__}.{module or name}")
         value = getattr(found, name) if module else found

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpusim.optional import load
 from gpusim.poptorch import enums
 from gpusim.poptorch.options import strategies
 from gpusim.poptorch.options.base import OptionsDict
@@ -244,11 +245,7 @@ def torch_dtype(name: str) -> Any:
     """One of PyTorch's dtypes, and nothing else of it."""
     if name not in DTYPES:
         raise Refused(f"torch.{name} is not for an options file")
-    try:
-        import torch
-    except ImportError:
-        raise ImportError(f"torch.{name} needs PyTorch: pip install 'gpusim[torch]'") from None
-    return getattr(torch, name)
+    return getattr(load(f"torch.{name} needs", "torch"), name)
 
 
 def called(

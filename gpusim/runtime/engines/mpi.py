@@ -19,6 +19,7 @@ import fallback
 
 from ...errors import InstanceError
 from ...libraries import on_device
+from ...optional import load
 from ..environment import Launch
 from ..reaper import watching_start
 from . import Buffer, Pending, interruption
@@ -73,12 +74,7 @@ def connect(launch: Launch | None = None) -> MpiEngine:
     global _engine
     if _engine is None:
         with watching_start():
-            try:
-                from mpi4py import MPI
-            except ImportError as error:
-                raise ImportError(
-                    "several instances need mpi4py and an MPI library: pip install 'gpusim[mpi]'"
-                ) from error
+            MPI = load("several instances need", "mpi4py.MPI")
             _engine = MpiEngine(MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup())
     rank_and_size = _engine.instance, _engine.instances
     if launch is not None and rank_and_size != (launch.instance, launch.instances):
