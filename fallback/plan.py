@@ -86,7 +86,7 @@ def plan_fold(
 
     `extent` is a part's; None: the whole fold.
 
-    **Raises**: ValueError and TypeError for what does not fit.
+    **Raises**: ValueError and TypeError for arguments that do not fit.
     """
     extent = extent or Extent()
     arithmetic = _arithmetic(spec, extent.final, dtype, count)
@@ -106,6 +106,7 @@ def plan_fold(
     return FoldPlan(spec, dtype, count, shape, batch_ndim, arithmetic, order, extent, length)
 
 
+@lru_cache(maxsize=256)
 def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -> Arithmetic:
     accumulator = spec.accumulate
     if accumulator is not None and not isinstance(accumulator, FormatInfo):

@@ -17,7 +17,7 @@ from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap
 PYTHON_SCALARS = (bool, int, float, complex)
 
 
-class Arguments(NamedTuple):
+class MapArguments(NamedTuple):
     """The flattened arguments of one call, the mapped axis of each leaf, and the axis size."""
 
     leaves: list[Any]
@@ -97,7 +97,7 @@ def read_arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     named: str = "in_axes",
-) -> Arguments:
+) -> MapArguments:
     """Flatten the arguments, and find the mapped axis of each leaf and its size.
 
     Keyword arguments are mapped along axis 0, as in JAX.
@@ -159,7 +159,7 @@ def read_arguments(
         raise ValueError(
             f"{what} needs at least one replica, but the mapped axis of {first} has size 0"
         )
-    return Arguments(leaves, structure, found, size)
+    return MapArguments(leaves, structure, found, size)
 
 
 def enter(leaf: Any, axis: int | None, entry: AxisEntry) -> Any:

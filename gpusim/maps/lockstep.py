@@ -17,7 +17,7 @@ from ..libraries import reshaped_view
 from ..runtime.world import CHANNELS
 from .arguments import read_only
 from .axis_environment import Axes, AxisEntry, AxisName, union
-from .mapped_array.align import lead_full, sizes
+from .mapped_array.align import expand, sizes
 from .mapped_array.array import Array, wrap
 from .names import is_positional
 
@@ -173,7 +173,7 @@ def _members(operand: Stacked, group: Axes, batch: Axes) -> Array | list[Array]:
     if axes == group and not batch:
         return data if len(group) == 1 else _merge_axes(data, group)
     stacked_axes = sorted((*group, *batch), key=lambda entry: entry.depth)
-    full = lead_full(wrap(data, axes), tuple(stacked_axes))
+    full = expand(data, axes, tuple(stacked_axes))
     order = [stacked_axes.index(entry) for entry in (*group, *batch)]
     full = full.transpose(*order, *range(len(order), full.ndim))
     return full if len(group) == 1 else _merge_axes(full, group)

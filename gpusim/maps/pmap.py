@@ -19,7 +19,7 @@ from .. import trees
 from ..errors import GpusimError, ReplicaError
 from ..libraries import first_unlike, on_device, to_host
 from .arguments import (
-    Arguments,
+    MapArguments,
     as_array,
     check_axis_size,
     check_in_axes,
@@ -133,7 +133,7 @@ def pmap(
 
 def _run_replicas(
     f: Callable[..., Any],
-    arguments: Arguments,
+    arguments: MapArguments,
     axis_name: AxisName,
     schedule: str,
     sharding: Sharding | None,
@@ -144,7 +144,7 @@ def _run_replicas(
 
     def replica(index: int) -> Any:
         entry = call.replicas[index].entry
-        on_its_stream = nullcontext() if slots is None else slots.entered(index, entry)
+        on_its_stream = nullcontext() if slots is None else slots.on_stream(index, entry)
         with extend_axis_environment((entry,)), reductions.entered(states[index]), on_its_stream:
             leaves = [
                 _part(leaf, axis, index, slots)

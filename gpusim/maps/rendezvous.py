@@ -27,8 +27,8 @@ from .lockstep import (
     prepare,
     sharded_axis,
 )
-from .mapped_array.align import common_axes, lead_full, sizes
-from .mapped_array.array import Array, wrap
+from .mapped_array.align import expand, sizes
+from .mapped_array.array import Array
 from .scheduler import current_replica
 from .streams import Arrival, DeviceRendezvous, arrive
 
@@ -238,7 +238,7 @@ def _prepare_lists(
             axes = union(axes, own)
     batch = batch_axes(call, axes, group, first.enclosing)
     order = _tuple_order(threaded_axes, group)
-    members = [[lead_full(wrap(*column[r]), batch) for r in order] for column in columns]
+    members = [[expand(*column[r], batch) for r in order] for column in columns]
     shared = sharded_axis(group) is not None
     leaf = Leaf(
         tuple(members),
@@ -305,8 +305,10 @@ def _prepare_stacked(
 
 
 def _stack_threads(column: list[Stacked], threaded_axes: Axes) -> Stacked:
-    axes = common_axes(wrap(*operand) for operand in column)
-    stacked = np.stack([lead_full(wrap(*operand), axes) for operand in column])
+    axes: Axes = ()
+    for _, own in column:
+        axes = union(axes, own)
+    stacked = np.stack([expand(*operand, axes) for operand in column])
     stacked = stacked.reshape(sizes(threaded_axes) + stacked.shape[1:])
     mixed = (*threaded_axes, *axes)
     order = sorted(range(len(mixed)), key=lambda place: mixed[place].depth)

@@ -223,7 +223,7 @@ class StreamSlots:
                 stream.wait_event(end)
 
     @contextmanager
-    def entered(self, index: int, entry: AxisEntry) -> Iterator[None]:
+    def on_stream(self, index: int, entry: AxisEntry) -> Iterator[None]:
         """A block whose work runs on a replica's stream, after the caller's work."""
         slot = self.of[index]
         if slot is None:

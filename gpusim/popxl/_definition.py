@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ._op import Op, op_class
 from .context import get_current_context, get_current_graph
@@ -15,6 +15,7 @@ from .exceptions import dtype_exception, popart_exception, shape_exception
 from .tensor import Tensor, TensorSpec
 
 if TYPE_CHECKING:
+    from ._gradients import GradientGraph
     from .graph import Graph
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Arrays",
     "Attributes",
     "Definition",
+    "GradientRule",
     "GradientSite",
     "Specs",
     "add_op",
@@ -43,31 +45,36 @@ Specs = list[TensorSpec]
 GradientRule = Callable[["GradientSite"], Sequence[Tensor | None]]
 
 
-class GradientSite(Protocol):
+class GradientSite:
     """The view of one forward op that its gradient rule gets, in the graph of gradients.
 
     A tensor that the rule asks for becomes an input of that graph; other tensors cost nothing.
     """
 
-    @property
-    def op(self) -> Op:
-        """The forward op, with its tensors in the forward graph."""
+    def __init__(self, making: GradientGraph, op: Op) -> None:
+        self.making = making  #: the graph of gradients
+        self.op = op  #: the forward op, with its tensors in the forward graph
 
     @property
     def attributes(self) -> Attributes:
         """The attributes of the forward op."""
+        return self.op.attributes
 
     def input(self, index: int) -> Tensor:
         """A forward input, as a tensor of the gradient's graph."""
+        return self.making.forward(self.op.inputs[index])
 
     def output(self, index: int = 0) -> Tensor:
         """A forward output, as a tensor of the gradient's graph."""
+        return self.making.forward(self.op.outputs[index])
 
     def gradient(self, index: int = 0) -> Any:
-        """The gradient of a forward output, a Tensor; None where it is zero."""
+        """The gradient of a forward output, a Tensor; None if it is zero."""
+        return self.making.gradient(self.op.outputs[index])
 
     def needs(self, index: int) -> bool:
         """Whether the gradient of this input is needed."""
+        return self.making.needs(self.op.inputs[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,18 +194,25 @@ def check_inputs(graph: Graph, definition: Definition, inputs: Sequence[Tensor])
 
 def check_placement(definition: Definition, inputs: Sequence[Tensor]) -> None:
     """Raise ValueError if ops on different IPUs or tile sets made the inputs."""
-    producers = [(n, t._producer) for n, t in enumerate(inputs) if t._producer is not None]
-    for attribute, what in (("ipu", "IPUs"), ("tile_set", "tile sets")):
-        places = [(n, getattr(op, attribute)) for n, op in producers]
-        placed = [(n, place) for n, place in places if place is not None]
-        for number, place in placed[1:]:
-            first, expected = placed[0]
-            if place != expected:
-                raise ValueError(
-                    f"The input tensors `{name_of(definition, first)}` and "
-                    f"`{name_of(definition, number)}` are located on different {what}: "
-                    f"{expected} != {place}."
-                )
+    producers = [
+        (name_of(definition, number), tensor._producer)
+        for number, tensor in enumerate(inputs)
+        if tensor._producer is not None
+    ]
+    check_same("IPUs", [(name, op.ipu) for name, op in producers])
+    check_same("tile sets", [(name, op.tile_set) for name, op in producers])
+
+
+def check_same(what: str, places: Sequence[tuple[str, Any]]) -> None:
+    """Raise ValueError if the named tensors have different places; None is an unknown place."""
+    known = [(name, place) for name, place in places if place is not None]
+    for name, place in known[1:]:
+        first, expected = known[0]
+        if place != expected:
+            raise ValueError(
+                f"The input tensors `{first}` and `{name}` are located on different {what}: "
+                f"{expected} != {place}."
+            )
 
 
 def name_of(definition: Definition, number: int) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
-from ._definition import add_op
+from ._definition import GradientSite, add_op
 from ._op import Op
 from .context import get_current_context, in_sequence, ipu
 from .exceptions import popart_exception
@@ -174,6 +173,11 @@ class GradientGraph:
         """Add a part of a forward tensor's gradient."""
         self._found.setdefault(tensor._id, []).append(gradient)
 
+    def gradient_or_zeros(self, tensor: Tensor) -> Tensor:
+        """The gradient of a forward tensor; zeros if there is none."""
+        gradient = self.gradient(tensor)
+        return self.zeros(tensor) if gradient is None else gradient
+
     def zeros(self, tensor: Tensor) -> Tensor:
         """A gradient of zeros."""
         return init(tensor.shape, tensor.dtype, PREFIX + tensor.name)
@@ -185,7 +189,7 @@ class GradientGraph:
         if not needed or all(self.gradient(tensor) is None for tensor in op.outputs):
             return
         special = {CALL: call_gradient, REPEAT: repeat_gradient, CONDITIONAL: if_gradient}
-        site = Site(self, op)
+        site = GradientSite(self, op)
         with nullcontext() if op.ipu is None else ipu(op.ipu):
             rule = special.get(op.definition, op.definition.gradient)
             if rule is None:
@@ -217,44 +221,6 @@ class GradientGraph:
         elif gradient.name != PREFIX + tensor.name:
             rename(gradient, PREFIX + tensor.name)
         return gradient
-
-
-class Site:
-    """The view of one op for its gradient rule; see `GradientSite`."""
-
-    def __init__(self, making: GradientGraph, op: Op) -> None:
-        self.making, self._op = making, op
-
-    @property
-    def op(self) -> Op:
-        """The forward op."""
-        return self._op
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """The attributes of the forward op."""
-        return self._op.attributes
-
-    def input(self, index: int) -> Tensor:
-        """A forward input, in the gradient graph."""
-        return self.making.forward(self._op.inputs[index])
-
-    def output(self, index: int = 0) -> Tensor:
-        """A forward output, in the gradient graph."""
-        return self.making.forward(self._op.outputs[index])
-
-    def gradient(self, index: int = 0) -> Tensor | None:
-        """The gradient of a forward output; None if there is none."""
-        return self.making.gradient(self._op.outputs[index])
-
-    def needs(self, index: int) -> bool:
-        """Whether the gradient of a forward input is needed."""
-        return self.making.needs(self._op.inputs[index])
-
-    def gradient_or_zeros(self, tensor: Tensor) -> Tensor:
-        """The gradient of a forward output; zeros if there is none."""
-        gradient = self.making.gradient(tensor)
-        return self.making.zeros(tensor) if gradient is None else gradient
 
 
 @contextmanager
@@ -300,7 +266,7 @@ def rename(tensor: Tensor, name: str) -> None:
 # Ops that run other graphs
 
 
-def call_gradient(site: Site) -> list[Tensor | None]:
+def call_gradient(site: GradientSite) -> list[Tensor | None]:
     """A call of the called graph's gradient graph."""
     op = site.op
     graph: Graph = op.attributes["graph"]
@@ -312,7 +278,7 @@ def call_gradient(site: Site) -> list[Tensor | None]:
     complete(op, graph)
     forward = places(called, op.inputs) | places(graph.outputs, op.outputs)
     inputs = [
-        site.gradient_or_zeros(forward[tensor._id])
+        site.making.gradient_or_zeros(forward[tensor._id])
         if is_gradient
         else site.making.forward(forward[tensor._id])
         for is_gradient, tensor in plan.inputs
@@ -344,7 +310,7 @@ def in_order(
     return [by_id.get(tensor._id) for tensor in called]
 
 
-def repeat_gradient(site: Site) -> list[Tensor | None]:
+def repeat_gradient(site: GradientSite) -> list[Tensor | None]:
     """An op that runs the repeat again, keeps every step, and runs backwards."""
     op = site.op
     graph: Graph = op.attributes["graph"]
@@ -364,7 +330,7 @@ def repeat_gradient(site: Site) -> list[Tensor | None]:
     provided = [tensor for tensor in graph.outputs[:carried] if tensor.dtype.is_floating_point]
     plan = site.making.differentiation.of_called(graph, provided, [*states, *others])
     inputs = [site.making.forward(tensor) for tensor in op.inputs]
-    inputs += [site.gradient_or_zeros(tensor) for tensor in op.outputs]
+    inputs += [site.making.gradient_or_zeros(tensor) for tensor in op.outputs]
     attributes = {
         "graph": graph,
         "count": op.attributes["count"],
@@ -378,7 +344,7 @@ def repeat_gradient(site: Site) -> list[Tensor | None]:
     return in_order(called, plan.outputs, gradients)
 
 
-def if_gradient(site: Site) -> list[Tensor | None]:
+def if_gradient(site: GradientSite) -> list[Tensor | None]:
     """A conditional of graphs that run the branch again and then its gradient graph."""
     op = site.op
     branches: list[tuple[Graph, list[Tensor], list[Tensor]]] = []
@@ -394,7 +360,7 @@ def if_gradient(site: Site) -> list[Tensor | None]:
         branch_gradient(site, graph, called, tensors, indices, number, op.inputs[1:])
         for number, (graph, called, tensors) in enumerate(branches)
     ]
-    gradients = [site.gradient_or_zeros(op.outputs[index]) for index in indices]
+    gradients = [site.making.gradient_or_zeros(op.outputs[index]) for index in indices]
     inputs = [site.making.forward(op.inputs[0])]
     for _, _, tensors in branches:
         inputs += [*(site.making.forward(tensor) for tensor in tensors), *gradients]
@@ -412,7 +378,7 @@ def if_gradient(site: Site) -> list[Tensor | None]:
 
 
 def branch_gradient(
-    site: Site,
+    site: GradientSite,
     graph: Graph,
     called: Sequence[Tensor],
     tensors: Sequence[Tensor],

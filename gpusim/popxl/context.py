@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -42,9 +43,27 @@ _HINT = (
     "`popxl.Ir().create_graph()`"
 )
 _HERE = str(Path(__file__).parent)
+_handles = itertools.count()
 
 
-class Context:
+class OpHooks:
+    """Functions that are called with every op that is added, by handle."""
+
+    _hooks: dict[int, Callable[[Op], Any]]
+
+    def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
+        """Call `fn` with every op that is added from now on. Returns a handle to remove it."""
+        handle = next(_handles)
+        self._hooks[handle] = fn
+        return handle
+
+    def remove_op_created_hook(self, handle: int) -> None:
+        """Remove a hook; ValueError for an unknown handle."""
+        if self._hooks.pop(handle, None) is None:
+            raise ValueError(f"Unknown op created hook {handle}")
+
+
+class Context(OpHooks):
     """The state of the context managers around the running code; each thread has one."""
 
     def __init__(self) -> None:
@@ -53,8 +72,7 @@ class Context:
         self._io_tiles = 0
         self._scopes: list[str] = []
         self._modes: list[bool] = []
-        self._hooks: dict[int, Callable[[Op], Any]] = {}
-        self._next_hook = 0
+        self._hooks = {}
         self._locations: list[tuple[str, int]] = []
         self._offset = 0
 
@@ -141,19 +159,6 @@ class Context:
     @in_sequence.deleter
     def in_sequence(self) -> None:
         raise AttributeError("Cannot delete in_sequence. Set to 'False' instead.")
-
-    # Hooks
-
-    def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
-        """Call `fn` with every op that is added from now on. Returns a handle to remove it."""
-        handle, self._next_hook = self._next_hook, self._next_hook + 1
-        self._hooks[handle] = fn
-        return handle
-
-    def remove_op_created_hook(self, handle: int) -> None:
-        """Remove a hook; ValueError for an unknown handle."""
-        if self._hooks.pop(handle, None) is None:
-            raise ValueError(f"Unknown op created hook {handle}")
 
     def _register(self, op: Op) -> None:
         """Order an op that was added to the current graph, and call the hooks."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .context import get_current_context
+from .context import OpHooks, get_current_context
 from .tensor import Constant, Tensor, Variable
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Graph"]
 
 
-class Graph:
+class Graph(OpHooks):
     """A main graph, or a graph that others call. `with graph:` makes it the current one."""
 
     _ir: Ir
@@ -25,8 +24,6 @@ class Graph:
     _inputs: list[Tensor]
     _outputs: list[Tensor]
     _tensors: dict[str, Tensor]
-    _hooks: dict[int, Callable[[Op], Any]]
-    _next_hook: int
     _last_in_sequence: Op | None
     _modified: tuple[int, frozenset[str]]
     _effect: tuple[int, bool]
@@ -40,7 +37,7 @@ class Graph:
         graph._ir, graph._id = ir, id
         graph._ops, graph._inputs, graph._outputs = [], [], []
         graph._tensors, graph._hooks = {}, {}
-        graph._next_hook, graph._last_in_sequence = 0, None
+        graph._last_in_sequence = None
         graph._modified, graph._effect = (-1, frozenset()), (-1, False)
         return graph
 
@@ -107,17 +104,6 @@ class Graph:
             return self._tensors[tensor_id]
         except KeyError:
             raise ValueError(f"Graph {self.name} has no tensor with the id {tensor_id}") from None
-
-    def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
-        """Call `fn` with every op added to this graph from now on. Returns a handle."""
-        handle, self._next_hook = self._next_hook, self._next_hook + 1
-        self._hooks[handle] = fn
-        return handle
-
-    def remove_op_created_hook(self, handle: int) -> None:
-        """Remove a hook; ValueError for an unknown handle."""
-        if self._hooks.pop(handle, None) is None:
-            raise ValueError(f"Unknown op created hook {handle}")
 
     def __contains__(self, value: object) -> bool:
         """Whether a tensor belongs to the graph; TypeError for other values."""

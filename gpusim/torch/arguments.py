@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import trees
 from ..maps.arguments import (
     PYTHON_SCALARS,
-    Arguments,
+    MapArguments,
     check_in_axes,
     check_out_axes,
     read_arguments,
@@ -32,7 +32,7 @@ def check_dims(what: str, in_dims: Any, out_dims: Any) -> Any:
 
 def read(
     what: str, in_dims: Any, size: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Arguments:
+) -> MapArguments:
     """Flatten the arguments and find which dimension of each leaf is mapped, and how long it is.
 
     Raises:

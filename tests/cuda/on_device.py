@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import optree
 import pytest
-from gpusim.collectives.linear import LinearCollective
 
 from gpusim import collectives
 from gpusim.collectives import Result
+from gpusim.collectives.record import Collective as Record
 from gpusim.libraries import on_device
 from gpusim.maps import MappedArray
 from tests.oracles import replicated
@@ -179,22 +179,22 @@ class OnDevice(replicated.Operand):
 
 
 def outcome(library: Library, function: Callable[..., Any], operands: Any) -> Any:
-    frames = replicated.new_frames(tuple(replicated.SIZES), tuple(replicated.SIZES.values()))
-    for frame in frames:
-        frame.like = library.to_device(np.zeros(1))
-    with replicated.bound(frames):
-        values = [item.on(frames) if isinstance(item, OnDevice) else item for item in operands]
+    entries = replicated.new_axes(tuple(replicated.SIZES), tuple(replicated.SIZES.values()))
+    for entry in entries:
+        entry.like = library.to_device(np.zeros(1))
+    with replicated.extend_axis_environment(entries):
+        values = [item.on(entries) if isinstance(item, OnDevice) else item for item in operands]
         try:
             leaves, _ = replicated.trees.flatten(function(*values))
         except Exception as error:
             return replicated.Outcome(error=error)
-        return replicated.Outcome(tuple(_whole(library, leaf, frames) for leaf in leaves))
+        return replicated.Outcome(tuple(_whole(library, leaf, entries) for leaf in leaves))
 
 
-def _whole(library: Library, leaf: Any, frames: Any) -> Any:
+def _whole(library: Library, leaf: Any, entries: Any) -> Any:
     if not isinstance(leaf, MappedArray):
         return leaf
-    whole = replicated.lead_full(leaf, frames)
+    whole = replicated.lead_full(leaf, entries)
     if not leaf.mapped_axes and not on_device(whole):  # a constant of the case itself
         return np.array(whole)
     return np.array(back(library, whole, "a mapped result"))
@@ -268,7 +268,7 @@ def on_the_device(
         for name, value in list(vars(module).items()):
             if value is collectives:
                 patch.setattr(module, name, Collectives(library))
-            elif isinstance(value, LinearCollective):
+            elif isinstance(value, Record):
                 patch.setattr(module, name, Collective(library, value))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import gpusim
-from gpusim.collectives.distributed import task, ways
+from gpusim.collectives.distributed import algorithms, job
 from gpusim.libraries import to_host
 from tests.worlds.everything import Case, cases, nested_cases
 
@@ -50,7 +50,7 @@ def run(world: gpusim.World, cupy: Any) -> dict[str, np.ndarray]:
 
 def main() -> None:
     replicas, folder = int(sys.argv[1]), Path(sys.argv[2])
-    task.BLOCK, ways.SMALL = 1024, 1024
+    job.BLOCK, algorithms.SMALL = 1024, 1024
     world = gpusim.World.from_environment(replicas)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -18,9 +18,8 @@ from torch import UntypedStorage
 from torch.utils.data import Dataset
 
 from gpusim.poptorch._logging import logger
-from gpusim.poptorch.data import worker
 from gpusim.poptorch.data.transport import Payload, opened, receive_memory
-from gpusim.poptorch.data.worker import Failure, Settings
+from gpusim.poptorch.data.worker import Failure, Worker
 from gpusim.poptorch.enums import SharingStrategy
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
@@ -80,7 +79,8 @@ class AsynchronousWorker:
         slots = buffer_size if early_preload else 1
         self._unused = list(range(slots, buffer_size))  # until the first iteration
         logger.debug("AsynchronousDataAccessor parent process: %d", os.getpid())
-        settings = Settings(
+        loader = Worker(
+            payload=Payload(dataset, strategy),
             slots=slots,
             load_indefinitely=load_indefinitely,
             rebatched_size=rebatched_size,
@@ -89,19 +89,17 @@ class AsynchronousWorker:
             seed=seed_of(dataset),
             log_level=logger.level,
         )
-        self._start(Payload(dataset, strategy), settings, strategy)
+        self._start(loader, strategy)
         if (failure := self._until_first()) is not None:
             self.terminate()
             raise explained(createPoptorchError(NOT_STARTED), failure)
 
-    def _start(self, payload: Payload, settings: Settings, strategy: SharingStrategy) -> None:
+    def _start(self, loader: Worker, strategy: SharingStrategy) -> None:
         preload()
         context: Any = get_context(START_METHODS[strategy])
         own, others = context.Pipe()
         inherited = own if strategy is SharingStrategy.Fork else None
-        self._process = context.Process(
-            target=worker.run, args=(others, inherited, payload, settings), daemon=False
-        )
+        self._process = context.Process(target=loader.run, args=(others, inherited), daemon=False)
         try:
             self._process.start()
         except (EOFError, ConnectionError) as error:  # the fork server has ended
@@ -300,4 +298,4 @@ def preload() -> None:
     """
     server: Any = forkserver._forkserver  # no public name tells the modules
     if server._preload_modules == ["__main__"]:
-        forkserver.set_forkserver_preload(["__main__", worker.__name__])
+        forkserver.set_forkserver_preload(["__main__", Worker.__module__])

@@ -34,31 +34,10 @@ from gpusim.poptorch.data.partition import Partition, mix
 from gpusim.poptorch.data.transport import can_be_pickled, send_element
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
-__all__ = ["Failure", "Settings", "run"]
+__all__ = ["Failure", "Worker"]
 
 NAME = "AsynchronousDataAccessor worker:"
 WATCH = 1.0  # seconds between two checks of the parent
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the worker loads.
-
-    - `slots`: the number of elements to load before the accessor is iterated.
-    - `load_indefinitely`: load the next epoch before it is iterated.
-    - `rebatched_size`: cut batches anew to this size; `drop_last`: drop the last one if it is
-      smaller; `samples`: the dataset yields entries of batches.
-    - `seed`: seeds PyTorch, NumPy and Python, together with the epoch.
-    - `log_level`: of PopTorch's logger.
-    """
-
-    slots: int
-    load_indefinitely: bool
-    rebatched_size: int | None
-    drop_last: bool
-    samples: bool
-    seed: int
-    log_level: int
 
 
 @dataclass(frozen=True)
@@ -83,41 +62,6 @@ class Failure:
         with suppress(Exception):  # anything that its class raises
             return None if self.pickled is None else pickle.loads(self.pickled)
         return None
-
-
-def run(
-    connection: Connection,
-    inherited: Connection | None,
-    payload: Callable[[], Any],
-    settings: Settings,
-) -> None:
-    """Run the process.
-
-    **Arguments**:
-
-    - `connection`: to the accessor.
-    - `inherited`: the accessor's end of it, if this process has been forked with it.
-    - `payload`: returns the dataset.
-    """
-    own_group()
-    if inherited is not None:
-        inherited.close()
-    # processes that the dataset forks would keep it open when this process ends
-    os.register_at_fork(after_in_child=connection.close)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=end_with, args=(parent,), name="parent's end", daemon=True).start()
-    logger.setLevel(settings.log_level)
-    logger.debug("AsynchronousDataAccessor worker process: %d", os.getpid())
-    torch.set_num_threads(1)  # as PyTorch's own workers: the cores are the model's
-    try:
-        Worker(connection, payload(), settings).run()
-    except BaseException as error:
-        with suppress(OSError):  # the accessor has gone
-            connection.send(Failure.of(error))
-    else:
-        logger.debug(f"{NAME} clean exit")
-    connection.close()
 
 
 def own_group() -> None:
@@ -149,20 +93,66 @@ def connected() -> Iterator[None]:
         raise Stopped from error
 
 
+@dataclass
 class Worker:
-    """Loads the dataset, epoch after epoch, as far as slots are free."""
+    """Loads a dataset, epoch after epoch, as far as slots are free.
 
-    def __init__(self, connection: Connection, dataset: Any, settings: Settings) -> None:
-        self._connection, self._dataset, self._settings = connection, dataset, settings
-        self._free = deque(range(settings.slots))
-        self._memories: dict[int, UntypedStorage] = {}
-        self._epoch = self._wanted = 0  # the one that is loaded, and that is iterated
-        self._elements: Iterator[Any] | None = None
-        self._loaded = 0  # elements of this epoch
-        self._ahead = True  # whether to load an epoch that is not iterated yet
+    - `payload`: returns the dataset.
+    - `slots`: the number of elements to load before the accessor is iterated.
+    - `load_indefinitely`: load the next epoch before it is iterated.
+    - `rebatched_size`: cut batches anew to this size; `drop_last`: drop the last one if it is
+      smaller; `samples`: the dataset yields entries of batches.
+    - `seed`: seeds PyTorch, NumPy and Python, together with the epoch.
+    - `log_level`: of PopTorch's logger.
+    """
 
-    def run(self) -> None:
+    payload: Callable[[], Any]
+    slots: int
+    load_indefinitely: bool
+    rebatched_size: int | None
+    drop_last: bool
+    samples: bool
+    seed: int
+    log_level: int
+
+    def run(self, connection: Connection, inherited: Connection | None) -> None:
+        """Run the process.
+
+        **Arguments**:
+
+        - `connection`: to the accessor.
+        - `inherited`: the accessor's end of it, if this process has been forked with it.
+        """
+        own_group()
+        if inherited is not None:
+            inherited.close()
+        # processes that the dataset forks would keep it open when this process ends
+        os.register_at_fork(after_in_child=connection.close)
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        threading.Thread(target=end_with, args=(parent,), name="parent's end", daemon=True).start()
+        logger.setLevel(self.log_level)
+        logger.debug("AsynchronousDataAccessor worker process: %d", os.getpid())
+        torch.set_num_threads(1)  # as PyTorch's own workers: the cores are the model's
+        self._connection = connection
+        try:
+            self._serve()
+        except BaseException as error:
+            with suppress(OSError):  # the accessor has gone
+                connection.send(Failure.of(error))
+        else:
+            logger.debug(f"{NAME} clean exit")
+        connection.close()
+
+    def _serve(self) -> None:
         """Load until the accessor says stop. poptorch.Error for an empty dataset."""
+        self._dataset = self.payload()
+        self._free = deque(range(self.slots))
+        self._memories: dict[int, UntypedStorage] = {}
+        self._wanted = 0  # the epoch that is iterated
+        self._ahead = True  # whether to load an epoch that is not iterated yet
+        self._elements: Iterator[Any] | None = None
+        self._begin(0)
         try:
             while True:
                 self._await_room()
@@ -170,6 +160,9 @@ class Worker:
         except Stopped:
             logger.debug(f"{NAME} ready to exit: checking parent is ready")
             self._elements = self._dataset = None  # ends the processes of a DataLoader
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._loaded, self._elements = epoch, 0, None
 
     def _await_room(self) -> None:
         while True:
@@ -187,9 +180,6 @@ class Worker:
                     logger.debug(f"{NAME} reset command received. Creating a new iterator")
                 self._begin(self._wanted)
 
-    def _begin(self, epoch: int) -> None:
-        self._epoch, self._loaded, self._elements = epoch, 0, None
-
     def _load(self) -> None:
         if self._elements is None:
             self._elements = self._iterator()
@@ -204,17 +194,16 @@ class Worker:
         self._loaded += 1
 
     def _iterator(self) -> Iterator[Any]:
-        settings = self._settings
-        seed(mix(settings.seed, self._epoch))
+        seed(mix(self.seed, self._epoch))
         sampler = getattr(self._dataset, "sampler", None)
         if isinstance(sampler, Partition):
             sampler.set_epoch(self._epoch)
         values = iterate(self._dataset)
         if self._epoch:
             logger.debug(f"{NAME} the iterator has been reset")
-        if settings.rebatched_size is None:
+        if self.rebatched_size is None:
             return map(checked, values)
-        return rebatched(values, settings.rebatched_size, settings.drop_last, settings.samples)
+        return rebatched(values, self.rebatched_size, self.drop_last, self.samples)
 
     def _finish(self) -> None:
         logger.debug(f"{NAME} end of dataset reached")
@@ -223,7 +212,7 @@ class Worker:
         with connected():
             self._connection.send((self._epoch, None, None, 0))
         # an empty epoch takes no slot: without end, the worker would begin one after the other
-        self._ahead = self._settings.load_indefinitely and self._loaded > 0
+        self._ahead = self.load_indefinitely and self._loaded > 0
         if self._ahead:
             logger.debug(f"{NAME} end of dataset reached. Creating a new iterator")
         else:

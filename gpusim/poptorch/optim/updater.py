@@ -209,7 +209,6 @@ class Updater:
                 }
             self.state.steps[name] = 0
 
-    @torch.no_grad()
     def apply(
         self,
         parameters: Mapping[str, Tensor],
@@ -226,8 +225,13 @@ class Updater:
           parameter. They are not changed.
         - `state`: the result of `init`; None: the last one.
         """
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                self.apply(parameters, gradients, state)
+                return
         state = self.state = state or self.state
         self._pull()
+
         self._allocate(parameters)
         scale = self.loss_scale
         scaled = {

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ... import torch as gt
 from ..axis import AXIS
 from .cache import Cache
+from .passes import call_directly
 from .results import GRADIENT, MicroBatch, Step
 from .trace import Trace, fake_like, plain_kernels
 
@@ -58,9 +59,13 @@ class Lockstep:
             shared = x.stride(0) == 0 and x.shape[0] > 1 and place not in self._changed
             axes.append(None if shared else 0)
             operands.append(x[0] if shared else x)
-        graph = self._graph(tuple(axes))
-        with torch.no_grad():
-            results = graph(*operands, *batch.inputs, batch.stream, batch.scale)
+        forward = self._graph(tuple(axes)).forward
+        operands += [*batch.inputs, batch.stream, batch.scale]
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                results = forward(*operands)
+        else:
+            results = forward(*operands)
         return self._step(iter(results), [*state, *batch.inputs])
 
     def _step(self, results: Iterator[Tensor], operands: list[Tensor]) -> Step:
@@ -84,6 +89,7 @@ class Lockstep:
         graph = self._graphs.get(axes)
         if graph is None:
             graph = self._graphs[axes] = self._build(axes)
+            call_directly(graph)
         return graph
 
     def _build(self, axes: Axes) -> GraphModule:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["add_taps", "batch_mutated", "running_statistics"]
+__all__ = ["add_taps", "batch_mutated", "call_directly", "running_statistics"]
 
 aten = torch.ops.aten
 
@@ -87,6 +87,21 @@ def add_taps(graph: Graph, count: int, last: Node) -> list[Tensor]:
             both = graph.call_function(aten.add.Tensor, (node, last))
         node.replace_all_uses_with(both, partial(operator.is_not, both))
     return [node.meta["val"] for node in tapped]
+
+
+def call_directly(module: GraphModule) -> None:
+    """Let a graph call torch's dispatcher without a Python frame for each operator."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            node.target = _direct(node.target)
+    module.recompile()
+
+
+@cache
+def _direct(operator: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
+    direct: Any = partial(operator._op)
+    direct.__module__, direct.__name__ = __name__, str(operator).replace(".", "_")
+    return direct  # type: ignore[no-any-return]
 
 
 def _mutated(node: Node) -> list[Node]:

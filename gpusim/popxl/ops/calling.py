@@ -68,12 +68,10 @@ class CallSiteInfo:
     def graph_to_parent_input_index(self, idx: int) -> int:
         """The number of the op's input for an input of the graph; IndexError if there is none."""
         inputs = self.called_graph.inputs
-        if not 0 <= idx < len(inputs):
+        index = index_of(self._called_inputs, inputs[idx]) if 0 <= idx < len(inputs) else -1
+        if index < 0:
             raise IndexError("Invalid graph input index")
-        for index, tensor in enumerate(self._called_inputs):
-            if tensor is inputs[idx]:
-                return index
-        raise IndexError("Invalid graph input index")
+        return index
 
     def parent_to_graph_input_index(self, idx: int) -> int:
         """The number of the graph's input for an input of the op; IndexError if there is none."""
@@ -178,7 +176,8 @@ def subgraph_op(
 
 
 def index_of(tensors: Iterable[Tensor], target: Tensor) -> int:
-    return next(index for index, tensor in enumerate(tensors) if tensor is target)
+    """The index of a tensor among others; -1 if it is not among them."""
+    return next((index for index, tensor in enumerate(tensors) if tensor is target), -1)
 
 
 # Call
@@ -325,11 +324,6 @@ def _gradient_specs(inputs: Specs, attributes: Attributes) -> Specs:
     return [tensor.spec for tensor in attributes["outputs"]]
 
 
-def _index(tensors: Sequence[Tensor], target: Tensor) -> int:
-    """The index of a tensor among others; -1 if it is not among them."""
-    return next((i for i, tensor in enumerate(tensors) if tensor is target), -1)
-
-
 class Reversal:
     """A repeat as its gradient runs it: forwards from its inputs, then backwards."""
 
@@ -341,7 +335,7 @@ class Reversal:
         self.backward = compiler.compiler.program(attributes["gradient_graph"])
         self.sources = [_source(graph, *each) for each in attributes["inputs"]]
         #: for each output of the gradient graph, the graph's input whose gradient it is
-        self.targets = [_index(graph.inputs, tensor) for tensor in attributes["outputs"]]
+        self.targets = [index_of(graph.inputs, tensor) for tensor in attributes["outputs"]]
 
     def run(self, arguments: Arrays, gradients: Arrays) -> Arrays:
         """The gradients, from the first step's inputs and the last step's gradients."""
@@ -382,7 +376,7 @@ class Reversal:
 def compile_loop_gradient(compiler: GraphCompiler, op: Op) -> Step:
     reversal = Reversal(compiler, op.attributes)
     called: list[Tensor] = op.attributes["called_inputs"]
-    order = [_index(called, tensor) for tensor in op.attributes["graph"].inputs]
+    order = [index_of(called, tensor) for tensor in op.attributes["graph"].inputs]
     sources = compiler.slots([op.inputs[i] for i in order])
     gradients = compiler.slots(op.inputs[len(called) :])
     outputs = compiler.slots(op.outputs)
@@ -400,9 +394,9 @@ def compile_loop_gradient(compiler: GraphCompiler, op: Op) -> Step:
 def _source(graph: Graph, is_gradient: bool, tensor: Tensor) -> tuple[str, int]:
     """Where an input of the gradient graph comes from in each step."""
     if is_gradient:
-        return "gradient", _index(graph.outputs, tensor)
-    own = _index(graph.inputs, tensor)
-    return ("output", _index(graph.outputs, tensor)) if own < 0 else ("input", own)
+        return "gradient", index_of(graph.outputs, tensor)
+    own = index_of(graph.inputs, tensor)
+    return ("output", index_of(graph.outputs, tensor)) if own < 0 else ("input", own)
 
 
 LOOP_GRAD = Definition("LoopGrad", _gradient_specs, only_compiled, compile=compile_loop_gradient)

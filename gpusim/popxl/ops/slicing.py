@@ -233,6 +233,11 @@ def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
 # Slices that begin where a tensor says; beyond the end of an axis they continue at its beginning
 
 
+def _window(axes: Iterable[int], sizes: Iterable[int], no_overlap: bool) -> dict[str, Any]:
+    """The attributes of dynamic ops."""
+    return {"axes": tuple(axes), "sizes": tuple(sizes), "no_overlap": bool(no_overlap)}
+
+
 def _check_window(t: TensorSpec, index: TensorSpec, attributes: Attributes) -> tuple[int, ...]:
     """The shape of a dynamic slice, with the checks of its index."""
     check_integers(index, "index")
@@ -323,8 +328,7 @@ def dynamic_slice(
     ...     popxl.ops.dynamic_slice(t, popxl.constant([1], popxl.uint32), [0], [2], True)
     Tensor[dynamicslice_out popxl.dtypes.float32 (2, 3)]
     """
-    attributes = {"axes": tuple(axes), "sizes": tuple(sizes), "no_overlap": bool(no_overlap)}
-    return add_op(DYNAMIC_SLICE, [t, index], attributes)[0]
+    return add_op(DYNAMIC_SLICE, [t, index], _window(axes, sizes, no_overlap))[0]
 
 
 def _update_spec(inputs: Specs, attributes: Attributes) -> Specs:
@@ -403,7 +407,7 @@ def dynamic_update(
     ...     popxl.ops.dynamic_update(t, popxl.constant([1], popxl.uint32), rows, [0], [2], True)
     Tensor[dynamicupdate_out popxl.dtypes.float32 (4, 3)]
     """
-    return _add_update(DYNAMIC_UPDATE, t, index, t_update, axes, sizes, no_overlap)
+    return add_op(DYNAMIC_UPDATE, [t, index, t_update], _window(axes, sizes, no_overlap))[0]
 
 
 def dynamic_update_(
@@ -423,17 +427,5 @@ def dynamic_update_(
     ...     popxl.ops.dynamic_update_(t, popxl.constant([1], popxl.uint32), rows, [0], [2], True)
     Tensor[dynamicupdateinplace_out popxl.dtypes.float32 (4, 3)]
     """
-    return _add_update(DYNAMIC_UPDATE_INPLACE, t, index, t_update, axes, sizes, no_overlap)
-
-
-def _add_update(
-    definition: Definition,
-    t: Tensor,
-    index: Tensor,
-    t_update: Tensor,
-    axes: Iterable[int],
-    sizes: Iterable[int],
-    no_overlap: bool,
-) -> Tensor:
-    attributes = {"axes": tuple(axes), "sizes": tuple(sizes), "no_overlap": bool(no_overlap)}
-    return add_op(definition, [t, index, t_update], attributes)[0]
+    attributes = _window(axes, sizes, no_overlap)
+    return add_op(DYNAMIC_UPDATE_INPLACE, [t, index, t_update], attributes)[0]

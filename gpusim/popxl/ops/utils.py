@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .._definition import check_same
 from ..dtypes import dtype
 from ..errors import UndefinedValue
 from ..graph import Graph
@@ -52,15 +53,7 @@ def check_tensor_ipu_and_tile_set(*args: Tensor, **tensors: Tensor) -> None:
     if args:
         raise Exception("Internal error: please specify all tensors as keyword arguments.")
     for what, attribute in (("IPUs", "ipu"), ("tile sets", "tile_set")):
-        places = [(name, _place(tensor, attribute)) for name, tensor in tensors.items()]
-        places = [(name, place) for name, place in places if place is not None]
-        for name, place in places[1:]:
-            first, expected = places[0]
-            if place != expected:
-                raise ValueError(
-                    f"The input tensors `{first}` and `{name}` are located on different {what}: "
-                    f"{expected} != {place}."
-                )
+        check_same(what, [(name, _place(each, attribute)) for name, each in tensors.items()])
 
 
 def _place(tensor: Tensor, attribute: str) -> Any:

@@ -26,7 +26,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def named(
+def name_arguments(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """The arguments that were given, by name."""
@@ -49,7 +49,7 @@ def by_position(
     return positional, rest
 
 
-def stacked(value: Any) -> tuple[Array, Axes]:
+def unpack_array(value: Any) -> tuple[Array, Axes]:
     """The stacked data of `value`, converted to an array if it is not one, and its mapped axes."""
     data, axes = unpack(value)
     known = isinstance(value, MappedArray) or on_device(data)
@@ -70,7 +70,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def arranged(data: Array, mapped: int, axis_count: int = 1) -> Array:
+def arrange(data: Array, mapped: int, axis_count: int = 1) -> Array:
     """`data` in a layout whose reductions have each replica's bits."""
     try:
         return copy_replica_major(data, mapped, axis_count)
@@ -78,7 +78,7 @@ def arranged(data: Array, mapped: int, axis_count: int = 1) -> Array:
         raise NoRule from None
 
 
-def unshared(data: Array, mapped: int) -> Array:
+def copy_broadcast(data: Array, mapped: int) -> Array:
     """`data` without strides of 0 along mapped axes, which a copy would turn into small strides."""
     if on_device(data) or not any(
         data.strides[place] == 0 and data.shape[place] > 1 for place in range(mapped)
@@ -89,7 +89,7 @@ def unshared(data: Array, mapped: int) -> Array:
     return np.ascontiguousarray(data)
 
 
-def flat(data: Array, axes: Axes) -> Array:
+def merge_visible(data: Array, axes: Axes) -> Array:
     """The visible axes merged into one, in C order."""
     length = 1
     for extent in data.shape[len(axes) :]:

@@ -11,7 +11,7 @@ from ....libraries import empty_like, on_device
 from ..align import lead, library_here, sizes
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
-from .arguments import plain, stacked
+from .arguments import plain, unpack_array
 
 
 def _prototype(value: Any) -> Any:
@@ -36,7 +36,7 @@ for _function in (np.zeros_like, np.ones_like, np.empty_like):
 
 @rule(np.full_like)
 def full_like(a: Any, fill_value: Any, *args: Any, **kwargs: Any) -> Any:
-    axes = stacked(fill_value)[1]
+    axes = unpack_array(fill_value)[1]
     if not axes:
         return wrap(
             np.full_like(_prototype(a), unpack(fill_value)[0], *plain(args), **plain(kwargs)), ()

@@ -12,7 +12,7 @@ from ..align import common_axes, elementwise, visible_ndim, visible_shape
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from ..layout import is_interleaved
-from .arguments import named, plain
+from .arguments import name_arguments, plain
 
 
 def on_elements(function: Callable[..., Any], operands: str, transcendental: bool = False) -> Rule:
@@ -23,7 +23,7 @@ def on_elements(function: Callable[..., Any], operands: str, transcendental: boo
     names = operands.split()
 
     def batched(*args: Any, **kwargs: Any) -> Any:
-        options = named(function, args, kwargs)
+        options = name_arguments(function, args, kwargs)
         given = [name for name in names if _is_given(options.get(name))]
         data, axes = elementwise([options.pop(name) for name in given])
         if transcendental and any(_loops_differ(part, len(axes)) for part in data):

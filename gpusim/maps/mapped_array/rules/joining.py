@@ -13,7 +13,7 @@ from ...axis_environment import Axes
 from ..align import common_axes, lead, lead_full, shift_axis, visible_ndim, visible_shape
 from ..array import Array, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
-from .arguments import flat, plain, stacked
+from .arguments import merge_visible, plain, unpack_array
 
 
 def _together(arrays: Any) -> tuple[list[Any], list[Array], Axes]:
@@ -39,7 +39,9 @@ def _in_one_memory(arrays: Any) -> list[Any]:
 def concatenate(arrays: Any, /, axis: Any = 0, out: Any = None, **options: Any) -> Any:
     parts, data, axes = _together(arrays)
     if axis is None:
-        return wrap(np.concatenate([flat(part, axes) for part in data], len(axes), **options), axes)
+        return wrap(
+            np.concatenate([merge_visible(part, axes) for part in data], len(axes), **options), axes
+        )
     if len({visible_ndim(part) for part in parts}) != 1 or visible_ndim(parts[0]) == 0:
         raise NoRule  # NumPy's own error, from the per-replica fallback
     place = shift_axis(axis, visible_ndim(parts[0]), len(axes))
@@ -128,7 +130,7 @@ def cut(function: Callable[..., Any], axis: Callable[[int], int], needs: int = 0
     ndim."""
 
     def batched(ary: Any, indices_or_sections: Any, *given: Any, **named: Any) -> Any:
-        data, axes = stacked(ary)
+        data, axes = unpack_array(ary)
         ndim = visible_ndim(ary)
         if ndim < max(needs, 1):
             raise NoRule
@@ -148,7 +150,7 @@ rule(np.dsplit)(cut(np.split, lambda ndim: 2, needs=3))
 
 
 def unstack(x: Any, /, *, axis: int = 0) -> Any:
-    data, axes = stacked(x)
+    data, axes = unpack_array(x)
     if visible_ndim(x) == 0:
         raise NoRule
     moved = np.moveaxis(data, shift_axis(axis, visible_ndim(x), len(axes)), 0)
@@ -165,7 +167,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
     axes = common_axes([arr, values])
     data, mapped = lead_full(arr, axes), len(axes)
     if axis is None:
-        data, axis = flat(data, axes), 0
+        data, axis = merge_visible(data, axes), 0
     ndim = data.ndim - mapped
     if ndim == 0 or visible_ndim(values) > ndim:
         raise NoRule

@@ -17,7 +17,7 @@ from ...axis_environment import Axes
 from ..align import common_axes, lead, shift_axes, sizes, visible_ndim, visible_shape
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
-from .arguments import arranged, flat, named, plain
+from .arguments import arrange, merge_visible, name_arguments, plain
 from .products import (
     complex_reversed,
     cross,
@@ -107,7 +107,7 @@ def with_tolerance(function: Callable[..., Any], names: tuple[str, ...]) -> Rule
     """The rule of pinv and matrix_rank, whose tolerances are arrays over the stack."""
 
     def batched(*args: Any, **kwargs: Any) -> Any:
-        options = named(function, args, kwargs)
+        options = name_arguments(function, args, kwargs)
         matrix = operand(options.pop(next(iter(options))))
         given = [options[name] for name in names if name in options]
         axes, ndim = common_axes([matrix, *given]), visible_ndim(matrix)
@@ -129,7 +129,7 @@ def cond(x: Any, p: Any = None) -> Any:
     data, axes = unpack(x)
     if visible_ndim(x) < 2 or complex_reversed(x):
         raise NoRule
-    return wrap(np.linalg.cond(arranged(data, len(axes), 2), plain(p)), axes)
+    return wrap(np.linalg.cond(arrange(data, len(axes), 2), plain(p)), axes)
 
 
 @rule(np.linalg.multi_dot)
@@ -172,7 +172,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: Any = False) -> An
         raise NoRule
     if len(places) not in (1, 2):
         raise NoRule
-    kept = arranged(data, len(axes), len(places))
+    kept = arrange(data, len(axes), len(places))
     return wrap(np.linalg.norm(kept, ord, places, bool(keepdims)), axes)
 
 
@@ -182,13 +182,13 @@ def _length(data: Any, axes: Axes, ndim: int, keepdims: Any) -> Any:
     if data.dtype.kind not in "fc":
         data = data.astype(float)
     if on_device(data):
-        length = np.sqrt(np.sum(np.square(np.abs(flat(data, axes))), axis=-1))
+        length = np.sqrt(np.sum(np.square(np.abs(merge_visible(data, axes))), axis=-1))
         return wrap(length.reshape((*sizes(axes), *(1,) * ndim)) if keepdims else length, axes)
     visible = range(mapped, data.ndim)
     if any(data.strides[axis] == 0 and data.shape[axis] > 1 for axis in visible):
         raise NoRule
     order = sorted(visible, key=lambda axis: -abs(data.strides[axis]))
-    vector = flat(data.transpose((*range(mapped), *order)), axes)
+    vector = merge_visible(data.transpose((*range(mapped), *order)), axes)
     if vector.strides[-1] != vector.itemsize and vector.shape[-1] > 1:
         vector = vector.copy()
     parts = [vector] if data.dtype.kind == "f" else [vector.real, vector.imag]
@@ -209,7 +209,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: Any = False, ord: Any 
         raise NoRule
     along = group[0] if isinstance(axis, int) else mapped
     if axis is None:
-        kept = flat(data, axes)
+        kept = merge_visible(data, axes)
     elif isinstance(axis, int):
         kept = data
     else:
@@ -217,7 +217,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: Any = False, ord: Any 
         length = int(np.prod([data.shape[place] for place in group], dtype=np.int64))
         moved = data.transpose((*range(mapped), *group, *rest))
         kept = moved.reshape((*data.shape[:mapped], length, *(data.shape[place] for place in rest)))
-    result = np.linalg.norm(arranged(kept, mapped), ord, along)
+    result = np.linalg.norm(arrange(kept, mapped), ord, along)
     if plain(keepdims):
         shape = [1 if place in group else n for place, n in enumerate(data.shape)]
         result = result.reshape(shape)
@@ -236,7 +236,7 @@ def trace(x: Any, /, *, offset: Any = 0, dtype: Any = None) -> Any:
     if visible_ndim(x) < 2:
         raise NoRule
     data, axes = unpack(x)
-    arrays = arranged(data, len(axes), 2)
+    arrays = arrange(data, len(axes), 2)
     return wrap(np.trace(arrays, plain(offset), -2, -1, dtype), axes)
 
 

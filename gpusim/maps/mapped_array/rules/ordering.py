@@ -20,7 +20,7 @@ from ..align import (
 )
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
-from .arguments import flat, plain, stacked
+from .arguments import merge_visible, plain, unpack_array
 
 
 @rule(np.lexsort)
@@ -73,13 +73,13 @@ def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
     if gpu is not None:
         a, sorter = (constant_like(gpu, part) for part in (a, sorter))
         v = v if isinstance(v, MappedArray) else to_library_of(gpu, v)
-    table, table_axes = stacked(a)
-    order, order_axes = (None, ()) if sorter is None else stacked(sorter)
+    table, table_axes = unpack_array(a)
+    order, order_axes = (None, ()) if sorter is None else unpack_array(sorter)
     if not table_axes and not order_axes:
-        values, axes = stacked(v)
+        values, axes = unpack_array(v)
         return wrap(np.searchsorted(table, values, side, order), axes)
     axes = common_axes([a, v, sorter])
-    values, _ = stacked(v)
+    values, _ = unpack_array(v)
     dtype = np.result_type(table, values)
     if dtype.kind not in "biuf" or visible_shape(a) == (0,):
         raise NoRule
@@ -87,13 +87,13 @@ def searchsorted(a: Any, v: Any, side: Any = "left", sorter: Any = None) -> Any:
     if sorter is not None:
         rows = np.take_along_axis(rows, lead_full(sorter, axes), -1)
     wanted = lead_full(v, axes)
-    found = _bisect(rows.astype(dtype), flat(wanted, axes).astype(dtype), side)
+    found = _bisect(rows.astype(dtype), merge_visible(wanted, axes).astype(dtype), side)
     return wrap(np.reshape(found, wanted.shape), axes)
 
 
 @rule(np.digitize)
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    data, axes = stacked(x)
+    data, axes = unpack_array(x)
     return wrap(np.digitize(data, to_library_of(data, plain(bins)), plain(right)), axes)
 
 
@@ -138,7 +138,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Any:
 def histogram(
     a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
 ) -> Any:
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     bins, range = plain(bins), plain(range)
     bins = to_host(bins) if on_device(bins) else bins
     fixed = isinstance(bins, (list, tuple, np.ndarray)) or (
@@ -148,7 +148,7 @@ def histogram(
         raise NoRule
     edges = np.histogram_bin_edges(np.zeros(1, data.dtype), bins, range)
     edges = to_library_of(data, edges)
-    values = flat(data, axes)
+    values = merge_visible(data, axes)
     count = len(edges) - 1
     places: Array = np.searchsorted(edges, values, "right") - 1
     places = np.where(values == edges[-1], count - 1, places)

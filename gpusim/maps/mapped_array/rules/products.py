@@ -20,7 +20,7 @@ from ...axis_environment import Axes
 from ..align import common_axes, lead, lead_full, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule
-from .arguments import arranged, flat, plain
+from .arguments import arrange, merge_visible, plain
 from .ufuncs import matmul
 
 BLAS = frozenset("fdFD")
@@ -36,7 +36,7 @@ def operand(value: Any) -> Any:
 def raveled(value: Any) -> MappedArray:
     """The elements that one replica sees, in C order, on one axis: a view where it can be one."""
     data, axes = unpack(operand(value))
-    return wrap(flat(data, axes), axes)
+    return wrap(merge_visible(data, axes), axes)
 
 
 def complex_reversed(value: Any) -> bool:
@@ -269,7 +269,7 @@ def einsum(subscripts: Any, *operands: Any, optimize: Any = False, **options: An
     gpu = any(on_device(data) for data, _ in stacks)
     if summed and not gpu and not _adds_alike(summed, {data.dtype for data, _ in stacks}):
         raise NoRule
-    arrays = [arranged(data, len(own), 2) for data, own in stacks]
+    arrays = [arrange(data, len(own), 2) for data, own in stacks]
     try:
         return wrap(np.einsum(terms, *arrays), axes)
     except ValueError:

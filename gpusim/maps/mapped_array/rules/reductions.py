@@ -21,7 +21,16 @@ from ..align import (
 )
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
-from .arguments import arranged, by_position, flat, named, parameters, plain, stacked, unshared
+from .arguments import (
+    arrange,
+    by_position,
+    copy_broadcast,
+    merge_visible,
+    name_arguments,
+    parameters,
+    plain,
+    unpack_array,
+)
 from .products import operand
 from .ufuncs import reduction_operands
 
@@ -46,10 +55,10 @@ def over_axes(function: Callable[..., Any]) -> Rule:
     copies = function.__name__.startswith("nan")
 
     def batched(*args: Any, **kwargs: Any) -> Any:
-        options = named(function, args, kwargs)
+        options = name_arguments(function, args, kwargs)
         data, axes = visible_operands(options.pop(first), options)
         if copies:
-            data = unshared(data, len(axes))
+            data = copy_broadcast(data, len(axes))
         if function is np.count_nonzero and not axes:
             raise NoRule  # NumPy before 2.4 gives a Python int for axis=None only
         return wrap(function(data, **options), axes)
@@ -66,7 +75,7 @@ for _function in available(
 
 @rule(np.mean)
 def mean(*args: Any, **kwargs: Any) -> Any:
-    options = named(np.mean, args, kwargs)
+    options = name_arguments(np.mean, args, kwargs)
     data, axes = visible_operands(options.pop("a"), options)
     result = np.mean(data, **options)
     scalar = axes and result.ndim == len(axes) and options.get("dtype") is None
@@ -86,7 +95,7 @@ def order_statistic(function: Callable[..., Any]) -> Rule:
     """The rule of median, percentile and their like; the axes of q come first in the result."""
 
     def batched(*args: Any, **kwargs: Any) -> Any:
-        options = named(function, args, kwargs)
+        options = name_arguments(function, args, kwargs)
         if on_device(unpack(options["a"])[0]):
             options.pop("overwrite_input", None)
         if options.get("weights") is not None or options.get("overwrite_input"):
@@ -144,11 +153,11 @@ def along_axis(function: Callable[..., Any]) -> Rule:
     def batched(*args: Any, **kwargs: Any) -> Any:
         options = {
             key: plain(value)
-            for key, value in named(function, args, kwargs).items()
+            for key, value in name_arguments(function, args, kwargs).items()
             if key != first
         }
         array = args[0] if args else kwargs[first]
-        data, axes = stacked(array)
+        data, axes = unpack_array(array)
         ndim, axis = visible_ndim(array), options.get("axis", default)
         if axis is not None:
             if ndim == 0:
@@ -158,7 +167,7 @@ def along_axis(function: Callable[..., Any]) -> Rule:
             return wrap(function(data, *first_ones, **rest), axes)
         keepdims = options.pop("keepdims", False) is True
         first_ones, rest = by_position(function, {**options, "axis": len(axes)})
-        result = function(flat(data, axes), *first_ones, **rest)
+        result = function(merge_visible(data, axes), *first_ones, **rest)
         return wrap(np.reshape(result, (*sizes(axes), *(1,) * ndim)) if keepdims else result, axes)
 
     return batched
@@ -212,7 +221,7 @@ def diff(
             for value in (prepend, append)
         )
         a = np.concatenate([*before, a, *after], place)
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     return wrap(np.diff(data, n, place + len(axes)), axes)
 
 
@@ -220,8 +229,8 @@ def diff(
 def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     if to_end is not None or to_begin is not None:
         raise NoRule
-    data, axes = stacked(ary)
-    values = flat(data, axes)
+    data, axes = unpack_array(ary)
+    values = merge_visible(data, axes)
     return wrap(np.subtract(values[..., 1:], values[..., :-1]), axes)
 
 
@@ -251,7 +260,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
         raise NoRule
     place = shift_axis(axis, ndim, mapped)
     if x is None:
-        return wrap(np.trapezoid(arranged(lead(y, axes), mapped), dx=plain(dx), axis=place), axes)
+        return wrap(np.trapezoid(arrange(lead(y, axes), mapped), dx=plain(dx), axis=place), axes)
     points = lead(x, axes)
     if visible_ndim(x) == 1:
         points = np.reshape(points, points.shape + (1,) * (ndim + mapped - place - 1))
@@ -259,7 +268,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     elif visible_ndim(x) != ndim:
         raise NoRule
     return wrap(
-        np.trapezoid(arranged(lead_full(y, axes), mapped), arranged(points, mapped), axis=place),
+        np.trapezoid(arrange(lead_full(y, axes), mapped), arrange(points, mapped), axis=place),
         axes,
     )
 

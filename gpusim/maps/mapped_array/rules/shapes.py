@@ -22,7 +22,7 @@ from ..align import (
 )
 from ..array import Array, MappedArray, wrap
 from ..dispatch import NoRule, Rule, rule
-from .arguments import arranged, flat, parameters, plain, stacked
+from .arguments import arrange, merge_visible, parameters, plain, unpack_array
 
 # Shapes.
 
@@ -59,7 +59,7 @@ def _reversed_axes(data: Array, mapped: int) -> Array:
 
 
 def _reshape(a: Any, shape: Any, order: Any) -> MappedArray:
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     wanted = _resolved(shape, math.prod(visible_shape(a)))
     if _order(order, data, axes) == "C":
         return wrap(np.reshape(data, sizes(axes) + wanted), axes)
@@ -82,8 +82,8 @@ def ravel(a: Any, order: Any = "C") -> Any:
 
 @rule(np.resize)
 def resize(a: Any, new_shape: Any) -> Any:
-    data, axes = stacked(a)
-    values = flat(data, axes)
+    data, axes = unpack_array(a)
+    values = merge_visible(data, axes)
     wanted = tuple(np.atleast_1d(plain(new_shape)).tolist())
     if min(wanted, default=0) < 0 or values.shape[-1] == 0:
         raise NoRule
@@ -93,14 +93,14 @@ def resize(a: Any, new_shape: Any) -> Any:
 
 @rule(np.expand_dims)
 def expand_dims(a: Any, axis: Any) -> Any:
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     return wrap(np.expand_dims(data, shift_axes(axis, visible_ndim(a) + count, len(axes))), axes)
 
 
 @rule(np.squeeze)
 def squeeze(a: Any, axis: Any = None) -> Any:
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     mapped, shape = len(axes), visible_shape(a)
     if axis is None:
         places = tuple(mapped + place for place, extent in enumerate(shape) if extent == 1)
@@ -116,7 +116,7 @@ def broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
     wanted = (
         tuple(np.atleast_1d(plain(shape)).tolist()) if np.ndim(shape) == 0 else tuple(plain(shape))
     )
-    _, axes = stacked(array)
+    _, axes = unpack_array(array)
     if np.broadcast_shapes(visible_shape(array), wanted) != wanted:
         raise NoRule  # NumPy's own error, in one replica's shapes
     return wrap(np.broadcast_to(lead(array, axes, len(wanted)), sizes(axes) + wanted), axes)
@@ -145,7 +145,7 @@ def at_least(wanted: int) -> Rule:
     def batched(*arrays: Any) -> Any:
         results = []
         for value in arrays:
-            data, axes = stacked(value)
+            data, axes = unpack_array(value)
             new = NEW_AXES.get((wanted, visible_ndim(value)))
             index = (slice(None),) * len(axes) + (new or (...,))
             results.append(wrap(data if new is None else data[index], axes))
@@ -159,7 +159,7 @@ def at_least(wanted: int) -> Rule:
 
 @rule(np.transpose)
 def transpose(a: Any, axes: Any = None) -> Any:
-    data, over = stacked(a)
+    data, over = unpack_array(a)
     ndim = visible_ndim(a)
     order = (
         tuple(reversed(range(ndim))) if axes is None else normalize_axis_tuple(plain(axes), ndim)
@@ -172,14 +172,14 @@ def transpose(a: Any, axes: Any = None) -> Any:
 
 @rule(np.moveaxis)
 def moveaxis(a: Any, source: Any, destination: Any) -> Any:
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     start, end = (shift_axes(plain(v), visible_ndim(a), len(axes)) for v in (source, destination))
     return wrap(np.moveaxis(data, start, end), axes)
 
 
 @rule(np.rollaxis)
 def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     mapped, ndim = len(axes), visible_ndim(a)
     start = start + ndim if start < 0 else start
     if not 0 <= start <= ndim:
@@ -198,7 +198,7 @@ def of_axes(function: Callable[..., Any], names: str, needs: int = 0) -> Rule:
 
     def batched(*args: Any, **kwargs: Any) -> Any:
         options = dict(zip(parameters(function), args, strict=False)) | kwargs
-        data, axes = stacked(options.pop(first))
+        data, axes = unpack_array(options.pop(first))
         mapped = len(axes)
         ndim = data.ndim - mapped
         if ndim < needs:
@@ -209,7 +209,7 @@ def of_axes(function: Callable[..., Any], names: str, needs: int = 0) -> Rule:
             alone = axis is not None and not isinstance(axis, (tuple, list))
             options[name] = (shift_axis if alone else shift_axes)(axis, ndim, mapped)
         if function is np.trace:
-            data = arranged(data, mapped)
+            data = arrange(data, mapped)
         return wrap(function(data, **options), axes)
 
     return batched
@@ -243,10 +243,10 @@ rule(np.matrix_transpose)(of_fixed_axes(np.matrix_transpose, np.swapaxes, -1, -2
 
 @rule(np.roll)
 def roll(a: Any, shift: Any, axis: Any = None) -> Any:
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     shift = plain(shift)
     if axis is None:
-        rolled = np.roll(flat(data, axes), int(np.sum(shift)), len(axes))
+        rolled = np.roll(merge_visible(data, axes), int(np.sum(shift)), len(axes))
         return wrap(np.reshape(rolled, data.shape), axes)
     places = normalize_axis_tuple(plain(axis), visible_ndim(a), allow_duplicate=True)
     return wrap(np.roll(data, shift, tuple(place + len(axes) for place in places)), axes)
@@ -257,13 +257,13 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 
 @rule(np.copy)
 def copy(a: Any, order: Any = "K", subok: bool = False) -> Any:
-    data, axes = stacked(a)
+    data, axes = unpack_array(a)
     return wrap(np.copy(data, order), axes)
 
 
 @rule(np.tile)
 def tile(A: Any, reps: Any) -> Any:
-    axes = stacked(A)[1]
+    axes = unpack_array(A)[1]
     counts = tuple(np.atleast_1d(plain(reps)).tolist())
     ndim = max(visible_ndim(A), len(counts))
     counts = (1,) * (ndim + len(axes) - len(counts)) + counts
@@ -277,7 +277,7 @@ not padded."""
 
 @rule(np.pad)
 def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
-    data, axes = stacked(array)
+    data, axes = unpack_array(array)
     mapped, ndim = len(axes), visible_ndim(array)
     if callable(mode) or ndim == 0 or isinstance(pad_width, dict):
         raise NoRule
@@ -289,7 +289,7 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
     for key in PAIRS.keys() & {name for name, value in options.items() if value is not None}:
         options[key] = for_each_axis(options[key], PAIRS[key])
     if mode in ("mean", "linear_ramp"):
-        data = arranged(data, mapped)
+        data = arrange(data, mapped)
     return wrap(np.pad(data, for_each_axis(plain(pad_width), 0), mode, **options), axes)
 
 
@@ -302,7 +302,7 @@ def diag(v: Any, k: int = 0) -> Any:
         return np.diagonal(v, k)
     if visible_ndim(v) != 1:
         raise NoRule
-    data, axes = stacked(v)
+    data, axes = unpack_array(v)
     k, length = operator.index(k), visible_shape(v)[0]
     extent = length + abs(k)
     result = zeros_like(data, (*sizes(axes), extent, extent))
@@ -324,7 +324,7 @@ def triangle(function: Callable[..., Any]) -> Rule:
             raise NoRule
         if visible_ndim(m) == 1:
             m = broadcast_to(m, visible_shape(m) * 2)
-        data, axes = stacked(m)
+        data, axes = unpack_array(m)
         return wrap(function(data, plain(k)), axes)
 
     return batched

@@ -24,7 +24,7 @@ from ..align import (
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule, ufunc_method
 from ..layout import copy_with_gaps, is_interleaved
-from .arguments import arranged, plain, stacked
+from .arguments import arrange, plain, unpack_array
 
 
 def wrap_all(results: Any, axes: Axes) -> Any:
@@ -204,9 +204,9 @@ def reduction_operands(
     for key, value in masks.items():
         if visible_ndim(value) > ndim:
             raise NoRule
-        options[key] = arranged(lead_full(value, axes, ndim), mapped, len(places))
+        options[key] = arrange(lead_full(value, axes, ndim), mapped, len(places))
     data = lead_full(array, axes) if masks else lead(array, axes)
-    return arranged(data, mapped, len(places)), axes
+    return arrange(data, mapped, len(places)), axes
 
 
 def _options(names: str, given: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ AS_FUNCTIONS: dict[np.ufunc, Any] = {
 def accumulate(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     array, *rest = inputs
     options = _options("axis dtype", rest, kwargs)
-    data, axes = stacked(array)
+    data, axes = unpack_array(array)
     if visible_ndim(array) == 0:
         raise NoRule
     options["axis"] = shift_axis(plain(options.get("axis", 0)), visible_ndim(array), len(axes))
@@ -250,7 +250,7 @@ def accumulate(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any])
 def reduceat(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     array, indices, *rest = inputs
     options = _options("axis dtype", rest, kwargs)
-    data, axes = stacked(array)
+    data, axes = unpack_array(array)
     if visible_ndim(array) == 0:
         raise NoRule
     options["axis"] = shift_axis(plain(options.get("axis", 0)), visible_ndim(array), len(axes))

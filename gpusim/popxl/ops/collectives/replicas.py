@@ -15,6 +15,7 @@ from ..._definition import (
     Array,
     Attributes,
     Definition,
+    GradientRule,
     GradientSite,
     Specs,
     add_op,
@@ -83,6 +84,22 @@ def compile_rule(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler,
     return compile
 
 
+def collective_op(
+    op_type: str, infer: Any, rule: Rule, gradient: GradientRule, in_place: bool = False
+) -> Definition:
+    """The definition of a collective."""
+    return Definition(
+        op_type,
+        infer,
+        only_compiled,
+        gradient,
+        aliases={0: 0} if in_place else {},
+        modifies=(0,) if in_place else (),
+        collective=True,
+        compile=compile_rule(rule, in_place),
+    )
+
+
 # All-reduce
 
 
@@ -140,23 +157,9 @@ def all_reduce_gradient(site: GradientSite) -> Sequence[Tensor | None]:
     return add_op(ALL_REDUCE, [gradient], site.attributes)
 
 
-ALL_REDUCE = Definition(
-    "ReplicatedAllReduce",
-    input_spec,
-    only_compiled,
-    all_reduce_gradient,
-    collective=True,
-    compile=compile_rule(all_reduce),
-)
-ALL_REDUCE_INPLACE = Definition(
-    "ReplicatedAllReduceInplace",
-    input_spec,
-    only_compiled,
-    all_reduce_gradient,
-    aliases={0: 0},
-    modifies=(0,),
-    collective=True,
-    compile=compile_rule(all_reduce, in_place=True),
+ALL_REDUCE = collective_op("ReplicatedAllReduce", input_spec, all_reduce, all_reduce_gradient)
+ALL_REDUCE_INPLACE = collective_op(
+    "ReplicatedAllReduceInplace", input_spec, all_reduce, all_reduce_gradient, in_place=True
 )
 
 
@@ -227,14 +230,7 @@ def all_gather_gradient(site: GradientSite) -> Sequence[Tensor | None]:
     return [reshape(add_op(REDUCE_SCATTER, [gradient], parts)[0], spec.shape)]
 
 
-ALL_GATHER = Definition(
-    "ReplicatedAllGather",
-    fixed_spec,
-    only_compiled,
-    all_gather_gradient,
-    collective=True,
-    compile=compile_rule(all_gather),
-)
+ALL_GATHER = collective_op("ReplicatedAllGather", fixed_spec, all_gather, all_gather_gradient)
 
 
 def replicated_all_gather(
@@ -338,13 +334,8 @@ def reduce_scatter_gradient(site: GradientSite) -> Sequence[Tensor | None]:
     return [gathered / float(attributes["group_size"]) if name == "mean" else gathered]
 
 
-REDUCE_SCATTER = Definition(
-    "ReplicatedReduceScatter",
-    fixed_spec,
-    only_compiled,
-    reduce_scatter_gradient,
-    collective=True,
-    compile=compile_rule(reduce_scatter),
+REDUCE_SCATTER = collective_op(
+    "ReplicatedReduceScatter", fixed_spec, reduce_scatter, reduce_scatter_gradient
 )
 
 
@@ -408,14 +399,7 @@ def slice_gradient(site: GradientSite) -> Sequence[Tensor | None]:
     return add_op(ALL_GATHER, [gradient], how)
 
 
-SLICE = Definition(
-    "ReplicatedSlice",
-    fixed_spec,
-    only_compiled,
-    slice_gradient,
-    collective=True,
-    compile=compile_rule(slice_value),
-)
+SLICE = collective_op("ReplicatedSlice", fixed_spec, slice_value, slice_gradient)
 
 
 def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None) -> Tensor:
