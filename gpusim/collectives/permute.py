@@ -73,7 +73,7 @@ _PAIRS = "ppermute: perm must hold pairs (source, destination)"
 
 def sources_of(perm: Iterable[Sequence[int]], size: int) -> dict[int, int]:
     """The source of each destination, from pairs that are checked."""
-    pairs = tuple(_pair(pair) for pair in perm)
+    pairs = [_pair(pair) for pair in perm]
     sources: dict[int, int] = {}
     for ends in pairs:
         source, destination = (
