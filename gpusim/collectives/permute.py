@@ -73,20 +73,20 @@ _PAIRS = "ppermute: perm must hold pairs (source, destination)"
 
 def sources_of(perm: Iterable[Sequence[int]], size: int) -> dict[int, int]:
     """The source of each destination, from pairs that are checked."""
+    pairs = [_pair(pair) for pair in perm]
     sources: dict[int, int] = {}
-    for pair in perm:
-        ends = _pair(pair)
+    for ends in pairs:
         source, destination = (
             replica_index(number, size, f"ppermute: {end} of {ends!r}", negative=True)
             for number, end in zip(ends, ("source", "destination"), strict=True)
         )
         if destination in sources:
-            raise ValueError(f"ppermute: replica {destination} is a destination twice in {[*perm]}")
+            raise ValueError(f"ppermute: replica {destination} is a destination twice in {pairs}")
         sources[destination] = source
     senders = list(sources.values())
     if len(set(senders)) < len(senders):
         twice = sorted({source for source in senders if senders.count(source) > 1})
-        raise ValueError(f"ppermute: replicas {twice} are sources more than once in {[*perm]}")
+        raise ValueError(f"ppermute: replicas {twice} are sources more than once in {pairs}")
     return sources
 
 
