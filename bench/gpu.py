@@ -47,12 +47,13 @@ Call = Callable[[], Any]
 class GpuCase:
     """A fold, or with `row` a ragged copy of rows of `row` bytes.
 
-    Attributes:
-        dtype: of the input and the output.
-        replicas, elements: of a fold, as for an input of 2 GiB; the run's size scales them.
-        reduction: of a fold.
-        row: bytes of a row.
-        target: the least fraction of the copy's bandwidth.
+    **Attributes**:
+
+    - `dtype`: of the input and the output.
+    - `replicas`, `elements`: of a fold, as for an input of 2 GiB; the run's size scales them.
+    - `reduction`: of a fold.
+    - `row`: bytes of a row.
+    - `target`: the least fraction of the copy's bandwidth.
     """
 
     name: str

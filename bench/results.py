@@ -65,13 +65,14 @@ class Overhead:
 class Exchange:
     """A collective over the instances of a World, beside raw MPI's on the same data.
 
-    Attributes:
-        order: of a sum; else empty.
-        instances: their number.
-        held: how many replicas each of them holds.
-        elements: of a replica's float32 value.
-        ours, raw: the slowest instance's time, of a call that all begin together.
-        problem: the reason if there are no times.
+    **Attributes**:
+
+    - `order`: of a sum; else empty.
+    - `instances`: their number.
+    - `held`: how many replicas each of them holds.
+    - `elements`: of a replica's float32 value.
+    - `ours`, `raw`: the slowest instance's time, of a call that all begin together.
+    - `problem`: the reason if there are no times.
     """
 
     collective: str
@@ -106,14 +107,15 @@ class Exchange:
 class Training:
     """A step of training on simulated replicas, beside plain PyTorch's.
 
-    Attributes:
-        replicas: their number.
-        batch: samples of each of them.
-        ours: all replicas in lockstep.
-        model: the same as a trainingModel; None for more replicas than one may have.
-        loop: one replica after the other.
-        whole: all samples as one batch, which has no gradients of replicas: the limit.
-        problem: the reason if there are no times.
+    **Attributes**:
+
+    - `replicas`: their number.
+    - `batch`: samples of each of them.
+    - `ours`: all replicas in lockstep.
+    - `model`: the same as a trainingModel; None for more replicas than one may have.
+    - `loop`: one replica after the other.
+    - `whole`: all samples as one batch, which has no gradients of replicas: the limit.
+    - `problem`: the reason if there are no times.
     """
 
     replicas: int
@@ -140,11 +142,12 @@ class Training:
 class SmallCall:
     """A call on small arrays, whose time is mostly dispatch.
 
-    Attributes:
-        before: the Python calls that it made in an older checkout.
-        calls: the Python calls that it makes.
-        ours, numpy, old: by gpusim, by one NumPy call, and by the older checkout.
-        problem: the reason if there are no times.
+    **Attributes**:
+
+    - `before`: the Python calls that it made in an older checkout.
+    - `calls`: the Python calls that it makes.
+    - `ours`, `numpy`, `old`: by gpusim, by one NumPy call, and by the older checkout.
+    - `problem`: the reason if there are no times.
     """
 
     name: str

@@ -123,8 +123,9 @@ def owner(array: Any) -> Any:
 def of_one_library(what: str, values: Iterable[Any]) -> None:
     """Refuse NumPy's arrays beside those of a GPU.
 
-    Raises:
-        TypeError: that says which arrays, and how to move them.
+    **Raises**:
+
+    - TypeError: that says which arrays, and how to move them.
     """
     arrays = [value for value in values if isinstance(value, np.ndarray) or on_device(value)]
     gpu = next((array for array in arrays if on_device(array)), None)

@@ -51,29 +51,30 @@ class rng:
     the same bits for all maps and nestings. A replica's draws do not depend on the number of
     replicas, nor on axes other than `axis_name`: along those all replicas draw the same numbers.
 
-    Args:
-        seed: 0 to 2**64 - 1. Generators with the same seed draw the same numbers, on any axis.
-        axis_name: the name of a mapped axis, or a tuple of names, whose replicas are counted
-            row-major in the tuple's order.
-        calls: the number of the first draw (to continue where another generator stopped).
+    **Arguments**:
 
-    Raises:
-        ValueError: if seed or calls is out of range, or axis_name is empty, has a name twice or has
-            an integer for a name.
-        TypeError: if seed or calls is not an integer, or a name is not hashable.
-        NameError: by the draws, if no enclosing map binds the axis.
+    - `seed`: 0 to 2**64 - 1. Generators with the same seed draw the same numbers, on any axis.
+    - `axis_name`: the name of a mapped axis, or a tuple of names, whose replicas are counted
+      row-major in the tuple's order.
+    - `calls`: the number of the first draw (to continue where another generator stopped).
 
-    Example:
-        >>> import numpy as np, gpusim
-        >>> generator = gpusim.rng(0, "i")
-        >>> noisy = gpusim.vmap(lambda x: x + generator.normal(std=0.1), axis_name="i")
-        >>> noisy(np.zeros(3, np.float32))
-        array([-0.04863654,  0.04564084, -0.02579963], dtype=float32)
-        >>> generator
-        rng(seed=0, axis_name='i', calls=1)
-        >>> generator.calls = 0
-        >>> gpusim.pmap(lambda x: x + generator.normal(std=0.1), "i")(np.zeros(3, np.float32))
-        array([-0.04863654,  0.04564084, -0.02579963], dtype=float32)
+    **Raises**:
+
+    - ValueError: if seed or calls is out of range, or axis_name is empty, has a name twice or has
+      an integer for a name.
+    - TypeError: if seed or calls is not an integer, or a name is not hashable.
+    - NameError: by the draws, if no enclosing map binds the axis.
+
+    >>> import numpy as np, gpusim
+    >>> generator = gpusim.rng(0, "i")
+    >>> noisy = gpusim.vmap(lambda x: x + generator.normal(std=0.1), axis_name="i")
+    >>> noisy(np.zeros(3, np.float32))
+    array([-0.04863654,  0.04564084, -0.02579963], dtype=float32)
+    >>> generator
+    rng(seed=0, axis_name='i', calls=1)
+    >>> generator.calls = 0
+    >>> gpusim.pmap(lambda x: x + generator.normal(std=0.1), "i")(np.zeros(3, np.float32))
+    array([-0.04863654,  0.04564084, -0.02579963], dtype=float32)
 
     **Where the bits come from**
 
@@ -102,15 +103,15 @@ class rng:
     def from_state(cls, state: Mapping[str, Any]) -> rng:
         """The generator that continues from the `state` of another one.
 
-        Raises:
-            TypeError: if the state is not a mapping; and as `rng`.
-            ValueError: if it has other keys than `state`; and as `rng`.
+        **Raises**:
 
-        Example:
-            >>> import gpusim, json
-            >>> saved = json.dumps(gpusim.rng(7, ("x", "y"), calls=12).state)
-            >>> gpusim.rng.from_state(json.loads(saved))
-            rng(seed=7, axis_name=('x', 'y'), calls=12)
+        - TypeError: if the state is not a mapping; and as `rng`.
+        - ValueError: if it has other keys than `state`; and as `rng`.
+
+        >>> import gpusim, json
+        >>> saved = json.dumps(gpusim.rng(7, ("x", "y"), calls=12).state)
+        >>> gpusim.rng.from_state(json.loads(saved))
+        rng(seed=7, axis_name=('x', 'y'), calls=12)
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a mapping such as rng.state gives, but got {state!r}")
@@ -165,26 +166,27 @@ class rng:
     ) -> Any:
         """Uniformly distributed numbers with low <= number < high.
 
-        Args:
-            shape: that of one replica's result; None is that of `low` and `high` together.
-            low, high: finite numbers or arrays, which may be mapped. They are rounded to `dtype`.
-            dtype: float16, bfloat16, float32 or float64.
+        **Arguments**:
 
-        Returns:
-            low + u * (high - low), computed in float64 from u = k / 2**53, each k as probable, and
-            rounded once to `dtype`; the number below `high` where that would reach it.
+        - `shape`: that of one replica's result; None is that of `low` and `high` together.
+        - `low`, `high`: finite numbers or arrays, which may be mapped. They are rounded to
+          `dtype`.
+        - `dtype`: float16, bfloat16, float32 or float64.
 
-        Raises:
-            ValueError: unless low < high, in `dtype` and everywhere; and for bad shapes.
-            TypeError: for other dtypes, and bounds that are not real numbers.
+        **Returns**: low + u * (high - low), computed in float64 from u = k / 2**53, each k as
+        probable, and rounded once to `dtype`; the number below `high` where that would reach it.
 
-        Example:
-            >>> import gpusim
-            >>> draw = lambda: gpusim.rng(0, "i").uniform(2, low=-1)
-            >>> gpusim.vmap(draw, axis_name="i", axis_size=3)()
-            array([[ 0.62670815,  0.50266284],
-                   [-0.6480963 , -0.6233634 ],
-                   [ 0.7964098 , -0.49655658]], dtype=float32)
+        **Raises**:
+
+        - ValueError: unless low < high, in `dtype` and everywhere; and for bad shapes.
+        - TypeError: for other dtypes, and bounds that are not real numbers.
+
+        >>> import gpusim
+        >>> draw = lambda: gpusim.rng(0, "i").uniform(2, low=-1)
+        >>> gpusim.vmap(draw, axis_name="i", axis_size=3)()
+        array([[ 0.62670815,  0.50266284],
+               [-0.6480963 , -0.6233634 ],
+               [ 0.7964098 , -0.49655658]], dtype=float32)
         """
         kind = _checked_dtype("uniform", dtype, FLOATS)
         lows, highs = (
@@ -205,27 +207,27 @@ class rng:
     ) -> Any:
         """Normally distributed numbers.
 
-        Args:
-            shape: that of one replica's result; None is that of `mean` and `std` together.
-            mean, std: finite numbers or arrays, which may be mapped; std >= 0.
-            dtype: float16, bfloat16, float32 or float64.
+        **Arguments**:
 
-        Returns:
-            mean + std * z, computed in float64 and rounded once to `dtype`. z is the quantile of
-            the element's word, to 6 units in the last place of float64, and at most 9.16 in
-            magnitude (larger values have a probability of 2**-64). It is computed by IEEE's
-            + - * / and square root only, so that the bits are the same on every machine.
+        - `shape`: that of one replica's result; None is that of `mean` and `std` together.
+        - `mean`, `std`: finite numbers or arrays, which may be mapped; std >= 0.
+        - `dtype`: float16, bfloat16, float32 or float64.
 
-        Raises:
-            ValueError: for a mean or std that is not finite, a negative std, and bad shapes.
-            TypeError: for other dtypes, and parameters that are not real numbers.
+        **Returns**: mean + std * z, computed in float64 and rounded once to `dtype`. z is the
+        quantile of the element's word, to 6 units in the last place of float64, and at most 9.16
+        in magnitude (larger values have a probability of 2**-64). It is computed by IEEE's + - * /
+        and square root only, so that the bits are the same on every machine.
 
-        Example:
-            >>> import gpusim
-            >>> draw = lambda: gpusim.rng(0, "i").normal(2, mean=100, dtype="float64")
-            >>> gpusim.vmap(draw, axis_name="i", axis_size=2)()
-            array([[ 99.51363461,  99.32969417],
-                   [100.4564084 , 100.4910892 ]])
+        **Raises**:
+
+        - ValueError: for a mean or std that is not finite, a negative std, and bad shapes.
+        - TypeError: for other dtypes, and parameters that are not real numbers.
+
+        >>> import gpusim
+        >>> draw = lambda: gpusim.rng(0, "i").normal(2, mean=100, dtype="float64")
+        >>> gpusim.vmap(draw, axis_name="i", axis_size=2)()
+        array([[ 99.51363461,  99.32969417],
+               [100.4564084 , 100.4910892 ]])
         """
         kind = _checked_dtype("normal", dtype, FLOATS)
         float64 = np.dtype(np.float64)
@@ -245,22 +247,23 @@ class rng:
     ) -> Any:
         """Integers with low <= number < high, each exactly as probable as the others.
 
-        Args:
-            low, high: integers or arrays of integers, which may be mapped; with high None the
-                numbers are from 0 to below `low`.
-            shape: that of one replica's result; None is that of `low` and `high` together.
-            dtype: an integer dtype of 8 to 64 bits, with or without sign.
+        **Arguments**:
 
-        Raises:
-            ValueError: unless low < high everywhere, for bounds outside the dtype, for bad shapes.
-            TypeError: for other dtypes, and bounds that are not integers.
+        - `low`, `high`: integers or arrays of integers, which may be mapped; with high None the
+          numbers are from 0 to below `low`.
+        - `shape`: that of one replica's result; None is that of `low` and `high` together.
+        - `dtype`: an integer dtype of 8 to 64 bits, with or without sign.
 
-        Example:
-            >>> import gpusim
-            >>> dice = lambda: gpusim.rng(3, "i").integers(1, 7, shape=8)
-            >>> gpusim.vmap(dice, axis_name="i", axis_size=2)()
-            array([[5, 6, 5, 1, 3, 2, 3, 1],
-                   [1, 1, 6, 2, 4, 6, 3, 3]])
+        **Raises**:
+
+        - ValueError: unless low < high everywhere, for bounds outside the dtype, for bad shapes.
+        - TypeError: for other dtypes, and bounds that are not integers.
+
+        >>> import gpusim
+        >>> dice = lambda: gpusim.rng(3, "i").integers(1, 7, shape=8)
+        >>> gpusim.vmap(dice, axis_name="i", axis_size=2)()
+        array([[5, 6, 5, 1, 3, 2, 3, 1],
+               [1, 1, 6, 2, 4, 6, 3, 3]])
         """
         if high is None:
             low, high = 0, low
@@ -279,20 +282,21 @@ class rng:
     def bernoulli(self, p: Any = 0.5, shape: Shape = None) -> Any:
         """Booleans that are true with the probability `p` (to within 2**-64).
 
-        Args:
-            p: 0 <= p <= 1, a number or an array, which may be mapped.
-            shape: that of one replica's result; None is that of `p`.
+        **Arguments**:
 
-        Raises:
-            ValueError: for a p outside [0, 1] or NaN, and bad shapes.
-            TypeError: if p is not a real number.
+        - `p`: 0 <= p <= 1, a number or an array, which may be mapped.
+        - `shape`: that of one replica's result; None is that of `p`.
 
-        Example:
-            >>> import gpusim
-            >>> drop = lambda: gpusim.rng(0, "i").bernoulli(0.25, shape=4)
-            >>> gpusim.vmap(drop, axis_name="i", axis_size=2)()
-            array([[False, False, False, False],
-                   [ True,  True, False,  True]])
+        **Raises**:
+
+        - ValueError: for a p outside [0, 1] or NaN, and bad shapes.
+        - TypeError: if p is not a real number.
+
+        >>> import gpusim
+        >>> drop = lambda: gpusim.rng(0, "i").bernoulli(0.25, shape=4)
+        >>> gpusim.vmap(drop, axis_name="i", axis_size=2)()
+        array([[False, False, False, False],
+               [ True,  True, False,  True]])
         """
         chances = _float64("bernoulli", "p", p)
         data = unpack(chances)[0]
@@ -305,24 +309,24 @@ class rng:
     def permutation(self, x: Any, axis: int = 0) -> Any:
         """The integers below `x` in random order, or the array `x` in random order along an axis.
 
-        Args:
-            x: an integer, or an array, whose slices along the axis are permuted.
-            axis: the axis.
+        **Arguments**:
 
-        Returns:
-            int64 of shape (x,), or an array as `x`. All orders are equally probable, except for a
-            part of n**2 / 2**129.
+        - `x`: an integer, or an array, whose slices along the axis are permuted.
+        - `axis`: the axis.
 
-        Raises:
-            ValueError: for a negative integer, or an axis out of range (NumPy's AxisError).
-            TypeError: if a number is not an integer, or differs between replicas.
+        **Returns**: int64 of shape (x,), or an array as `x`. All orders are equally probable,
+        except for a part of n**2 / 2**129.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> shuffled = lambda x: gpusim.rng(0, "i").permutation(x)
-            >>> gpusim.vmap(shuffled, axis_name="i")(np.array([[1, 2, 3, 4], [1, 2, 3, 4]]))
-            array([[4, 3, 2, 1],
-                   [4, 1, 2, 3]])
+        **Raises**:
+
+        - ValueError: for a negative integer, or an axis out of range (NumPy's AxisError).
+        - TypeError: if a number is not an integer, or differs between replicas.
+
+        >>> import numpy as np, gpusim
+        >>> shuffled = lambda x: gpusim.rng(0, "i").permutation(x)
+        >>> gpusim.vmap(shuffled, axis_name="i")(np.array([[1, 2, 3, 4], [1, 2, 3, 4]]))
+        array([[4, 3, 2, 1],
+               [4, 1, 2, 3]])
         """
         array = None
         if visible_ndim(x) == 0:

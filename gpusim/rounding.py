@@ -26,38 +26,39 @@ def round_to(
     NumPy's own conversions round float64 twice on its way to bfloat16 and the 8-bit formats, and
     know no stochastic rounding.
 
-    Args:
-        x: an array or number of any floating-point dtype and shape; inside vmap also a MappedArray.
-        dtype: float64, float32, float16, bfloat16, one of float8_e5m2, float8_e4m3fn,
-            float8_e5m2fnuz and float8_e4m3fnuz; or a `Format`, or a FormatInfo of gfloat.
-        rounding: ``"nearest"``, ties to even, or ``"stochastic"``, which takes the upper neighbour
-            with the probability that makes the mean exact. Stochastic rounding applies to formats
-            of fewer bits than float32.
-        seed: of stochastic rounding, 0 to 2**64 - 1. An element's random bits are a function of the
-            seed and of its index in `x`, flattened: replicas that round arrays of one shape with
-            one seed use the same bits. Use another seed for each call (and replica) that should
-            draw its own.
+    **Arguments**:
 
-    Returns:
-        A new array of the shape of `x` (0-d for a number), in `dtype`. Values of a Format are in
-        float32 if that holds all of them, else in float64.
+    - `x`: an array or number of any floating-point dtype and shape; inside vmap also a
+      MappedArray.
+    - `dtype`: float64, float32, float16, bfloat16, one of float8_e5m2, float8_e4m3fn,
+      float8_e5m2fnuz and float8_e4m3fnuz; or a `Format`, or a FormatInfo of gfloat.
+    - `rounding`: ``"nearest"``, ties to even, or ``"stochastic"``, which takes the upper neighbour
+      with the probability that makes the mean exact. Stochastic rounding applies to formats of
+      fewer bits than float32.
+    - `seed`: of stochastic rounding, 0 to 2**64 - 1. An element's random bits are a function of
+      the seed and of its index in `x`, flattened: replicas that round arrays of one shape with one
+      seed use the same bits. Use another seed for each call (and replica) that should draw its
+      own.
 
-    Raises:
-        TypeError: for dtypes that are not floating-point ones.
-        ValueError: for another rounding, or a seed out of range.
+    **Returns**: A new array of the shape of `x` (0-d for a number), in `dtype`. Values of a Format
+    are in float32 if that holds all of them, else in float64.
 
-    Example:
-        >>> import gpusim, ml_dtypes, numpy as np
-        >>> x = 1 + 2.0**-8 + 2.0**-40
-        >>> gpusim.round_to(x, ml_dtypes.bfloat16), np.float64(x).astype(ml_dtypes.bfloat16)
-        (array(1.00781, dtype=bfloat16), 1)
-        >>> y = gpusim.round_to(np.full(1000, 0.3), np.float16, rounding="stochastic", seed=1)
-        >>> np.unique(y)
-        array([0.2998, 0.3  ], dtype=float16)
-        >>> float(abs(y.mean(dtype=float) - 0.3)) < 1e-5
-        True
-        >>> gpusim.round_to(np.array([1.0, 1.3]), gpusim.Format(exponent_bits=3, mantissa_bits=1))
-        array([1. , 1.5], dtype=float32)
+    **Raises**:
+
+    - TypeError: for dtypes that are not floating-point ones.
+    - ValueError: for another rounding, or a seed out of range.
+
+    >>> import gpusim, ml_dtypes, numpy as np
+    >>> x = 1 + 2.0**-8 + 2.0**-40
+    >>> gpusim.round_to(x, ml_dtypes.bfloat16), np.float64(x).astype(ml_dtypes.bfloat16)
+    (array(1.00781, dtype=bfloat16), 1)
+    >>> y = gpusim.round_to(np.full(1000, 0.3), np.float16, rounding="stochastic", seed=1)
+    >>> np.unique(y)
+    array([0.2998, 0.3  ], dtype=float16)
+    >>> float(abs(y.mean(dtype=float) - 0.3)) < 1e-5
+    True
+    >>> gpusim.round_to(np.array([1.0, 1.3]), gpusim.Format(exponent_bits=3, mantissa_bits=1))
+    array([1. , 1.5], dtype=float32)
     """
     if dtype is None:  # NumPy's default would be float64
         raise TypeError("dtype=None: expected a floating-point dtype or a Format")
@@ -85,24 +86,25 @@ def quantise_fpx(
     largest; NaN stays. As in the original, "nearest" takes ties towards zero, and values are first
     rounded to float32, whose subnormals are scaled to those of the format.
 
-    Args:
-        x: an array or number of any floating-point dtype and shape; inside vmap also a MappedArray.
-        exponent_bits: 1 to 8.
-        mantissa_bits: 0 to 23.
-        rounding: ``"nearest"`` or ``"stochastic"``, which has `round_to`'s random bits.
-        seed: of stochastic rounding, 0 to 2**64 - 1.
+    **Arguments**:
 
-    Returns:
-        A new array of the shape and dtype of `x`.
+    - `x`: an array or number of any floating-point dtype and shape; inside vmap also a
+      MappedArray.
+    - `exponent_bits`: 1 to 8.
+    - `mantissa_bits`: 0 to 23.
+    - `rounding`: ``"nearest"`` or ``"stochastic"``, which has `round_to`'s random bits.
+    - `seed`: of stochastic rounding, 0 to 2**64 - 1.
 
-    Raises:
-        ValueError: for widths or a rounding outside these, or a seed out of range.
-        TypeError: for a dtype of `x` that is not a floating-point one.
+    **Returns**: A new array of the shape and dtype of `x`.
 
-    Example:
-        >>> import gpusim, numpy as np
-        >>> gpusim.quantise_fpx(np.array([0.2, 1.3, -7.0]), 2, 1, rounding="nearest")
-        array([ 0.25,  1.5 , -3.  ])
+    **Raises**:
+
+    - ValueError: for widths or a rounding outside these, or a seed out of range.
+    - TypeError: for a dtype of `x` that is not a floating-point one.
+
+    >>> import gpusim, numpy as np
+    >>> gpusim.quantise_fpx(np.array([0.2, 1.3, -7.0]), 2, 1, rounding="nearest")
+    array([ 0.25,  1.5 , -3.  ])
     """
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(

@@ -35,15 +35,16 @@ HALVES = ("float16", "bfloat16", "float32", "float64")
 class Twin:
     """A named order that reproduces an engine's all-reduce.
 
-    Attributes:
-        name: the value of `Reduction.order`.
-        engine: the engine that it reproduces, with the version of the check.
-        fold: its fold, in words.
-        schedule: its fold, for kernels.
-        checked: how the equality was checked.
-        dtypes: the floating-point and complex types that were compared.
-        worker: the engine that `gpusim twin check` runs, or "".
-        settings: the settings of that engine.
+    **Attributes**:
+
+    - `name`: the value of `Reduction.order`.
+    - `engine`: the engine that it reproduces, with the version of the check.
+    - `fold`: its fold, in words.
+    - `schedule`: its fold, for kernels.
+    - `checked`: how the equality was checked.
+    - `dtypes`: the floating-point and complex types that were compared.
+    - `worker`: the engine that `gpusim twin check` runs, or "".
+    - `settings`: the settings of that engine.
     """
 
     name: str

@@ -43,8 +43,9 @@ def is_array(value: Any) -> bool:
 def as_array(value: Any, what: str) -> Array:
     """`value` as an array: np.asarray of numbers and of objects with __array__.
 
-    Raises:
-        TypeError: for other values; the message begins with `what`.
+    **Raises**:
+
+    - TypeError: for other values; the message begins with `what`.
     """
     if isinstance(value, (np.ndarray, MappedArray)):
         return value
@@ -62,8 +63,9 @@ def as_array(value: Any, what: str) -> Array:
 def check_in_axes(what: str, in_axes: Any, named: str = "in_axes") -> Any:
     """in_axes, under the name `named`, with a list of entries converted to a tuple.
 
-    Raises:
-        TypeError: if it holds other values than integers and None.
+    **Raises**:
+
+    - TypeError: if it holds other values than integers and None.
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
@@ -102,10 +104,11 @@ def read_arguments(
 
     Keyword arguments are mapped along axis 0, as in JAX.
 
-    Raises:
-        ValueError: if in_axes does not fit the arguments, an axis is out of range, sizes differ,
-            or no leaf is mapped and axis_size is not given.
-        TypeError: if a mapped leaf is not an array.
+    **Raises**:
+
+    - ValueError: if in_axes does not fit the arguments, an axis is out of range, sizes differ, or
+      no leaf is mapped and axis_size is not given.
+    - TypeError: if a mapped leaf is not an array.
     """
     if isinstance(in_axes, tuple) and len(in_axes) != len(args):
         raise ValueError(
@@ -198,9 +201,10 @@ def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str)
 
     `outer` says whether another vmap or shard_map encloses this one.
 
-    Raises:
-        TypeError: if the leaf is neither array nor number.
-        ValueError: if axis is None but the value differs between replicas, or out of range.
+    **Raises**:
+
+    - TypeError: if the leaf is neither array nor number.
+    - ValueError: if axis is None but the value differs between replicas, or out of range.
     """
     data, axes = unpack(leaf if type(leaf) is MappedArray else as_array(leaf, f"{what}: a result"))
     if isinstance(data, np.generic):

@@ -25,9 +25,10 @@ AxisName = Hashable
 class Sharding:
     """How an axis is sharded over the instances of a world.
 
-    Attributes:
-        world: the world.
-        counts: how many indices of the axis each instance holds, in contiguous blocks.
+    **Attributes**:
+
+    - `world`: the world.
+    - `counts`: how many indices of the axis each instance holds, in contiguous blocks.
     """
 
     world: World
@@ -42,15 +43,16 @@ class Sharding:
 class AxisEntry:
     """One binding of an axis: its name, its size, its depth, and a thread's index along it.
 
-    Attributes:
-        name: the axis name; None for a map without one.
-        size: the number of replicas.
-        depth: the number of enclosing axes; mapped axes are kept in this order.
-        index: the replica's own index along a threaded axis, None on a lockstep axis.
-        sharding: how the axis is sharded over instances; None if this instance holds all of it.
-            `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
-        like: an array of the library of the map's arguments, if that is not NumPy.
-        active: False once the map has ended; its values must not be used any more.
+    **Attributes**:
+
+    - `name`: the axis name; None for a map without one.
+    - `size`: the number of replicas.
+    - `depth`: the number of enclosing axes; mapped axes are kept in this order.
+    - `index`: the replica's own index along a threaded axis, None on a lockstep axis.
+    - `sharding`: how the axis is sharded over instances; None if this instance holds all of it.
+      `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
+    - `like`: an array of the library of the map's arguments, if that is not NumPy.
+    - `active`: False once the map has ended; its values must not be used any more.
     """
 
     __slots__ = ("active", "depth", "index", "like", "name", "sharding", "size")
@@ -140,8 +142,9 @@ def new_axes(
 def local_axis_size(what: str, axis_size: int | None) -> int | None:
     """The number of this instance's replicas for an argument axis_size, which counts all replicas.
 
-    Raises:
-        ValueError: if the outermost axis has another size than the world.
+    **Raises**:
+
+    - ValueError: if the outermost axis has another size than the world.
     """
     world = current_world()
     if axis_size is None or world is None or _axis_environment.get():
@@ -157,8 +160,9 @@ def local_axis_size(what: str, axis_size: int | None) -> int | None:
 def outermost_sharding(what: str, size: int) -> Sharding | None:
     """The sharding of the outermost axis of a vmap or pmap; None if this instance holds all of it.
 
-    Raises:
-        ValueError: if `size` is not the number of replicas that this instance holds.
+    **Raises**:
+
+    - ValueError: if `size` is not the number of replicas that this instance holds.
     """
     world = current_world()
     if world is None or _axis_environment.get():
@@ -174,8 +178,9 @@ def outermost_sharding(what: str, size: int) -> Sharding | None:
 def mesh_sharding(what: str, mesh: Sequence[int]) -> Sharding | None:
     """The same for a mesh whose replicas, or whose first axis, are the world's replicas.
 
-    Raises:
-        ValueError: if neither are, or an instance would hold part of a row.
+    **Raises**:
+
+    - ValueError: if neither are, or an instance would hold part of a row.
     """
     world = current_world()
     if world is None or _axis_environment.get():
@@ -200,8 +205,9 @@ def mesh_sharding(what: str, mesh: Sequence[int]) -> Sharding | None:
 def agree_on(value: Any, sharding: Sharding | None, what: str) -> None:
     """Check that a replicated value has the same bits on all instances.
 
-    Raises:
-        CollectiveMismatchError: if the bits differ.
+    **Raises**:
+
+    - CollectiveMismatchError: if the bits differ.
     """
     if sharding is None:
         return
@@ -212,8 +218,9 @@ def agree_on(value: Any, sharding: Sharding | None, what: str) -> None:
 def resolve(axis_name: AxisName) -> AxisEntry:
     """The innermost axis of that name.
 
-    Raises:
-        NameError: if no enclosing map binds the name.
+    **Raises**:
+
+    - NameError: if no enclosing map binds the name.
     """
     entries = _axis_environment.get()
     for entry in reversed(entries):
@@ -240,8 +247,9 @@ def union(first: Axes, second: Axes) -> Axes:
 def check_active(axes: Axes) -> None:
     """Refuse values whose map has ended.
 
-    Raises:
-        GpusimError: naming the axis.
+    **Raises**:
+
+    - GpusimError: naming the axis.
     """
     for entry in axes:
         if not entry.active:

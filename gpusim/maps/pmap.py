@@ -64,38 +64,38 @@ def pmap(
     differ inside `f`, other libraries. Replicas meet in collectives over `axis_name`; replicas that
     do not make the same call, or never arrive, are an error and never a hang.
 
-    Args:
-        f: a function of pytrees of arrays that returns a pytree of arrays. Its array arguments are
-            read-only (``x.copy()`` is the way out).
-        axis_name: a name for the axis, for collectives.
-        in_axes, out_axes, axis_size: as in `vmap`; out_axes=None demands equal bits of all
-            replicas.
-        devices: where replicas run, each on a stream of its own: numbers of GPUs, IPUs and
-            Placements of `gpusim.devices`, "cpu" or "host". They repeat if there are fewer than
-            replicas. Array arguments are moved there. None: where the arguments are.
-        schedule: "cores" lets as many replicas run at once as there are cores; "one" runs exactly
-            one at a time, each up to its next collective, in replica order, so that a program takes
-            the same path every time. A pmap inside a pmap follows the outer one's schedule.
+    **Arguments**:
 
-    Returns:
-        A function with the arguments of `f`.
+    - `f`: a function of pytrees of arrays that returns a pytree of arrays. Its array arguments are
+      read-only (``x.copy()`` is the way out).
+    - `axis_name`: a name for the axis, for collectives.
+    - `in_axes`, `out_axes`, `axis_size`: as in `vmap`; out_axes=None demands equal bits of all
+      replicas.
+    - `devices`: where replicas run, each on a stream of its own: numbers of GPUs, IPUs and
+      Placements of `gpusim.devices`, "cpu" or "host". They repeat if there are fewer than
+      replicas. Array arguments are moved there. None: where the arguments are.
+    - `schedule`: "cores" lets as many replicas run at once as there are cores; "one" runs exactly
+      one at a time, each up to its next collective, in replica order, so that a program takes the
+      same path every time. A pmap inside a pmap follows the outer one's schedule.
 
-    Raises:
-        ReplicaError: if a replica's own code raises; the exception is its cause, and `index` is the
-            replica's. The others are ended.
-        CollectiveMismatchError: if replicas meet in calls that differ; it names both.
-        DeadlockError: if replicas wait for others that have returned.
-        ValueError: if results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
-            vmap.
+    **Returns**: A function with the arguments of `f`.
 
-    Example:
-        >>> import numpy as np, gpusim
-        >>> from gpusim import lax
-        >>> def f(x):
-        ...     total = lax.psum(x, "i")
-        ...     return total if x > 2 else -x
-        >>> gpusim.pmap(f, "i")(np.array([1, 2, 3, 4]))
-        array([-1, -2, 10, 10])
+    **Raises**:
+
+    - ReplicaError: if a replica's own code raises; the exception is its cause, and `index` is the
+      replica's. The others are ended.
+    - CollectiveMismatchError: if replicas meet in calls that differ; it names both.
+    - DeadlockError: if replicas wait for others that have returned.
+    - ValueError: if results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
+      vmap.
+
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> def f(x):
+    ...     total = lax.psum(x, "i")
+    ...     return total if x > 2 else -x
+    >>> gpusim.pmap(f, "i")(np.array([1, 2, 3, 4]))
+    array([-1, -2, 10, 10])
     """
     if not callable(f):
         raise TypeError(f"pmap needs a function, but got {f!r:.60}")

@@ -69,10 +69,11 @@ def _end_thread(thread: threading.Thread) -> None:
 class ReplicaThread:
     """One replica of one pmap call: its thread, its axis entry, and the rendezvous it waits in.
 
-    Attributes:
-        inside: True while the thread runs gpusim's own code. No exception is posted to it then;
-            it checks `ended` itself.
-        waiting: the rendezvous it waits in, or the inner pmap call.
+    **Attributes**:
+
+    - `inside`: True while the thread runs gpusim's own code. No exception is posted to it then; it
+      checks `ended` itself.
+    - `waiting`: the rendezvous it waits in, or the inner pmap call.
     """
 
     def __init__(self, call: PmapCall, entry: AxisEntry, context: Context) -> None:

@@ -29,17 +29,18 @@ from .mapped_array.array import Array, unpack, wrap
 class Mesh:
     """Replicas in a grid with named axes.
 
-    Args:
-        shape: the number of replicas along each axis, all positive.
-        axis_names: a name for each.
+    **Arguments**:
 
-    Raises:
-        ValueError: when the two do not fit together, a name comes twice or a size is not positive.
+    - `shape`: the number of replicas along each axis, all positive.
+    - `axis_names`: a name for each.
 
-    Example:
-        >>> mesh = Mesh((4, 2), ("x", "y"))
-        >>> mesh.size, mesh.shape
-        (8, {'x': 4, 'y': 2})
+    **Raises**:
+
+    - ValueError: when the two do not fit together, a name comes twice or a size is not positive.
+
+    >>> mesh = Mesh((4, 2), ("x", "y"))
+    >>> mesh.size, mesh.shape
+    (8, {'x': 4, 'y': 2})
     """
 
     def __init__(
@@ -86,9 +87,8 @@ class P:
     ``P("x")`` splits axis 0 over x; ``P(None, ("x", "y"))`` splits axis 1 over both, x-major;
     ``P()`` splits nothing. Mesh axes that do not occur hold equal copies.
 
-    Example:
-        >>> P("x", None, ("y", "z"))
-        P('x', None, ('y', 'z'))
+    >>> P("x", None, ("y", "z"))
+    P('x', None, ('y', 'z'))
     """
 
     def __init__(self, *entries: Any) -> None:
@@ -132,33 +132,33 @@ def shard_map(
     Each argument is split by its PartitionSpec (`P`). `f` sees MappedArrays of shard shape and may
     use collectives over the mesh's axes. Results are assembled by `out_specs`.
 
-    Args:
-        f: a function of pytrees of arrays that returns a pytree of arrays.
-        mesh: the replicas.
-        in_specs: a P, or a tuple with a P or tree prefix of Ps for each argument.
-        out_specs: a P or tree prefix of Ps for the results. Mesh axes that a P does not name
-            declare the result replicated along them.
-        check_vma: compare the replicas' copies of results that out_specs declares replicated;
-            False takes the first copy without comparing.
+    **Arguments**:
 
-    Returns:
-        A function with the positional arguments of `f`.
+    - `f`: a function of pytrees of arrays that returns a pytree of arrays.
+    - `mesh`: the replicas.
+    - `in_specs`: a P, or a tuple with a P or tree prefix of Ps for each argument.
+    - `out_specs`: a P or tree prefix of Ps for the results. Mesh axes that a P does not name
+      declare the result replicated along them.
+    - `check_vma`: compare the replicas' copies of results that out_specs declares replicated;
+      False takes the first copy without comparing.
 
-    Raises:
-        ValueError: when specs do not fit the arguments or results, a size is not divisible by its
-            mesh axes, or a result declared replicated has copies that differ.
-        TypeError: when specs hold anything but Ps.
+    **Returns**: A function with the positional arguments of `f`.
 
-    Example:
-        >>> import numpy as np, gpusim
-        >>> from gpusim import lax
-        >>> mesh = gpusim.Mesh((2, 2), ("x", "y"))
-        >>> dot = gpusim.shard_map(
-        ...     lambda a, b: lax.psum(a @ b, "y"),
-        ...     mesh=mesh, in_specs=(gpusim.P("x", "y"), gpusim.P("y")), out_specs=gpusim.P("x"),
-        ... )
-        >>> dot(np.arange(16.0).reshape(4, 4), np.ones(4))
-        array([ 6., 22., 38., 54.])
+    **Raises**:
+
+    - ValueError: when specs do not fit the arguments or results, a size is not divisible by its
+      mesh axes, or a result declared replicated has copies that differ.
+    - TypeError: when specs hold anything but Ps.
+
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> mesh = gpusim.Mesh((2, 2), ("x", "y"))
+    >>> dot = gpusim.shard_map(
+    ...     lambda a, b: lax.psum(a @ b, "y"),
+    ...     mesh=mesh, in_specs=(gpusim.P("x", "y"), gpusim.P("y")), out_specs=gpusim.P("x"),
+    ... )
+    >>> dot(np.arange(16.0).reshape(4, 4), np.ones(4))
+    array([ 6., 22., 38., 54.])
     """
     if not callable(f):
         raise TypeError(f"shard_map needs a function, but got {f!r:.60}")
@@ -291,8 +291,9 @@ def _one_copy(
 ) -> tuple[Array, Axes]:
     """The first of the copies along mesh axes that out_specs declares replicated.
 
-    Raises:
-        ValueError: when a copy has other bits.
+    **Raises**:
+
+    - ValueError: when a copy has other bits.
     """
     for mesh_axis in replicated:
         if mesh_axis not in axes:

@@ -36,9 +36,10 @@ HOST = ("cpu", "host")
 def check_devices(devices: Any) -> None:
     """Check the type of pmap's `devices`. Whether they exist is checked when the replicas start.
 
-    Raises:
-        TypeError: if it is neither None nor a sequence.
-        ValueError: if it is empty, or an entry does not name a device.
+    **Raises**:
+
+    - TypeError: if it is neither None nor a sequence.
+    - ValueError: if it is empty, or an entry does not name a device.
     """
     if devices is None:
         return
@@ -77,9 +78,10 @@ def gpus_of_replicas(
     Without `devices`, all replicas run on the GPU of the first argument that is on one, else on
     that of the calling replica.
 
-    Raises:
-        ImportError: if CuPy is not installed and a GPU is named.
-        ValueError: if a GPU does not exist.
+    **Raises**:
+
+    - ImportError: if CuPy is not installed and a GPU is named.
+    - ValueError: if a GPU does not exist.
     """
     if devices is None:
         arrays = (unpack(leaf)[0] for leaf in leaves)
@@ -162,10 +164,11 @@ def _record_current(gpu: int) -> Any:
 class StreamSlot:
     """The GPU and the stream of one replica.
 
-    Attributes:
-        gpu, stream: CUDA's number of the GPU, and one of its streams.
-        rendezvous_streams: the streams of the outermost call's rendezvous, by slots and by GPU.
-        end: the event after the replica's last work.
+    **Attributes**:
+
+    - `gpu`, `stream`: CUDA's number of the GPU, and one of its streams.
+    - `rendezvous_streams`: the streams of the outermost call's rendezvous, by slots and by GPU.
+    - `end`: the event after the replica's last work.
     """
 
     gpu: int

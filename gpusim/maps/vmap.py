@@ -40,31 +40,31 @@ def vmap(
     Inside `f` each array argument is a MappedArray: it looks like one replica's array and stands
     for all of them. NumPy functions work on it, and `gpusim.lax`'s collectives over `axis_name`.
 
-    Args:
-        f: a function of pytrees of arrays that returns a pytree of arrays.
-        in_axes: the mapped axis of each argument: an int for all of them, None for arguments that
-            are the same on every replica, or a tuple with an entry for each positional argument,
-            each an int, None or a tree prefix of them. Keyword arguments are mapped along axis 0.
-        out_axes: the position of the mapped axis in the results, as int or tree prefix of the
-            results; None returns a value that is the same on every replica once.
-        axis_name: a name for the axis, for collectives.
-        axis_size: the number of replicas, needed only if no argument is mapped.
+    **Arguments**:
 
-    Returns:
-        A function with the arguments of `f`. Results that alias an argument or each other are
-        read-only.
+    - `f`: a function of pytrees of arrays that returns a pytree of arrays.
+    - `in_axes`: the mapped axis of each argument: an int for all of them, None for arguments that
+      are the same on every replica, or a tuple with an entry for each positional argument, each an
+      int, None or a tree prefix of them. Keyword arguments are mapped along axis 0.
+    - `out_axes`: the position of the mapped axis in the results, as int or tree prefix of the
+      results; None returns a value that is the same on every replica once.
+    - `axis_name`: a name for the axis, for collectives.
+    - `axis_size`: the number of replicas, needed only if no argument is mapped.
 
-    Raises:
-        TypeError: if in_axes have another type, or results are not arrays.
-        ValueError: if in_axes do not fit the arguments, sizes differ, or out_axes do not fit the
-            results.
+    **Returns**: A function with the arguments of `f`. Results that alias an argument or each other
+    are read-only.
 
-    Example:
-        >>> import numpy as np, gpusim
-        >>> from gpusim import lax
-        >>> share = gpusim.vmap(lambda x: x / lax.psum(x, "i"), axis_name="i")
-        >>> share(np.array([1.0, 2.0, 5.0]))
-        array([0.125, 0.25 , 0.625])
+    **Raises**:
+
+    - TypeError: if in_axes have another type, or results are not arrays.
+    - ValueError: if in_axes do not fit the arguments, sizes differ, or out_axes do not fit the
+      results.
+
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> share = gpusim.vmap(lambda x: x / lax.psum(x, "i"), axis_name="i")
+    >>> share(np.array([1.0, 2.0, 5.0]))
+    array([0.125, 0.25 , 0.625])
     """
     if not callable(f):
         raise TypeError(f"vmap needs a function, but got {f!r:.60}")

@@ -113,10 +113,11 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
 class Mark:
     """One loss.
 
-    Attributes:
-        name: the function that computed it.
-        value: its result.
-        absorbed: whether another loss depends on it.
+    **Attributes**:
+
+    - `name`: the function that computed it.
+    - `value`: its result.
+    - `absorbed`: whether another loss depends on it.
     """
 
     name: str
@@ -156,8 +157,9 @@ class LossFinder:
     def final(self) -> Tensor:
         """The one loss that no other depends on.
 
-        Raises:
-            Error: if there is none or more than one.
+        **Raises**:
+
+        - Error: if there is none or more than one.
         """
         remaining = [mark.value for mark in self.marks if not mark.absorbed]
         if len(remaining) == 1:

@@ -20,30 +20,30 @@ def rowcolrow_sharded_matmul(
 ) -> Any:
     """Multiply rows by columns, into rows. The columns are gathered, one chunk at a time.
 
-    Args:
-        X: the replica's rows (m, k) of the left matrix (R m, k).
-        Y: the replica's columns (k, n) of the right matrix (k, R n).
-        replication_factor: R.
-        num_chunks: the number of chunks in which the k rows of Y are gathered. More chunks take
-            less memory.
+    **Arguments**:
 
-    Returns:
-        The replica's rows (m, R n) of the product.
+    - `X`: the replica's rows (m, k) of the left matrix (R m, k).
+    - `Y`: the replica's columns (k, n) of the right matrix (k, R n).
+    - `replication_factor`: R.
+    - `num_chunks`: the number of chunks in which the k rows of Y are gathered. More chunks take
+      less memory.
 
-    Raises:
-        ValueError: for shapes that do not match, or if num_chunks does not divide k; and the
-            errors of the collectives.
+    **Returns**: The replica's rows (m, R n) of the product.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> from gpusim.poptorch.axis import AXIS
-        >>> X, Y = torch.arange(8.0).reshape(4, 2), torch.arange(12.0).reshape(2, 6)
-        >>> product = lambda X, Y: pea.sharded.rowcolrow_sharded_matmul(X, Y, 2, num_chunks=2)
-        >>> columns = Y.reshape(2, 2, 3).transpose(0, 1)
-        >>> rows = gt.vmap(product, axis_name=AXIS)(X.reshape(2, 2, 2), columns)
-        >>> torch.equal(rows.reshape(4, 6), X @ Y)
-        True
+    **Raises**:
+
+    - ValueError: for shapes that do not match, or if num_chunks does not divide k; and the errors
+      of the collectives.
+
+    >>> import torch, gpusim.torch as gt
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> from gpusim.poptorch.axis import AXIS
+    >>> X, Y = torch.arange(8.0).reshape(4, 2), torch.arange(12.0).reshape(2, 6)
+    >>> product = lambda X, Y: pea.sharded.rowcolrow_sharded_matmul(X, Y, 2, num_chunks=2)
+    >>> columns = Y.reshape(2, 2, 3).transpose(0, 1)
+    >>> rows = gt.vmap(product, axis_name=AXIS)(X.reshape(2, 2, 2), columns)
+    >>> torch.equal(rows.reshape(4, 6), X @ Y)
+    True
     """
     _check_matrices("rowcolrow_sharded_matmul", X, Y)
     inner = X.shape[1]
@@ -64,27 +64,27 @@ def rowcolrow_sharded_matmul(
 def repcolcol_sharded_matmul(X: Tensor, Y: Tensor, replication_factor: int) -> Any:
     """Multiply a whole matrix by columns, into columns. Gradients of X are summed.
 
-    Args:
-        X: (m, k), the same on all replicas.
-        Y: the replica's columns (k, n) of the right matrix (k, R n).
-        replication_factor: R.
+    **Arguments**:
 
-    Returns:
-        The replica's columns (m, n) of the product.
+    - `X`: (m, k), the same on all replicas.
+    - `Y`: the replica's columns (k, n) of the right matrix (k, R n).
+    - `replication_factor`: R.
 
-    Raises:
-        ValueError: for shapes that do not match; and the errors of the collectives.
+    **Returns**: The replica's columns (m, n) of the product.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> from gpusim.poptorch.axis import AXIS
-        >>> X, Y = torch.arange(8.0).reshape(4, 2), torch.arange(12.0).reshape(2, 6)
-        >>> product = lambda X, Y: pea.sharded.repcolcol_sharded_matmul(X, Y, 2)
-        >>> columns = Y.reshape(2, 2, 3).transpose(0, 1)
-        >>> found = gt.vmap(product, in_dims=(None, 0), out_dims=1, axis_name=AXIS)(X, columns)
-        >>> torch.equal(found.reshape(4, 6), X @ Y)
-        True
+    **Raises**:
+
+    - ValueError: for shapes that do not match; and the errors of the collectives.
+
+    >>> import torch, gpusim.torch as gt
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> from gpusim.poptorch.axis import AXIS
+    >>> X, Y = torch.arange(8.0).reshape(4, 2), torch.arange(12.0).reshape(2, 6)
+    >>> product = lambda X, Y: pea.sharded.repcolcol_sharded_matmul(X, Y, 2)
+    >>> columns = Y.reshape(2, 2, 3).transpose(0, 1)
+    >>> found = gt.vmap(product, in_dims=(None, 0), out_dims=1, axis_name=AXIS)(X, columns)
+    >>> torch.equal(found.reshape(4, 6), X @ Y)
+    True
     """
     _check_matrices("repcolcol_sharded_matmul", X, Y)
     return all_reduce_cross_replica_sum(X, replication_factor, insert_in_grad_graph=True) @ Y
@@ -94,27 +94,27 @@ def colrowrep_sharded_matmul(X: Tensor, Y: Tensor, replication_factor: int) -> A
     """Multiply columns by rows. The result, on all replicas, is the sum of their products.
 
 
-    Args:
-        X: the replica's columns (m, k) of the left matrix (m, R k).
-        Y: the replica's rows (k, n) of the right matrix (R k, n).
-        replication_factor: R.
+    **Arguments**:
 
-    Returns:
-        The product (m, n), the same on all replicas.
+    - `X`: the replica's columns (m, k) of the left matrix (m, R k).
+    - `Y`: the replica's rows (k, n) of the right matrix (R k, n).
+    - `replication_factor`: R.
 
-    Raises:
-        ValueError: for shapes that do not match; and the errors of the collectives.
+    **Returns**: The product (m, n), the same on all replicas.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> from gpusim.poptorch.axis import AXIS
-        >>> X, Y = torch.arange(8.0).reshape(2, 4), torch.arange(12.0).reshape(4, 3)
-        >>> product = lambda X, Y: pea.sharded.colrowrep_sharded_matmul(X, Y, 2)
-        >>> columns, rows = X.reshape(2, 2, 2).transpose(0, 1), Y.reshape(2, 2, 3)
-        >>> found = gt.vmap(product, out_dims=None, axis_name=AXIS)(columns, rows)
-        >>> torch.equal(found, X @ Y)
-        True
+    **Raises**:
+
+    - ValueError: for shapes that do not match; and the errors of the collectives.
+
+    >>> import torch, gpusim.torch as gt
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> from gpusim.poptorch.axis import AXIS
+    >>> X, Y = torch.arange(8.0).reshape(2, 4), torch.arange(12.0).reshape(4, 3)
+    >>> product = lambda X, Y: pea.sharded.colrowrep_sharded_matmul(X, Y, 2)
+    >>> columns, rows = X.reshape(2, 2, 2).transpose(0, 1), Y.reshape(2, 2, 3)
+    >>> found = gt.vmap(product, out_dims=None, axis_name=AXIS)(columns, rows)
+    >>> torch.equal(found, X @ Y)
+    True
     """
     _check_matrices("colrowrep_sharded_matmul", X, Y)
     return all_reduce_cross_replica_sum(X @ Y, replication_factor)

@@ -129,12 +129,13 @@ def add_op(
 
     `name` names the op, and its outputs unless `output_names` is given.
 
-    Raises:
-        RuntimeError: outside of a graph.
-        TypeError: if an input is not a Tensor.
-        ValueError: if an input is in another graph, or inputs are on different IPUs or tile sets.
-        popart_exception: if `definition.infer` raises ValueError or TypeError; it is one of these
-            as well.
+    **Raises**:
+
+    - RuntimeError: outside of a graph.
+    - TypeError: if an input is not a Tensor.
+    - ValueError: if an input is in another graph, or inputs are on different IPUs or tile sets.
+    - popart_exception: if `definition.infer` raises ValueError or TypeError; it is one of these as
+      well.
     """
     context = get_current_context()
     graph = get_current_graph()

@@ -69,29 +69,30 @@ class World:
     and shard_map spans all instances. Each passes the values of its local replicas and receives
     their results. Collectives give the bits that one process with all replicas computes.
 
-    Attributes:
-        replicas: the number of replicas of all instances.
-        local_replicas: the number of replicas of this instance.
-        replica_offset: the number of its first replica.
-        instances, instance: the number of instances, and the number of this one.
-        counts: the number of replicas of each instance.
+    **Attributes**:
 
-    Raises (on leaving, and by collectives inside):
-        CollectiveMismatchError: if instances make different calls; it names them and both calls.
-        InstanceError: if another instance has failed, has left, or is gone; it names it.
-        GpusimError: if an error has ended this world before.
+    - `replicas`: the number of replicas of all instances.
+    - `local_replicas`: the number of replicas of this instance.
+    - `replica_offset`: the number of its first replica.
+    - `instances`, `instance`: the number of instances, and the number of this one.
+    - `counts`: the number of replicas of each instance.
+
+    **Raises** (on leaving, and by collectives inside):
+
+    - CollectiveMismatchError: if instances make different calls; it names them and both calls.
+    - InstanceError: if another instance has failed, has left, or is gone; it names it.
+    - GpusimError: if an error has ended this world before.
 
     An error that leaves the block ends the world, and with it all instances, unless the program
     catches the error and goes on alone.
 
-    Example:
-        >>> import numpy as np, gpusim
-        >>> from gpusim import lax
-        >>> with gpusim.World.from_environment(replicas=4, environ={}) as world:
-        ...     x = np.arange(world.replica_offset, world.replica_offset + world.local_replicas)
-        ...     total = gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i", out_axes=None)(x)
-        >>> world, int(total)
-        (World(replicas=4, instances=1), 6)
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> with gpusim.World.from_environment(replicas=4, environ={}) as world:
+    ...     x = np.arange(world.replica_offset, world.replica_offset + world.local_replicas)
+    ...     total = gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i", out_axes=None)(x)
+    >>> world, int(total)
+    (World(replicas=4, instances=1), 6)
     """
 
     def __init__(
@@ -99,11 +100,12 @@ class World:
     ) -> None:
         """Make a world; programs usually call `from_environment`.
 
-        Args:
-            counts: the number of replicas of each instance, at least 1.
-            engine: the connection to the other instances; None for a single one.
-            check: compare the calls of all instances before each exchange. It costs a message of
-                one KiB to each.
+        **Arguments**:
+
+        - `counts`: the number of replicas of each instance, at least 1.
+        - `engine`: the connection to the other instances; None for a single one.
+        - `check`: compare the calls of all instances before each exchange. It costs a message of
+          one KiB to each.
         """
         self.counts = tuple(as_index(count) for count in counts)
         self.engine = engine
@@ -140,17 +142,19 @@ class World:
     ) -> World:
         """The world that poprun, mpirun, srun or torchrun has started; one instance without them.
 
-        Args:
-            replicas: the number of replicas of all instances, divided evenly; the first instances
-                hold one more. None is one each. Where PopDist's variables are set, as by poprun,
-                they count the replicas, and `replicas` must be None or agree.
-            check: see `World`.
-            environ: the environment, for tests; None is this process's.
+        **Arguments**:
 
-        Raises:
-            ValueError: for variables that are missing or contradict each other, which it names, and
-                for replicas that contradict them.
-            ImportError: for several instances without mpi4py.
+        - `replicas`: the number of replicas of all instances, divided evenly; the first instances
+          hold one more. None is one each. Where PopDist's variables are set, as by poprun, they
+          count the replicas, and `replicas` must be None or agree.
+        - `check`: see `World`.
+        - `environ`: the environment, for tests; None is this process's.
+
+        **Raises**:
+
+        - ValueError: for variables that are missing or contradict each other, which it names, and
+          for replicas that contradict them.
+        - ImportError: for several instances without mpi4py.
         """
         launch = environment.read() if environ is None else environment.read(environ)
         if replicas is not None and as_index(replicas) < 1:
@@ -240,14 +244,16 @@ class World:
     ) -> Iterator[None]:
         """A call that all instances make; the block runs when they have agreed on it.
 
-        Args:
-            text: the call, for messages.
-            terms: everything that must be equal on all instances, by name.
-            tag: the channel of the call.
-            within: the channel on which the instances agree, if it is another one.
+        **Arguments**:
 
-        Raises:
-            CollectiveMismatchError, InstanceError, GpusimError: see `World`.
+        - `text`: the call, for messages.
+        - `terms`: everything that must be equal on all instances, by name.
+        - `tag`: the channel of the call.
+        - `within`: the channel on which the instances agree, if it is another one.
+
+        **Raises**:
+
+        - CollectiveMismatchError, InstanceError, GpusimError: see `World`.
         """
         self._check_running()
         agreeing = tag if within is None else within

@@ -23,8 +23,9 @@ __all__ = ["as_result", "check_dims", "equal_bits", "take_replicated", "read"]
 def check_dims(what: str, in_dims: Any, out_dims: Any) -> Any:
     """in_dims with a list of entries turned into a tuple.
 
-    Raises:
-        TypeError: where one of the two holds anything but integers and None.
+    **Raises**:
+
+    - TypeError: where one of the two holds anything but integers and None.
     """
     check_out_axes(what, out_dims, "out_dims")
     return check_in_axes(what, in_dims, "in_dims")
@@ -35,9 +36,10 @@ def read(
 ) -> MapArguments:
     """Flatten the arguments and find which dimension of each leaf is mapped, and how long it is.
 
-    Raises:
-        ValueError: when in_dims does not fit the arguments, and as `gpusim.vmap`.
-        TypeError: if a mapped argument is not a tensor.
+    **Raises**:
+
+    - ValueError: when in_dims does not fit the arguments, and as `gpusim.vmap`.
+    - TypeError: if a mapped argument is not a tensor.
     """
     leaves, structure = trees.flatten((args, kwargs))
     shapes = [
@@ -79,8 +81,9 @@ def equal_bits(first: Tensor, second: Tensor) -> bool:
 def take_replicated(what: str, stacked: Tensor, axis_name: Any) -> Tensor:
     """The value of all replicas, which must be the same.
 
-    Raises:
-        ValueError: where it differs.
+    **Raises**:
+
+    - ValueError: where it differs.
     """
     first = stacked[0]
     if stacked.stride(0) != 0 and not equal_bits(first.expand(stacked.shape), stacked):

@@ -37,9 +37,10 @@ __all__ = [
 class TensorAxis(AxisEntry):
     """A lockstep frame over tensors.
 
-    Attributes:
-        marker: each replica's index on the axis, a tensor that is batched at just the level of
-            torch.func.vmap that the frame stands for; None where a graph is traced.
+    **Attributes**:
+
+    - `marker`: each replica's index on the axis, a tensor that is batched at just the level of
+      torch.func.vmap that the frame stands for; None where a graph is traced.
     """
 
     __slots__ = ("marker",)
@@ -54,12 +55,13 @@ class TensorAxis(AxisEntry):
 class EnclosingAxis(NamedTuple):
     """One axis around a collective, as a plan records it.
 
-    Attributes:
-        name: its name.
-        size: how many of its replicas are here.
-        total: how many there are on all instances.
-        kind: "lockstep", "thread" (of pmap), "traced", or "shared" (lockstep, and shared out over
-            instances).
+    **Attributes**:
+
+    - `name`: its name.
+    - `size`: how many of its replicas are here.
+    - `total`: how many there are on all instances.
+    - `kind`: "lockstep", "thread" (of pmap), "traced", or "shared" (lockstep, and shared out over
+      instances).
     """
 
     name: Any
@@ -101,8 +103,9 @@ def rebound(enclosing: Sequence[EnclosingAxis], unnamed: Sequence[int]) -> Itera
 
     Axes of pmap are those of the running replica.
 
-    Raises:
-        GpusimError: outside of a replica of such a pmap, or if the axis was bound for tracing.
+    **Raises**:
+
+    - GpusimError: outside of a replica of such a pmap, or if the axis was bound for tracing.
     """
     here = axis_environment()
     entries: list[AxisEntry] = []
@@ -150,21 +153,22 @@ def trace_axes(sizes: Mapping[str, int]) -> Iterator[None]:
     of one replica in which collectives are operators that look up their axes when they run: it can
     run in `vmap` and in `pmap`, with the same number of replicas (another one is a ValueError).
 
-    Args:
-        sizes: the number of replicas along each axis, outermost first.
+    **Arguments**:
 
-    Raises:
-        GpusimError: by collectives inside that are to compute anything.
+    - `sizes`: the number of replicas along each axis, outermost first.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> from torch.fx.experimental.proxy_tensor import make_fx
-        >>> def f(x):
-        ...     return x / gt.psum(x, "i")
-        >>> with gt.trace_axes({"i": 4}):
-        ...     graph = make_fx(f, pre_dispatch=True, tracing_mode="fake")(torch.ones(()))
-        >>> gt.vmap(graph, axis_name="i")(torch.arange(4.0))
-        tensor([0.0000, 0.1667, 0.3333, 0.5000])
+    **Raises**:
+
+    - GpusimError: by collectives inside that are to compute anything.
+
+    >>> import torch, gpusim.torch as gt
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> def f(x):
+    ...     return x / gt.psum(x, "i")
+    >>> with gt.trace_axes({"i": 4}):
+    ...     graph = make_fx(f, pre_dispatch=True, tracing_mode="fake")(torch.ones(()))
+    >>> gt.vmap(graph, axis_name="i")(torch.arange(4.0))
+    tensor([0.0000, 0.1667, 0.3333, 0.5000])
     """
     entries: list[TensorAxis] = []
     for name, size in sizes.items():

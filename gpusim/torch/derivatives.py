@@ -33,8 +33,9 @@ def cotangents_of_operands(
 ) -> list[Tensor | None]:
     """The operands' cotangents, None for those of integers.
 
-    Raises:
-        NotImplementedError: for a collective without a derivative.
+    **Raises**:
+
+    - NotImplementedError: for a collective without a derivative.
     """
     back = _transposed(plan)
     with entered(ctx.state):
@@ -53,8 +54,9 @@ def tangents_of_results(
 ) -> list[Tensor | None]:
     """The results' tangents: those of the operands through the collective itself, as it is linear.
 
-    Raises:
-        NotImplementedError: for a collective without a derivative.
+    **Raises**:
+
+    - NotImplementedError: for a collective without a derivative.
     """
     _transposed(plan)
     given = next(tangent for tangent in tangents if tangent is not None)

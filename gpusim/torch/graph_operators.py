@@ -18,20 +18,20 @@ def graph_operator(
 ) -> Any:
     """The operator gpusim::name of this schema.
 
-    Args:
-        schema: as "name(Tensor x) -> Tensor".
-        run: its implementation.
-        transformed: its implementation where torch.func transforms it, if that differs: an
-            operator of torch.library is differentiated there by an autograd.Function only.
+    **Arguments**:
 
-    Example:
-        >>> import torch
-        >>> from torch.fx.experimental.proxy_tensor import make_fx
-        >>> from gpusim.torch.graph_operators import graph_operator
-        >>> twice = graph_operator("twice(Tensor x) -> Tensor", lambda x: x + x)
-        >>> graph = make_fx(lambda x: twice(x) * 2, pre_dispatch=True)(torch.ones(2))
-        >>> [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-        ['gpusim.twice.default', 'aten.mul.Tensor']
+    - `schema`: as "name(Tensor x) -> Tensor".
+    - `run`: its implementation.
+    - `transformed`: its implementation where torch.func transforms it, if that differs: an
+      operator of torch.library is differentiated there by an autograd.Function only.
+
+    >>> import torch
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> from gpusim.torch.graph_operators import graph_operator
+    >>> twice = graph_operator("twice(Tensor x) -> Tensor", lambda x: x + x)
+    >>> graph = make_fx(lambda x: twice(x) * 2, pre_dispatch=True)(torch.ones(2))
+    >>> [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    ['gpusim.twice.default', 'aten.mul.Tensor']
     """
     name = schema.partition("(")[0]
     _library.define(schema)

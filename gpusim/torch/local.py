@@ -17,11 +17,12 @@ __all__ = ["Position", "own_slice", "own_slice_transpose", "identity"]
 class Position:
     """The position of the replicas whose values are in one tensor.
 
-    Attributes:
-        lead: how many leading dimensions the tensor has that are axes.
-        along: which of them is the collective's axis; None for the value of one replica.
-        first: the index of the first replica that is here, or of the thread's.
-        total: how many replicas there are.
+    **Attributes**:
+
+    - `lead`: how many leading dimensions the tensor has that are axes.
+    - `along`: which of them is the collective's axis; None for the value of one replica.
+    - `first`: the index of the first replica that is here, or of the thread's.
+    - `total`: how many replicas there are.
     """
 
     lead: int
@@ -53,8 +54,9 @@ def identity(x: Tensor, position: Position) -> Tensor:
 def own_slice(x: Tensor, position: Position) -> Tensor:
     """The part of a value (replicas, *s) with the replica's own index.
 
-    Raises:
-        ValueError: for another number of parts than there are replicas.
+    **Raises**:
+
+    - ValueError: for another number of parts than there are replicas.
     """
     if x.shape[position.lead] != position.total:
         raise ValueError(

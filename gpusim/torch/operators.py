@@ -160,9 +160,10 @@ def collective(
 ) -> list[Tensor]:
     """Run a collective over the named axes, which are looked up now or where the graph runs.
 
-    Raises:
-        NameError: for an axis that is not bound.
-        TypeError: for an axis whose values are not tensors.
+    **Raises**:
+
+    - NameError: for an axis that is not bound.
+    - TypeError: for an axis whose values are not tensors.
     """
     if not torch.compiler.is_dynamo_compiling():  # which cannot look up axes
         spec = replace(spec, sizes=traced_sizes(names))

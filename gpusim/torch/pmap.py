@@ -36,31 +36,31 @@ def pmap(
     Replicas meet in their collectives, those of the backward pass too, which therefore has to run
     inside `f` (backward(), torch.autograd.grad, torch.func.grad). It runs in the replica's thread.
 
-    Args:
-        f: a function of pytrees of tensors that returns a pytree of tensors and numbers. Its
-            arguments share memory with the caller's, and are leaves of their own: one that requires
-            grad outside does so inside, and gets its ``.grad`` there.
-        axis_name: a name for the axis, for collectives.
-        in_dims, out_dims, axis_size: as in `vmap`; out_dims None demands equal bits.
-        schedule: "cores" or "one", as in `gpusim.pmap`.
+    **Arguments**:
 
-    Returns:
-        A function with the arguments of `f`. Its results are detached.
+    - `f`: a function of pytrees of tensors that returns a pytree of tensors and numbers. Its
+      arguments share memory with the caller's, and are leaves of their own: one that requires grad
+      outside does so inside, and gets its ``.grad`` there.
+    - `axis_name`: a name for the axis, for collectives.
+    - `in_dims`, `out_dims`, `axis_size`: as in `vmap`; out_dims None demands equal bits.
+    - `schedule`: "cores" or "one", as in `gpusim.pmap`.
 
-    Raises:
-        ReplicaError, CollectiveMismatchError, DeadlockError: as `gpusim.pmap`.
-        TypeError, ValueError: as `vmap`, and when results differ in tree, shape or dtype.
-        GpusimError: inside of a `vmap` of tensors, whose levels other threads do not see.
+    **Returns**: A function with the arguments of `f`. Its results are detached.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> def step(w, x):
-        ...     loss = (w * x) ** 2 if x > 1 else w
-        ...     (gradient,) = torch.autograd.grad(loss, w)
-        ...     return gt.pmean(gradient, "i")
-        >>> w = torch.tensor(1.0, requires_grad=True)
-        >>> gt.pmap(step, "i", in_dims=(None, 0), out_dims=None)(w, torch.tensor([1.0, 2.0, 3.0]))
-        tensor(9.)
+    **Raises**:
+
+    - ReplicaError, CollectiveMismatchError, DeadlockError: as `gpusim.pmap`.
+    - TypeError, ValueError: as `vmap`, and when results differ in tree, shape or dtype.
+    - GpusimError: inside of a `vmap` of tensors, whose levels other threads do not see.
+
+    >>> import torch, gpusim.torch as gt
+    >>> def step(w, x):
+    ...     loss = (w * x) ** 2 if x > 1 else w
+    ...     (gradient,) = torch.autograd.grad(loss, w)
+    ...     return gt.pmean(gradient, "i")
+    >>> w = torch.tensor(1.0, requires_grad=True)
+    >>> gt.pmap(step, "i", in_dims=(None, 0), out_dims=None)(w, torch.tensor([1.0, 2.0, 3.0]))
+    tensor(9.)
     """
     if not callable(f):
         raise TypeError(f"pmap needs a function, but got {f!r:.60}")

@@ -56,23 +56,24 @@ def seeded(seed: int, step: int = 0) -> Iterator[None]:
 
     Elsewhere it depends on the seed that torch has, and on the calls since it was set to another.
 
-    Args:
-        seed: 0 to 2**64 - 1.
-        step: the number of a micro-batch, say, 0 to 2**32 - 1.
+    **Arguments**:
 
-    Raises:
-        TypeError, ValueError: by the draws, for a seed that `gpusim.rng` does not take.
+    - `seed`: 0 to 2**64 - 1.
+    - `step`: the number of a micro-batch, say, 0 to 2**32 - 1.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> from gpusim.torch.seeds import seeded, seeds
-        >>> draw = gt.vmap(lambda: seeds(1), axis_name="i", axis_size=2)
-        >>> with seeded(0):
-        ...     first, second = draw(), draw()
-        >>> with seeded(0):
-        ...     again = draw()
-        >>> torch.equal(first, again), torch.equal(first, second), len(first.unique())
-        (True, False, 2)
+    **Raises**:
+
+    - TypeError, ValueError: by the draws, for a seed that `gpusim.rng` does not take.
+
+    >>> import torch, gpusim.torch as gt
+    >>> from gpusim.torch.seeds import seeded, seeds
+    >>> draw = gt.vmap(lambda: seeds(1), axis_name="i", axis_size=2)
+    >>> with seeded(0):
+    ...     first, second = draw(), draw()
+    >>> with seeded(0):
+    ...     again = draw()
+    >>> torch.equal(first, again), torch.equal(first, second), len(first.unique())
+    (True, False, 2)
     """
     token = _seeded.set(Draws(seed, step))
     try:

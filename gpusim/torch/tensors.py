@@ -53,8 +53,9 @@ BITS = {1: (torch.uint8, np.dtype(np.uint8)), 2: (torch.uint16, np.dtype(np.uint
 def dtype_of(tensor: torch.Tensor, what: str = "tensor") -> np.dtype[Any]:
     """The dtype of NumPy or ml_dtypes that the tensor's memory has.
 
-    Raises:
-        TypeError: for dtypes that neither has, and tensors that no array can share memory with.
+    **Raises**:
+
+    - TypeError: for dtypes that neither has, and tensors that no array can share memory with.
     """
     found = TO_NUMPY.get(tensor.dtype)
     if found is None:
@@ -81,20 +82,21 @@ def torch_dtype(dtype: np.dtype[Any], what: str = "array") -> torch.dtype:
 def as_array(tensor: torch.Tensor, what: str = "tensor") -> Any:
     """The tensor's memory as an array: NumPy's on the host, CuPy's on a GPU; nothing is copied.
 
-    Args:
-        tensor: of any shape and strides, expanded ones too, and whether or not it requires grad
-            (the array knows nothing of that). bfloat16 and float8 become ml_dtypes'.
-        what: what the error calls it.
+    **Arguments**:
 
-    Raises:
-        TypeError: for a dtype that neither NumPy nor ml_dtypes has, and for tensors that are
-            neither on the host nor on a GPU, or not strided.
+    - `tensor`: of any shape and strides, expanded ones too, and whether or not it requires grad
+      (the array knows nothing of that). bfloat16 and float8 become ml_dtypes'.
+    - `what`: what the error calls it.
 
-    Example:
-        >>> import torch, gpusim.torch
-        >>> x = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
-        >>> gpusim.torch.as_array(x)
-        array([1, 1, 1], dtype=bfloat16)
+    **Raises**:
+
+    - TypeError: for a dtype that neither NumPy nor ml_dtypes has, and for tensors that are neither
+      on the host nor on a GPU, or not strided.
+
+    >>> import torch, gpusim.torch
+    >>> x = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    >>> gpusim.torch.as_array(x)
+    array([1, 1, 1], dtype=bfloat16)
     """
     dtype = dtype_of(tensor, what)
     plain = tensor.detach().resolve_conj().resolve_neg()
@@ -109,18 +111,19 @@ def as_array(tensor: torch.Tensor, what: str = "tensor") -> Any:
 def as_tensor(array: Any, *, copy: bool = False) -> torch.Tensor:
     """The array's memory as a tensor; copied if asked for, or if torch cannot have it as it is.
 
-    Args:
-        array: NumPy's or CuPy's, of any dtype that `as_array` gives.
-        copy: True for memory of its own. Read-only arrays and those with negative strides are
-            always copied, since torch knows neither.
+    **Arguments**:
 
-    Raises:
-        TypeError: for a dtype that torch lacks.
+    - `array`: NumPy's or CuPy's, of any dtype that `as_array` gives.
+    - `copy`: True for memory of its own. Read-only arrays and those with negative strides are
+      always copied, since torch knows neither.
 
-    Example:
-        >>> import numpy as np, gpusim.torch
-        >>> gpusim.torch.as_tensor(np.arange(3.0))
-        tensor([0., 1., 2.], dtype=torch.float64)
+    **Raises**:
+
+    - TypeError: for a dtype that torch lacks.
+
+    >>> import numpy as np, gpusim.torch
+    >>> gpusim.torch.as_tensor(np.arange(3.0))
+    tensor([0., 1., 2.], dtype=torch.float64)
     """
     if isinstance(array, np.generic):
         array = np.asarray(array)

@@ -38,36 +38,35 @@ def vmap(
     autograd. Gradients are those of the sum of all replicas' results: what goes into a psum on one
     replica has a share in the results of all.
 
-    Args:
-        f: a function of pytrees of tensors that returns a pytree of tensors and numbers.
-        in_dims: which dimension of each argument counts the replicas: an int for all of them, None
-            for 'the same on every replica', or a tuple with an entry for each positional argument,
-            each an int, None or a tree prefix of them. Keyword arguments are mapped along
-            dimension 0.
-        out_dims: where the replicas' dimension goes in the results, as int or tree prefix of the
-            results; None returns a value that is the same on every replica once.
-        axis_name: a name for the axis.
-        axis_size: the number of replicas, needed only when no argument is mapped.
-        randomness: torch.func.vmap's: what torch's own random functions do, "error", "same" or
-            "different".
+    **Arguments**:
 
-    Returns:
-        A function with the arguments of `f`.
+    - `f`: a function of pytrees of tensors that returns a pytree of tensors and numbers.
+    - `in_dims`: which dimension of each argument counts the replicas: an int for all of them, None
+      for 'the same on every replica', or a tuple with an entry for each positional argument, each
+      an int, None or a tree prefix of them. Keyword arguments are mapped along dimension 0.
+    - `out_dims`: where the replicas' dimension goes in the results, as int or tree prefix of the
+      results; None returns a value that is the same on every replica once.
+    - `axis_name`: a name for the axis.
+    - `axis_size`: the number of replicas, needed only when no argument is mapped.
+    - `randomness`: torch.func.vmap's: what torch's own random functions do, "error", "same" or
+      "different".
 
-    Raises:
-        TypeError: for in_dims of another type, mapped arguments that are not tensors, results that
-            are neither tensors nor numbers.
-        ValueError: for in_dims that do not fit the arguments, sizes that differ, and out_dims that
-            do not fit the results.
+    **Returns**: A function with the arguments of `f`.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> def loss(w, x):  # of the global batch: the mean over the replicas
-        ...     return gt.pmean((w * x) ** 2, "i")
-        >>> w, x = torch.tensor(1.0), torch.tensor([1.0, 2.0, 3.0])
-        >>> step = gt.vmap(torch.func.grad(loss), in_dims=(None, 0), axis_name="i")
-        >>> step(w, x)
-        tensor([ 2.,  8., 18.])
+    **Raises**:
+
+    - TypeError: for in_dims of another type, mapped arguments that are not tensors, results that
+      are neither tensors nor numbers.
+    - ValueError: for in_dims that do not fit the arguments, sizes that differ, and out_dims that
+      do not fit the results.
+
+    >>> import torch, gpusim.torch as gt
+    >>> def loss(w, x):  # of the global batch: the mean over the replicas
+    ...     return gt.pmean((w * x) ** 2, "i")
+    >>> w, x = torch.tensor(1.0), torch.tensor([1.0, 2.0, 3.0])
+    >>> step = gt.vmap(torch.func.grad(loss), in_dims=(None, 0), axis_name="i")
+    >>> step(w, x)
+    tensor([ 2.,  8., 18.])
     """
     if not callable(f):
         raise TypeError(f"vmap needs a function, but got {f!r:.60}")

@@ -52,12 +52,13 @@ class Layout:
     Members are numbered row-major in the axes' order; an instance holds those with its indices of
     the shared axis, in ascending order.
 
-    Attributes:
-        world: the world.
-        shape: the size of each axis, on all instances.
-        axis: which of them is shared out.
-        counts: how many indices of that axis each instance holds.
-        tag: the channel on which the instances exchange.
+    **Attributes**:
+
+    - `world`: the world.
+    - `shape`: the size of each axis, on all instances.
+    - `axis`: which of them is shared out.
+    - `counts`: how many indices of that axis each instance holds.
+    - `tag`: the channel on which the instances exchange.
     """
 
     world: World
@@ -157,13 +158,13 @@ def fetch(
 ) -> Array:
     """The values of members that may be anywhere.
 
-    Args:
-        rows: the values of this instance's members, by number; all of one shape.
-        needs: for each instance the members that it asks for, ascending.
-        like: any array of their library, shape and dtype.
+    **Arguments**:
 
-    Returns:
-        A new array (needed, *shape) in the order of ``needs``.
+    - `rows`: the values of this instance's members, by number; all of one shape.
+    - `needs`: for each instance the members that it asks for, ascending.
+    - `like`: any array of their library, shape and dtype.
+
+    **Returns**: A new array (needed, *shape) in the order of ``needs``.
     """
     needed = needs[layout.instance]
     out = empty(like, (len(needed), *like.shape))

@@ -93,14 +93,13 @@ class MappedArray:
 
     `gpusim.vmap` and `gpusim.shard_map` make them; users do not.
 
-    Example:
-        >>> import numpy as np, gpusim
-        >>> def f(x):
-        ...     print(x.shape, x.dtype)
-        ...     return np.sqrt(x).sum()
-        >>> gpusim.vmap(f)(np.array([[1.0, 4.0], [9.0, 16.0]]))
-        (2,) float64
-        array([3., 7.])
+    >>> import numpy as np, gpusim
+    >>> def f(x):
+    ...     print(x.shape, x.dtype)
+    ...     return np.sqrt(x).sum()
+    >>> gpusim.vmap(f)(np.array([[1.0, 4.0], [9.0, 16.0]]))
+    (2,) float64
+    array([3., 7.])
     """
 
     __slots__ = ("_axes", "_data")

@@ -29,12 +29,13 @@ Entry = (
 class StackedIndex:
     """An index expression for stacked data, and the order of axes in what it selects.
 
-    Attributes:
-        stacked: the index of the stacked data.
-        axes: the mapped axes of the result, outermost first.
-        shape: the result's shape as one replica sees it.
-        block: the first of the axes in `shape` that index arrays made, and their number.
-        found: how many axes of NumPy's result come before the mapped ones.
+    **Attributes**:
+
+    - `stacked`: the index of the stacked data.
+    - `axes`: the mapped axes of the result, outermost first.
+    - `shape`: the result's shape as one replica sees it.
+    - `block`: the first of the axes in `shape` that index arrays made, and their number.
+    - `found`: how many axes of NumPy's result come before the mapped ones.
     """
 
     stacked: tuple[Any, ...]
@@ -92,10 +93,11 @@ def stack_basic(index: tuple[Any, ...], mapped: int) -> tuple[Any, ...]:
 def stack_index(index: tuple[Any, ...], data: Array, axes: Axes) -> StackedIndex:
     """The stacked index for `index` of `data`, whose leading axes are `axes`.
 
-    Raises:
-        NoRule: if NumPy refuses the index, masks select unequal numbers of elements, or the index
-            is not supported. The per-replica fallback then raises the error.
-        TypeError: if the bounds of a slice may differ between replicas.
+    **Raises**:
+
+    - NoRule: if NumPy refuses the index, masks select unequal numbers of elements, or the index is
+      not supported. The per-replica fallback then raises the error.
+    - TypeError: if the bounds of a slice may differ between replicas.
     """
     shape = data.shape[len(axes) :]
     entries = _without_masks(_expand([_entry(entry) for entry in index], len(shape)), shape)
@@ -193,8 +195,9 @@ def _without_masks(entries: list[Entry], shape: tuple[int, ...]) -> list[Entry]:
 def nonzero(value: Any) -> tuple[Any, ...]:
     """np.nonzero(value) of an array with visible axes, of each replica where it is mapped.
 
-    Raises:
-        NoRule: if the replicas have different numbers of nonzero elements.
+    **Raises**:
+
+    - NoRule: if the replicas have different numbers of nonzero elements.
     """
     data, axes = unpack(value)
     if not axes:

@@ -48,13 +48,15 @@ def copy_with_gaps(data: Array) -> Array:
 def copy_replica_major(data: Array, mapped: int, axis_count: int = 1) -> Array:
     """`data`, or a copy, whose visible axes NumPy reduces as it would those of one replica.
 
-    Args:
-        data: the stacked array, its `mapped` first axes mapped.
-        mapped: how many axes are mapped.
-        axis_count: how many visible axes are reduced at once.
+    **Arguments**:
 
-    Raises:
-        NoLayout: when one replica's part has a layout that no copy keeps.
+    - `data`: the stacked array, its `mapped` first axes mapped.
+    - `mapped`: how many axes are mapped.
+    - `axis_count`: how many visible axes are reduced at once.
+
+    **Raises**:
+
+    - NoLayout: when one replica's part has a layout that no copy keeps.
     """
     if is_replica_major(data, mapped):
         return data

@@ -61,8 +61,9 @@ def call_per_replica(
 ) -> Any:
     """function(*args, **kwargs) for every replica in turn, the results stacked.
 
-    Raises:
-        ValueError: when the replicas' results differ in structure, shape or dtype.
+    **Raises**:
+
+    - ValueError: when the replicas' results differ in structure, shape or dtype.
     """
     leaves, structure, axes = mapped_leaves((args, kwargs))
     if not axes:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 class FallbackSettings(NamedTuple):
     """Settings of the per-replica fallback.
 
-    Attributes:
-        force: every function is called per replica, batched rule or not.
-        report: functions that are called per replica are logged.
+    **Attributes**:
+
+    - `force`: every function is called per replica, batched rule or not.
+    - `report`: functions that are called per replica are logged.
     """
 
     force: bool
@@ -50,20 +51,20 @@ def per_replica_route(*, force: bool | None = None, report: bool | None = None) 
 
     NumPy functions without a batched rule always take it. The results are the same bits.
 
-    Args:
-        force: call every function once per replica (to compare a batched rule with it).
-        report: log each function that is called once per replica, with the number of calls and the
-            line that called it, as a warning of the logger ``gpusim.maps``.
+    **Arguments**:
+
+    - `force`: call every function once per replica (to compare a batched rule with it).
+    - `report`: log each function that is called once per replica, with the number of calls and the
+      line that called it, as a warning of the logger ``gpusim.maps``.
 
     The environment variables GPUSIM_FORCE_PER_REPLICA and GPUSIM_REPORT_PER_REPLICA set to 1 do the
     same for a whole process.
 
-    Example:
-        >>> import numpy as np, gpusim
-        >>> with gpusim.per_replica_route(force=True):
-        ...     gpusim.vmap(np.sort)(np.array([[3, 1], [4, 2]]))
-        array([[1, 3],
-               [2, 4]])
+    >>> import numpy as np, gpusim
+    >>> with gpusim.per_replica_route(force=True):
+    ...     gpusim.vmap(np.sort)(np.array([[3, 1], [4, 2]]))
+    array([[1, 3],
+           [2, 4]])
     """
     now = fallback_settings()
     token = _settings.set(

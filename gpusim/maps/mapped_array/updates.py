@@ -33,28 +33,28 @@ def at(x: Any) -> At:
     ``at(table)[i].get()`` is also how a plain array is read at a MappedArray `i`, which
     ``table[i]`` and ``np.take(table, i)`` cannot do.
 
-    Args:
-        x: an array, plain (read-only ones, as in pmap, too) or a MappedArray.
+    **Arguments**:
 
-    Returns:
-        An object to be indexed: ``at(x)[index]`` has the methods `set`, `add`, `subtract`,
-        `multiply`, `divide`, `power`, `min`, `max`, `apply` and `get`.
+    - `x`: an array, plain (read-only ones, as in pmap, too) or a MappedArray.
 
-    Raises:
-        IndexError: by the methods, for an index out of range (where JAX drops the update), naming
-            axis and size.
-        ValueError: by the methods, for a value that cannot be broadcast to the indexed part.
+    **Returns**: An object to be indexed: ``at(x)[index]`` has the methods `set`, `add`,
+    `subtract`, `multiply`, `divide`, `power`, `min`, `max`, `apply` and `get`.
 
-    Example:
-        >>> import numpy as np, gpusim
-        >>> x = np.zeros(4)
-        >>> gpusim.at(x)[1:3].set(5.0), x
-        (array([0., 5., 5., 0.]), array([0., 0., 0., 0.]))
-        >>> gpusim.at(x)[[0, 0, 3]].add(1.0)
-        array([2., 0., 0., 1.])
-        >>> gpusim.vmap(lambda row, i: row.at[i].set(9.0))(np.zeros((2, 3)), np.array([0, 2]))
-        array([[9., 0., 0.],
-               [0., 0., 9.]])
+    **Raises**:
+
+    - IndexError: by the methods, for an index out of range (where JAX drops the update), naming
+      axis and size.
+    - ValueError: by the methods, for a value that cannot be broadcast to the indexed part.
+
+    >>> import numpy as np, gpusim
+    >>> x = np.zeros(4)
+    >>> gpusim.at(x)[1:3].set(5.0), x
+    (array([0., 5., 5., 0.]), array([0., 0., 0., 0.]))
+    >>> gpusim.at(x)[[0, 0, 3]].add(1.0)
+    array([2., 0., 0., 1.])
+    >>> gpusim.vmap(lambda row, i: row.at[i].set(9.0))(np.zeros((2, 3)), np.array([0, 2]))
+    array([[9., 0., 0.],
+           [0., 0., 9.]])
     """
     return At(x)
 
@@ -93,10 +93,9 @@ class Indexed:
     def get(self) -> Any:
         """The part itself, ``x[index]``.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.arange(4))[::2].get()
-            array([0, 2])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.arange(4))[::2].get()
+        array([0, 2])
         """
         x = self._x
         if not isinstance(x, MappedArray):
@@ -109,81 +108,73 @@ class Indexed:
     def set(self, value: Any) -> Any:
         """The copy with ``x[index] = value``.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.arange(6).reshape(2, 3))[:, -1].set([7, 8])
-            array([[0, 1, 7],
-                   [3, 4, 8]])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.arange(6).reshape(2, 3))[:, -1].set([7, 8])
+        array([[0, 1, 7],
+               [3, 4, 8]])
         """
         return _changed(self._x, self._index, (value,), _assign)
 
     def add(self, value: Any) -> Any:
         """The copy with ``x[index] += value``, in which repeated elements add up, as in np.add.at.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.zeros(3, int))[[0, 2, 2, 2]].add(1)
-            array([1, 0, 3])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.zeros(3, int))[[0, 2, 2, 2]].add(1)
+        array([1, 0, 3])
         """
         return self._accumulate(np.add, value)
 
     def subtract(self, value: Any) -> Any:
         """The copy with ``x[index] -= value``, repeated elements as often as they occur.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.array([5, 5]))[[0, 0]].subtract([1, 2])
-            array([2, 5])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.array([5, 5]))[[0, 0]].subtract([1, 2])
+        array([2, 5])
         """
         return self._accumulate(np.subtract, value)
 
     def multiply(self, value: Any) -> Any:
         """The copy with ``x[index] *= value``, repeated elements as often as they occur.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.array([5, 5]))[[0, 0]].multiply([2, 3])
-            array([30,  5])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.array([5, 5]))[[0, 0]].multiply([2, 3])
+        array([30,  5])
         """
         return self._accumulate(np.multiply, value)
 
     def divide(self, value: Any) -> Any:
         """The copy with ``x[index] /= value``; a TypeError for integers, as in NumPy.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.array([6.0, 5.0]))[0].divide(3)
-            array([2., 5.])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.array([6.0, 5.0]))[0].divide(3)
+        array([2., 5.])
         """
         return self._accumulate(np.true_divide, value)
 
     def power(self, value: Any) -> Any:
         """The copy with ``x[index] **= value``, repeated elements as often as they occur.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.array([3, 5]))[0].power(2)
-            array([9, 5])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.array([3, 5]))[0].power(2)
+        array([9, 5])
         """
         return self._accumulate(np.power, value)
 
     def min(self, value: Any) -> Any:
         """The copy with the smaller of ``x[index]`` and `value`, as by np.minimum.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.array([3, 5]))[[0, 0]].min([2, 1])
-            array([1, 5])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.array([3, 5]))[[0, 0]].min([2, 1])
+        array([1, 5])
         """
         return self._accumulate(np.minimum, value)
 
     def max(self, value: Any) -> Any:
         """The copy with the larger of ``x[index]`` and `value`, as by np.maximum.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.array([3, 5]))[:].max(4)
-            array([4, 5])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.array([3, 5]))[:].max(4)
+        array([4, 5])
         """
         return self._accumulate(np.maximum, value)
 
@@ -193,10 +184,9 @@ class Indexed:
         A ufunc of one argument is applied to a repeated element as often as it occurs (ufunc.at);
         any other function sees the whole part once.
 
-        Example:
-            >>> import numpy as np, gpusim
-            >>> gpusim.at(np.array([1.0, 4.0]))[1:].apply(np.sqrt)
-            array([1., 2.])
+        >>> import numpy as np, gpusim
+        >>> gpusim.at(np.array([1.0, 4.0]))[1:].apply(np.sqrt)
+        array([1., 2.])
         """
         if isinstance(function, np.ufunc) and (function.nin, function.nout) == (1, 1):
             return _changed(self._x, self._index, (), _accumulating(function))

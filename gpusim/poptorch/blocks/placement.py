@@ -71,10 +71,11 @@ RANDOM: frozenset[Callable[..., Any]] = frozenset(
 class OperationPlace:
     """The block, stage, phase and IPU of operations.
 
-    Attributes:
-        block: the block's id; "" before the first block.
-        stage, phase: the numbers of its stage and phase; phases are counted as by the compiler.
-        ipu: its IPU.
+    **Attributes**:
+
+    - `block`: the block's id; "" before the first block.
+    - `stage`, `phase`: the numbers of its stage and phase; phases are counted as by the compiler.
+    - `ipu`: its IPU.
     """
 
     block: str = ""
@@ -87,10 +88,11 @@ class OperationPlace:
 class Operation:
     """One call of a function of torch.
 
-    Attributes:
-        function: its name.
-        place: its block, stage, phase and IPU.
-        results: the names of its results, with dtypes and shapes.
+    **Attributes**:
+
+    - `function`: its name.
+    - `place`: its block, stage, phase and IPU.
+    - `results`: the names of its results, with dtypes and shapes.
     """
 
     function: str
@@ -110,10 +112,11 @@ class Conflict:
 class Recorder:
     """The blocks of one run of a model.
 
-    Attributes:
-        mode: the execution mode, a key of MODES.
-        operations: the operations so far.
-        conflict: the first use of a later stage's result in an earlier one, or None.
+    **Attributes**:
+
+    - `mode`: the execution mode, a key of MODES.
+    - `operations`: the operations so far.
+    - `conflict`: the first use of a later stage's result in an earlier one, or None.
     """
 
     def __init__(self, strategy: _IExecutionStrategy) -> None:
@@ -173,8 +176,9 @@ class Recorder:
     ) -> None:
         """Record a call of a function of torch.
 
-        Raises:
-            Error: for an operation outside of blocks.
+        **Raises**:
+
+        - Error: for an operation outside of blocks.
         """
         operands, self._last = list(operands), None
         if not operands and function not in RANDOM:
@@ -225,9 +229,10 @@ def check_id(name: str, value: Any, kind: type) -> None:
 class Compilation:
     """The compilation of a model.
 
-    Attributes:
-        strategy: assigns blocks to stages, phases and IPUs.
-        recorder: of the run of forward that succeeded.
+    **Attributes**:
+
+    - `strategy`: assigns blocks to stages, phases and IPUs.
+    - `recorder`: of the run of forward that succeeded.
     """
 
     strategy: _IExecutionStrategy

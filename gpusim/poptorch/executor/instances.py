@@ -35,7 +35,7 @@ class Instances:
     poptorch.Error for processes in `Options.Distributed` that no launcher has started; ValueError
     for other replicas than the world has here.
 
-    Attributes: `total`, `first` and `local` numbers of replicas.
+    **Attributes**: `total`, `first` and `local` numbers of replicas.
 
     >>> instances = Instances(Options().replicationFactor(4))
     >>> instances.total, instances.first, instances.local

@@ -42,7 +42,7 @@ class Weights:
     - `groupings`: of parameters by name; poptorch.Error for invalid ones.
     - `shared_buffers`: whether all replicas have the same buffers.
 
-    Attributes: `parameters` and `buffers` by name, each (copies, *shape); `groups` of grouped
+    **Attributes**: `parameters` and `buffers` by name, each (copies, *shape); `groups` of grouped
     parameters.
     """
 

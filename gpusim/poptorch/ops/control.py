@@ -252,8 +252,9 @@ class BodyMode(TorchFunctionMode):
     def checked(self, results: list[Tensor]) -> list[Tensor]:
         """The results, with copies in place of tensors that were copied.
 
-        Raises:
-            Error: if a tensor from outside has changed.
+        **Raises**:
+
+        - Error: if a tensor from outside has changed.
         """
         for x, version in self._outside.values():
             if _version(x) != version:

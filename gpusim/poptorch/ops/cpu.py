@@ -25,10 +25,11 @@ OVERLAP = "Trying to enter CPU from another CPU op! CPU ops must not overlap."
 class Call(NamedTuple):
     """A call in a graph.
 
-    Attributes:
-        cpu: the operation.
-        outputs: the shapes and dtypes of its results.
-        single: whether it returns a tensor instead of a list.
+    **Attributes**:
+
+    - `cpu`: the operation.
+    - `outputs`: the shapes and dtypes of its results.
+    - `single`: whether it returns a tensor instead of a list.
     """
 
     cpu: weakref.ref[CPU]

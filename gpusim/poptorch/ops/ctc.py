@@ -112,14 +112,14 @@ HOST["ctc"] = HostFunction(_likes, _compute)
 def beams(probs: Array, blank: int, width: int) -> list[tuple[tuple[int, ...], float]]:
     """The labellings after the last step, the most likely first, with their probabilities.
 
-    Args:
-        probs: (steps, classes), logarithms.
-        blank: the class of the blank.
-        width: the number of labellings after each step.
+    **Arguments**:
 
-    Example:
-        >>> beams(np.log([[0.6, 0.4]]), 0, 2)
-        [((), -0.5108256237659907), ((1,), -0.916290731874155)]
+    - `probs`: (steps, classes), logarithms.
+    - `blank`: the class of the blank.
+    - `width`: the number of labellings after each step.
+
+    >>> beams(np.log([[0.6, 0.4]]), 0, 2)
+    [((), -0.5108256237659907), ((1,), -0.916290731874155)]
     """
     labellings: list[Labels] = [()]
     blanks, others = np.zeros(1), np.full(1, -np.inf)  # of alignments that end in a blank, or not

@@ -214,8 +214,9 @@ DITHERING = "value must be bool or list of bools"
 class Counting(TorchFunctionMode):
     """Counts the convolutions inside.
 
-    Attributes:
-        found: their number.
+    **Attributes**:
+
+    - `found`: their number.
     """
 
     def __init__(self) -> None:

@@ -32,9 +32,10 @@ class Like(NamedTuple):
 class HostFunction(NamedTuple):
     """A function that runs on the host.
 
-    Attributes:
-        likes: the shapes and dtypes of the results, from those of the operands and the arguments.
-        compute: the results of one replica, from its operands and the arguments; on the CPU.
+    **Attributes**:
+
+    - `likes`: the shapes and dtypes of the results, from those of the operands and the arguments.
+    - `compute`: the results of one replica, from its operands and the arguments; on the CPU.
     """
 
     likes: Callable[[Sequence[Like], dict[str, Any]], list[Like]]
@@ -48,10 +49,11 @@ HOST: dict[str, HostFunction] = {}
 def on_host(name: str, operands: Sequence[Tensor], **arguments: Any) -> list[Tensor]:
     """Call a function of `HOST`, for each replica, when the graph runs.
 
-    Args:
-        name: of the function.
-        operands: of this replica.
-        arguments: values that JSON can represent.
+    **Arguments**:
+
+    - `name`: of the function.
+    - `operands`: of this replica.
+    - `arguments`: values that JSON can represent.
     """
     detached = [x.detach() for x in operands]
     found: list[Tensor] = torch.ops.gpusim.on_host.default(detached, name, json.dumps(arguments), 0)

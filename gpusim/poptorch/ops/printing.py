@@ -166,14 +166,14 @@ FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 class TextSettings:
     """The format of a tensor.
 
-    Attributes:
-        summarise_threshold: with more elements than this, only those at the edges; 0: all.
-        edge_items: the number of elements at an edge.
-        max_line_width: longer lines are split; 0: none.
-        digits: of each number, before and after the point; 0: each number in full.
+    **Attributes**:
 
-        float_format: one of FLOAT_FORMATS.
-        separator, open_bracket, close_bracket: between and around elements.
+    - `summarise_threshold`: with more elements than this, only those at the edges; 0: all.
+    - `edge_items`: the number of elements at an edge.
+    - `max_line_width`: longer lines are split; 0: none.
+    - `digits`: of each number, before and after the point; 0: each number in full.
+    - `float_format`: one of FLOAT_FORMATS.
+    - `separator`, `open_bracket`, `close_bracket`: between and around elements.
     """
 
     summarise_threshold: int = 1000

@@ -26,9 +26,10 @@ STATE = ("_parameters", "_buffers")  # preserved by `State`
 class Attributes:
     """A record of the attributes of a model's modules.
 
-    Attributes:
-        containers: dictionaries, lists and sets, the modules' own included, and copies of them.
-        tensors: those that are neither parameters nor buffers, by name, and their versions.
+    **Attributes**:
+
+    - `containers`: dictionaries, lists and sets, the modules' own included, and copies of them.
+    - `tensors`: those that are neither parameters nor buffers, by name, and their versions.
     """
 
     def __init__(self, model: nn.Module, state: State) -> None:
@@ -68,8 +69,9 @@ class Attributes:
     def check(self) -> None:
         """Raise if a tensor has changed in place.
 
-        Raises:
-            Error: naming the tensor.
+        **Raises**:
+
+        - Error: naming the tensor.
         """
         for name in self.changed():
             raise createPoptorchError(

@@ -122,9 +122,10 @@ KINDS: dict[str, Callable[..., Any]] = {
 class Draws:
     """The random numbers of one micro-batch; counts the operators that draw.
 
-    Attributes:
-        stream: of the replica, or of all replicas in lockstep.
-        number: how many operators have drawn.
+    **Attributes**:
+
+    - `stream`: of the replica, or of all replicas in lockstep.
+    - `number`: how many operators have drawn.
     """
 
     def __init__(self, stream: Tensor) -> None:
@@ -175,8 +176,9 @@ class Draws:
     def next_number(self) -> int:
         """The number of the next operator.
 
-        Raises:
-            RuntimeError: after `end`.
+        **Raises**:
+
+        - RuntimeError: after `end`.
         """
         if self._ended:
             raise RuntimeError(

@@ -35,10 +35,11 @@ __all__ = [
 class ModelContext:
     """What is done with the model whose code runs. Operations of PopTorch depend on it.
 
-    Attributes:
-        training: whether it is trained.
-        compiling: whether it is compiled: its code may run, but only for the shapes.
-        options: PopTorch's options, or None.
+    **Attributes**:
+
+    - `training`: whether it is trained.
+    - `compiling`: whether it is compiled: its code may run, but only for the shapes.
+    - `options`: PopTorch's options, or None.
     """
 
     training: bool
@@ -75,17 +76,18 @@ DATA = vars(torch._C.TensorBase)["data"].__get__
 class ForwardMode(TorchFunctionMode):
     """Sees each call of a function of torch: finds losses, names tensors, seeds random operators.
 
-    Attributes:
-        draws: the random numbers of the replica.
-        losses: the losses.
-        blocks: the record of the model's blocks while it is compiled, else None.
-        names: the names of all tensors computed, in order.
-        anchored: copies of the anchored tensors, by name.
-        differentiated: the tensors whose gradients are anchored, by name. What follows is computed
-            from these.
-        inputs: the model's inputs.
-        uses: how many functions have taken a tensor, by its id.
-        checks: functions to be called with the model's outputs.
+    **Attributes**:
+
+    - `draws`: the random numbers of the replica.
+    - `losses`: the losses.
+    - `blocks`: the record of the model's blocks while it is compiled, else None.
+    - `names`: the names of all tensors computed, in order.
+    - `anchored`: copies of the anchored tensors, by name.
+    - `differentiated`: the tensors whose gradients are anchored, by name. What follows is computed
+      from these.
+    - `inputs`: the model's inputs.
+    - `uses`: how many functions have taken a tensor, by its id.
+    - `checks`: functions to be called with the model's outputs.
     """
 
     def __init__(
@@ -162,8 +164,7 @@ class ForwardMode(TorchFunctionMode):
     def name_results(self, operator: str, results: list[Tensor]) -> dict[int, Tensor]:
         """Name the results of an operator: "encoder.linear1/linear:0".
 
-        Returns:
-            Copies of the results whose gradients are anchored, by the ids of the results.
+        **Returns**: Copies of the results whose gradients are anchored, by the ids of the results.
         """
         copies: dict[int, Tensor] = {}
         base = "/".join(filter(None, [*self._stack[-1:], operator]))

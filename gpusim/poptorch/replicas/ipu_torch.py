@@ -102,16 +102,17 @@ Rule = Callable[[Arguments], str | None]
 def refuse_unsupported(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise PopTorch's error for a call that its compiler refuses.
 
-    Raises:
-        Error: with PopTorch's message.
+    **Raises**:
 
-    Example:
-        >>> x = torch.zeros(3, 2)
-        >>> refuse_unsupported(torch.linalg.matrix_norm, (x,), {})
-        >>> refuse_unsupported(torch.linalg.matrix_norm, (x, "nuc"), {})
-        Traceback (most recent call last):
-        ...
-        gpusim.poptorch.poptorch_core.Error: 'poptorch_cpp_error': Matrix nuclear norm is not \
+    - Error: with PopTorch's message.
+
+    >>> x = torch.zeros(3, 2)
+    >>> refuse_unsupported(torch.linalg.matrix_norm, (x,), {})
+    >>> refuse_unsupported(torch.linalg.matrix_norm, (x, "nuc"), {})
+    Traceback (most recent call last):
+    ...
+    gpusim.poptorch.poptorch_core.Error: 'poptorch_cpp_error': Matrix nuclear norm is not \
+
 supported.
     """
     if function not in RULES:

@@ -39,10 +39,11 @@ def batch_mutated(graph: Graph, stacked: Iterable[Node], stream: Node) -> None:
     A tensor that the graph creates, torch.zeros(n) for example, is the same on all replicas, and
     vmap cannot write values that differ into it.
 
-    Args:
-        graph: the graph of one replica; it is changed.
-        stacked: its inputs that are stacked.
-        stream: one of them.
+    **Arguments**:
+
+    - `graph`: the graph of one replica; it is changed.
+    - `stacked`: its inputs that are stacked.
+    - `stream`: one of them.
     """
     differs = {*stacked}
     bases: dict[Node, None] = {}
@@ -68,13 +69,13 @@ def add_taps(graph: Graph, count: int, last: Node) -> list[Tensor]:
     Each becomes the sum of itself and a new argument, and is no longer returned. With zeros as
     arguments, the gradients of the arguments are those of the results.
 
-    Args:
-        graph: it is changed.
-        count: the number of results.
-        last: the graph's last argument so far.
+    **Arguments**:
 
-    Returns:
-        Tensors of the shapes and dtypes of the new arguments.
+    - `graph`: it is changed.
+    - `count`: the number of results.
+    - `last`: the graph's last argument so far.
+
+    **Returns**: Tensors of the shapes and dtypes of the new arguments.
     """
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     results: Any = output.args[0]

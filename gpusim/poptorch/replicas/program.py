@@ -35,14 +35,15 @@ __all__ = ["Program", "compile_model", "is_user_error"]
 class Program:
     """A model that was compiled for a number of replicas.
 
-    Attributes:
-        parameters, buffers: their names.
-        trained: the parameters that have gradients: those that the loss depends on.
-        changed_buffers, changed_inputs: the names of buffers and the indices of inputs that forward
-            changes in place.
-        names: of all tensors that can be anchored.
-        losses: the functions that computed losses.
-        execution: "lockstep" or "threads".
+    **Attributes**:
+
+    - `parameters`, `buffers`: their names.
+    - `trained`: the parameters that have gradients: those that the loss depends on.
+    - `changed_buffers`, `changed_inputs`: the names of buffers and the indices of inputs that
+      forward changes in place.
+    - `names`: of all tensors that can be anchored.
+    - `losses`: the functions that computed losses.
+    - `execution`: "lockstep" or "threads".
     """
 
     def __init__(
@@ -90,17 +91,17 @@ class Program:
     ) -> Step:
         """Run one micro-batch.
 
-        Args:
-            parameters, buffers: values by name, each [replicas, ...]. A value that is the same on
-                all replicas is fastest as an expanded tensor, of stride 0.
-            inputs: the tensors of the arguments, in the order of `flatten`, each [replicas, ...].
-            counter: the number of the micro-batch, 0 to 2**44 - 1. With the seed and the number of
-                the replica in the whole program it determines the random numbers.
-            seed: 0 to 2**64 - 1.
-            loss_scale: the factor of the loss in the backward pass, or such factors by parameter.
+        **Arguments**:
 
-        Returns:
-            New tensors: only buffers that do not change share memory with the arguments.
+        - `parameters`, `buffers`: values by name, each [replicas, ...]. A value that is the same
+          on all replicas is fastest as an expanded tensor, of stride 0.
+        - `inputs`: the tensors of the arguments, in the order of `flatten`, each [replicas, ...].
+        - `counter`: the number of the micro-batch, 0 to 2**44 - 1. With the seed and the number of
+          the replica in the whole program it determines the random numbers.
+        - `seed`: 0 to 2**64 - 1.
+        - `loss_scale`: the factor of the loss in the backward pass, or such factors by parameter.
+
+        **Returns**: New tensors: only buffers that do not change share memory with the arguments.
         """
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
@@ -166,19 +167,21 @@ def compile_model(
     traced, because it decides on values or calls functions that are not torch's, runs for each
     replica and micro-batch in a thread; the log says so.
 
-    Args:
-        model: the model.
-        args, kwargs: of one micro-batch of one replica, as forward takes them.
-        training: whether to find a loss and differentiate it.
-        replicas: the number of local replicas; inside `with world` those of this instance.
-        replica_offset: the number of the first of them in the whole program.
-        options: PopTorch's options, for the tensors that they anchor.
-        execution: "lockstep" or "threads" to allow only that.
+    **Arguments**:
 
-    Raises:
-        Error: for a model without a loss or with several, for parameters and buffers that forward
-            reassigns, and for anchored tensors that do not exist; and whatever forward raises.
-        AssertionError: for a cache folder that cannot be written.
+    - `model`: the model.
+    - `args`, `kwargs`: of one micro-batch of one replica, as forward takes them.
+    - `training`: whether to find a loss and differentiate it.
+    - `replicas`: the number of local replicas; inside `with world` those of this instance.
+    - `replica_offset`: the number of the first of them in the whole program.
+    - `options`: PopTorch's options, for the tensors that they anchor.
+    - `execution`: "lockstep" or "threads" to allow only that.
+
+    **Raises**:
+
+    - Error: for a model without a loss or with several, for parameters and buffers that forward
+      reassigns, and for anchored tensors that do not exist; and whatever forward raises.
+    - AssertionError: for a cache folder that cannot be written.
     """
     cache = Cache.from_options(options)
     state = State(model)

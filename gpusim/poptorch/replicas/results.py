@@ -18,13 +18,14 @@ GRADIENT = "Gradient___"
 class Summary:
     """What a run of the forward pass has shown.
 
-    Attributes:
-        trained: the parameters that the loss's gradient reaches, in the model's order.
-        changed_buffers, changed_inputs: the names of buffers and the indices of inputs that change
-            in place.
-        names: the names of all tensors that were computed.
-        losses: the functions that computed losses.
-        differentiated: the computed tensors whose gradients are anchored.
+    **Attributes**:
+
+    - `trained`: the parameters that the loss's gradient reaches, in the model's order.
+    - `changed_buffers`, `changed_inputs`: the names of buffers and the indices of inputs that
+      change in place.
+    - `names`: the names of all tensors that were computed.
+    - `losses`: the functions that computed losses.
+    - `differentiated`: the computed tensors whose gradients are anchored.
     """
 
     trained: tuple[str, ...] = ()
@@ -39,11 +40,12 @@ class Summary:
 class MicroBatch:
     """One micro-batch of all local replicas; all tensors but `scale` lead with the replicas.
 
-    Attributes:
-        parameters, buffers: values by name.
-        inputs: the tensors of the arguments, in the order of `flatten`.
-        stream: the streams of the replicas' random numbers.
-        scale: the factor of the loss in the backward pass.
+    **Attributes**:
+
+    - `parameters`, `buffers`: values by name.
+    - `inputs`: the tensors of the arguments, in the order of `flatten`.
+    - `stream`: the streams of the replicas' random numbers.
+    - `scale`: the factor of the loss in the backward pass.
     """
 
     parameters: Mapping[str, Tensor]
@@ -57,14 +59,15 @@ class MicroBatch:
 class Step:
     """The results of one micro-batch; all tensors lead with the local replicas.
 
-    Attributes:
-        outputs: what forward returned.
-        gradients: of the loss times the loss scale, for each replica, by the names of the
-            parameters that it reaches.
-        buffers: the values of all buffers after the step.
-        changed_inputs: the inputs that changed in place, by index.
-        anchors: the anchored tensors and gradients of computed tensors, by name.
-        loss: the loss that was differentiated; None in inference.
+    **Attributes**:
+
+    - `outputs`: what forward returned.
+    - `gradients`: of the loss times the loss scale, for each replica, by the names of the
+      parameters that it reaches.
+    - `buffers`: the values of all buffers after the step.
+    - `changed_inputs`: the inputs that changed in place, by index.
+    - `anchors`: the anchored tensors and gradients of computed tensors, by name.
+    - `loss`: the loss that was differentiated; None in inference.
     """
 
     outputs: Any
@@ -78,9 +81,10 @@ class Step:
 class Execution(Protocol):
     """A way to run the replicas: `Lockstep` or `Threads`.
 
-    Attributes:
-        name: "lockstep" or "threads".
-        summary: of the model.
+    **Attributes**:
+
+    - `name`: "lockstep" or "threads".
+    - `summary`: of the model.
     """
 
     name: str

@@ -65,11 +65,12 @@ _own: ContextVar[dict[tuple[int, str], Any] | None] = ContextVar("gpusim own", d
 class Location(NamedTuple):
     """Where a model holds a parameter or a buffer.
 
-    Attributes:
-        module: the module that holds it.
-        kind: the module's dictionary: "_parameters" or "_buffers".
-        key: its key there.
-        name: its name in the whole model.
+    **Attributes**:
+
+    - `module`: the module that holds it.
+    - `kind`: the module's dictionary: "_parameters" or "_buffers".
+    - `key`: its key there.
+    - `name`: its name in the whole model.
     """
 
     module: nn.Module
@@ -81,9 +82,10 @@ class Location(NamedTuple):
 class State:
     """A model's parameters and buffers, and where it holds them.
 
-    Attributes:
-        parameters, buffers: those of named_parameters() and named_buffers(). A tensor that the
-            model holds in several places appears once, by its first name.
+    **Attributes**:
+
+    - `parameters`, `buffers`: those of named_parameters() and named_buffers(). A tensor that the
+      model holds in several places appears once, by its first name.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -119,8 +121,9 @@ class State:
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise if the model holds tensors that are neither its own nor these.
 
-        Raises:
-            Error: naming the parameter or buffer that was reassigned.
+        **Raises**:
+
+        - Error: naming the parameter or buffer that was reassigned.
         """
         own: dict[str, Any] = {**self.parameters, **self.buffers}
         for location in self._locations:
@@ -175,8 +178,9 @@ class Memory:
     def check(self) -> None:
         """Raise if a tensor has other memory than before; all but inputs must keep their shapes.
 
-        Raises:
-            Error: naming the tensor.
+        **Raises**:
+
+        - Error: naming the tensor.
         """
 
         for name, x in self._tensors.items():

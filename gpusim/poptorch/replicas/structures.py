@@ -66,8 +66,9 @@ def flatten(value: Any) -> tuple[list[Tensor], Rebuild]:
 def flatten_outputs(value: Any) -> tuple[list[Tensor], Rebuild]:
     """As `flatten`, for the results of a model.
 
-    Raises:
-        Error: for constants that may hold tensors, objects of unknown types.
+    **Raises**:
+
+    - Error: for constants that may hold tensors, objects of unknown types.
     """
     found: list[Tensor] = []
     return found, _flatten(value, found, _refuse_unknown)
@@ -169,9 +170,10 @@ class StandIn:
 
     Its tensors are found as in the original value, and the parser makes it again.
 
-    Attributes:
-        kind: the type of the original value.
-        value: the parser's value, around these `tensors`.
+    **Attributes**:
+
+    - `kind`: the type of the original value.
+    - `value`: the parser's value, around these `tensors`.
     """
 
     kind: type

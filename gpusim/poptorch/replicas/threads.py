@@ -32,14 +32,15 @@ __all__ = ["Threads"]
 class Replica:
     """The results of the forward and the backward pass of one replica.
 
-    Attributes:
-        outputs, rebuild: the tensors that the model returned, and the structure around them.
-        gradients: of the parameters that require them; None if the loss does not reach it.
-        buffers, inputs: their values afterwards.
-        changed: which of parameters, buffers and inputs changed in place.
-        anchors: the anchored tensors, and gradients of computed tensors.
-        loss: the loss that was differentiated.
-        mode: the mode in which forward ran.
+    **Attributes**:
+
+    - `outputs`, `rebuild`: the tensors that the model returned, and the structure around them.
+    - `gradients`: of the parameters that require them; None if the loss does not reach it.
+    - `buffers`, `inputs`: their values afterwards.
+    - `changed`: which of parameters, buffers and inputs changed in place.
+    - `anchors`: the anchored tensors, and gradients of computed tensors.
+    - `loss`: the loss that was differentiated.
+    - `mode`: the mode in which forward ran.
     """
 
     outputs: list[Tensor]
@@ -265,8 +266,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _stacked(what: str, replicas: list[list[Tensor]]) -> list[Tensor]:
     """Stack the tensors of all replicas.
 
-    Raises:
-        ValueError: if a replica's shapes or dtypes differ; it names the replica.
+    **Raises**:
+
+    - ValueError: if a replica's shapes or dtypes differ; it names the replica.
     """
     kinds = [[(x.dtype, tuple(x.shape)) for x in tensors] for tensors in replicas]
     for index, own in enumerate(kinds):

@@ -33,17 +33,19 @@ __all__ = ["Trace", "fake_like", "plain_kernels", "trace"]
 class Trace:
     """A traced forward pass.
 
-    Attributes:
-        graph: takes the parameters, the buffers, the inputs, a stream and the taps. Returns a list:
-            the loss (in training), the outputs, the buffers and the inputs afterwards, the anchors.
-        state: the model's parameters and buffers.
-        inputs: the inputs of the trace.
-        training: whether there is a loss.
-        outputs: the number of outputs.
-        rebuild: makes the structure that the model returned, around other outputs.
-        anchors: the names of the anchored tensors.
-        taps: tensors like the taps: zeros that are added to tensors whose gradients are anchored.
-        summary: the names, losses and changes in place.
+    **Attributes**:
+
+    - `graph`: takes the parameters, the buffers, the inputs, a stream and the taps. Returns a
+      list: the loss (in training), the outputs, the buffers and the inputs afterwards, the
+      anchors.
+    - `state`: the model's parameters and buffers.
+    - `inputs`: the inputs of the trace.
+    - `training`: whether there is a loss.
+    - `outputs`: the number of outputs.
+    - `rebuild`: makes the structure that the model returned, around other outputs.
+    - `anchors`: the names of the anchored tensors.
+    - `taps`: tensors like the taps: zeros that are added to tensors whose gradients are anchored.
+    - `summary`: the names, losses and changes in place.
     """
 
     graph: GraphModule
@@ -69,18 +71,20 @@ def trace(
 ) -> Trace:
     """Trace the model's forward pass.
 
-    Args:
-        model: the model, whose parameters and buffers are `state`.
-        call: runs its forward pass on inputs.
-        inputs: of one replica; their values are not used.
-        training: whether to find a loss.
-        total: the number of replicas on all instances.
-        wanted: the names of tensors to return.
+    **Arguments**:
 
-    Raises:
-        Untraceable: if a graph cannot stand for the model.
-        Error: for a model without a loss or with several; for parameters, buffers and inputs that
-            are reassigned, other tensors that are changed, and outputs of unknown types.
+    - `model`: the model, whose parameters and buffers are `state`.
+    - `call`: runs its forward pass on inputs.
+    - `inputs`: of one replica; their values are not used.
+    - `training`: whether to find a loss.
+    - `total`: the number of replicas on all instances.
+    - `wanted`: the names of tensors to return.
+
+    **Raises**:
+
+    - Untraceable: if a graph cannot stand for the model.
+    - Error: for a model without a loss or with several; for parameters, buffers and inputs that
+      are reassigned, other tensors that are changed, and outputs of unknown types.
     """
     with preserve_attributes(model, state) as attributes:
         run = ForwardRun(call, state, attributes, training, wanted)
@@ -123,11 +127,12 @@ def trace(
 class ForwardRun:
     """The forward pass as make_fx runs it, and its findings.
 
-    Attributes:
-        mode: the losses and the names.
-        changed: which of its arguments changed in place.
-        trained: which of the parameters the loss's gradient reaches.
-        outputs, rebuild: the number of outputs, and the structure around them.
+    **Attributes**:
+
+    - `mode`: the losses and the names.
+    - `changed`: which of its arguments changed in place.
+    - `trained`: which of the parameters the loss's gradient reaches.
+    - `outputs`, `rebuild`: the number of outputs, and the structure around them.
     """
 
     mode: ForwardMode

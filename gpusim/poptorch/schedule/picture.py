@@ -37,16 +37,17 @@ MOST = 20_000  # tasks; with more, boxes are too small to see and drawing takes 
 def write(schedule: PipelineSchedule, path: str | PathLike[str], *, note: str = "") -> Figure:
     """Draw a schedule into a file.
 
-    Args:
-        path: ends in .svg, .png or .pdf.
-        note: a line to write below the summary.
+    **Arguments**:
 
-    Returns:
-        The figure.
+    - `path`: ends in .svg, .png or .pdf.
+    - `note`: a line to write below the summary.
 
-    Raises:
-        ValueError: for another suffix, and for more than 20,000 tasks.
-        ModuleNotFoundError: without matplotlib; the message names the command that installs it.
+    **Returns**: The figure.
+
+    **Raises**:
+
+    - ValueError: for another suffix, and for more than 20,000 tasks.
+    - ModuleNotFoundError: without matplotlib; the message names the command that installs it.
     """
     figures.check_suffix(path, SUFFIXES)
     with figures.styled(STYLE):

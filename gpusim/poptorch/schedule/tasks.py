@@ -25,10 +25,11 @@ DEPTHS = {True: "gradient accumulation factor", False: "batchesPerStep"}
 class PipelineStage(NamedTuple):
     """A part of a model that one IPU computes without a break.
 
-    Attributes:
-        ipu: the number of the IPU in the replica.
-        blocks: the ids of its blocks.
-        phase: the number of its phase, in a phased model.
+    **Attributes**:
+
+    - `ipu`: the number of the IPU in the replica.
+    - `blocks`: the ids of its blocks.
+    - `phase`: the number of its phase, in a phased model.
     """
 
     ipu: int
@@ -40,12 +41,13 @@ class PipelineStage(NamedTuple):
 class Task:
     """A forward pass, backward pass or update of one IPU.
 
-    Attributes:
-        kind: "forward", "backward" or "update".
-        ipu: the IPU.
-        stage: the index of the stage in the schedule; None for an update.
-        micro_batch: its number; None for an update.
-        start, end: in forward passes of one stage.
+    **Attributes**:
+
+    - `kind`: "forward", "backward" or "update".
+    - `ipu`: the IPU.
+    - `stage`: the index of the stage in the schedule; None for an update.
+    - `micro_batch`: its number; None for an update.
+    - `start`, `end`: in forward passes of one stage.
     """
 
     kind: str
@@ -60,13 +62,14 @@ class Task:
 class PipelineSchedule:
     """The tasks of a replica's IPUs between two updates, or in one call of an inference model.
 
-    Attributes:
-        strategy: "Pipelined", "Sharded" or "Phased".
-        stages: the stages of the forward pass, in order.
-        steps: the number of stages of both passes; for a phased model, the number of phases.
-        micro_batches: the number of micro-batches.
-        backward: the length of a stage's backward pass; 0 for inference.
-        tasks: by start time.
+    **Attributes**:
+
+    - `strategy`: "Pipelined", "Sharded" or "Phased".
+    - `stages`: the stages of the forward pass, in order.
+    - `steps`: the number of stages of both passes; for a phased model, the number of phases.
+    - `micro_batches`: the number of micro-batches.
+    - `backward`: the length of a stage's backward pass; 0 for inference.
+    - `tasks`: by start time.
     """
 
     strategy: str

@@ -30,27 +30,27 @@ def all_gather_cross_replica_identical_grads_in(x: Tensor, replication_factor: i
     Gradients are equal if everything after the call is the same on all replicas. The backward pass
     needs no communication: each replica takes its own slice of its own gradient.
 
-    Args:
-        x: of any shape (*s).
-        replication_factor: the number of replicas.
+    **Arguments**:
 
-    Returns:
-        (replication_factor, *s), the same on all replicas.
+    - `x`: of any shape (*s).
+    - `replication_factor`: the number of replicas.
 
-    Raises:
-        ValueError: if replication_factor is not the number of replicas.
-        GpusimError: outside of replicas, unless replication_factor is 1.
-        TypeError: if x is not a tensor.
+    **Returns**: (replication_factor, *s), the same on all replicas.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> from gpusim.poptorch.axis import AXIS
-        >>> gather = pea.collectives.all_gather_cross_replica_identical_grads_in
-        >>> x, scale = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
-        >>> loss = lambda x: (scale * gather(x, 2)).sum()
-        >>> gt.vmap(torch.func.grad(loss), axis_name=AXIS)(x)
-        tensor([10., 20.])
+    **Raises**:
+
+    - ValueError: if replication_factor is not the number of replicas.
+    - GpusimError: outside of replicas, unless replication_factor is 1.
+    - TypeError: if x is not a tensor.
+
+    >>> import torch, gpusim.torch as gt
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> from gpusim.poptorch.axis import AXIS
+    >>> gather = pea.collectives.all_gather_cross_replica_identical_grads_in
+    >>> x, scale = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+    >>> loss = lambda x: (scale * gather(x, 2)).sum()
+    >>> gt.vmap(torch.func.grad(loss), axis_name=AXIS)(x)
+    tensor([10., 20.])
     """
     if _alone("all_gather_cross_replica_identical_grads_in", x, replication_factor):
         return x.unsqueeze(0).clone()
@@ -64,18 +64,17 @@ def all_gather_cross_replica(x: Tensor, replication_factor: int) -> Any:
     In the backward pass each replica takes its slice of the all-reduced gradient. Arguments, result
     and errors are those of `all_gather_cross_replica_identical_grads_in`.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> from gpusim.poptorch.axis import AXIS
-        >>> gather = lambda x: pea.collectives.all_gather_cross_replica(x, 2)
-        >>> gt.vmap(gather, axis_name=AXIS)(torch.tensor([1.0, 2.0]))
-        tensor([[1., 2.],
-                [1., 2.]])
-        >>> grad = torch.func.grad(lambda x, scale: (scale * gather(x)).sum())
-        >>> scales = torch.tensor([[1.0, 2.0], [10.0, 20.0]])  # of replicas 0 and 1
-        >>> gt.vmap(grad, axis_name=AXIS)(torch.tensor([1.0, 2.0]), scales)
-        tensor([11., 22.])
+    >>> import torch, gpusim.torch as gt
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> from gpusim.poptorch.axis import AXIS
+    >>> gather = lambda x: pea.collectives.all_gather_cross_replica(x, 2)
+    >>> gt.vmap(gather, axis_name=AXIS)(torch.tensor([1.0, 2.0]))
+    tensor([[1., 2.],
+            [1., 2.]])
+    >>> grad = torch.func.grad(lambda x, scale: (scale * gather(x)).sum())
+    >>> scales = torch.tensor([[1.0, 2.0], [10.0, 20.0]])  # of replicas 0 and 1
+    >>> gt.vmap(grad, axis_name=AXIS)(torch.tensor([1.0, 2.0]), scales)
+    tensor([11., 22.])
     """
     if _alone("all_gather_cross_replica", x, replication_factor):
         return x.unsqueeze(0).clone()
@@ -91,34 +90,32 @@ def all_reduce_cross_replica_sum(
     That is right if everything after the call is the same on all replicas. (`gpusim.torch.psum`
     sums the gradients too, for replicas whose results are added.)
 
-    Args:
-        x: of any shape.
-        replication_factor: the number of replicas.
-        insert_in_grad_graph: True exchanges the passes: the value passes through unchanged, and
-            the gradients are summed.
+    **Arguments**:
 
-    Returns:
-        A tensor of the shape of x. In `gpusim.torch.vmap` all replicas share its memory: clone it
-        before changing it in place.
+    - `x`: of any shape.
+    - `replication_factor`: the number of replicas.
+    - `insert_in_grad_graph`: True exchanges the passes: the value passes through unchanged, and
+      the gradients are summed.
 
-    Raises:
-        The errors of `all_gather_cross_replica_identical_grads_in`.
+    **Returns**: A tensor of the shape of x. In `gpusim.torch.vmap` all replicas share its memory:
+    clone it before changing it in place.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> from gpusim.poptorch.axis import AXIS
-        >>> total = lambda x: pea.collectives.all_reduce_cross_replica_sum(x, 2)
-        >>> x = torch.tensor([1.0, 2.0])
-        >>> gt.vmap(total, axis_name=AXIS)(x)
-        tensor([3., 3.])
-        >>> gt.vmap(torch.func.grad(total), axis_name=AXIS)(x)
-        tensor([1., 1.])
-        >>> copied = lambda x: pea.collectives.all_reduce_cross_replica_sum(x, 2, True)
-        >>> gt.vmap(copied, axis_name=AXIS)(x)
-        tensor([1., 2.])
-        >>> gt.vmap(torch.func.grad(copied), axis_name=AXIS)(x)
-        tensor([2., 2.])
+    **Raises**: The errors of `all_gather_cross_replica_identical_grads_in`.
+
+    >>> import torch, gpusim.torch as gt
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> from gpusim.poptorch.axis import AXIS
+    >>> total = lambda x: pea.collectives.all_reduce_cross_replica_sum(x, 2)
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> gt.vmap(total, axis_name=AXIS)(x)
+    tensor([3., 3.])
+    >>> gt.vmap(torch.func.grad(total), axis_name=AXIS)(x)
+    tensor([1., 1.])
+    >>> copied = lambda x: pea.collectives.all_reduce_cross_replica_sum(x, 2, True)
+    >>> gt.vmap(copied, axis_name=AXIS)(x)
+    tensor([1., 2.])
+    >>> gt.vmap(torch.func.grad(copied), axis_name=AXIS)(x)
+    tensor([2., 2.])
     """
     if _alone("all_reduce_cross_replica_sum", x, replication_factor):
         return x.clone()
@@ -135,25 +132,25 @@ def all_to_all_single_cross_replica(x: Tensor, replication_factor: int) -> Any:
 
     Gradients go back the same way.
 
-    Args:
-        x: (rows, *s); the number of rows is a multiple of the number of replicas.
-        replication_factor: the number of replicas.
+    **Arguments**:
 
-    Returns:
-        (rows, *s): the blocks that arrived, in the order of their senders.
+    - `x`: (rows, *s); the number of rows is a multiple of the number of replicas.
+    - `replication_factor`: the number of replicas.
 
-    Raises:
-        ValueError: if the rows do not divide evenly; and the errors of
-            `all_gather_cross_replica_identical_grads_in`.
+    **Returns**: (rows, *s): the blocks that arrived, in the order of their senders.
 
-    Example:
-        >>> import torch, gpusim.torch as gt
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> from gpusim.poptorch.axis import AXIS
-        >>> exchange = lambda x: pea.collectives.all_to_all_single_cross_replica(x, 2)
-        >>> gt.vmap(exchange, axis_name=AXIS)(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]))
-        tensor([[1, 2, 5, 6],
-                [3, 4, 7, 8]])
+    **Raises**:
+
+    - ValueError: if the rows do not divide evenly; and the errors of
+      `all_gather_cross_replica_identical_grads_in`.
+
+    >>> import torch, gpusim.torch as gt
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> from gpusim.poptorch.axis import AXIS
+    >>> exchange = lambda x: pea.collectives.all_to_all_single_cross_replica(x, 2)
+    >>> gt.vmap(exchange, axis_name=AXIS)(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]))
+    tensor([[1, 2, 5, 6],
+            [3, 4, 7, 8]])
     """
     name = "all_to_all_single_cross_replica"
     alone = _alone(name, x, replication_factor)

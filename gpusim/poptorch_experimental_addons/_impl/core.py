@@ -31,30 +31,31 @@ __all__ = [
 def distance_matrix(tensor1: Tensor, tensor2: Tensor, p: int) -> Tensor:
     """The p-norms of the differences of all pairs of vectors, in little memory.
 
-    Args:
-        tensor1: M vectors (M, K) of a floating-point dtype.
-        tensor2: N vectors (N, K) of the same.
-        p: 1 or 2.
+    **Arguments**:
 
-    Returns:
-        (M, N) in their dtype; float16 and bfloat16 are computed in float32 and rounded once. The
-        gradient between vectors that are equal is 0, and for p = 1 so is that of equal components.
+    - `tensor1`: M vectors (M, K) of a floating-point dtype.
+    - `tensor2`: N vectors (N, K) of the same.
+    - `p`: 1 or 2.
 
-    Raises:
-        NotImplementedError: for another p.
-        ValueError: for tensors of other dimensions, or vectors of different lengths.
-        TypeError: for dtypes that differ, or are not floating-point ones.
+    **Returns**: (M, N) in their dtype; float16 and bfloat16 are computed in float32 and rounded
+    once. The gradient between vectors that are equal is 0, and for p = 1 so is that of equal
+    components.
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> a, b = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([[3.0, 4.0]])
-        >>> pea.distance_matrix(a, b, p=2)
-        tensor([[5.],
-                [4.]])
-        >>> pea.distance_matrix(a, b, p=1)
-        tensor([[7.],
-                [4.]])
+    **Raises**:
+
+    - NotImplementedError: for another p.
+    - ValueError: for tensors of other dimensions, or vectors of different lengths.
+    - TypeError: for dtypes that differ, or are not floating-point ones.
+
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> a, b = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([[3.0, 4.0]])
+    >>> pea.distance_matrix(a, b, p=2)
+    tensor([[5.],
+            [4.]])
+    >>> pea.distance_matrix(a, b, p=1)
+    tensor([[7.],
+            [4.]])
     """
     if p not in (1, 2):
         raise NotImplementedError("distance_matrix implemented only for p=1,2")
@@ -88,24 +89,24 @@ def distance_matrix(tensor1: Tensor, tensor2: Tensor, p: int) -> Tensor:
 def autograd_proxy(fwd: Tensor, proxy: Tensor) -> Tensor:
     """The value of `fwd`; the gradient goes to `proxy`.
 
-    Args:
-        fwd: of any shape; it gets no gradient.
-        proxy: of the same shape; its value is not used.
+    **Arguments**:
 
-    Returns:
-        A tensor with the bits of `fwd`.
+    - `fwd`: of any shape; it gets no gradient.
+    - `proxy`: of the same shape; its value is not used.
 
-    Raises:
-        ValueError: for shapes that differ.
+    **Returns**: A tensor with the bits of `fwd`.
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> x = torch.tensor(5.7, requires_grad=True)
-        >>> y = pea.autograd_proxy(torch.round(x), 3 * x)
-        >>> y.backward()
-        >>> y.item(), x.grad
-        (6.0, tensor(3.))
+    **Raises**:
+
+    - ValueError: for shapes that differ.
+
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> x = torch.tensor(5.7, requires_grad=True)
+    >>> y = pea.autograd_proxy(torch.round(x), 3 * x)
+    >>> y.backward()
+    >>> y.item(), x.grad
+    (6.0, tensor(3.))
     """
     if fwd.shape != proxy.shape:
         raise ValueError(
@@ -175,33 +176,33 @@ def quantise_fpx(
 
     The format has 1 + exponent_bits + mantissa_bits bits; `gpusim.quantise_fpx` says which values.
 
-    Args:
-        x: of any shape and floating-point dtype.
-        exponent_bits: 1 to 8; in a PopTorch model to 5.
-        mantissa_bits: 0 to 23; in a PopTorch model to 10.
-        rounding: "nearest" or "stochastic". Each replica and call has its own random bits: those
-            of `gpusim.rng` for torch's seed, or those of `gpusim.torch.seeds.seeded`.
-        fwd: whether the value is quantised.
-        bwd: True quantises the gradient. False passes it through unchanged: a straight-through
-            estimator. None: there is no gradient.
+    **Arguments**:
 
-    Returns:
-        A new tensor of the shape and dtype of x.
+    - `x`: of any shape and floating-point dtype.
+    - `exponent_bits`: 1 to 8; in a PopTorch model to 5.
+    - `mantissa_bits`: 0 to 23; in a PopTorch model to 10.
+    - `rounding`: "nearest" or "stochastic". Each replica and call has its own random bits: those
+      of `gpusim.rng` for torch's seed, or those of `gpusim.torch.seeds.seeded`.
+    - `fwd`: whether the value is quantised.
+    - `bwd`: True quantises the gradient. False passes it through unchanged: a straight-through
+      estimator. None: there is no gradient.
 
-    Raises:
-        ValueError: for another rounding or other widths.
-        TypeError: for a dtype that is not a floating-point one.
+    **Returns**: A new tensor of the shape and dtype of x.
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> x = torch.tensor([0.2, 1.3, -7.0], requires_grad=True)
-        >>> y = pea.quantise_fpx(x, 2, 1, rounding="nearest", bwd=True)
-        >>> y.detach()
-        tensor([ 0.2500,  1.5000, -3.0000])
-        >>> y.backward(torch.tensor([0.3, 0.8, 10.0]))
-        >>> x.grad
-        tensor([0.2500, 0.7500, 3.0000])
+    **Raises**:
+
+    - ValueError: for another rounding or other widths.
+    - TypeError: for a dtype that is not a floating-point one.
+
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> x = torch.tensor([0.2, 1.3, -7.0], requires_grad=True)
+    >>> y = pea.quantise_fpx(x, 2, 1, rounding="nearest", bwd=True)
+    >>> y.detach()
+    tensor([ 0.2500,  1.5000, -3.0000])
+    >>> y.backward(torch.tensor([0.3, 0.8, 10.0]))
+    >>> x.grad
+    tensor([0.2500, 0.7500, 3.0000])
     """
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(
@@ -222,14 +223,13 @@ def quantise_fpx_ste(
 ) -> Tensor:
     """Quantise the value and pass the gradient through: a straight-through estimator.
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> x = torch.tensor(1.3, requires_grad=True)
-        >>> y = pea.quantise_fpx_ste(x, 2, 1, rounding="nearest")
-        >>> (0.8 * y).backward()
-        >>> y.item(), x.grad
-        (1.5, tensor(0.8000))
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> x = torch.tensor(1.3, requires_grad=True)
+    >>> y = pea.quantise_fpx_ste(x, 2, 1, rounding="nearest")
+    >>> (0.8 * y).backward()
+    >>> y.item(), x.grad
+    (1.5, tensor(0.8000))
     """
     return quantise_fpx(x, exponent_bits, mantissa_bits, rounding, fwd=True, bwd=False)
 
@@ -239,14 +239,13 @@ def quantise_fpx_grad(
 ) -> Tensor:
     """Pass the value through and quantise the gradient.
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> x = torch.tensor(1.25, requires_grad=True)
-        >>> y = pea.quantise_fpx_grad(x, 2, 1, rounding="nearest")
-        >>> (0.8 * y).backward()
-        >>> y.item(), x.grad
-        (1.25, tensor(0.7500))
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> x = torch.tensor(1.25, requires_grad=True)
+    >>> y = pea.quantise_fpx_grad(x, 2, 1, rounding="nearest")
+    >>> (0.8 * y).backward()
+    >>> y.item(), x.grad
+    (1.25, tensor(0.7500))
     """
     return quantise_fpx(x, exponent_bits, mantissa_bits, rounding, fwd=False, bwd=True)
 

@@ -29,21 +29,20 @@ MODES = ("sparse_dense", "dense_sparse")
 def block_coo_transpose(tensor: Tensor) -> Tensor:
     """The transpose of a block-sparse matrix.
 
-    Args:
-        tensor: sparse (row blocks, column blocks, rows, columns), of 2 sparse dimensions.
+    **Arguments**:
 
-    Returns:
-        Sparse (column blocks, row blocks, columns, rows), coalesced.
+    - `tensor`: sparse (row blocks, column blocks, rows, columns), of 2 sparse dimensions.
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> blocks = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-        >>> size = (2, 3, 2, 2)
-        >>> matrix = torch.sparse_coo_tensor([[0], [2]], blocks, size, check_invariants=True)
-        >>> pea.sparse.block_coo_to_dense(pea.sparse.block_coo_transpose(matrix))[4:]
-        tensor([[1., 3., 0., 0.],
-                [2., 4., 0., 0.]])
+    **Returns**: Sparse (column blocks, row blocks, columns, rows), coalesced.
+
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> blocks = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+    >>> size = (2, 3, 2, 2)
+    >>> matrix = torch.sparse_coo_tensor([[0], [2]], blocks, size, check_invariants=True)
+    >>> pea.sparse.block_coo_to_dense(pea.sparse.block_coo_transpose(matrix))[4:]
+    tensor([[1., 3., 0., 0.],
+            [2., 4., 0., 0.]])
     """
     return tensor.permute(1, 0, 3, 2).coalesce()
 
@@ -51,14 +50,15 @@ def block_coo_transpose(tensor: Tensor) -> Tensor:
 def block_coo_to_dense(tensor: Tensor) -> Tensor:
     """The dense array of a block-sparse one.
 
-    Args:
-        tensor: sparse, with n sparse dimensions for the blocks and n dense ones inside a block.
+    **Arguments**:
 
-    Returns:
-        A tensor of n dimensions.
+    - `tensor`: sparse, with n sparse dimensions for the blocks and n dense ones inside a block.
 
-    Raises:
-        ValueError: if the numbers of dense and sparse dimensions differ.
+    **Returns**: A tensor of n dimensions.
+
+    **Raises**:
+
+    - ValueError: if the numbers of dense and sparse dimensions differ.
     """
     rank = tensor.sparse_dim()
     if rank != tensor.dense_dim():
@@ -73,26 +73,26 @@ def block_coo_to_dense(tensor: Tensor) -> Tensor:
 def block_coo_spmm(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
     """Multiply a block-sparse and a dense matrix.
 
-    Args:
-        sparse: coalesced, (row blocks, column blocks, rows, columns).
-        dense: a matrix.
-        mode: "sparse_dense" for sparse @ dense, "dense_sparse" for dense @ sparse.
+    **Arguments**:
 
-    Returns:
-        The dense product, differentiable with respect to `dense` and the blocks' values.
+    - `sparse`: coalesced, (row blocks, column blocks, rows, columns).
+    - `dense`: a matrix.
+    - `mode`: "sparse_dense" for sparse @ dense, "dense_sparse" for dense @ sparse.
 
-    Raises:
-        ValueError: for another mode or layout, or sizes that do not match.
+    **Returns**: The dense product, differentiable with respect to `dense` and the blocks' values.
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> blocks = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-        >>> size = (1, 2, 2, 2)  # a row of two blocks; the first is zero
-        >>> matrix = torch.sparse_coo_tensor([[0], [1]], blocks, size, check_invariants=True)
-        >>> pea.sparse.block_coo_spmm(matrix.coalesce(), torch.eye(4), "sparse_dense")
-        tensor([[0., 0., 1., 2.],
-                [0., 0., 3., 4.]])
+    **Raises**:
+
+    - ValueError: for another mode or layout, or sizes that do not match.
+
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> blocks = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+    >>> size = (1, 2, 2, 2)  # a row of two blocks; the first is zero
+    >>> matrix = torch.sparse_coo_tensor([[0], [1]], blocks, size, check_invariants=True)
+    >>> pea.sparse.block_coo_spmm(matrix.coalesce(), torch.eye(4), "sparse_dense")
+    tensor([[0., 0., 1., 2.],
+            [0., 0., 3., 4.]])
     """
     return block_coo_spmm_gs(sparse, dense, mode)
 
@@ -129,8 +129,9 @@ def _computed_now() -> AbstractContextManager[Any]:
 def block_coo_spmm_ipu(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
     """As `block_coo_spmm`, with the restrictions of an IPU. It runs on any device here.
 
-    Raises:
-        ValueError: also for blocks that are not square, or another number of dimensions.
+    **Raises**:
+
+    - ValueError: also for blocks that are not square, or another number of dimensions.
     """
     if mode not in MODES:
         raise ValueError("Expected block_coo_spmm_ipu mode either 'sparse_dense' or 'dense_sparse'")
@@ -160,15 +161,15 @@ def block_coo_spmm_ipu(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
 class StaticSparseMatrix:
     """A block-sparse matrix that multiplies dense ones with ``@``, from either side.
 
-    Attributes:
-        matrix: sparse, as `block_coo_spmm` takes it.
+    **Attributes**:
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> pruned = pea.sparse.magnitude_prune(torch.eye(4), block_size=2, density=0.5)
-        >>> torch.ones(1, 4) @ pea.sparse.StaticSparseMatrix(pruned)
-        tensor([[1., 1., 1., 1.]])
+    - `matrix`: sparse, as `block_coo_spmm` takes it.
+
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> pruned = pea.sparse.magnitude_prune(torch.eye(4), block_size=2, density=0.5)
+    >>> torch.ones(1, 4) @ pea.sparse.StaticSparseMatrix(pruned)
+    tensor([[1., 1., 1., 1.]])
     """
 
     matrix: Tensor
@@ -183,8 +184,9 @@ class StaticSparseMatrix:
 class StaticSparseLinear(torch.nn.Module):
     """A linear layer without bias. Its block-sparse weight is not a parameter.
 
-    Args:
-        weight: sparse, (out_features, in_features) in blocks.
+    **Arguments**:
+
+    - `weight`: sparse, (out_features, in_features) in blocks.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -199,24 +201,23 @@ class StaticSparseLinear(torch.nn.Module):
 def magnitude_prune(matrix: Tensor, block_size: int, density: float, ord: int = 2) -> Tensor:
     """Select the blocks of a matrix with the largest norms.
 
-    Args:
-        matrix: its sizes are multiples of block_size.
-        block_size: the number of rows and columns of a block.
-        density: the largest part of the elements that stays.
-        ord: the matrix norm, as in torch.linalg.norm.
+    **Arguments**:
+
+    - `matrix`: its sizes are multiples of block_size.
+    - `block_size`: the number of rows and columns of a block.
+    - `density`: the largest part of the elements that stays.
+    - `ord`: the matrix norm, as in torch.linalg.norm.
 
 
-    Returns:
-        Sparse and coalesced, (row blocks, column blocks, block_size, block_size).
+    **Returns**: Sparse and coalesced, (row blocks, column blocks, block_size, block_size).
 
-    Example:
-        >>> import torch
-        >>> import gpusim.poptorch_experimental_addons as pea
-        >>> matrix = torch.tensor([[1.0, 1.0, 0.0, 5.0], [1.0, 1.0, 0.0, 0.0]])
-        >>> pruned = pea.sparse.magnitude_prune(matrix, block_size=2, density=0.5)
-        >>> pea.sparse.block_coo_to_dense(pruned)
-        tensor([[0., 0., 0., 5.],
-                [0., 0., 0., 0.]])
+    >>> import torch
+    >>> import gpusim.poptorch_experimental_addons as pea
+    >>> matrix = torch.tensor([[1.0, 1.0, 0.0, 5.0], [1.0, 1.0, 0.0, 0.0]])
+    >>> pruned = pea.sparse.magnitude_prune(matrix, block_size=2, density=0.5)
+    >>> pea.sparse.block_coo_to_dense(pruned)
+    tensor([[0., 0., 0., 5.],
+            [0., 0., 0., 0.]])
     """
     rows, columns = (size // block_size for size in matrix.shape)
     blocks = matrix.reshape(rows, block_size, columns, block_size).transpose(1, 2)

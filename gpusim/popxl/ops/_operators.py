@@ -110,9 +110,10 @@ class Operators:
         A mask, a bool tensor or array, gives `t` with zeros where it is false: shapes cannot depend
         on values.
 
-        Raises:
-            TypeError: for any other key.
-            IndexError: for an integer out of range, or too many of them.
+        **Raises**:
+
+        - TypeError: for any other key.
+        - IndexError: for an integer out of range, or too many of them.
         """
         if isinstance(key, (list, np.ndarray)) and np.asarray(key).dtype.kind in "biu":
             key = constant(np.asarray(key))

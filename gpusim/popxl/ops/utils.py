@@ -33,9 +33,10 @@ def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
 def check_in_graph(graph: Graph, *args: Tensor, **tensors: Tensor) -> None:
     """Check that values are tensors of `graph`; keywords are the names for messages.
 
-    Raises:
-        TypeError: if a value is not a Tensor.
-        ValueError: if a tensor is in another graph.
+    **Raises**:
+
+    - TypeError: if a value is not a Tensor.
+    - ValueError: if a tensor is in another graph.
     """
     if args:
         raise Exception("Internal error: please specify all tensors as keyword arguments.")

@@ -34,8 +34,9 @@ class Announcer(Protocol):
 class ExitHandler:
     """Tells the other instances when the program ends, and ends them after an uncaught error.
 
-    Attributes:
-        name: the name of this instance in messages.
+    **Attributes**:
+
+    - `name`: the name of this instance in messages.
     """
 
     def __init__(self, engine: Announcer, name: str) -> None:

@@ -89,9 +89,10 @@ def connect(launch: Launch | None = None) -> MpiEngine:
 class MpiEngine:
     """All processes of a communicator; see `gpusim.runtime.engines.Engine`.
 
-    Attributes:
-        peers: the other instances.
-        broken: True once an error has ended a wait: its messages may arrive in later exchanges.
+    **Attributes**:
+
+    - `peers`: the other instances.
+    - `broken`: True once an error has ended a wait: its messages may arrive in later exchanges.
     """
 
     def __init__(self, communicator: MPI.Intracomm, announcements: MPI.Intracomm) -> None:

@@ -94,9 +94,10 @@ def send_between_gpus(
     either stream comes after the copy. Without NCCL the driver copies, with events between the
     streams.
 
-    Args:
-        moves: arrays, and the number of the GPU that each goes to.
-        streams: the stream of each GPU that takes part.
+    **Arguments**:
+
+    - `moves`: arrays, and the number of the GPU that each goes to.
+    - `streams`: the stream of each GPU that takes part.
     """
     cupy = _cupy()
     sources = [_contiguous(array, streams) for array, _ in moves]
@@ -164,16 +165,18 @@ class NcclEngine:
     NCCL has no tags: it matches sends and receives by their order. Instances must therefore begin
     their exchanges in the same order, whatever the tags.
 
-    Args:
-        instances, instance: the number of instances, and the number of this one.
-        identity: the result of `unique_id` on one of them.
-        gpu: this instance's GPU; the default is the current one.
-        patience: seconds after which an unfinished exchange is an error.
+    **Arguments**:
 
-    Raises:
-        ImportError: without CuPy or NCCL.
-        InstanceError: by `exchange`'s `wait` and the collective methods, when NCCL reports an error
-            or nothing has arrived for `patience` seconds.
+    - `instances`, `instance`: the number of instances, and the number of this one.
+    - `identity`: the result of `unique_id` on one of them.
+    - `gpu`: this instance's GPU; the default is the current one.
+    - `patience`: seconds after which an unfinished exchange is an error.
+
+    **Raises**:
+
+    - ImportError: without CuPy or NCCL.
+    - InstanceError: by `exchange`'s `wait` and the collective methods, when NCCL reports an error
+      or nothing has arrived for `patience` seconds.
     """
 
     def __init__(
@@ -293,8 +296,9 @@ class NcclExchange:
     def wait(self) -> None:
         """Return when the exchange is complete; calls `interruption` meanwhile.
 
-        Raises:
-            InstanceError: if NCCL reports an error, or after the engine's patience.
+        **Raises**:
+
+        - InstanceError: if NCCL reports an error, or after the engine's patience.
         """
         end = time.monotonic() + self._patience
         polls, sleep = 0, MIN_SLEEP

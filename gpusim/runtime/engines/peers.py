@@ -30,9 +30,10 @@ _REPORT_DELAY = 0.05
 class Peers:
     """The other instances of a communicator.
 
-    Attributes:
-        names: the name of each instance in messages.
-        context: what a message about a lost instance adds; a World sets it.
+    **Attributes**:
+
+    - `names`: the name of each instance in messages.
+    - `context`: what a message about a lost instance adds; a World sets it.
     """
 
     def __init__(self, communicator: MPI.Intracomm, lock: threading.Lock) -> None:
@@ -125,8 +126,9 @@ class Peers:
 class _LocalProcesses:
     """The processes of the other instances that run on this host and are visible.
 
-    Attributes:
-        pids: their process ids, by instance.
+    **Attributes**:
+
+    - `pids`: their process ids, by instance.
     """
 
     def __init__(self, communicator: MPI.Intracomm) -> None:

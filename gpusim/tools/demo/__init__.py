@@ -17,17 +17,19 @@ def run(*, replicas: int = 64, epochs: int = 30, seed: int = 0, out: Path = Path
 
     Then run the short precision studies (see `gpusim.study.short`).
 
-    Args:
-        replicas: how many replicas share each batch, 1 to the number of training images.
-        epochs: passes over the training images.
-        seed: seeds the initial weights and the order of the images.
-        out: folder for `digits.csv`, and for `digits.png` and the pictures of the studies,
-            `study.png` and `training.png`; made if missing.
+    **Arguments**:
 
-    Raises:
-        ModuleNotFoundError: a package of the extra `study` is missing.
-        ValueError: more replicas than training images.
-        NotADirectoryError: `out` is a file.
+    - `replicas`: how many replicas share each batch, 1 to the number of training images.
+    - `epochs`: passes over the training images.
+    - `seed`: seeds the initial weights and the order of the images.
+    - `out`: folder for `digits.csv`, and for `digits.png` and the pictures of the studies,
+      `study.png` and `training.png`; made if missing.
+
+    **Raises**:
+
+    - ModuleNotFoundError: a package of the extra `study` is missing.
+    - ValueError: more replicas than training images.
+    - NotADirectoryError: `out` is a file.
     """
     require("the demo needs", "sklearn", "matplotlib", "rich")
     from gpusim.tools import digits

@@ -147,35 +147,36 @@ def sweep(
     Values are rounded to `dtype`, to nearest, and summed over the first R replicas; errors are
     those of the sum, against the exact sum of the rounded values.
 
-    Args:
-        input: "gradients" (of the digits network, an image each), "normal", "lognormal",
-            "heavy-tailed" (Student's t with two degrees of freedom), "cancelling", a file
-            (.npy, .npz, .safetensors), or an array; axis 0 numbers the replicas.
-        replicas: the numbers of replicas; the powers of two from 2 to 1,024 that the input has.
-        dtypes: the formats of the values.
-        accumulators: the formats partial sums are rounded to: dtypes, a `gpusim.Format` ("e5m6" is
-            Format(5, 6)), or None, which is each dtype's own.
-        orders: of "linear", "reverse", "tree" and "ring", and names of twins.
-        roundings: of "nearest" and "stochastic".
-        seeds: of stochastic rounding.
-        elements: how many elements are summed; 4,096 of a distribution, else all there are.
-        scale: what values are multiplied by before they are rounded; 128 for "gradients", else 1.
-        input_seed: seeds distributions, and the digits network.
-        epoch: how many epochs the digits network is trained before its gradients are taken.
-        tensor: the name of the array, in a file that holds several.
-        store: a file that keeps every measurement as soon as it is made.
-        resume: go on with what `store` holds; it may have been swept with other settings.
-        threads: how many fold at a time; as many as there are cores.
-        show: show progress on standard error.
+    **Arguments**:
 
-    Returns:
-        The study, with rows and ways to print, draw and write them.
+    - `input`: "gradients" (of the digits network, an image each), "normal", "lognormal",
+      "heavy-tailed" (Student's t with two degrees of freedom), "cancelling", a file (.npy, .npz,
+      .safetensors), or an array; axis 0 numbers the replicas.
+    - `replicas`: the numbers of replicas; the powers of two from 2 to 1,024 that the input has.
+    - `dtypes`: the formats of the values.
+    - `accumulators`: the formats partial sums are rounded to: dtypes, a `gpusim.Format` ("e5m6" is
+      Format(5, 6)), or None, which is each dtype's own.
+    - `orders`: of "linear", "reverse", "tree" and "ring", and names of twins.
+    - `roundings`: of "nearest" and "stochastic".
+    - `seeds`: of stochastic rounding.
+    - `elements`: how many elements are summed; 4,096 of a distribution, else all there are.
+    - `scale`: what values are multiplied by before they are rounded; 128 for "gradients", else 1.
+    - `input_seed`: seeds distributions, and the digits network.
+    - `epoch`: how many epochs the digits network is trained before its gradients are taken.
+    - `tensor`: the name of the array, in a file that holds several.
+    - `store`: a file that keeps every measurement as soon as it is made.
+    - `resume`: go on with what `store` holds; it may have been swept with other settings.
+    - `threads`: how many fold at a time; as many as there are cores.
+    - `show`: show progress on standard error.
 
-    Raises:
-        ValueError: an argument, or an input file, that makes no sense.
-        OSError: a file that cannot be read or written; FileExistsError for a `store` that holds
-            a sweep, without `resume`.
-        ModuleNotFoundError: a package is needed that the extra `study` brings.
+    **Returns**: The study, with rows and ways to print, draw and write them.
+
+    **Raises**:
+
+    - ValueError: an argument, or an input file, that makes no sense.
+    - OSError: a file that cannot be read or written; FileExistsError for a `store` that holds a
+      sweep, without `resume`.
+    - ModuleNotFoundError: a package is needed that the extra `study` brings.
 
     >>> study = sweep("normal", replicas=[64], orders=["linear", "tree"], roundings=["nearest"])
     >>> for row in study.rows:

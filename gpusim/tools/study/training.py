@@ -179,20 +179,22 @@ def train(
 ) -> Training:
     """Train the digits network data-parallel, once for each format, and once in float32.
 
-    Args:
-        formats: such as "float16" or "bfloat16:stochastic".
-        weights: whether weights are kept in the format between steps.
-        gradients: whether gradients are rounded to it and summed in it by `lax.psum`. They are
-            multiplied by a power of two before, which makes use of the format's whole range.
-        replicas: the number of replicas that share each batch.
-        epochs: passes over the training images.
-        rate: the learning rate of plain gradient descent.
-        seed: seeds the first weights, the order of the images, and stochastic rounding.
-        show: show progress on standard error.
+    **Arguments**:
 
-    Raises:
-        ValueError: an invalid argument.
-        ModuleNotFoundError: scikit-learn, which brings the digits, is missing.
+    - `formats`: such as "float16" or "bfloat16:stochastic".
+    - `weights`: whether weights are kept in the format between steps.
+    - `gradients`: whether gradients are rounded to it and summed in it by `lax.psum`. They are
+      multiplied by a power of two before, which makes use of the format's whole range.
+    - `replicas`: the number of replicas that share each batch.
+    - `epochs`: passes over the training images.
+    - `rate`: the learning rate of plain gradient descent.
+    - `seed`: seeds the first weights, the order of the images, and stochastic rounding.
+    - `show`: show progress on standard error.
+
+    **Raises**:
+
+    - ValueError: an invalid argument.
+    - ModuleNotFoundError: scikit-learn, which brings the digits, is missing.
     """
     chosen = list(dict.fromkeys([parse("float32"), *map(parse, formats)]))
     held = [name for name, is_held in (("weights", weights), ("gradients", gradients)) if is_held]

@@ -24,12 +24,13 @@ ELEMENTS, FEWER_ELEMENTS = 64, 8
 class Agreement:
     """How many elements of one twin, type and number of ranks agree with the engine.
 
-    Attributes:
-        version: the engine's name and version.
-        sizes: how many different sizes were summed.
-        elements, agreeing: of all sums.
-        worst: the size, in elements, of a sum that differs, or None.
-        alike: whether all ranks received the same bits.
+    **Attributes**:
+
+    - `version`: the engine's name and version.
+    - `sizes`: how many different sizes were summed.
+    - `elements`, `agreeing`: of all sums.
+    - `worst`: the size, in elements, of a sum that differs, or None.
+    - `alike`: whether all ranks received the same bits.
     """
 
     twin: str
