@@ -199,12 +199,21 @@ class State:
         self.calls = first + leaves
         return first
 
+    @property
+    def is_default(self) -> bool:
+        """Whether this is the state outside of any `reduction` context."""
+        return False
+
     def __repr__(self) -> str:
         return f"State({self.reduction!r}, calls={self.calls})"
 
 
 class _Default(State):
     """The state outside of any context, which counts nothing: every leaf is call 0."""
+
+    @property
+    def is_default(self) -> bool:
+        return True
 
     def next_calls(self, leaves: int) -> int:
         return 0

@@ -1,19 +1,22 @@
-"""The dispatcher: every collective of every frontend runs through `run`.
+"""The dispatcher: every collective of every frontend goes through `resolve` and `run`.
 
-It resolves the Reduction, counts calls, makes sure that all instances make the same call, and runs
-the collective's definition here, or its distributed plan where instances share the group.
+`resolve` settles the Reduction and counts the call. `run` waits until all instances make the same
+call, and runs the collective's definition, or its plan where instances share the group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ..groups import Groups
 from ..reduction import Reduction, current
 from ..runtime.world import MAIN_TAG, World
 from .distributed.layout import Layout
+from .distributed.rearrange import fetch_all
 from .fold import Fold
 from .operand import Operand, Result, as_groups
 
@@ -118,7 +121,7 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
     if collective.folds:
         assert call.reduction is not None
         options["fold"] = Fold(call.reduction, number, leaf.batch_offset)
-    assert collective.local is not None and collective.distributed is not None
+    assert collective.local is not None
     if layout is None:
         results = collective.local(*operands, **options)
     else:
@@ -127,11 +130,29 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
                 operand.varies = varies
         with layout.channel():
             layout.engine.prepare(operands[0].array)
-            results = collective.distributed(layout, *operands, **options)
+            if collective.distributed is None:
+                results = _gather_and_run(collective.local, layout, operands, options)
+            else:
+                results = collective.distributed(layout, *operands, **options)
     return [results] if type(results) is Result else list(results)
 
 
-# What all callers have to agree on
+def _gather_and_run(
+    local: Callable[..., Any], layout: Layout, operands: list[Operand], options: dict[str, Any]
+) -> list[Result]:
+    """The plan of a collective without one: all values come here, and the local part is kept."""
+    whole = [
+        Operand(fetch_all(layout, operand), operand.batch_ndim, operand.collective)
+        for operand in operands
+    ]
+    results = local(*whole, **options)
+    return [
+        Result(np.asarray(value)[layout.local] if mapped else value, mapped)
+        for value, mapped in ([results] if type(results) is Result else results)
+    ]
+
+
+# The terms that all callers have to agree on
 
 
 class Kind(NamedTuple):

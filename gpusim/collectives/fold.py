@@ -12,7 +12,7 @@ from ..formats import kernel_format
 from ..groups import Groups
 from ..libraries import on_device
 from ..reduction import Reduction
-from .kernels import FoldSpec, copy, empty, replaced, rows, run_fold
+from .kernels import FoldSpec, copy, empty, replace_fields, rows, run_fold
 from .operand import Array, Operand, Result, read_only
 
 #: Reductions without arithmetic: nothing is rounded.
@@ -68,7 +68,7 @@ def fold_all(
     """The fold over all replicas: (*batch, *s); `mean` divides it by their number."""
     spec = fold.spec
     if mean or cut_axis is not None:
-        spec = replaced(spec, divisor=operand.size if mean else None, cut_axis=cut_axis)
+        spec = replace_fields(spec, divisor=operand.size if mean else None, cut_axis=cut_axis)
     return run_fold(
         spec,
         operand.values,
@@ -91,7 +91,7 @@ def fold_groups(
     `mean` divides each by its own group's size.
     """
     offsets = fold.offsets(operand) * groups.group_count
-    spec = fold.spec if cut_axis is None else replaced(fold.spec, cut_axis=cut_axis)
+    spec = fold.spec if cut_axis is None else replace_fields(fold.spec, cut_axis=cut_axis)
     if not operand.listed and groups.strided:  # one fold for all: two more batch axes of a view
         members = _blocks(operand.stacked(), groups).swapaxes(0, 1)
         return _fold_batched(members, 2, operand, groups, spec, fold.call, offsets, mean)
@@ -100,7 +100,7 @@ def fold_groups(
         return _fold_batched(members, 1, operand, groups, spec, fold.call, offsets, mean)
     return [
         run_fold(
-            replaced(spec, divisor=len(group)) if mean else spec,
+            replace_fields(spec, divisor=len(group)) if mean else spec,
             operand.members(group),
             batch_ndim=operand.batch_ndim,
             call=fold.call,
@@ -124,7 +124,7 @@ def _fold_batched(
     ones = [1] * operand.batch_ndim
     group = np.arange(groups.group_count).reshape(*members.shape[1 : 1 + axes], *ones)
     folded = run_fold(
-        replaced(spec, divisor=groups.group_size) if mean else spec,
+        replace_fields(spec, divisor=groups.group_size) if mean else spec,
         members,
         batch_ndim=operand.batch_ndim + axes,
         call=call,

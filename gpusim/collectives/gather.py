@@ -13,7 +13,7 @@ from .distributed import rearrange, scatter
 from .distributed.layout import Layout
 from .fold import Fold, by_group, by_replica, fold_all, fold_groups, to_replicas
 from .kernels import copy, empty
-from .operand import Array, Operand, Result, normalize_axis, read_only, read_only_alias, unstacked
+from .operand import Array, Operand, Result, normalize_axis, read_only, read_only_alias, unstack
 from .record import AxisIndexGroups, AxisName, Call, ShapeDtype, collective
 
 # all_gather
@@ -279,7 +279,7 @@ def _gather_chosen(src: Operand, idx: Operand) -> Result:
     check_indices(src, idx, src.size)
     if not idx.same:
         values = choose(src, idx.stacked(), mapped=True)
-        return Result(unstacked(values) if src.listed or idx.listed else values, True)
+        return Result(unstack(values) if src.listed or idx.listed else values, True)
     if idx[0].ndim == 0:
         return Result(read_only(src[int(idx[0])]), False)
     return Result(choose(src, idx[0], mapped=False), False)

@@ -85,7 +85,7 @@ def run_fold(
     )
 
 
-def replaced(spec: FoldSpec, **changes: Any) -> FoldSpec:
+def replace_fields(spec: FoldSpec, **changes: Any) -> FoldSpec:
     """The spec with other fields."""
     return _replaced(spec, tuple(changes.items()))
 

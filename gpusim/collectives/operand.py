@@ -154,7 +154,7 @@ class Operand:
 
     def mapped(self, stacked: Array) -> Result:
         """A mapped result in the operand's own form: for a list, the views of a stacked one."""
-        return Result(unstacked(stacked) if self.listed else stacked, True)
+        return Result(unstack(stacked) if self.listed else stacked, True)
 
 
 def as_groups(
@@ -174,7 +174,7 @@ def as_groups(
     return groups
 
 
-def unstacked(stacked: Array) -> list[Array]:
+def unstack(stacked: Array) -> list[Array]:
     """Each replica's part as a view; scalars are arrays too."""
     return [stacked[replica, ...] for replica in range(len(stacked))]
 

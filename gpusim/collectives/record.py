@@ -66,7 +66,8 @@ class Collective(Generic[P]):
       docstring; it returns a `Call`. `gpusim.lax` and `gpusim.torch` have its signature.
     - `local`: the definition: operands as `Operand`, then groups, the `Fold` of collectives that
       sum, and the parameters by name; it returns a `Result`, or one for each result.
-    - `distributed`: the same across instances, with the `Layout` of the members in front.
+    - `distributed`: the same across instances, with the `Layout` of the members in front. None
+      gathers all values on each instance, runs `local` on them, and keeps the instance's part.
     - `result`: shapes and dtypes of the results from those of the operands, the number of members
       in a group, and the parameters.
     - `transpose`: the collective of the cotangents; itself a record, None where there is none.
@@ -80,8 +81,8 @@ class Collective(Generic[P]):
       stand among the axis names, for axes of the array itself.
     - `op`: the operator that its Reduction must have; None takes any.
 
-    A record without `local` is another form of a collective: its `call` returns a `Call` of that
-    one. Most transposes are such forms.
+    A record without `local` is an alias: its `call` forwards to another collective. Most transposes
+    are aliases.
     """
 
     transpose: Collective[Any] | None = None
@@ -125,7 +126,19 @@ class Collective(Generic[P]):
         )
         self.__signature__ = self._stacked_signature()
         if local is not None:
-            COLLECTIVES[self.name] = self
+            self._register()
+
+    def _register(self) -> None:
+        """Make the collective known by its name, as graphs of tensors write it."""
+        if self.result is None:
+            raise TypeError(f"collective {self.name!r} has a local definition but no result rule")
+        known = COLLECTIVES.get(self.name)
+        if known is not None and (known.__module__, self.__module__) != (self.__module__,) * 2:
+            raise ValueError(
+                f"a collective called {self.name!r} is defined in {known.__module__} already; "
+                "choose another name"
+            )
+        COLLECTIVES[self.name] = self
 
     def call_by_name(
         self,

@@ -302,8 +302,8 @@ class World:
         self._over = True
         return CollectiveMismatchError(
             f"instances do not make the same call: {self._who(instance)} calls {call.text} in an "
-            f"inner map, of which {self._who(self.instance)} has ended its own without that call; "
-            f"it is in {self._activities[threading.get_ident()]}"
+            f"inner map; {self._who(self.instance)} has ended its inner map without that call and "
+            f"is in {self._activities[threading.get_ident()]}"
         )
 
     def _error_of_leaving(self, calls: Sequence[_Call]) -> GpusimError:

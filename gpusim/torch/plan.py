@@ -238,7 +238,6 @@ class Operation:
     replicated: bool = False
 
 
-@lru_cache(maxsize=256)
 def operation(name: str) -> Operation:
     """The operation of a name: one declared here, or that of a collective's record.
 
@@ -250,6 +249,12 @@ def operation(name: str) -> Operation:
     if record is None or record.result is None:
         known = [*COLLECTIVES, *DECLARED]
         raise ValueError(f"no collective is called {name!r}; expected one of {known}")
+    return _operation_of(record)
+
+
+@lru_cache(maxsize=256)
+def _operation_of(record: Collective[Any]) -> Operation:
+    assert record.result is not None
     return Operation(
         record, record.result, _transpose_of(record), None, record.operands, record.replicated
     )

@@ -350,7 +350,7 @@ def test_json_and_the_variable_mean_the_same_calls(
         ('{"__init__": []}', AttributeError, "Invalid attribute __init__."),
         ('{"Training.__class__.mro": []}', AttributeError, "Invalid attribute __class__."),
         ('{"clone.x": 1}', AttributeError, "Invalid attribute x."),
-        ('{"log_dir": 1}', AttributeError, "'log_dir' is no method of the options"),
+        ('{"log_dir": 1}', AttributeError, "'log_dir' is not a method of the options"),
         ('{"loadFromFile": "x"}', AttributeError, "Invalid attribute loadFromFile."),
         ('{"outputMode": "OutputMode.Some"}', ValueError, "'OutputMode.Some': expected one of"),
         ('{"deviceIterations": "2"}', AssertionError, "Unexpected type <class 'str'>"),

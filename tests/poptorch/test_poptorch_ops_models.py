@@ -180,8 +180,8 @@ def test_misuse_of_multi_convs_in_models(model: Function, message: str, executio
         (lambda m: m.partialsTypes("half"), ValueError, "Invalid partials types. Expecting torch"),
         (lambda m: m.enableConvDithering([1]), ValueError, "value must be bool or list of bools"),
         (lambda m: m.planType("parallel"), AssertionError, "Invalid plan type!"),
-        (lambda m: m.perConvReservedTiles(0.5), AssertionError, "is no integer"),
-        (lambda m: m.cycleBackOff(1), AssertionError, "is no float"),
+        (lambda m: m.perConvReservedTiles(0.5), AssertionError, "is not an integer"),
+        (lambda m: m.cycleBackOff(1), AssertionError, "is not a float"),
     ],
 )
 def test_settings_of_multi_convs(call: Function, error: type[Exception], message: str) -> None:

@@ -498,7 +498,7 @@ def test_headers_that_are_no_json_are_refused(tmp_path: Path) -> None:
     parts = parts_of(line(tmp_path))
     for text in (b"", b"\xff", b"[1, 2", b"[" * 100_000):
         message = refused(sealed(tmp_path / "f", {**parts, "header.json": text}))
-        assert message.startswith("its header is no JSON: ")
+        assert message.startswith("its header is not JSON: ")
     assert refused(sealed(tmp_path / "f", {**parts, "header.json": b"[]"})).startswith("its header")
     header = {**json.loads(parts["header.json"]), "arguments": None, "model": False}
     path = sealed(tmp_path / "f", {"header.json": json.dumps(header).encode()})

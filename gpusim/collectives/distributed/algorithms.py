@@ -17,13 +17,13 @@ from ...groups import Groups
 from ...libraries import on_device
 from ...runtime.world import MAIN_TAG
 from ..fold import Fold
-from ..kernels import FoldPart, FoldSpec, copy, empty, replaced
+from ..kernels import FoldPart, FoldSpec, copy, empty, replace_fields
 from ..operand import Array, Operand, Result
 from .chain import pipelined_chain
 from .job import FoldJob
 from .layout import Layout, fetch
-from .ranges import by_ranges
-from .ring import around_the_ring
+from .ranges import fold_by_ranges
+from .ring import ring_fold
 
 #: Folds of fewer bytes than this, of all members, are gathered: one message each way.
 SMALL = 64 * 1024
@@ -31,7 +31,7 @@ SMALL = 64 * 1024
 _PIPELINED: dict[Any, Callable[[FoldJob], Array]] = {
     "linear": pipelined_chain,
     "reverse": pipelined_chain,
-    "ring": around_the_ring,
+    "ring": ring_fold,
 }
 
 
@@ -59,28 +59,28 @@ def _fold(
 ) -> Array:
     r"""The fold of one group, (\*batch, \*value), on each instance that holds members of it."""
     here = [x[int(layout.position[m])] for m in members if layout.instance_of[m] == layout.instance]
-    spec = replaced(fold.spec, divisor=len(members)) if mean else fold.spec
+    spec = replace_fields(fold.spec, divisor=len(members)) if mean else fold.spec
     job = FoldJob(layout, members, here, spec, fold.by_engine, fold.call, offsets, x.batch_ndim)
     return _algorithm(job)(job)
 
 
 def _algorithm(job: FoldJob) -> Callable[[FoldJob], Array]:
     if len(job.instances) == 1:
-        return _at_home
+        return _by_single_instance
     if job.engine:
         return _by_engine
     if job.like.nbytes * len(job.members) <= SMALL:
-        return _gathered
+        return _fold_gathered
     if _associative(job):
-        return _partials_of_any_order
+        return _fold_associative
     if job.order == "tree" and _aligned(job):
-        return _partials_of_trees
-    if job.runs is not None and not _in_step(job):
-        return _PIPELINED.get(job.order, by_ranges)
-    return by_ranges
+        return _fold_subtrees
+    if job.runs is not None and not _lacks_tags(job):
+        return _PIPELINED.get(job.order, fold_by_ranges)
+    return fold_by_ranges
 
 
-def _in_step(job: FoldJob) -> bool:
+def _lacks_tags(job: FoldJob) -> bool:
     """Whether the instances have to begin their exchanges in one order.
 
     NCCL knows no tags: what is received ahead would hold up what is to be sent first.
@@ -103,11 +103,11 @@ def _aligned(job: FoldJob) -> bool:
     return size & (size - 1) == 0 and all(count == size for count in counts) and last <= size
 
 
-def _at_home(job: FoldJob) -> Array:
+def _by_single_instance(job: FoldJob) -> Array:
     return job.fold(job.values)
 
 
-def _gathered(job: FoldJob) -> Array:
+def _fold_gathered(job: FoldJob) -> Array:
     """All members come here."""
     layout, among = job.layout, np.array(sorted(job.members))
     needs = [
@@ -128,7 +128,7 @@ def _by_engine(job: FoldJob) -> Array:
         return _algorithm(linear)(linear)
     total = job.like
     if len(job.values) > 1:
-        total = job.fold(job.values, replaced(job.spec, divisor=None))
+        total = job.fold(job.values, replace_fields(job.spec, divisor=None))
     if job.like.dtype.itemsize <= 2 and not _associative(job):
         total = total.astype(np.float32)
     total = job.layout.engine.all_reduce(total, job.op)
@@ -137,14 +137,14 @@ def _by_engine(job: FoldJob) -> Array:
     return total.astype(job.like.dtype, copy=False)
 
 
-def _partials_of_any_order(job: FoldJob) -> Array:
+def _fold_associative(job: FoldJob) -> Array:
     """One partial result from each instance, which any order gives the same bits: a ring spreads
     the work."""
     part = None if job.op.startswith("logical") else FoldPart(final=False)
-    return _combine_partials(job, replaced(job.spec, order="linear"), part, order="ring")
+    return _combine_partials(job, replace_fields(job.spec, order="linear"), part, order="ring")
 
 
-def _partials_of_trees(job: FoldJob) -> Array:
+def _fold_subtrees(job: FoldJob) -> Array:
     """One subtree from each instance; its additions are numbered as the whole tree's."""
     assert job.runs is not None
     total = len(job.members)
@@ -168,10 +168,12 @@ def _combine_partials(
     partial = job.values[0]
     if len(job.values) > 1 or partial.dtype != job.partial:  # a single one is not rounded
         final = part is None or part.final
-        partial = job.fold(job.values, spec if final else replaced(spec, divisor=None), part=part)
+        partial = job.fold(
+            job.values, spec if final else replace_fields(spec, divisor=None), part=part
+        )
     firsts = tuple(job.members[job.instance_of.tolist().index(i)] for i in job.instances)
-    spec = replaced(job.spec, out_dtype=job.like.dtype)
+    spec = replace_fields(job.spec, out_dtype=job.like.dtype)
     if order is not None:
-        spec = replaced(spec, order=order)
-    combine = by_ranges if _in_step(job) else _PIPELINED.get(spec.order, by_ranges)
+        spec = replace_fields(spec, order=order)
+    combine = fold_by_ranges if _lacks_tags(job) else _PIPELINED.get(spec.order, fold_by_ranges)
     return combine(replace(job, members=firsts, values=[partial], spec=spec, nodes=nodes))

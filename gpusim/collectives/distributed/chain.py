@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...runtime.engines import Pending
-from ..kernels import FoldPart, empty, replaced
+from ..kernels import FoldPart, empty, replace_fields
 from ..operand import Array
-from .job import AHEAD, FoldJob, blocks_of, flat, new_result, row_offsets
+from .job import PREFETCH, FoldJob, blocks_of, flat, new_result, row_offsets
 from .layout import contiguous
 
 
@@ -29,21 +29,21 @@ def pipelined_chain(job: FoldJob) -> Array:
     result = flat(job, out)
     blocks = blocks_of(0, length, rows)
     offsets = row_offsets(job)
-    partial_spec = replaced(job.spec, divisor=None)
+    partial_spec = replace_fields(job.spec, divisor=None)
 
     def receive(block: tuple[int, int]) -> tuple[Array, Pending]:
         buffer = empty(job.like, (rows, block[1] - block[0]), job.partial)
         return buffer, layout.exchange([], [(buffer, chain[rank - 1])])
 
-    coming = deque(receive(block) for block in blocks[:AHEAD]) if rank else deque()
+    coming = deque(receive(block) for block in blocks[:PREFETCH]) if rank else deque()
     sent: deque[Pending] = deque()
     delivery = _Delivery(job, chain, result, blocks)
     for number, (first, end) in enumerate(blocks):
         partial = None
         if rank:
             partial, pending = coming.popleft()
-            if number + AHEAD < len(blocks):
-                coming.append(receive(blocks[number + AHEAD]))
+            if number + PREFETCH < len(blocks):
+                coming.append(receive(blocks[number + PREFETCH]))
             pending.wait()
         members = [value[:, first:end] for value in own]
         part = FoldPart(window=(first, length), partial=partial, before=before, final=rank == last)
@@ -58,7 +58,7 @@ def pipelined_chain(job: FoldJob) -> Array:
                 else job.fold(members, partial_spec, batch_ndim=1, offsets=offsets, part=part)
             )
             sent.append(layout.exchange([(sends, chain[rank + 1])], []))
-            if len(sent) > AHEAD:
+            if len(sent) > PREFETCH:
                 sent.popleft().wait()
         delivery.step(number)
     for pending in sent:
@@ -87,7 +87,7 @@ class _Delivery:
 
     def step(self, number: int) -> None:
         """Pass on what is due when this instance has done its part of a block."""
-        self._ask(number + AHEAD)
+        self._ask(number + PREFETCH)
         if number >= self.lag:
             self._pass_on()
 

@@ -21,7 +21,7 @@ from .layout import Layout, Numbers
 #: Elements of a value that are exchanged at a time, while those before are folded.
 BLOCK = 256 * 1024
 #: The number of blocks in flight.
-AHEAD = 3
+PREFETCH = 3
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def fetch(
     sends: list[Buffer] = []
     for other in layout.others:
         wanted = needs[other][layout.instance_of[needs[other]] == layout.instance]
-        sends.append((packed([rows[number] for number in wanted.tolist()], like), other))
+        sends.append((pack([rows[number] for number in wanted.tolist()], like), other))
     receives: list[Buffer] = []
     scattered: list[tuple[Array, Array]] = []
     for other in layout.others:
@@ -196,7 +196,7 @@ def contiguous(part: Array) -> Array:
     return part if part.flags.c_contiguous else part.copy()
 
 
-def packed(arrays: Sequence[Array], like: Array) -> Array:
+def pack(arrays: Sequence[Array], like: Array) -> Array:
     """Arrays of one shape, one behind the other; a single contiguous one as it is."""
     if len(arrays) == 1 and arrays[0].flags.c_contiguous:
         return arrays[0]

@@ -12,13 +12,13 @@ import numpy as np
 from ...runtime.engines import Buffer, Pending
 from ..kernels import FoldPart, copy, empty
 from ..operand import Array
-from .job import AHEAD, FoldJob, blocks_of, flat, new_result, row_offsets
+from .job import PREFETCH, FoldJob, blocks_of, flat, new_result, row_offsets
 from .layout import LONG_MESSAGE, contiguous
 
 Share = tuple[int, int]  # first element, end
 
 
-def by_ranges(job: FoldJob) -> Array:
+def fold_by_ranges(job: FoldJob) -> Array:
     """The fold of a group whose members may lie on any instances, in any order."""
     return _Ranges(job).fold()
 
@@ -41,14 +41,14 @@ class _Ranges:
         self.finals: deque[tuple[Pending, list[tuple[Array, Array]]]] = deque()
 
     def fold(self) -> Array:
-        under_way = deque(self.gather(shares) for shares in self.blocks[:AHEAD])
+        under_way = deque(self.gather(shares) for shares in self.blocks[:PREFETCH])
         for number, shares in enumerate(self.blocks):
             members, pending = under_way.popleft()
-            if number + AHEAD < len(self.blocks):
-                under_way.append(self.gather(self.blocks[number + AHEAD]))
+            if number + PREFETCH < len(self.blocks):
+                under_way.append(self.gather(self.blocks[number + PREFETCH]))
             pending.wait()
             self.fold_share(members, shares)
-            if len(self.finals) > AHEAD:
+            if len(self.finals) > PREFETCH:
                 self.take_results()
         while self.finals:
             self.take_results()

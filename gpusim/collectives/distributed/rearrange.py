@@ -14,6 +14,12 @@ from ..operand import Array, Operand, Result
 from .layout import LONG_MESSAGE, Layout, Numbers, contiguous, fetch, rows_of
 
 
+def fetch_all(layout: Layout, x: Operand) -> Array:
+    """The values of all members: (members, *batch, *s)."""
+    everyone = [np.arange(layout.size)] * layout.world.instances
+    return fetch(layout, rows_of(layout, x), everyone, x[0])
+
+
 def fetch_groups(
     layout: Layout, x: Operand, groups: Groups | None
 ) -> tuple[Array, Groups | None, list[int]]:
@@ -23,8 +29,7 @@ def fetch_groups(
     this instance's own.
     """
     if groups is None:
-        everyone = [np.arange(layout.size)] * layout.world.instances
-        return fetch(layout, rows_of(layout, x), everyone, x[0]), None, []
+        return fetch_all(layout, x), None, []
     assignment = np.asarray(groups.assignment)
     needs = [
         np.flatnonzero(np.isin(assignment, assignment[members])) for members in layout.members_of

@@ -11,18 +11,18 @@ import numpy as np
 from fallback.orders import ring_bounds
 
 from ...runtime.engines import Pending
-from ..kernels import FoldPart, empty, replaced
+from ..kernels import FoldPart, empty, replace_fields
 from ..operand import Array
-from .job import AHEAD, FoldJob, blocks_of, flat, new_result, row_offsets
+from .job import PREFETCH, FoldJob, blocks_of, flat, new_result, row_offsets
 from .layout import contiguous
 
 Piece = tuple[int, int, int]  # ring block, first element, end
 
 
-def around_the_ring(job: FoldJob) -> Array:
+def ring_fold(job: FoldJob) -> Array:
     """Fold by a ring: blocks that start at an instance's members travel round all instances."""
     ring = _Ring(job)
-    ring.turn_round()
+    ring.run()
     return ring.out
 
 
@@ -44,8 +44,8 @@ class _Ring:
         self.bounds = ring_bounds(self.length, len(job.members))
         self.count = len(self.runs)
         self.offsets = row_offsets(job)
-        self.before_me = job.instances[job.rank - 1]
-        self.behind_me = job.instances[(job.rank + 1) % self.count]
+        self.previous = job.instances[job.rank - 1]
+        self.next = job.instances[(job.rank + 1) % self.count]
 
     def pieces(self, turn: int) -> list[Piece]:
         """The region of an instance in pieces (ring block, first element, end), small enough to be
@@ -81,10 +81,10 @@ class _Ring:
         The fold ends, into `out`, if that is given; else the result is a partial one.
         """
         final = out is not None
-        spec = replaced(self.job.spec, order="linear")
+        spec = replace_fields(self.job.spec, order="linear")
         return self.job.fold(
             members,
-            spec if final else replaced(spec, divisor=None),
+            spec if final else replace_fields(spec, divisor=None),
             batch_ndim=1,
             offsets=self.offsets,
             part=FoldPart(
@@ -98,7 +98,7 @@ class _Ring:
         target = self.result[:, piece[1] : piece[2]]
         self.fold(piece, self.members(piece, chosen), partial, before, target)
 
-    def turn_round(self) -> None:
+    def run(self) -> None:
         turn, count = self.job.rank, self.count
         first = self.runs[turn][0]
         sent: list[Pending] = []
@@ -107,7 +107,7 @@ class _Ring:
         before_last: list[Pending] = []
 
         def send(part: Array) -> None:
-            sent.append(self.layout.exchange([(part, self.behind_me)], []))
+            sent.append(self.layout.exchange([(part, self.next)], []))
 
         for piece in self.pieces(turn):
             send(self._start(piece, first))
@@ -165,14 +165,14 @@ class _Ring:
 
         def ask(piece: Piece) -> None:
             buffer = empty(self.job.like, (self.rows, piece[2] - piece[1]), self.job.partial)
-            pending = self.layout.exchange([], [(buffer, self.before_me)])
+            pending = self.layout.exchange([], [(buffer, self.previous)])
             coming.append((buffer, pending))
 
-        for piece in pieces[: 4 * AHEAD]:
+        for piece in pieces[: 4 * PREFETCH]:
             ask(piece)
         for number, piece in enumerate(pieces):
-            if number + 4 * AHEAD < len(pieces):
-                ask(pieces[number + 4 * AHEAD])
+            if number + 4 * PREFETCH < len(pieces):
+                ask(pieces[number + 4 * PREFETCH])
             buffer, pending = coming.popleft()
             pending.wait()
             yield piece, buffer

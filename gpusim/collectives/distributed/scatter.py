@@ -10,7 +10,7 @@ import numpy as np
 
 from ...groups import Groups
 from ..fold import Fold
-from ..kernels import FoldPart, FoldSpec, empty, replaced, run_fold
+from ..kernels import FoldPart, FoldSpec, empty, replace_fields, run_fold
 from ..operand import Array, Operand, Result
 from .layout import LONG_MESSAGE, Layout
 
@@ -123,7 +123,7 @@ def _fold(
 ) -> Array:
     """The fold of one receiver's piece (batch entries, outer, inner) of all contributions."""
     if spec.order == "ring":  # the ring's blocks are the pieces: this one begins at its receiver
-        spec = replaced(spec, order="linear")
+        spec = replace_fields(spec, order="linear")
         pieces = pieces[position:] + pieces[:position]
     entries, outer, inner = pieces[0].shape
     if not _by_index(spec):

@@ -124,5 +124,5 @@ def length_of(batch: Any) -> int:
     lengths = {shape[0] if shape else None for shape in shapes}
     length = lengths.pop()
     if lengths or length is None:
-        raise ValueError(f"tensors {shapes} are no batch: dimension 0 is to count its entries")
+        raise ValueError(f"tensors {shapes} are not a batch: dimension 0 must count its entries")
     return length

@@ -21,7 +21,7 @@ from gpusim.collectives import Call, all_gather, psum
 from gpusim.collectives.dispatch import run_leaves
 from gpusim.groups import Groups
 from gpusim.poptorch.enums import MeanReductionStrategy, ReductionType
-from gpusim.reduction import _Default, current
+from gpusim.reduction import current
 from gpusim.runtime.world import current_world
 from gpusim.torch.tensors import TO_NUMPY, on_stream_of
 
@@ -34,7 +34,7 @@ def seed_of(seed: int, *numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
-def rounded(value: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
+def round_to_dtype(value: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
     """The value in another dtype, in one rounding: stochastic if there is a seed."""
     if seed is None or torch.finfo(dtype).bits >= 32 or value.dtype == dtype:
         return value.to(dtype)
@@ -77,13 +77,13 @@ class Accumulator:
                 else:
                     value = held + value
             seed = None if self._seed is None else seed_of(self._seed, before, place)
-            self.gradients[name] = rounded(value, dtype, seed)
+            self.gradients[name] = round_to_dtype(value, dtype, seed)
         self._count += 1
 
 
 @dataclass(frozen=True)
 class Reducer:
-    """What becomes of the replicas' accumulated gradients.
+    """The reduction of the replicas' accumulated gradients.
 
     - `replicas`: how many there are on all instances.
     - `accumulations`: how many micro-batches were accumulated.
@@ -111,8 +111,8 @@ class Reducer:
         return mean and self.strategy is MeanReductionStrategy.Running
 
     @property
-    def in_the_loss(self) -> int:
-        """What the loss is divided by before it is differentiated."""
+    def loss_divisor(self) -> int:
+        """The divisor of the loss before it is differentiated."""
         mean = self.reduction is ReductionType.Mean
         early = mean and self.strategy is MeanReductionStrategy.PostAndLoss
         return self.replicas if early else 1
@@ -123,19 +123,19 @@ class Reducer:
         They are in the accumulators' dtype, divided, if they are, in float32 and left in it.
         """
         reduced: dict[str, Tensor] = {}
-        with self._how(step):
+        with self._reduction(step):
             for groups, names in self._by_groups(gradients):
                 stacked = {name: gradients[name] for name in names}
                 if self.running:
                     places = [list(gradients).index(name) for name in names]
                     stacked = self._shares(stacked, places, groups, step)
-                reduced |= self._folded(stacked, groups)
-        return {name: self._scaled(name, reduced[name]) for name in gradients}
+                reduced |= self._fold(stacked, groups)
+        return {name: self._scale(name, reduced[name]) for name in gradients}
 
     @contextmanager
-    def _how(self, step: int) -> Iterator[None]:
+    def _reduction(self, step: int) -> Iterator[None]:
         """The caller's reduction; without one, that of the options."""
-        if self.stochastic and isinstance(current(), _Default):
+        if self.stochastic and current().is_default:
             with gpusim.reduction(rounding="stochastic", seed=seed_of(self.seed, step)):
                 yield
         else:
@@ -153,7 +153,7 @@ class Reducer:
     def _shares(
         self, stacked: dict[str, Tensor], places: list[int], groups: Groups | None, step: int
     ) -> dict[str, Tensor]:
-        """What each replica adds to its group's mean, rounded once: no sum is larger than these."""
+        """Each replica's share of its group's mean, rounded once, so that no sum is larger."""
         size = self.replicas if groups is None else groups.group_size
         if size == 1:
             return stacked
@@ -161,10 +161,10 @@ class Reducer:
         for place, (name, value) in zip(places, stacked.items(), strict=True):
             share = value.to(torch.promote_types(value.dtype, torch.float32)) / size
             seed = seed_of(self.seed, step, place) if self.stochastic else None
-            shares[name] = rounded(share, value.dtype, seed)
+            shares[name] = round_to_dtype(share, value.dtype, seed)
         return shares
 
-    def _folded(self, stacked: dict[str, Tensor], groups: Groups | None) -> dict[str, Tensor]:
+    def _fold(self, stacked: dict[str, Tensor], groups: Groups | None) -> dict[str, Tensor]:
         """The sums of each group's replicas: (groups, *shape)."""
         if self.replicas == 1:
             return stacked
@@ -181,10 +181,10 @@ class Reducer:
                 for name, value in folded.items()
             }
 
-    def _scaled(self, name: str, value: Tensor) -> Tensor:
+    def _scale(self, name: str, value: Tensor) -> Tensor:
         if self.reduction is not ReductionType.Mean:
             return value
-        divisor: float = self.accumulations * (self.replicas // self.in_the_loss)
+        divisor: float = self.accumulations * (self.replicas // self.loss_divisor)
         if self.running:  # divided by a group's size and the micro-batches already
             groups = self.groups.get(name)
             divisor = 1 if groups is None else self.replicas / groups.group_size

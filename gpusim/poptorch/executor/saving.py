@@ -259,7 +259,7 @@ def checked(parts: dict[str, bytes], version: str) -> dict[str, Any]:
     try:
         header = json.loads(parts[HEADER])
     except (ValueError, RecursionError) as error:
-        raise Invalid(f"its header is no JSON: {error}") from None
+        raise Invalid(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise Invalid("its header is not PopTorch's")
     if header.get("format_version") != FORMAT_VERSION:

@@ -289,13 +289,13 @@ class MultiConv:
 
     def perConvReservedTiles(self, value: int) -> Self:
         """The number of tiles of each; AssertionError unless it is an integer."""
-        assert isinstance(value, int), f"perConvReservedTiles({value!r}) is no integer"
+        assert isinstance(value, int), f"perConvReservedTiles({value!r}) is not an integer"
         self._per_conv_reserved_tiles = value
         return self
 
     def cycleBackOff(self, value: float) -> Self:
         """The slowdown that is allowed; AssertionError unless it is a float."""
-        assert isinstance(value, float), f"cycleBackOff({value!r}) is no float"
+        assert isinstance(value, float), f"cycleBackOff({value!r}) is not a float"
         self._cycle_back_off = value
         return self
 

@@ -98,7 +98,7 @@ def load_json(options: Any, text: str) -> None:
         arguments = value if isinstance(value, list) else [value]
         call = method_of(target, method, options)
         if not callable(call):
-            raise AttributeError(f"{name!r} is no method of the options")
+            raise AttributeError(f"{name!r} is not a method of the options")
         call(*map(converted, arguments))
 
 
@@ -181,7 +181,7 @@ def value(node: ast.expr, options: Any) -> Any:
     if not isinstance(found, TensorLocationSettings) and (
         callable(found) or isinstance(found, OptionsDict | _PopartOptions)
     ):
-        raise Refused(f"{ast.unparse(node)} is no value")
+        raise Refused(f"{ast.unparse(node)} is not a value")
     return found
 
 
