@@ -102,7 +102,7 @@ def call_directly(module: GraphModule) -> None:
 def _direct(operator: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
     direct: Any = partial(operator._op)
     direct.__module__, direct.__name__ = __name__, str(operator).replace(".", "_")
-    return direct  # type: ignore[no-any-return]
+    return direct
 
 
 def _mutated(node: Node) -> list[Node]:
