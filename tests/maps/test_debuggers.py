@@ -234,6 +234,10 @@ def test_quitting_pdb_inside_a_replica_ends_the_others(tmp_path):
         breakpoint()
         print("done")
     """
-    out = run_process([write_program(tmp_path, ending)], "n\nq\np 'back in main'\nc\n")
-    for line in ["ended: replica 1 of axis 'i' raised BdbQuit", "'back in main'", "done"]:
+    if sys.version_info >= (3, 14):  # quit asks, and later breakpoints in other threads do not stop
+        answers, expected = "n\nq\ny\n", ["SystemExit", "done"]
+    else:
+        answers, expected = "n\nq\np 'back in main'\nc\n", ["BdbQuit", "'back in main'", "done"]
+    out = run_process([write_program(tmp_path, ending)], answers)
+    for line in [f"ended: replica 1 of axis 'i' raised {expected[0]}", *expected[1:]]:
         assert line in out, out
