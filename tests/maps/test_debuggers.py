@@ -180,7 +180,10 @@ def test_a_tool_that_runs_during_pmap_works(tmp_path, tool):
                 assert (case.__name__, False) in seen
         print("done")
     """
-    assert run_process([write_program(tmp_path, TOOLS[tool], ending)]).endswith("done\n")
+    out = run_process([write_program(tmp_path, TOOLS[tool], ending)])
+    assert "done\n" in out, out
+    if sys.version_info[:3] != (3, 13, 0):  # which may print an ignored exception when it exits
+        assert out.endswith("done\n"), out
 
 
 @pytest.mark.parametrize("case", ["completes", "fails", "is_interrupted", "returns_early"])
