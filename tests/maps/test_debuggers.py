@@ -180,7 +180,10 @@ def test_a_tool_that_runs_during_pmap_works(tmp_path, tool):
                 assert (case.__name__, False) in seen
         print("done")
     """
-    assert run_process([write_program(tmp_path, TOOLS[tool], ending)]).endswith("done\n")
+    out = run_process([write_program(tmp_path, TOOLS[tool], ending)])
+    assert "done\n" in out, out
+    if sys.version_info[:3] != (3, 13, 0):  # which may print an ignored exception when it exits
+        assert out.endswith("done\n"), out
 
 
 @pytest.mark.parametrize("case", ["completes", "fails", "is_interrupted", "returns_early"])
@@ -234,6 +237,10 @@ def test_quitting_pdb_inside_a_replica_ends_the_others(tmp_path):
         breakpoint()
         print("done")
     """
-    out = run_process([write_program(tmp_path, ending)], "n\nq\np 'back in main'\nc\n")
-    for line in ["ended: replica 1 of axis 'i' raised BdbQuit", "'back in main'", "done"]:
+    if sys.version_info >= (3, 14):  # quit asks, and later breakpoints in other threads do not stop
+        answers, expected = "n\nq\ny\n", ["SystemExit", "done"]
+    else:
+        answers, expected = "n\nq\np 'back in main'\nc\n", ["BdbQuit", "'back in main'", "done"]
+    out = run_process([write_program(tmp_path, ending)], answers)
+    for line in [f"ended: replica 1 of axis 'i' raised {expected[0]}", *expected[1:]]:
         assert line in out, out
