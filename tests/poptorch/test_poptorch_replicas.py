@@ -269,8 +269,16 @@ class Case(NamedTuple):
 
 
 def with_zeros(self: Model, x: Tensor) -> Tensor:
+    return zeros_filled(x, x * self.w.diagonal())
+
+
+def with_zeros_and_a_product(self: Model, x: Tensor) -> Tensor:
+    return zeros_filled(x, x @ self.w)
+
+
+def zeros_filled(x: Tensor, y: Tensor) -> Tensor:
     filled = torch.zeros(BATCH, WIDTH)
-    filled[1:3] = (x @ self.w)[:2]
+    filled[1:3] = y[:2]
     filled[0].add_(x[0])
     return filled * x
 
@@ -282,9 +290,17 @@ def changed_in_place(self: Model, x: Tensor) -> Tensor:
 
 
 def scattered(self: Model, x: Tensor, t: Tensor) -> Tensor:
+    return added_by_class(x, x @ self.w, t)
+
+
+def scattered_without_a_product(self: Model, x: Tensor, t: Tensor) -> Tensor:
+    return added_by_class(x, x * self.w.diagonal(), t)
+
+
+def added_by_class(x: Tensor, y: Tensor, t: Tensor) -> Tensor:
     one_hot = F.one_hot(t, WIDTH)
     index = t[:, None].expand(-1, WIDTH)
-    return (one_hot * x).scatter_add(1, index, x @ self.w).gather(1, index)
+    return (one_hot * x).scatter_add(1, index, y).gather(1, index)
 
 
 def without_gradients(self: Model, x: Tensor) -> Tensor:
@@ -299,8 +315,11 @@ def in_half(self: Model, x: Tensor) -> Tensor:
 
 CASES: dict[str, Case] = {
     "zeros that are filled": Case(with_zeros, bits=True),
+    # Some BLAS add the terms of a batched product in another order than those of a single one.
+    "zeros that are filled by a product": Case(with_zeros_and_a_product),
     "changes in place": Case(changed_in_place, lambda: [nn.Linear(WIDTH, 2)]),
-    "scatter and gather": Case(scattered, bits=True),
+    "scatter and gather": Case(scattered_without_a_product, bits=True),
+    "scatter and gather of a product": Case(scattered),
     "no_grad": Case(without_gradients),
     "float16": Case(in_half),
     "constants": Case(lambda self, x: x @ self.w * torch.tensor(3.0) + torch.arange(WIDTH)),

@@ -235,7 +235,7 @@ def test_numbers_of_calls_that_differ_and_instances_that_never_join_end() -> Non
         check_failed(fault, outcome)
     assert found["one collective more"].says("leaves the world, but instance 1", "calls lax.psum")
     assert found["one thread that does not call"].says(
-        "instance 0 (replicas 0 to 1) calls lax.psum", "in an inner map, of which instance 1"
+        "instance 0 (replicas 0 to 1) calls lax.psum", "in an inner map; instance 1"
     )
 
 
