@@ -50,7 +50,7 @@ class Training:
     @property
     def loss_scale(self) -> float:
         """The factor of the loss in the next step."""
-        return self._updater.loss_scale / self._reducer.in_the_loss
+        return self._updater.loss_scale / self._reducer.loss_divisor
 
     def accumulator(self) -> Accumulator:
         """An empty accumulator, for the next update."""
