@@ -101,8 +101,8 @@ def check_nodes(given: tuple[int, int, int], final: bool, members: int) -> None:
     span = 1 << (members - 1).bit_length()
     if first % span or (members < span and last < width):
         raise ValueError(
-            f"nodes={nodes!r}: {members} members from {first} on are no subtree: expected a power "
-            "of two of them, from a multiple of it on (the tree's last ones may be fewer)"
+            f"nodes={nodes!r}: {members} members from {first} on are not a subtree: expected a "
+            "power of two of them, from a multiple of it on (the tree's last ones may be fewer)"
         )
     if final and members < width:
         raise ValueError(f"nodes={nodes!r}: {members} of {width} nodes given; expected final=False")

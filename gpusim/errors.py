@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class GpusimError(RuntimeError):
-    """What goes wrong in a replicated program and has no counterpart in an ordinary one."""
+    """An error of a replicated program without a counterpart in an ordinary one."""
 
 
 class CollectiveMismatchError(GpusimError):

@@ -65,7 +65,7 @@ class Format:
 
     Formats are immutable, hashable and compare by their fields. Stochastic rounding applies to
     those of fewer than 32 bits; rounding to all others is to nearest.
-    TypeError and ValueError for fields that are no such format.
+    TypeError and ValueError for fields that do not describe such a format.
 
     >>> import gpusim, numpy as np
     >>> gpusim.Format(4, 3, has_infinities=False)  # float8_e4m3fn
@@ -192,7 +192,7 @@ class Format:
         return f"Format({', '.join(shown)})"
 
     def _default(self, attribute: str) -> Any:
-        """What None stands for."""
+        """The value that None stands for."""
         if attribute == "bias":
             return (1 << self.exponent_bits >> 1) - 1 if self.exponent_bits else 0
         if attribute == "has_negative_zero":

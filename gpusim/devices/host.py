@@ -1,4 +1,4 @@
-"""What the operating system knows about this machine, also as gc-info's attributes.
+"""Facts about this machine from the operating system, also as gc-info's attributes.
 
 Linux's /proc and /sys are read. Elsewhere most of it is unknown.
 """

@@ -1,4 +1,4 @@
-"""What instances that share an axis compare before a collective runs."""
+"""The agreement of instances that share an axis, before a collective runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .scheduler import enclosing_replica
 if TYPE_CHECKING:
     from .rendezvous import Contribution
 
-#: Values of at most so many bytes are compared between instances where they must be equal.
+#: Values of at most this many bytes are compared between instances where they must be equal.
 SMALL_VALUE = 4096
 
 
@@ -67,7 +67,7 @@ def _agreed(contribution: Contribution, shared: AxisEntry) -> Iterator[None]:
 
 
 def _replicated(operand: Any, shared: AxisEntry) -> Any:
-    """What must be equal on all instances of a small operand that does not vary along their axis.
+    """The checksum of a small operand that does not vary along the instances' axis.
 
     (Python numbers of threads may differ.)
     """

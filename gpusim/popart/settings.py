@@ -1,4 +1,4 @@
-"""How variables lie over replicas, by PopART's names."""
+"""The placement of variables over replicas, by PopART's names."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _opened = False
 
 @dataclass(frozen=True)
 class Activity:
-    """What an instance was doing at its last heartbeat.
+    """The activity of an instance at its last heartbeat.
 
     **Arguments**
 

@@ -200,7 +200,7 @@ def show(machine: Survey) -> None:
 
     table = Table(title=machine.heading, title_justify="left", show_header=False)
     for row in rows(machine):
-        table.add_row(*map(Text, row))  # Text: brackets are no markup
+        table.add_row(*map(Text, row))  # Text: brackets are not markup
     console = Console()
     console.print(table)
     if more := installs(machine):

@@ -35,12 +35,12 @@ __all__ = [
 
 
 class TensorAxis(AxisEntry):
-    """A lockstep frame over tensors.
+    """A lockstep axis over tensors.
 
     **Attributes**:
 
     - `marker`: each replica's index on the axis, a tensor that is batched at just the level of
-      torch.func.vmap that the frame stands for; None where a graph is traced.
+      torch.func.vmap that the entry stands for; None where a graph is traced.
     """
 
     __slots__ = ("marker",)

@@ -126,7 +126,7 @@ def _run(
 
 
 def _needed(plan: Plan, entries: Sequence[AxisEntry]) -> list[TensorAxis]:
-    """The frames that operands must be batched over: the collective's own, and where random bits
+    """The axes that operands must be batched over: the collective's own, and where random bits
     are drawn for each place, all."""
     stochastic = plan.rounding == "stochastic"  # the backward pass may sum where this does not
     chosen = axis_environment() if stochastic else entries

@@ -62,7 +62,7 @@ def _compute(operands: Sequence[Tensor], origins: Sequence[int], plan: Plan) -> 
 def _run_local(
     operands: Sequence[Tensor], origins: Sequence[int], plan: Plan, entries: Axes | None
 ) -> list[Tensor]:
-    """Compute each replica's own result; without frames, of fake tensors."""
+    """Compute each replica's own result; without axes, of fake tensors."""
     (place,) = plan.over
     first = 0 if entries is None else entries[place].offset + (entries[place].index or 0)
     position = Position.of(origins, place, plan.enclosing[place], first)

@@ -308,7 +308,11 @@ def test_the_dtype_of_partial_results_is_known_beforehand(
             "to number its random numbers",
         ),
         ({"nodes": (0, 0, 2)}, ValueError, r"nodes=\(0, 0, 2\): expected None for order='linear'"),
-        ({"nodes": (0, 1, 3), "order": "tree"}, ValueError, "2 members from 1 on are no subtree"),
+        (
+            {"nodes": (0, 1, 3), "order": "tree"},
+            ValueError,
+            "2 members from 1 on are not a subtree",
+        ),
         ({"nodes": (1, 0, 8), "order": "tree"}, ValueError, "2 of 4 nodes given; expected final"),
         ({"nodes": (1, 2, 5), "order": "tree"}, ValueError, "there are 3 nodes of that level"),
         ({"nodes": (-1, 0, 2), "order": "tree"}, ValueError, "expected .level, first, total."),

@@ -107,7 +107,7 @@ def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> 
         if all(type(leaf) is type(first) and leaf == first for leaf in column):
             return first
         raise ValueError(
-            f"{name} gave replicas different results that are no arrays: {first!r} and others; "
+            f"{name} gave replicas different results that are not arrays: {first!r} and others; "
             "run it under gpusim.pmap"
         )
     arrays = column if on_a_gpu else [np.asarray(leaf) for leaf in column]

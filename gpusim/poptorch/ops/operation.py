@@ -1,4 +1,4 @@
-"""What PopTorch's operations share: being seen as one function, and dtypes of IPUs."""
+"""The parts that PopTorch's operations share: one function in a graph, and the dtypes of IPUs."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class OptimizerType(IntEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """What optimizers of one kind have in common.
+    """The common parts of optimizers of one kind.
 
     - `values`: the attributes that may differ among groups of parameters.
     - `types`: the attributes that are types of accumulators.

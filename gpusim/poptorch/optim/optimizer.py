@@ -1,4 +1,4 @@
-"""What PopTorch's optimizers have beside torch's: settings of their own, and their state.
+"""PopTorch's additions to torch's optimizers: settings of their own, and their state.
 
 The accumulators belong to the executor's Updater; an optimizer copies them when they are asked for.
 """

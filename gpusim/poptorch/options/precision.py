@@ -69,7 +69,7 @@ class _PrecisionOptions(OptionsDict):
         return self
 
     def setPartialsType(self, dtype: Any) -> Self:
-        """What matrix products and convolutions add up in: torch.float32 or torch.float16.
+        """The accumulator of matrix products and convolutions: torch.float32 or torch.float16.
 
         ValueError for anything else.
         """

@@ -122,7 +122,7 @@ def digest_of(content: dict[str, Any]) -> str:
 
 
 def ambient() -> dict[str, Any]:
-    """What tracing depends on beside the model: software, processors and torch's switches."""
+    """The circumstances of tracing beside the model: software, processors and torch's switches."""
     cuda = torch.cuda.is_available()
     backends = torch.backends
     return {
@@ -224,7 +224,7 @@ def _is_known(name: str) -> bool:
 def _constant(tensor: Any) -> list[Any]:
     plain = type(tensor) is Tensor and tensor.layout is torch.strided
     if not plain or tensor.requires_grad or tensor.numel() * tensor.element_size() > LARGEST:
-        raise Unwritable("it has a constant that is no small plain tensor")
+        raise Unwritable("it has a constant that is not a small plain tensor")
     flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return [dtype, [*tensor.shape], str(tensor.device), flat.numpy().tobytes().hex()]

@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ModelContext:
-    """What is done with the model whose code runs. Operations of PopTorch depend on it.
+    """The use of the model whose code runs. Operations of PopTorch depend on it.
 
     **Attributes**:
 

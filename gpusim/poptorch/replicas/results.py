@@ -1,4 +1,4 @@
-"""What a compiled model takes and returns for each micro-batch, and a summary of the model."""
+"""The inputs and results of a compiled model for each micro-batch, and a summary of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GRADIENT = "Gradient___"
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run of the forward pass has shown.
+    """The findings of a run of the forward pass.
 
     **Attributes**:
 

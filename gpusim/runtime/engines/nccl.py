@@ -63,7 +63,7 @@ def _nccl() -> Any:
     nccl = _bindings()
     if not nccl.available:
         raise ImportError(
-            "exchange between GPUs needs NCCL, which CuPy has not found: pip install "
+            "exchange between GPUs needs NCCL, which CuPy did not find: pip install "
             "nvidia-nccl-cu13 (nvidia-nccl-cu12 with CUDA 12)"
         )
     return nccl

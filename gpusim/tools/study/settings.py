@@ -110,7 +110,7 @@ def grid(
 
     Where nothing narrower than float32 is rounded to, stochastic rounding has nothing to draw,
     and the setting is the same as rounding to nearest. ValueError where a list is empty or holds
-    what nobody knows.
+    an unknown order.
 
     >>> for setting in grid(["float16", "float32"], [None], ["ring"], ["nearest", "stochastic"]):
     ...     print(setting.name)
