@@ -243,21 +243,21 @@ def _(world: gpusim.World, guilty: bool) -> None:
 @fault("an error in a pending exchange")
 def _(world: gpusim.World, guilty: bool) -> None:
     """The kernel fails between sending and receiving; the program catches that, and goes on."""
-    from gpusim.collectives.distributed import task, ways
+    from gpusim.collectives.distributed import algorithms, job
 
     def fail(*args: Any, **options: Any) -> Any:
         raise MemoryError("no room")
 
-    ways.SMALL = 0
-    fold = task.Task.kernel
+    algorithms.SMALL = 0
+    fold = job.FoldJob.fold
     with world:
         x = np.ones((world.local_replicas, 40_000), np.float32)
         if guilty:
-            task.Task.kernel = fail  # type: ignore[method-assign]
+            job.FoldJob.fold = fail  # type: ignore[method-assign]
         try:
             gpusim.vmap(lambda v: lax.psum(v, "i"), axis_name="i")(x)
         except MemoryError:
-            task.Task.kernel = fold  # type: ignore[method-assign]
+            job.FoldJob.fold = fold  # type: ignore[method-assign]
         while True:
             gpusim.vmap(lambda v: lax.psum(v, "i"), axis_name="i")(x)
 

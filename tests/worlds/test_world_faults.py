@@ -189,9 +189,9 @@ DIFFERING = {
     "another collective": "collective: 'lax.p",
     "another shape": "shapes and dtypes: [float32[",
     "another dtype": "shapes and dtypes: [float",
-    "another reduction": "options: {",
-    "another permutation": "arguments: (((",
-    "other groups": "options: {",
+    "another reduction": "reduction: Reduction(",
+    "another permutation": "arguments: {'perm': ((",
+    "other groups": "groups: Groups",
     "another value of what all share": "values of what all replicas share",
 }
 

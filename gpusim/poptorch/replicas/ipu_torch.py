@@ -112,7 +112,6 @@ def refuse_unsupported(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
     Traceback (most recent call last):
     ...
     gpusim.poptorch.poptorch_core.Error: 'poptorch_cpp_error': Matrix nuclear norm is not \
-
 supported.
     """
     if function not in RULES:
