@@ -37,6 +37,7 @@ class Leaf(NamedTuple):
     - `layout`: where the group's members are; None where all are here.
     - `varies`: for each operand whether it differs between instances; None: all do.
     - `scalar_size`: the size of a group, where the operand is a Python number of all replicas.
+    - `finish`: converts the results to the caller's; None returns them as they are.
     """
 
     operands: tuple[Any, ...]
@@ -45,6 +46,7 @@ class Leaf(NamedTuple):
     layout: Layout | None = None
     varies: tuple[bool, ...] | None = None
     scalar_size: int | None = None
+    finish: Callable[[list[Result]], list[Any]] | None = None
 
 
 class Resolved(NamedTuple):
@@ -87,13 +89,13 @@ def resolve(call: Call, groups: Groups | None, leaves: int, number: int | None =
 
 def run(
     call: Resolved, leaves: Iterable[Leaf], agreement: AbstractContextManager[Any] | None = None
-) -> list[list[Result]]:
+) -> list[list[Any]]:
     """Run a collective on each leaf.
 
     **Arguments**: `leaves` may be made one by one while they run. `agreement` is a context that
     is entered when all instances make this call, see `agreed`; None where no others take part.
 
-    **Returns** for each leaf its results (most collectives have one).
+    **Returns** for each leaf its results (most collectives have one), finished as the leaf says.
 
     **Raises** the errors of the collective.
     """
@@ -102,7 +104,8 @@ def run(
             return run(call, leaves)
     results = []
     for number, leaf in enumerate(leaves, call.number):
-        results.append(_run_leaf(call, leaf, number))
+        found = _run_leaf(call, leaf, number)
+        results.append(found if leaf.finish is None else leaf.finish(found))
     return results
 
 

@@ -19,7 +19,7 @@ AxisIndexGroups = Sequence[Sequence[int]] | None
 
 P = ParamSpec("P")
 
-#: All collectives by name; those of `gpusim.collectives`, and others that programs define.
+#: All collectives by key: gpusim's by name, those of programs by module and name.
 COLLECTIVES: dict[str, Collective[Any]] = {}
 
 #: One operand or result: the shape of one replica's value, and its dtype.
@@ -71,6 +71,7 @@ class Collective(Generic[P]):
     - `result`: shapes and dtypes of the results from those of the operands, the number of members
       in a group, and the parameters.
     - `transpose`: the collective of the cotangents; itself a record, None where there is none.
+    - `key`: its name in `COLLECTIVES`, and in graphs of tensors.
     - `operands`: how many operands there are.
     - `folds`: whether it sums, and so takes a reduction and counts as a call.
     - `groups`: "any", "even" (of one size) or None (takes no groups).
@@ -125,20 +126,12 @@ class Collective(Generic[P]):
             positional.index(self._axis) if self._axis in positional else len(positional)
         )
         self.__signature__ = self._stacked_signature()
+        own = self.__module__.startswith("gpusim.")
+        self.key = self.name if own else f"{self.__module__}.{self.name}"
         if local is not None:
-            self._register()
-
-    def _register(self) -> None:
-        """Make the collective known by its name, as graphs of tensors write it."""
-        if self.result is None:
-            raise TypeError(f"collective {self.name!r} has a local definition but no result rule")
-        known = COLLECTIVES.get(self.name)
-        if known is not None and (known.__module__, self.__module__) != (self.__module__,) * 2:
-            raise ValueError(
-                f"a collective called {self.name!r} is defined in {known.__module__} already; "
-                "choose another name"
-            )
-        COLLECTIVES[self.name] = self
+            if result is None:
+                raise TypeError(f"collective {self.name!r} has a definition but no result rule")
+            COLLECTIVES[self.key] = self
 
     def call_by_name(
         self,

@@ -4,7 +4,7 @@ collective's axes in front, and results come back."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,9 +22,6 @@ from .mapped_array.array import Array, wrap
 from .names import is_positional
 
 Stacked = tuple[Array, Axes]  # data whose leading axes are the given ones
-
-#: Makes of a leaf's results what the caller wants.
-Finish = Callable[[list[Result]], list[Stacked]]
 
 
 def is_scalar(value: Any) -> bool:
@@ -47,28 +44,25 @@ def run_lockstep(
 
     **Returns** for each leaf its results, as the code around sees them.
     """
-    finishes: list[Finish | None] = []
 
     def prepared(operands: Sequence[Any]) -> Leaf:
         if type(operands[0]) is tuple:
-            leaf, finish = prepare(call, names, entries, operands, enclosing)
-        else:
-            leaf = Leaf(tuple(operands), scalar_size=group_size(call, entries))
-            finish = None
-        finishes.append(finish)
-        return leaf
+            return prepare(call, names, entries, operands, enclosing)
+        return scalar_leaf(operands[0], call, entries)
 
-    delivered: list[list[Any]] = []
-    for results in dispatch.run(call, map(prepared, leaves), agreement):
-        finish = finishes[len(delivered)]
-        if finish is None:
-            delivered.append([results[0].value])
-        else:
-            values = []
-            for data, axes in finish(results):
-                values.append(deliver(data, axes, enclosing))
-            delivered.append(values)
+    delivered = dispatch.run(call, map(prepared, leaves), agreement)
+    for values in delivered:
+        for number, value in enumerate(values):
+            if type(value) is tuple:
+                data, axes = value
+                values[number] = deliver(data, axes, enclosing)
     return delivered
+
+
+def scalar_leaf(value: Any, call: Resolved, entries: Sequence[AxisEntry]) -> Leaf:
+    """A Python number that all replicas hold."""
+    size = group_size(call, entries)
+    return Leaf((value,), scalar_size=size, finish=lambda results: [results[0].value])
 
 
 def deliver(data: Array, axes: Axes, enclosing: Axes) -> Any:
@@ -92,8 +86,8 @@ def prepare(
     entries: Sequence[AxisEntry],
     operands: Sequence[Stacked],
     enclosing: Axes,
-) -> tuple[Leaf, Finish]:
-    """A leaf for the dispatcher, and how its results become stacked data again."""
+) -> Leaf:
+    """A leaf for the dispatcher, whose results become stacked data again."""
     if len(entries) < len(names):
         exposed = [_expose_positional(call, names, entries, o, len(enclosing)) for o in operands]
         operands, entries = [operand for operand, _ in exposed], exposed[0][1]
@@ -107,19 +101,17 @@ def prepare(
     if axes == group and len(operands) == 1 and len(group) == 1 and not is_stochastic(call):
         return _prepare_simple(operands[0][0], group, shared, enclosing)
     batch = batch_axes(call, axes, group, enclosing)
-    leaf = Leaf(
+    return Leaf(
         tuple(_members(operand, group, batch) for operand in operands),
         len(batch),
         batch_offset(call, group, batch, enclosing),
         None if shared is None else layout_of(group, enclosing),
         None if shared is None else tuple(shared in own for _, own in operands),
+        finish=lambda results: [_unstack(result, group, batch) for result in results],
     )
-    return leaf, lambda results: [_unstack(result, group, batch) for result in results]
 
 
-def _prepare_simple(
-    data: Array, group: Axes, shared: AxisEntry | None, enclosing: Axes
-) -> tuple[Leaf, Finish]:
+def _prepare_simple(data: Array, group: Axes, shared: AxisEntry | None, enclosing: Axes) -> Leaf:
     """One operand, mapped over the collective's only axis and over no other."""
 
     def finish(results: list[Result]) -> list[Stacked]:
@@ -128,9 +120,8 @@ def _prepare_simple(
             return [(value, ())]
         return [(np.stack(value) if isinstance(value, list) else value, group)]
 
-    if shared is None:
-        return Leaf((data,)), finish
-    return Leaf((data,), layout=layout_of(group, enclosing)), finish
+    layout = None if shared is None else layout_of(group, enclosing)
+    return Leaf((data,), layout=layout, finish=finish)
 
 
 def _prepare_equal(
@@ -140,7 +131,7 @@ def _prepare_equal(
     operands: Sequence[Stacked],
     enclosing: Axes,
     shared: AxisEntry,
-) -> tuple[Leaf, Finish]:
+) -> Leaf:
     """Operands that do not vary along the axis that instances share: each instance has them for
     all replicas, computes everything, and keeps its part."""
     whole = AxisEntry(shared.name, shared.total, shared.depth)
@@ -148,20 +139,21 @@ def _prepare_equal(
     def replaced(axes: Axes, old: AxisEntry, new: AxisEntry) -> Axes:
         return tuple(new if entry is old else entry for entry in axes)
 
-    leaf, finish = prepare(
+    leaf = prepare(
         call, names, replaced(group, shared, whole), operands, replaced(enclosing, shared, whole)
     )
 
     def own_part(results: list[Result]) -> list[Stacked]:
         found = []
-        for data, axes in finish(results):
+        assert leaf.finish is not None
+        for data, axes in leaf.finish(results):
             if whole in axes:
                 before = [slice(None)] * axes.index(whole)
                 data = data[(*before, slice(shared.offset, shared.offset + shared.size))]
             found.append((data, replaced(axes, whole, shared)))
         return found
 
-    return leaf, own_part
+    return leaf._replace(finish=own_part)
 
 
 # Stacking

@@ -35,9 +35,6 @@ from .streams import Arrival, DeviceRendezvous, arrive
 #: How a number that another instance has sent is read.
 NUMBERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "complex": complex}
 
-#: Makes of a leaf's results those of each replica.
-Split = Callable[[list[Result]], list[list[Any]]]
-
 
 @dataclass(frozen=True)
 class Contribution:
@@ -129,21 +126,13 @@ def compute_for_all(contributions: list[Contribution]) -> list[list[list[Any]]]:
     """Each replica's results for each leaf, from all replicas' contributions in row-major order of
     their threaded axes."""
     first = contributions[0]
-    splits: list[Split] = []
-
-    def prepared(number: int) -> Leaf:
-        leaf, split = _prepare(contributions, number)
-        splits.append(split)
-        return leaf
-
-    leaves = map(prepared, range(len(first.leaves)))
-    found = dispatch.run(first.call, leaves, agreement(first))
-    per_leaf = [split(results) for results, split in zip(found, splits, strict=True)]
+    leaves = (_prepare(contributions, number) for number in range(len(first.leaves)))
+    per_leaf = dispatch.run(first.call, leaves, agreement(first))
     return [[results[replica] for results in per_leaf] for replica in range(len(contributions))]
 
 
-def _prepare(contributions: list[Contribution], number: int) -> tuple[Leaf, Split]:
-    """A leaf for the dispatcher, and how its results become each replica's."""
+def _prepare(contributions: list[Contribution], number: int) -> Leaf:
+    """A leaf for the dispatcher, which finishes as the results of each replica."""
     first = contributions[0]
     leaves = [each.leaves[number] for each in contributions]
     scalars = is_scalar(leaves[0][0])
@@ -152,8 +141,13 @@ def _prepare(contributions: list[Contribution], number: int) -> tuple[Leaf, Spli
         shared = sharded_axis(first.threaded_axes) is not None
         everyone = _numbers_of_all(first, values) if shared else values
         if all(value == everyone[0] for value in everyone):
-            leaf = Leaf((everyone[0],), scalar_size=group_size(first.call, first.entries))
-            return leaf, lambda results: [[results[0].value]] * len(contributions)
+            size = group_size(first.call, first.entries)
+            count = len(contributions)
+            return Leaf(
+                (everyone[0],),
+                scalar_size=size,
+                finish=lambda results: [[results[0].value]] * count,
+            )
         if shared and len(first.threaded_axes) == len(first.names):
             return _prepare_numbers(first, everyone)
         leaves = [[(np.asarray(value), ())] for value in values]
@@ -162,15 +156,16 @@ def _prepare(contributions: list[Contribution], number: int) -> tuple[Leaf, Spli
         for k in range(len(leaves[0]))
     ]
     lists = len(first.threaded_axes) == len(first.names)
-    leaf, taken_apart = (_prepare_lists if lists else _prepare_stacked)(first, columns)
+    leaf = (_prepare_lists if lists else _prepare_stacked)(first, columns)
 
-    def split(results: list[Result]) -> list[list[Any]]:
+    def finish(results: list[Result]) -> list[list[Any]]:
+        assert leaf.finish is not None
         return [
             [_hand_over(data, axes, each, scalars) for data, axes in values]
-            for each, values in zip(contributions, taken_apart(results), strict=True)
+            for each, values in zip(contributions, leaf.finish(results), strict=True)
         ]
 
-    return leaf, split
+    return leaf._replace(finish=finish)
 
 
 def _canonical(operand: Stacked, enclosing: Axes) -> Stacked:
@@ -205,16 +200,12 @@ def _numbers_of_all(first: Contribution, values: list[Any]) -> list[Any]:
     return everyone
 
 
-def _prepare_numbers(first: Contribution, everyone: list[Any]) -> tuple[Leaf, Split]:
+def _prepare_numbers(first: Contribution, everyone: list[Any]) -> Leaf:
     """The Python numbers of all instances: each computes the whole result."""
     threaded_axes, group = first.threaded_axes, tuple(first.entries)
     layout = layout_of(group, first.enclosing)
-    leaf = Leaf(
-        ([np.asarray(value) for value in everyone],),
-        batch_offset=batch_offset(first.call, group, (), first.enclosing),
-    )
 
-    def split(results: list[Result]) -> list[list[Any]]:
+    def finish(results: list[Result]) -> list[list[Any]]:
         (result,) = results
         out: list[list[Any]] = [[]] * math.prod(sizes(threaded_axes))
         for position, replica in enumerate(_tuple_order(threaded_axes, group)):
@@ -222,15 +213,17 @@ def _prepare_numbers(first: Contribution, everyone: list[Any]) -> tuple[Leaf, Sp
             out[replica] = [own.item()]
         return out
 
-    return leaf, split
+    return Leaf(
+        ([np.asarray(value) for value in everyone],),
+        batch_offset=batch_offset(first.call, group, (), first.enclosing),
+        finish=finish,
+    )
 
 
 # The group is the threads: the definition takes their arrays as a list.
 
 
-def _prepare_lists(
-    first: Contribution, columns: list[list[Stacked]]
-) -> tuple[Leaf, Callable[[list[Result]], list[list[Stacked]]]]:
+def _prepare_lists(first: Contribution, columns: list[list[Stacked]]) -> Leaf:
     call, threaded_axes, group = first.call, first.threaded_axes, tuple(first.entries)
     axes: Axes = ()
     for column in columns:
@@ -239,16 +232,8 @@ def _prepare_lists(
     batch = batch_axes(call, axes, group, first.enclosing)
     order = _tuple_order(threaded_axes, group)
     members = [[expand(*column[r], batch) for r in order] for column in columns]
-    shared = sharded_axis(group) is not None
-    leaf = Leaf(
-        tuple(members),
-        len(batch),
-        batch_offset(call, group, batch, first.enclosing),
-        layout_of(group, first.enclosing) if shared else None,
-        (True,) * len(members) if shared else None,
-    )
 
-    def taken_apart(results: list[Result]) -> list[list[Stacked]]:
+    def finish(results: list[Result]) -> list[list[Stacked]]:
         changeable = _changeable_roots(members)
         common = [None if r.mapped else _detach(r.value, changeable) for r in results]
         out: list[list[Stacked]] = [[] for _ in order]
@@ -259,7 +244,15 @@ def _prepare_lists(
                 out[replica].append((value, batch))
         return out
 
-    return leaf, taken_apart
+    shared = sharded_axis(group) is not None
+    return Leaf(
+        tuple(members),
+        len(batch),
+        batch_offset(call, group, batch, first.enclosing),
+        layout_of(group, first.enclosing) if shared else None,
+        (True,) * len(members) if shared else None,
+        finish=finish,
+    )
 
 
 def _tuple_order(threaded_axes: Axes, entries: Sequence[AxisEntry]) -> list[int]:
@@ -287,21 +280,20 @@ def _detach(value: Array, changeable: set[int]) -> Array:
 # Threads and lockstep axes in one group: stack the threads, run in lockstep, take apart.
 
 
-def _prepare_stacked(
-    first: Contribution, columns: list[list[Stacked]]
-) -> tuple[Leaf, Callable[[list[Result]], list[list[Stacked]]]]:
+def _prepare_stacked(first: Contribution, columns: list[list[Stacked]]) -> Leaf:
     threaded_axes = first.threaded_axes
     operands = [_stack_threads(column, threaded_axes) for column in columns]
-    leaf, finish = prepare(first.call, first.names, first.entries, operands, first.enclosing)
+    leaf = prepare(first.call, first.names, first.entries, operands, first.enclosing)
 
-    def taken_apart(results: list[Result]) -> list[list[Stacked]]:
-        stacked, out = finish(results), []
+    def finish(results: list[Result]) -> list[list[Stacked]]:
+        assert leaf.finish is not None
+        stacked, out = leaf.finish(results), []
         for index in np.ndindex(*sizes(threaded_axes)):
             where = dict(zip(threaded_axes, index, strict=True))
             out.append([_take(data, axes, where) for data, axes in stacked])
         return out
 
-    return leaf, taken_apart
+    return leaf._replace(finish=finish)
 
 
 def _stack_threads(column: list[Stacked], threaded_axes: Axes) -> Stacked:

@@ -91,7 +91,7 @@ def _spec(call: Call) -> CollectiveSpec:
         raise TypeError(f"{name}: reduction must be a gpusim.Reduction or None, got {reduction!r}")
     groups = None if call.groups is None else read_groups(call).members
     parameters = tuple([(key, _plain(value)) for key, value in call.parameters.items()])
-    return CollectiveSpec(name, parameters, groups, reduction)
+    return CollectiveSpec(call.collective.key, parameters, groups, reduction)
 
 
 def _plain(value: Any) -> Any:

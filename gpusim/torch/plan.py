@@ -268,7 +268,7 @@ def _transpose_of(record: Collective[Any]) -> Callable[[CollectiveSpec], Collect
             (None,) * record.transpose.operands, None, None, None, dict(spec.parameters)
         )
         parameters = tuple(back.parameters.items())
-        return replace(spec, collective=back.collective.name, parameters=parameters)
+        return replace(spec, collective=back.collective.key, parameters=parameters)
 
     return transpose
 

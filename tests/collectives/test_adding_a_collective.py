@@ -17,7 +17,8 @@ import torch
 
 import gpusim
 import gpusim.torch as gt
-from gpusim.collectives.record import COLLECTIVES, Collective
+from gpusim.collectives import Call, Result, collective
+from gpusim.collectives.record import COLLECTIVES, Collective, same_shape
 from gpusim.maps.bind import MappedCollective
 from gpusim.torch.collectives import on_tensors
 from tests.worlds.test_world import ROOT, start
@@ -114,6 +115,26 @@ def test_two_instances_find_it(toy_file: Path) -> None:
     mapped, back, stacked = (np.concatenate([part[k] for part in parts]) for k in range(3))
     assert np.array_equal(mapped, X.cumsum(axis=0)) and np.array_equal(stacked, mapped)
     assert np.array_equal(back, X[::-1].cumsum(axis=0)[::-1])
+
+
+def test_a_collective_of_the_same_name_replaces_none_of_gpusims() -> None:
+    def psum(x: Any, axis_name: Any) -> Call:
+        return Call(zero, (x,), axis_name)
+
+    zero = collective(
+        local=lambda x: Result(0 * x.stacked()[0], False), result=same_shape, replicated=True
+    )(psum)
+    x = torch.arange(3.0)
+    assert gt.vmap(lambda v: gt.psum(v, "i"), axis_name="i")(x).tolist() == [3.0] * 3
+    assert gt.vmap(lambda v: on_tensors(zero)(v, "i"), axis_name="i")(x).tolist() == [0.0] * 3
+
+
+def test_a_definition_needs_a_result_rule() -> None:
+    with pytest.raises(TypeError, match="'f' has a definition but no result rule"):
+
+        @collective(local=lambda x: Result(x.stacked(), True))
+        def f(x: Any, axis_name: Any) -> Call:
+            return Call(f, (x,), axis_name)
 
 
 # The table of the documentation
