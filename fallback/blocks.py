@@ -28,7 +28,7 @@ Strides = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ElementLayout:
     """The axes of a member once merged: batch entries, the value, and (complex only) two parts.
 
     **Attributes**:
@@ -221,7 +221,7 @@ def plan_blocks(
     return BlockPlan(plan, strides, stacked)
 
 
-def _layout(plan: FoldPlan, strides: Strides, parts: bool) -> Layout:
+def _layout(plan: FoldPlan, strides: Strides, parts: bool) -> ElementLayout:
     """Merge the axes of the members, but not that which a ring cuts."""
     # Without random numbers and a ring's blocks, elements do not depend on their index.
     batch = plan.batch_ndim if plan.arithmetic.stochastic or plan.in_blocks else 0
@@ -236,6 +236,6 @@ def _layout(plan: FoldPlan, strides: Strides, parts: bool) -> Layout:
     runs = [coalesce(shape[a:b], [row[a:b] for row in rows]) for a, b in pairwise(edges)]
     tail = (2,) if parts else ()
     if cut is None:
-        return Layout(runs[0], runs[1] or (1,), tail, None, plan.extent.window)
+        return ElementLayout(runs[0], runs[1] or (1,), tail, None, plan.extent.window)
     before, after = runs[1], runs[3]
-    return Layout(runs[0], (*before, shape[cut], *after), tail, len(before), None)
+    return ElementLayout(runs[0], (*before, shape[cut], *after), tail, len(before), None)

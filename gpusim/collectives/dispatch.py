@@ -158,7 +158,7 @@ def _gather_and_run(
 # The terms that all callers have to agree on
 
 
-class Kind(NamedTuple):
+class OperandKind(NamedTuple):
     """The dtype and shape of one replica's operand; "Python int" and so on for numbers."""
 
     dtype: str
@@ -168,7 +168,7 @@ class Kind(NamedTuple):
         return self.dtype if self.dtype.startswith("Python") else f"{self.dtype}{list(self.shape)}"
 
 
-def describe(call: Resolved, kinds: Sequence[Kind], **terms: Any) -> dict[str, Any]:
+def describe(call: Resolved, kinds: Sequence[OperandKind], **terms: Any) -> dict[str, Any]:
     """All that must be the same on all replicas and instances, by the name in error messages."""
     return {
         "collective": f"lax.{call.name}",
@@ -245,5 +245,5 @@ def run_leaves(
                     f"{operand.collective} inside `with world` takes the values of this "
                     f"instance's {len(layout.local)} replicas, got {operand.size}"
                 )
-            kinds.append(Kind(str(operand.dtype), operand.batch_shape + operand.shape))
+            kinds.append(OperandKind(str(operand.dtype), operand.batch_shape + operand.shape))
     return run(resolved, ready, agreed(layout.world, describe(resolved, kinds)))

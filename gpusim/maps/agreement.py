@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..collectives.dispatch import Kind, agreed
+from ..collectives.dispatch import OperandKind, agreed
 from ..runtime.world import MAIN_TAG
 from .axis_environment import AxisEntry
 from .lockstep import channel, sharded_axis
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 SMALL_VALUE = 4096
 
 
-def kind_of(operand: Any) -> Kind:
+def kind_of(operand: Any) -> OperandKind:
     """The dtype and shape that one replica sees of an operand."""
     if not isinstance(operand, tuple):
-        return Kind(f"Python {type(operand).__name__}", ())
+        return OperandKind(f"Python {type(operand).__name__}", ())
     data, axes = operand
-    return Kind(str(data.dtype), tuple(data.shape[len(axes) :]))
+    return OperandKind(str(data.dtype), tuple(data.shape[len(axes) :]))
 
 
 def agreement(contribution: Contribution) -> AbstractContextManager[None] | None:

@@ -9,15 +9,17 @@ from typing import Any
 from torch import Tensor
 
 from ..reduction import current, entered
-from .plan import Plan
+from .plan import CollectivePlan
 
 __all__ = ["cotangents_of_operands", "save", "tangents_of_results"]
 
-Run = Callable[[Sequence[Tensor], Plan], Sequence[Tensor]]
+Run = Callable[[Sequence[Tensor], CollectivePlan], Sequence[Tensor]]
 """Runs a plan on operands, where the forward pass ran."""
 
 
-def save(ctx: Any, plan: Plan, operands: Sequence[Tensor], more: Sequence[Tensor]) -> None:
+def save(
+    ctx: Any, plan: CollectivePlan, operands: Sequence[Tensor], more: Sequence[Tensor]
+) -> None:
     """Keep what both passes need: index operands, and of others only shapes; and `more`."""
     ctx.linear = [x.is_floating_point() or x.is_complex() for x in operands]
     ctx.shapes = [x.shape for x in operands]
@@ -29,7 +31,11 @@ def save(ctx: Any, plan: Plan, operands: Sequence[Tensor], more: Sequence[Tensor
 
 
 def cotangents_of_operands(
-    ctx: Any, plan: Plan, cotangents: Sequence[Tensor], indices: Sequence[Tensor], run: Run
+    ctx: Any,
+    plan: CollectivePlan,
+    cotangents: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    run: Run,
 ) -> list[Tensor | None]:
     """The operands' cotangents, None for those of integers.
 
@@ -50,7 +56,11 @@ def cotangents_of_operands(
 
 
 def tangents_of_results(
-    ctx: Any, plan: Plan, tangents: Sequence[Tensor | None], indices: Sequence[Tensor], run: Run
+    ctx: Any,
+    plan: CollectivePlan,
+    tangents: Sequence[Tensor | None],
+    indices: Sequence[Tensor],
+    run: Run,
 ) -> list[Tensor | None]:
     """The results' tangents: those of the operands through the collective itself, as it is linear.
 
@@ -76,7 +86,7 @@ def _spread(found: Sequence[Tensor], linear: Sequence[bool]) -> list[Tensor | No
     return [next(values) if is_linear else None for is_linear in linear]
 
 
-def _transposed(plan: Plan) -> Plan:
+def _transposed(plan: CollectivePlan) -> CollectivePlan:
     back = plan.transposed()
     if back is None:
         raise NotImplementedError(

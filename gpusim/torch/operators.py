@@ -16,7 +16,7 @@ from ..maps.names import resolve_names
 from .axes import TensorAxis, enclosing_axes, traced_sizes
 from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
 from .graph_operators import graph_operator
-from .plan import CollectiveSpec, Plan
+from .plan import CollectivePlan, CollectiveSpec
 from .stacked import UNNAMED, batched, stacked
 from .tensors import dtype_of
 
@@ -40,19 +40,21 @@ class VmapLevel(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.plan, ctx.lead, ctx.marked, ctx.operands, *tensors = inputs
-        save(ctx, Plan.decode(ctx.plan), tensors[: ctx.operands], tensors[ctx.operands :])
+        save(ctx, CollectivePlan.decode(ctx.plan), tensors[: ctx.operands], tensors[ctx.operands :])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         indices, run = _again(ctx)
-        found = cotangents_of_operands(ctx, Plan.decode(ctx.plan), cotangents, indices, run)
+        found = cotangents_of_operands(
+            ctx, CollectivePlan.decode(ctx.plan), cotangents, indices, run
+        )
         return None, None, None, None, *found, *[None] * len(ctx.marked)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         indices, run = _again(ctx)
         own = tangents[4 : 4 + ctx.operands]
-        return tuple(tangents_of_results(ctx, Plan.decode(ctx.plan), own, indices, run))
+        return tuple(tangents_of_results(ctx, CollectivePlan.decode(ctx.plan), own, indices, run))
 
     @staticmethod
     def vmap(
@@ -90,7 +92,7 @@ def _again(ctx: Any) -> tuple[Sequence[Tensor], Run]:
     split = len(saved) - len(ctx.marked)
     markers = saved[split:]
 
-    def run(operands: Sequence[Tensor], plan: Plan) -> Any:
+    def run(operands: Sequence[Tensor], plan: CollectivePlan) -> Any:
         return VmapLevel.apply(
             plan.encode(), ctx.lead, ctx.marked, len(operands), *operands, *markers
         )
@@ -118,14 +120,14 @@ def _run(
             f"{collective} over {names}: the graph was traced for axes of sizes {spec.sizes}, but "
             f"runs with {here}"
         )
-    plan = Plan(replace(spec, sizes=()), names, enclosing_axes())
+    plan = CollectivePlan(replace(spec, sizes=()), names, enclosing_axes())
     marked = [entry for entry in _needed(plan, entries) if entry.marker is not None]
     places = tuple(entry.depth for entry in marked)
     markers = [entry.marker for entry in marked]
     return list(VmapLevel.apply(plan.encode(), (), places, len(operands), *operands, *markers))
 
 
-def _needed(plan: Plan, entries: Sequence[AxisEntry]) -> list[TensorAxis]:
+def _needed(plan: CollectivePlan, entries: Sequence[AxisEntry]) -> list[TensorAxis]:
     """The axes that operands must be batched over: the collective's own, and where random bits
     are drawn for each place, all."""
     stochastic = plan.rounding == "stochastic"  # the backward pass may sum where this does not

@@ -23,7 +23,7 @@ from ..reduction import Reduction, current
 from .axes import EnclosingAxis
 from .local import identity, own_slice, own_slice_transpose
 
-__all__ = ["ALL_REDUCE", "CollectiveSpec", "Plan", "operation"]
+__all__ = ["ALL_REDUCE", "CollectiveSpec", "CollectivePlan", "operation"]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _from_json(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CollectivePlan:
     """One collective with the axes around it, which its backward pass needs when they are gone.
 
     **Attributes**: `spec` is the call, `names` are the axes it runs over, `enclosing` all axes
@@ -151,11 +151,11 @@ class Plan:
 
     @staticmethod
     @lru_cache(maxsize=1024)
-    def decode(text: str) -> Plan:
+    def decode(text: str) -> CollectivePlan:
         """The inverse of `encode`."""
         collective, spec, names, enclosing = json.loads(text)
         axes = tuple(EnclosingAxis(*axis) for axis in enclosing)
-        return Plan(CollectiveSpec.decode(collective, spec), tuple(names), axes)
+        return CollectivePlan(CollectiveSpec.decode(collective, spec), tuple(names), axes)
 
     @property
     def operation(self) -> Operation:
@@ -186,7 +186,7 @@ class Plan:
         """How sums are rounded: by the given reduction, or by that of the context."""
         return (self.spec.reduction or current().reduction).rounding
 
-    def transposed(self) -> Plan | None:
+    def transposed(self) -> CollectivePlan | None:
         """The collective of the cotangents; None where there is none."""
         back = self.operation.transpose(self.spec)
         return None if back is None else replace(self, spec=replace(back, numbers=()))
@@ -214,7 +214,7 @@ class Plan:
 
 
 @lru_cache(maxsize=1024)
-def _text(plan: Plan) -> str:
+def _text(plan: CollectivePlan) -> str:
     parts = [plan.spec.collective, plan.spec.encode(), plan.names, plan.enclosing]
     return json.dumps(parts, separators=(",", ":"))
 

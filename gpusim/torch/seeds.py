@@ -26,7 +26,7 @@ CALLS = 2**32
 """The number of draws of a step before they would repeat the next step's."""
 
 
-class Draws:
+class SeedStreams:
     """The generators of one seed, one for each set of axes."""
 
     def __init__(self, seed: int, step: int = 0) -> None:
@@ -45,8 +45,8 @@ class Draws:
         return unpack(generator.integers(0, 2**63 - 1, shape=count, dtype=np.int64))
 
 
-_seeded: ContextVar[Draws | None] = ContextVar("gpusim seeds of replicas", default=None)
-_of_torch = Draws(0)
+_seeded: ContextVar[SeedStreams | None] = ContextVar("gpusim seeds of replicas", default=None)
+_of_torch = SeedStreams(0)
 _changing = threading.Lock()
 
 
@@ -75,7 +75,7 @@ def seeded(seed: int, step: int = 0) -> Iterator[None]:
     >>> torch.equal(first, again), torch.equal(first, second), len(first.unique())
     (True, False, 2)
     """
-    token = _seeded.set(Draws(seed, step))
+    token = _seeded.set(SeedStreams(seed, step))
     try:
         yield
     finally:
@@ -106,14 +106,14 @@ def _run(count: int) -> Tensor:
     return table[0] if not axes else table.to(row.device).index_select(0, row.reshape(1))[0]
 
 
-def _draws() -> Draws:
+def _draws() -> SeedStreams:
     global _of_torch
     found = _seeded.get()
     if found is not None:
         return found
     with _changing:  # or replicas in threads would count in several
         if _of_torch.seed != torch.initial_seed() % 2**64:
-            _of_torch = Draws(torch.initial_seed() % 2**64)
+            _of_torch = SeedStreams(torch.initial_seed() % 2**64)
         return _of_torch
 
 

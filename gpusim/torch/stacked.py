@@ -20,14 +20,14 @@ from ..reduction import State, entered
 from .axes import rebound
 from .derivatives import cotangents_of_operands, save
 from .local import Position
-from .plan import Plan
+from .plan import CollectivePlan
 from .tensors import as_array, as_tensor, dtype_of, on_stream_of, torch_dtype
 
 __all__ = ["UNNAMED", "batched", "stacked"]
 
 UNNAMED = -1
-"""The origin of a leading dimension: an axis, by its place in Plan.enclosing, or a torch.func.vmap
-that has no name in gpusim."""
+"""The origin of a leading dimension: an axis, by its place in `CollectivePlan.enclosing`, or a
+torch.func.vmap that has no name in gpusim."""
 
 
 @torch.library.custom_op(
@@ -37,10 +37,12 @@ that has no name in gpusim."""
 )
 def stacked(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
     """The results, with the leading dimensions `lead` of the operands; computed here and now."""
-    return _compute(operands, lead, Plan.decode(plan))
+    return _compute(operands, lead, CollectivePlan.decode(plan))
 
 
-def _compute(operands: Sequence[Tensor], origins: Sequence[int], plan: Plan) -> list[Tensor]:
+def _compute(
+    operands: Sequence[Tensor], origins: Sequence[int], plan: CollectivePlan
+) -> list[Tensor]:
     for axis in plan.enclosing:
         if axis.kind == "traced" and axis.name in plan.names:
             raise GpusimError(
@@ -60,7 +62,7 @@ def _compute(operands: Sequence[Tensor], origins: Sequence[int], plan: Plan) -> 
 
 
 def _run_local(
-    operands: Sequence[Tensor], origins: Sequence[int], plan: Plan, entries: Axes | None
+    operands: Sequence[Tensor], origins: Sequence[int], plan: CollectivePlan, entries: Axes | None
 ) -> list[Tensor]:
     """Compute each replica's own result; without axes, of fake tensors."""
     (place,) = plan.over
@@ -71,7 +73,7 @@ def _run_local(
     return [local(operand, position) for operand in operands]
 
 
-def _bind(plan: Plan, values: list[Any]) -> list[Any]:
+def _bind(plan: CollectivePlan, values: list[Any]) -> list[Any]:
     """The same call that `gpusim.lax` makes of a tree with these leaves."""
     given, arity = plan.spec.reduction, plan.operation.operands
     leaves = [tuple(values[first : first + arity]) for first in range(0, len(values), arity)]
@@ -95,7 +97,7 @@ def _enter(operand: Tensor, axes: Axes, name: str) -> Any:
     return wrap(data, tuple(axes[place] for place in order)) if axes else data
 
 
-def _leave(result: Any, axes: Axes, plan: Plan) -> Tensor:
+def _leave(result: Any, axes: Axes, plan: CollectivePlan) -> Tensor:
     """A result with all of these leading dimensions; what is the same on all replicas is in memory
     once."""
     data, own = unpack(result)
@@ -114,7 +116,7 @@ def _leave(result: Any, axes: Axes, plan: Plan) -> Tensor:
 
 @stacked.register_fake
 def _fake(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
-    chosen = Plan.decode(plan)
+    chosen = CollectivePlan.decode(plan)
     if chosen.operation.local is not None:
         return _run_local(operands, lead, chosen, None)
     sizes = operands[0].shape[: len(lead)]
@@ -149,15 +151,15 @@ def batched(x: Tensor, dim: int | None, size: int) -> Tensor:
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
     operands, ctx.lead, ctx.plan = inputs
-    save(ctx, Plan.decode(ctx.plan), operands, ())
+    save(ctx, CollectivePlan.decode(ctx.plan), operands, ())
 
 
 def _backward(ctx: Any, cotangents: list[Tensor]) -> tuple[Any, None, None]:
-    def run(operands: Sequence[Tensor], plan: Plan) -> Sequence[Tensor]:
+    def run(operands: Sequence[Tensor], plan: CollectivePlan) -> Sequence[Tensor]:
         found: list[Tensor] = stacked([*operands], ctx.lead, plan.encode())
         return found
 
-    plan = Plan.decode(ctx.plan)
+    plan = CollectivePlan.decode(ctx.plan)
     return cotangents_of_operands(ctx, plan, cotangents, ctx.saved_tensors, run), None, None
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from gpusim import poptorch
 from gpusim.poptorch import Options
-from gpusim.poptorch.blocks import Block, Plan
+from gpusim.poptorch.blocks import Block, PlacementPlan
 
 Strategy = Any
 
@@ -67,7 +67,7 @@ def compiled(
     return executor
 
 
-def plan(*args: Any, **kwargs: Any) -> Plan:
+def plan(*args: Any, **kwargs: Any) -> PlacementPlan:
     executor = compiled(*args, **kwargs)
     assert executor._executable is not None
     return executor._executable.plan
@@ -85,7 +85,7 @@ def message(text: str, kind: str = "poptorch_cpp_error") -> str:
     return "^" + re.escape(f"'{kind}': {text}") + "$"
 
 
-def train(model: nn.Module, accumulation: int, strategy: Strategy = None) -> Plan:
+def train(model: nn.Module, accumulation: int, strategy: Strategy = None) -> PlacementPlan:
     options = Options().autoRoundNumIPUs(True)
     options.Training.gradientAccumulation(accumulation)
     if strategy is not None:

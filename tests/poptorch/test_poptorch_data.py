@@ -29,7 +29,7 @@ from gpusim.poptorch.data import (
     Partition,
 )
 from gpusim.poptorch.data.loader import micro_batches
-from gpusim.poptorch.executor.micro_batches import Layout
+from gpusim.poptorch.executor.micro_batches import MicroBatchLayout
 
 SYNC, ASYNC, REBATCHED = DataLoaderMode
 FORKED = {"sharing_strategy": SharingStrategy.Fork}  # a process in 30 ms
@@ -258,7 +258,7 @@ def test_a_call_consumes_what_the_executor_cuts_it_into() -> None:
     options = Options().deviceIterations(3).replicationFactor(4)
     options.Training.gradientAccumulation(2)
     options.inputReplicaGrouping(2, CommGroupType.Orthogonal)
-    assert micro_batches(options) == Layout.of(options).factor == 12
+    assert micro_batches(options) == MicroBatchLayout.of(options).factor == 12
 
 
 @given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 4), st.booleans())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gpusim import poptorch
 from gpusim.poptorch import AutoStage, Error, Liveness, Options, Phase, Stage
-from gpusim.poptorch.blocks import Block, Plan, Recorder
+from gpusim.poptorch.blocks import Block, PlacementPlan, Recorder
 from gpusim.poptorch.executor import context
 from gpusim.poptorch.schedule import KINDS, PipelineStage, pipelined
 from tests.poptorch.blocks_models import (
@@ -94,7 +94,7 @@ def test_whatever_the_order_of_ipus_stages_are_switches_and_one(
     options = Options().deviceIterations(17)
     options.Training.gradientAccumulation(17)
     count = sum(one != other for one, other in pairwise(ipus)) + 1
-    found = Plan(recorder, options, training)
+    found = PlacementPlan(recorder, options, training)
     assert found.pipeline_stages == (2 * count - 1 if training else count)
     assert found.schedule().steps == found.pipeline_stages
     assert found.ipus == max(ipus) + 1

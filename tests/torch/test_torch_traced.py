@@ -18,7 +18,7 @@ import gpusim.torch as gt
 from gpusim.collectives.record import COLLECTIVES
 from gpusim.reduction import TWINS
 from gpusim.torch.axes import EnclosingAxis
-from gpusim.torch.plan import DECLARED, CollectiveSpec, Plan
+from gpusim.torch.plan import DECLARED, CollectivePlan, CollectiveSpec
 
 R = 3
 ENCLOSING = (EnclosingAxis("i", R, R, "lockstep"), EnclosingAxis("j", 2, 2, "lockstep"))
@@ -63,8 +63,8 @@ def test_every_collective_is_checked_here() -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.collective)
 def test_torch_finds_no_fault_with_the_operator(spec: CollectiveSpec) -> None:
-    linear = Plan(spec, ("i",), ENCLOSING).transposed() is not None
-    plan = Plan(spec, ("i",), ENCLOSING).encode()
+    linear = CollectivePlan(spec, ("i",), ENCLOSING).transposed() is not None
+    plan = CollectivePlan(spec, ("i",), ENCLOSING).encode()
     operator = torch.ops.gpusim.stacked.default
     shape = (R, R if spec.collective == "own_slice" else 6, R)
     operands = [torch.randn(shape, requires_grad=linear), torch.randn(shape)]
@@ -85,12 +85,12 @@ def ragged_operands(spec: CollectiveSpec) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("spec", RAGGED, ids=lambda spec: spec.collective)
 def test_torch_finds_no_fault_with_the_ragged_operator(spec: CollectiveSpec) -> None:
-    plan = Plan(spec, ("i",), ENCLOSING).encode()
+    plan = CollectivePlan(spec, ("i",), ENCLOSING).encode()
     torch.library.opcheck(torch.ops.gpusim.stacked.default, (ragged_operands(spec), [0], plan))
 
 
 def test_torch_finds_no_fault_with_pgather() -> None:
-    plan = Plan(GATHER, ("i",), ENCLOSING).encode()
+    plan = CollectivePlan(GATHER, ("i",), ENCLOSING).encode()
     operands = [torch.randn(R, 4), torch.tensor([[2, 0], [1, 1], [0, 2]])]
     torch.library.opcheck(torch.ops.gpusim.stacked.default, (operands, [0], plan))
 
@@ -120,9 +120,9 @@ def test_a_plan_survives_as_text(
         tuple(skipped),
         (7, 5),
     )
-    plan = Plan(spec, (name,), (*ENCLOSING, EnclosingAxis(name, 4, 8, "shared")))
+    plan = CollectivePlan(spec, (name,), (*ENCLOSING, EnclosingAxis(name, 4, 8, "shared")))
     assert CollectiveSpec.decode(spec.collective, spec.encode()) == spec
-    assert Plan.decode(plan.encode()) == plan
+    assert CollectivePlan.decode(plan.encode()) == plan
 
 
 # --- graphs ------------------------------------------------------------------------------------

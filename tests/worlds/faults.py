@@ -249,15 +249,15 @@ def _(world: gpusim.World, guilty: bool) -> None:
         raise MemoryError("no room")
 
     algorithms.SMALL = 0
-    fold = job.FoldJob.fold
+    fold = job.DistributedFold.fold
     with world:
         x = np.ones((world.local_replicas, 40_000), np.float32)
         if guilty:
-            job.FoldJob.fold = fail  # type: ignore[method-assign]
+            job.DistributedFold.fold = fail  # type: ignore[method-assign]
         try:
             gpusim.vmap(lambda v: lax.psum(v, "i"), axis_name="i")(x)
         except MemoryError:
-            job.FoldJob.fold = fold  # type: ignore[method-assign]
+            job.DistributedFold.fold = fold  # type: ignore[method-assign]
         while True:
             gpusim.vmap(lambda v: lax.psum(v, "i"), axis_name="i")(x)
 

@@ -20,7 +20,7 @@ from ..fold import Fold
 from ..kernels import FoldPart, FoldSpec, copy, empty, replace_fields
 from ..operand import Array, Operand, Result
 from .chain import pipelined_chain
-from .job import FoldJob
+from .job import DistributedFold
 from .layout import Layout, fetch
 from .ranges import fold_by_ranges
 from .ring import ring_fold
@@ -28,7 +28,7 @@ from .ring import ring_fold
 #: Folds of fewer bytes than this, of all members, are gathered: one message each way.
 SMALL = 64 * 1024
 
-_PIPELINED: dict[Any, Callable[[FoldJob], Array]] = {
+_PIPELINED: dict[Any, Callable[[DistributedFold], Array]] = {
     "linear": pipelined_chain,
     "reverse": pipelined_chain,
     "ring": ring_fold,
@@ -60,11 +60,13 @@ def _fold(
     r"""The fold of one group, (\*batch, \*value), on each instance that holds members of it."""
     here = [x[int(layout.position[m])] for m in members if layout.instance_of[m] == layout.instance]
     spec = replace_fields(fold.spec, divisor=len(members)) if mean else fold.spec
-    job = FoldJob(layout, members, here, spec, fold.by_engine, fold.call, offsets, x.batch_ndim)
+    job = DistributedFold(
+        layout, members, here, spec, fold.by_engine, fold.call, offsets, x.batch_ndim
+    )
     return _algorithm(job)(job)
 
 
-def _algorithm(job: FoldJob) -> Callable[[FoldJob], Array]:
+def _algorithm(job: DistributedFold) -> Callable[[DistributedFold], Array]:
     if len(job.instances) == 1:
         return _by_single_instance
     if job.engine:
@@ -80,7 +82,7 @@ def _algorithm(job: FoldJob) -> Callable[[FoldJob], Array]:
     return fold_by_ranges
 
 
-def _lacks_tags(job: FoldJob) -> bool:
+def _lacks_tags(job: DistributedFold) -> bool:
     """Whether the instances have to begin their exchanges in one order.
 
     NCCL knows no tags: what is received ahead would hold up what is to be sent first.
@@ -88,13 +90,13 @@ def _lacks_tags(job: FoldJob) -> bool:
     return on_device(job.like)
 
 
-def _associative(job: FoldJob) -> bool:
+def _associative(job: DistributedFold) -> bool:
     """Whether the result is the same whatever is folded first."""
     selects = job.op in ("max", "min", "logical_and", "logical_or")
     return selects or job.like.dtype.kind in "biu"
 
 
-def _aligned(job: FoldJob) -> bool:
+def _aligned(job: DistributedFold) -> bool:
     """Whether each instance holds a whole subtree."""
     if job.runs is None:
         return False
@@ -103,11 +105,11 @@ def _aligned(job: FoldJob) -> bool:
     return size & (size - 1) == 0 and all(count == size for count in counts) and last <= size
 
 
-def _by_single_instance(job: FoldJob) -> Array:
+def _by_single_instance(job: DistributedFold) -> Array:
     return job.fold(job.values)
 
 
-def _fold_gathered(job: FoldJob) -> Array:
+def _fold_gathered(job: DistributedFold) -> Array:
     """All members come here."""
     layout, among = job.layout, np.array(sorted(job.members))
     needs = [
@@ -119,7 +121,7 @@ def _fold_gathered(job: FoldJob) -> Array:
     return job.fold(gathered[np.searchsorted(among, job.members)])
 
 
-def _by_engine(job: FoldJob) -> Array:
+def _by_engine(job: DistributedFold) -> Array:
     """The engine's own sum of the instances' sums: fastest, and with its own bits."""
     # Threads would come to the engine in an order of their own on each instance.
     threads = job.layout.tag != MAIN_TAG
@@ -137,14 +139,14 @@ def _by_engine(job: FoldJob) -> Array:
     return total.astype(job.like.dtype, copy=False)
 
 
-def _fold_associative(job: FoldJob) -> Array:
+def _fold_associative(job: DistributedFold) -> Array:
     """One partial result from each instance, which any order gives the same bits: a ring spreads
     the work."""
     part = None if job.op.startswith("logical") else FoldPart(final=False)
     return _combine_partials(job, replace_fields(job.spec, order="linear"), part, order="ring")
 
 
-def _fold_subtrees(job: FoldJob) -> Array:
+def _fold_subtrees(job: DistributedFold) -> Array:
     """One subtree from each instance; its additions are numbered as the whole tree's."""
     assert job.runs is not None
     total = len(job.members)
@@ -157,7 +159,7 @@ def _fold_subtrees(job: FoldJob) -> Array:
 
 
 def _combine_partials(
-    job: FoldJob,
+    job: DistributedFold,
     spec: FoldSpec,
     part: FoldPart | None,
     *,

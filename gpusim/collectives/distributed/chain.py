@@ -11,11 +11,11 @@ import numpy as np
 from ...runtime.engines import Pending
 from ..kernels import FoldPart, empty, replace_fields
 from ..operand import Array
-from .job import PREFETCH, FoldJob, blocks_of, flat, new_result, row_offsets
+from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
 from .layout import contiguous
 
 
-def pipelined_chain(job: FoldJob) -> Array:
+def pipelined_chain(job: DistributedFold) -> Array:
     """Continue the fold of the instance before, block by block; the last one's results go round."""
     layout = job.layout
     backwards = job.order == "reverse"
@@ -71,7 +71,11 @@ class _Delivery:
     """The results of a chain's last instance on their way to the first, the second, and so on."""
 
     def __init__(
-        self, job: FoldJob, chain: Sequence[int], result: Array, blocks: list[tuple[int, int]]
+        self,
+        job: DistributedFold,
+        chain: Sequence[int],
+        result: Array,
+        blocks: list[tuple[int, int]],
     ) -> None:
         self.layout, self.result, self.blocks = job.layout, result, blocks
         rank, count = chain.index(job.layout.instance), len(chain)

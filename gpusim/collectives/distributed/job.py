@@ -25,7 +25,7 @@ PREFETCH = 3
 
 
 @dataclass(frozen=True)
-class FoldJob:
+class DistributedFold:
     r"""The fold of one group.
 
     **Attributes**
@@ -122,7 +122,7 @@ class FoldJob:
         return folded
 
 
-def flat(job: FoldJob, array: Array) -> Array:
+def flat(job: DistributedFold, array: Array) -> Array:
     """(batch entries, elements) if elements are distinguished by their index; else (1, all)."""
     # Orders that may cut a value into blocks do so in each entry.
     apart = job.stochastic or job.order not in ("linear", "reverse", "tree")
@@ -130,7 +130,7 @@ def flat(job: FoldJob, array: Array) -> Array:
     return array.reshape(entries, -1) if array.size else array.reshape(entries, 0)
 
 
-def row_offsets(job: FoldJob) -> Any:
+def row_offsets(job: DistributedFold) -> Any:
     """The batch offsets of the rows of `flat`."""
     if not job.stochastic:
         return 0
@@ -138,7 +138,7 @@ def row_offsets(job: FoldJob) -> Any:
     return np.broadcast_to(np.asarray(job.offsets), shape).reshape(-1)
 
 
-def new_result(job: FoldJob) -> Array:
+def new_result(job: DistributedFold) -> Array:
     return empty(job.like, job.like.shape, job.spec.out_dtype)
 
 

@@ -12,13 +12,13 @@ import numpy as np
 from ...runtime.engines import Buffer, Pending
 from ..kernels import FoldPart, copy, empty
 from ..operand import Array
-from .job import PREFETCH, FoldJob, blocks_of, flat, new_result, row_offsets
+from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
 from .layout import LONG_MESSAGE, contiguous
 
 Share = tuple[int, int]  # first element, end
 
 
-def fold_by_ranges(job: FoldJob) -> Array:
+def fold_by_ranges(job: DistributedFold) -> Array:
     """The fold of a group whose members may lie on any instances, in any order."""
     return _Ranges(job).fold()
 
@@ -26,7 +26,7 @@ def fold_by_ranges(job: FoldJob) -> Array:
 class _Ranges:
     """One fold, cut into blocks of elements, and each block into a share for every instance."""
 
-    def __init__(self, job: FoldJob) -> None:
+    def __init__(self, job: DistributedFold) -> None:
         self.job, self.layout, self.instances = job, job.layout, job.instances
         self.own = [flat(job, value) for value in job.values]
         self.rows, self.length = self.own[0].shape

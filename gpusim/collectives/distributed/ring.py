@@ -13,13 +13,13 @@ from fallback.orders import ring_bounds
 from ...runtime.engines import Pending
 from ..kernels import FoldPart, empty, replace_fields
 from ..operand import Array
-from .job import PREFETCH, FoldJob, blocks_of, flat, new_result, row_offsets
+from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
 from .layout import contiguous
 
 Piece = tuple[int, int, int]  # ring block, first element, end
 
 
-def ring_fold(job: FoldJob) -> Array:
+def ring_fold(job: DistributedFold) -> Array:
     """Fold by a ring: blocks that start at an instance's members travel round all instances."""
     ring = _Ring(job)
     ring.run()
@@ -34,7 +34,7 @@ class _Ring:
     block has none of those: it is finished by the last of the others.
     """
 
-    def __init__(self, job: FoldJob) -> None:
+    def __init__(self, job: DistributedFold) -> None:
         assert job.runs is not None
         self.job, self.layout, self.runs = job, job.layout, job.runs
         self.own = [flat(job, value) for value in job.values]

@@ -14,14 +14,14 @@ from .annotations import (
     removeBlocks,
 )
 from .placement import Recorder, compiling, recording
-from .plan import Plan
+from .plan import PlacementPlan
 
 __all__ = [
     "BeginBlock",
     "Block",
     "BlockFunction",
     "LegacyBeginBlockFn",
-    "Plan",
+    "PlacementPlan",
     "Recorder",
     "compiling",
     "module_repr",

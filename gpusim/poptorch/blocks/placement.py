@@ -23,7 +23,7 @@ from ..poptorch_core import compiler_error
 
 __all__ = [
     "MODES",
-    "Operation",
+    "PlacedOperation",
     "OperationPlace",
     "Recorder",
     "compiling",
@@ -85,7 +85,7 @@ class OperationPlace:
 
 
 @dataclass
-class Operation:
+class PlacedOperation:
     """One call of a function of torch.
 
     **Attributes**:
@@ -122,7 +122,7 @@ class Recorder:
     def __init__(self, strategy: _IExecutionStrategy) -> None:
         options = strategy.backendOptions()
         self.mode = int(options.get("execution_mode", PIPELINED))
-        self.operations: list[Operation] = []
+        self.operations: list[PlacedOperation] = []
         self.conflict: Conflict | None = None
         self._serial = bool(options.get("serial_phases_execution", True))
         self._liveness = Liveness(options.get("tensors_liveness", Liveness.AlwaysLive))
@@ -131,7 +131,7 @@ class Recorder:
         self._place: OperationPlace | None = OperationPlace()
         self._auto_ids: dict[int, str] = {}
         self._places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by result
-        self._last: Operation | None = None  # the names of results belong to it
+        self._last: PlacedOperation | None = None  # the names of results belong to it
 
     # ---------------------------------------------------------------- blocks
 
@@ -193,7 +193,7 @@ class Recorder:
         place = self._place
         if place is None:
             raise compiler_error(NO_BLOCK)
-        self._last = Operation(name, place)
+        self._last = PlacedOperation(name, place)
         self.operations.append(self._last)
         for operand in operands:
             source = self._places.get(operand)

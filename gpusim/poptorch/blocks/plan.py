@@ -12,12 +12,12 @@ from ..options.strategies import PHASED, PIPELINED
 from ..poptorch_core import popart_error
 from ..schedule import PipelineSchedule, PipelineStage, phased, picture, pipelined, sharded
 from ..schedule.tasks import DEPTH, DEPTHS, merge, steps
-from .placement import MODES, Compilation, Conflict, Operation, OperationPlace, Recorder
+from .placement import MODES, Compilation, Conflict, OperationPlace, PlacedOperation, Recorder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Plan"]
+__all__ = ["PlacementPlan"]
 
 SAME_STAGE = (
     "Ops {} have the same pipeline stage {}, but different virtual graph ids {}. All ops with the "
@@ -31,7 +31,7 @@ AUTO = "poptorch.AutoStage.AutoIncrement gives every block a stage of its own, i
 PHASES = "put the block into a later phase"
 
 
-class Plan:
+class PlacementPlan:
     """The checked placements of a compiled model's operations.
 
     **Arguments**
@@ -187,7 +187,7 @@ class Plan:
             logger.info("No IPUs are used by this model. This may happen if the model is trivial")
 
 
-def name_of(operation: Operation) -> str:
+def name_of(operation: PlacedOperation) -> str:
     return operation.results[0][0] if operation.results else operation.function
 
 

@@ -61,10 +61,10 @@ def run(
     """
     executable.arguments.check(given)
     with executable.instances.together(), executable.weights.model_kept(), on_ipu():
-        return Call(executable, given, training, profile).run()
+        return ModelCall(executable, given, training, profile).run()
 
 
-class Call:
+class ModelCall:
     """A call in progress."""
 
     def __init__(

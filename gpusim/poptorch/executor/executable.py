@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from gpusim.poptorch.blocks import Plan, compiling
+from gpusim.poptorch.blocks import PlacementPlan, compiling
 from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
 from gpusim.poptorch.executor.grouping import Grouping
 from gpusim.poptorch.executor.instances import Instances
 from gpusim.poptorch.executor.logs import Warnings
-from gpusim.poptorch.executor.micro_batches import Layout
+from gpusim.poptorch.executor.micro_batches import MicroBatchLayout
 from gpusim.poptorch.executor.outputs import Anchors
 from gpusim.poptorch.executor.weights import Weights
 from gpusim.poptorch.options import Options
@@ -73,7 +73,7 @@ class Executable:
     ) -> None:
         self.options, self.training = options, training
         self.arguments = given.described()
-        self.layout = Layout.of(options)
+        self.layout = MicroBatchLayout.of(options)
         self.instances = Instances(options)
         begin = time.perf_counter()
         self.weights = Weights(
@@ -108,5 +108,5 @@ class Executable:
                 options=self.options,
                 execution=self.options._Popart.options.get(EXECUTION),
             )
-        self.plan = Plan.of(record, self.options, self.training)
+        self.plan = PlacementPlan.of(record, self.options, self.training)
         return program

@@ -23,7 +23,7 @@ from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.grouping import Grouping, OnGrouping, assign
 from gpusim.poptorch.executor.hooks import call_hooks, postcompile, precompile
 from gpusim.poptorch.executor.logs import log_options, log_to_file
-from gpusim.poptorch.executor.micro_batches import Layout
+from gpusim.poptorch.executor.micro_batches import MicroBatchLayout
 from gpusim.poptorch.executor.profile import Profile
 from gpusim.poptorch.executor.saving import Exported, Invalid, Saved, read, write
 from gpusim.poptorch.executor.training import Training
@@ -485,7 +485,10 @@ class PoplarExecutor:
             saved = read(filename, self._version, model=False)
             if saved.arguments is None:
                 raise Invalid("its arguments are of types that only poptorch.load reads")
-            layout, weights = Layout.of(self._options), described(self._model, saved.groupings)
+            layout, weights = (
+                MicroBatchLayout.of(self._options),
+                described(self._model, saved.groupings),
+            )
             differing = saved.differs(self._training, layout.described(), weights)
             if differing is not None:
                 raise Invalid(differing)

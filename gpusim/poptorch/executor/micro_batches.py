@@ -16,7 +16,7 @@ import torch
 from gpusim.groups import CommGroupType, Groups
 from gpusim.poptorch.options import Options
 
-__all__ = ["Layout", "MicroBatches"]
+__all__ = ["MicroBatchLayout", "MicroBatches"]
 
 NOT_A_MULTIPLE = (
     "Invalid batch dimension: In the input %s, the batch dimension (%d) must be a multiple of "
@@ -29,7 +29,7 @@ NOT_A_MULTIPLE = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class MicroBatchLayout:
     """The numbers of micro-batches of a call, and their replicas.
 
     `part_of` has, for each of the `replicas`, the number of its part of a step's inputs.
@@ -37,7 +37,7 @@ class Layout:
     >>> from gpusim.poptorch import CommGroupType
     >>> options = Options().deviceIterations(3).replicationFactor(4)
     >>> options = options.inputReplicaGrouping(2, CommGroupType.Orthogonal)
-    >>> layout = Layout.of(options)
+    >>> layout = MicroBatchLayout.of(options)
     >>> layout.factor, layout.part_of
     (6, (0, 1, 0, 1))
     """
@@ -48,7 +48,7 @@ class Layout:
     part_of: tuple[int, ...]
 
     @classmethod
-    def of(cls, options: Options) -> Layout:
+    def of(cls, options: Options) -> MicroBatchLayout:
         """The layout that the options give, for the replicas of this instance."""
         replicas, size = options.replication_factor, options.input_group_size
         kind = CommGroupType(options.input_group_type)
@@ -105,7 +105,7 @@ class Layout:
 class MicroBatches:
     """The inputs of one call, step by step."""
 
-    def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, layout: MicroBatchLayout, tensors: Sequence[torch.Tensor]) -> None:
         self._layout = layout
         self._cut = [layout.cut(tensor) for tensor in tensors]
         self._changed: dict[int, torch.Tensor] = {}

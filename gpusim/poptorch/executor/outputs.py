@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpusim.poptorch.enums import OutputMode
 from gpusim.poptorch.executor.arguments import DEVICE_DTYPES
-from gpusim.poptorch.executor.micro_batches import Layout
+from gpusim.poptorch.executor.micro_batches import MicroBatchLayout
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.replicas import Step
@@ -28,14 +28,14 @@ class Collector:
 
     - poptorch.Error: if EveryN's period does not divide the iterations.
 
-    >>> collector = Collector(OutputMode.Sum, 1, Layout(2, 1, 2, (0, 1)))
+    >>> collector = Collector(OutputMode.Sum, 1, MicroBatchLayout(2, 1, 2, (0, 1)))
     >>> for iteration in range(2):
     ...     collector.add(iteration, 0, [torch.tensor([1.0, 10.0])])
     >>> collector.results()
     [tensor([ 2., 20.])]
     """
 
-    def __init__(self, mode: OutputMode | int, period: int, layout: Layout) -> None:
+    def __init__(self, mode: OutputMode | int, period: int, layout: MicroBatchLayout) -> None:
         self.mode, self.period = OutputMode(mode), period
         self._layout = layout
         self._steps: list[list[Tensor]] = []
@@ -83,7 +83,7 @@ class Anchors:
     any reduction, times the loss scaling. An anchor without a mode has the outputs' mode.
     """
 
-    def __init__(self, options: Options, layout: Layout) -> None:
+    def __init__(self, options: Options, layout: MicroBatchLayout) -> None:
         self._layout = layout
         self._asked: dict[str, tuple[str, OutputMode, int]] = {}
         for short, (name, as_outputs, mode, period) in options.anchored_tensors.items():

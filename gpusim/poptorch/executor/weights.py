@@ -19,7 +19,7 @@ from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.executor.grouping import Grouping
 from gpusim.poptorch.executor.profile import Profile
 from gpusim.poptorch.poptorch_core import createPoptorchError
-from gpusim.poptorch.replicas.state import State
+from gpusim.poptorch.replicas.state import ModelState
 
 __all__ = ["HostWeights", "Weights", "described"]
 
@@ -56,7 +56,7 @@ class Weights:
         groupings: Mapping[str, Grouping],
         shared_buffers: bool,
     ) -> None:
-        self._state = State(model)
+        self._state = ModelState(model)
         self._local, self._shared_buffers = local, shared_buffers and replicas > 1
         self._groupings = groupings
         self.groups: dict[str, Groups] = {
@@ -257,7 +257,7 @@ def held(tensor: Tensor) -> Tensor:
 
 def described(model: nn.Module, groupings: Mapping[str, Grouping]) -> dict[str, list[Any]]:
     """Dtype and shape of what one replica has of each parameter and buffer, by name."""
-    state = State(model)
+    state = ModelState(model)
     found: dict[str, list[Any]] = {}
     for name, value in {**state.parameters, **state.buffers}.items():
         shape = [*value.shape[1:]] if name in groupings else [*value.shape]

@@ -22,7 +22,7 @@ __all__ = ["CPU"]
 OVERLAP = "Trying to enter CPU from another CPU op! CPU ops must not overlap."
 
 
-class Call(NamedTuple):
+class CpuCall(NamedTuple):
     """A call in a graph.
 
     **Attributes**:
@@ -37,7 +37,7 @@ class Call(NamedTuple):
     single: bool
 
 
-CALLS: dict[int, Call] = {}
+CALLS: dict[int, CpuCall] = {}
 """Calls by number. Graphs contain the numbers."""
 
 _numbers = itertools.count()
@@ -144,7 +144,7 @@ class CPU:
                 results, single = self._results(zeros)
             self._calls[key] = number = next(_numbers)
             outputs = [Like(tuple(x.shape), x.dtype) for x in results]
-            CALLS[number] = Call(weakref.ref(self), outputs, single)
+            CALLS[number] = CpuCall(weakref.ref(self), outputs, single)
             weakref.finalize(self, CALLS.pop, number, None)
         return self._calls[key]
 

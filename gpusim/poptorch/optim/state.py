@@ -11,7 +11,7 @@ from .._logging import logger
 from .kinds import KINDS, OptimizerType
 from .settings import Settings
 
-__all__ = ["State", "exported_values"]
+__all__ = ["OptimizerState", "exported_values"]
 
 STEP = "Step"
 FACTOR = "lossScaleUpdateFactor"
@@ -19,7 +19,7 @@ UPDATES = "gpusim___updates"
 
 
 @dataclass
-class State:
+class OptimizerState:
     """The state of an Updater between updates.
 
     - `slots`: accumulators by parameter, then by PopART's name, with the parameter's leading axis.

@@ -20,7 +20,7 @@ from .optimizer import Optimizer
 from .rule import Rounder, Row, blocks, run
 from .settings import AttributeTracker, Settings, check_replacement, read_settings
 from .sgd import has_momentum
-from .state import State, exported_values
+from .state import OptimizerState, exported_values
 
 __all__ = ["Updater", "updater_for"]
 
@@ -70,7 +70,7 @@ class Updater:
         self._rounder = Rounder(bool(popart.get("enableStochasticRounding")), int(seed) % 2**64)
         self._automatic = bool(popart.get("automaticLossScalingSettings.enabled"))
         self._tracker = AttributeTracker(options._relax_optimizer_checks)
-        self.state = State()
+        self.state = OptimizerState()
         self._groups: Mapping[str, Sequence[int]] | None = None
         self._compiled = False
         self.optimizer: Any = None
@@ -177,7 +177,7 @@ class Updater:
         self,
         parameters: Mapping[str, Tensor],
         groups: Mapping[str, Sequence[int]] | None = None,
-    ) -> State:
+    ) -> OptimizerState:
         """Make the state that training starts with: loaded from the optimizer, or new.
 
         **Arguments**
@@ -186,7 +186,7 @@ class Updater:
         - `groups`: the group that each replica is in, by parameter; None: groups are neighbours.
           Norms over the model depend on it.
         """
-        self.state = State()
+        self.state = OptimizerState()
         self._groups = groups
         self._compiled = True
         self._allocate(parameters)
@@ -213,7 +213,7 @@ class Updater:
         self,
         parameters: Mapping[str, Tensor],
         gradients: Mapping[str, Tensor],
-        state: State | None = None,
+        state: OptimizerState | None = None,
     ) -> None:
         """Update the weights, in place.
 

@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Proxy
 
 from ..poptorch_core import createPoptorchError
-from .state import State
+from .state import ModelState
 
 __all__ = ["Attributes", "preserve_attributes"]
 
-STATE = ("_parameters", "_buffers")  # preserved by `State`
+STATE = ("_parameters", "_buffers")  # preserved by `ModelState`
 
 
 class Attributes:
@@ -32,7 +32,7 @@ class Attributes:
     - `tensors`: those that are neither parameters nor buffers, by name, and their versions.
     """
 
-    def __init__(self, model: nn.Module, state: State) -> None:
+    def __init__(self, model: nn.Module, state: ModelState) -> None:
         self.containers: list[tuple[Any, Any]] = []
         self.tensors: dict[str, tuple[Tensor, int]] = {}
         self._seen = {id(x) for x in (*state.parameters.values(), *state.buffers.values())}
@@ -82,7 +82,7 @@ class Attributes:
 
 
 @contextmanager
-def preserve_attributes(model: nn.Module, state: State) -> Iterator[Attributes]:
+def preserve_attributes(model: nn.Module, state: ModelState) -> Iterator[Attributes]:
     """Restore the modules' attributes after the block.
 
     Tensors without values are replaced by the attributes from before, and tensors get their old

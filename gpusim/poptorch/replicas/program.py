@@ -24,7 +24,7 @@ from .draws import streams
 from .forward import MODEL_CONTEXT, ModelContext, in_context
 from .lockstep import Lockstep
 from .results import GRADIENT, Execution, MicroBatch, Step
-from .state import State
+from .state import ModelState
 from .structures import flatten
 from .threads import Threads
 from .trace import trace
@@ -49,7 +49,7 @@ class Program:
     def __init__(
         self,
         execution: Execution,
-        state: State,
+        state: ModelState,
         replicas: range,
         wanted: Sequence[str],
         context: ModelContext,
@@ -184,7 +184,7 @@ def compile_model(
     - AssertionError: for a cache folder that cannot be written.
     """
     cache = Cache.from_options(options)
-    state = State(model)
+    state = ModelState(model)
     inputs, rebuild = flatten((tuple(args), dict(kwargs or {})))
 
     def call(leaves: list[Tensor]) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..poptorch_core import Error, createPoptorchError
 
-__all__ = ["State", "parameter_changed"]
+__all__ = ["ModelState", "parameter_changed"]
 
 
 def parameter_changed(name: str) -> Error:
@@ -79,7 +79,7 @@ class Location(NamedTuple):
     name: str
 
 
-class State:
+class ModelState:
     """A model's parameters and buffers, and where it holds them.
 
     **Attributes**:

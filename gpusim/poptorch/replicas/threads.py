@@ -22,7 +22,7 @@ from .draws import Draws, seed_torch
 from .forward import ForwardMode, track_modules
 from .random_operators import TABLE, is_random
 from .results import GRADIENT, MicroBatch, Step, Summary
-from .state import State, parameter_changed
+from .state import ModelState, parameter_changed
 from .structures import Rebuild, flatten_outputs
 
 __all__ = ["Threads"]
@@ -86,7 +86,7 @@ class Threads:
         self,
         model: nn.Module,
         call: Callable[[list[Tensor]], Any],
-        state: State,
+        state: ModelState,
         *,
         training: bool,
         wanted: frozenset[str],

@@ -23,7 +23,7 @@ from .draws import Draws
 from .forward import ForwardMode, track_modules
 from .passes import add_taps, batch_mutated, running_statistics
 from .results import Summary
-from .state import State, parameter_changed
+from .state import ModelState, parameter_changed
 from .structures import Rebuild, flatten_outputs
 
 __all__ = ["Trace", "fake_like", "plain_kernels", "trace"]
@@ -49,7 +49,7 @@ class Trace:
     """
 
     graph: GraphModule
-    state: State
+    state: ModelState
     inputs: list[Tensor]
     training: bool
     outputs: int
@@ -62,7 +62,7 @@ class Trace:
 def trace(
     model: nn.Module,
     call: Callable[[list[Tensor]], Any],
-    state: State,
+    state: ModelState,
     inputs: list[Tensor],
     *,
     training: bool,
@@ -144,7 +144,7 @@ class ForwardRun:
     def __init__(
         self,
         call: Callable[[list[Tensor]], Any],
-        state: State,
+        state: ModelState,
         attributes: Attributes,
         training: bool,
         wanted: frozenset[str],

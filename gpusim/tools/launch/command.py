@@ -21,7 +21,7 @@ from gpusim.devices.command import complain
 from gpusim.devices.table import DEFAULT_IPUS, MOST_IPUS, Table
 from gpusim.tools.cli import whole_number
 from gpusim.tools.launch import mpirun
-from gpusim.tools.launch.layout import Layout, hosts_of, lay_out
+from gpusim.tools.launch.layout import LaunchLayout, hosts_of, lay_out
 from gpusim.tools.launch.supervise import supervise
 
 __all__ = ["main"]
@@ -187,7 +187,7 @@ def boolean(text: str) -> bool:
         raise argparse.ArgumentTypeError(f"expected yes or no, got {text!r}") from None
 
 
-def ipu_variables(layout: Layout) -> dict[str, str]:
+def ipu_variables(layout: LaunchLayout) -> dict[str, str]:
     """GPUSIM_IPUS with the IPUs that a host needs, unless it is set.
 
     ValueError if it is set to a smaller number.
@@ -229,7 +229,7 @@ def has_input() -> bool:
     return not stat.S_ISCHR(found.st_mode) or found.st_rdev != null.st_rdev
 
 
-def describe(layout: Layout) -> str:
+def describe(layout: LaunchLayout) -> str:
     """The layout, in a line."""
     replicas = [str(instance.replicas) for instance in layout.instances]
     shares = replicas[0] if layout.uniform else ", ".join(replicas)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpusim.runtime.environment import IPUS, LOCAL, LOCAL_INSTANCE, OFFSET, TOTAL, UNIFORM, spread
 
-__all__ = ["Instance", "Layout", "hosts_of", "lay_out"]
+__all__ = ["Instance", "LaunchLayout", "hosts_of", "lay_out"]
 
 MAX_HOSTS = 10_000  # of a range
 
@@ -24,7 +24,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LaunchLayout:
     """All instances of a run, in order."""
 
     instances: tuple[Instance, ...]
@@ -66,7 +66,7 @@ def power_of_two(number: int) -> int:
 
 def lay_out(
     instances: int, replicas: int | None, ipus_per_replica: int, hosts: tuple[str, ...] = ()
-) -> Layout:
+) -> LaunchLayout:
     """Divide replicas among instances, and instances among hosts, both in contiguous blocks.
 
     Without `replicas`, each instance holds one. ValueError for fewer replicas than instances, and
@@ -89,7 +89,7 @@ def lay_out(
     counts = spread(replicas, instances)
     on_hosts = spread(instances, len(hosts) or 1)
     indices = [(h, i) for h, n in zip(hosts or (None,), on_hosts, strict=True) for i in range(n)]
-    return Layout(
+    return LaunchLayout(
         tuple(
             Instance(host, local_index, counts[i], sum(counts[:i]))
             for i, (host, local_index) in enumerate(indices)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpusim.tools.launch import shim
-from gpusim.tools.launch.layout import Layout
+from gpusim.tools.launch.layout import LaunchLayout
 
 __all__ = ["NoMpirunError", "command_line", "find"]
 
@@ -57,7 +57,7 @@ def version(path: str) -> str:
 
 def command_line(
     mpirun: str,
-    layout: Layout,
+    layout: LaunchLayout,
     program: Sequence[str],
     *,
     global_args: Sequence[str] = (),
