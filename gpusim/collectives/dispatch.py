@@ -18,7 +18,7 @@ from ..runtime.world import MAIN_TAG, World
 from .distributed.layout import Layout
 from .distributed.rearrange import fetch_all
 from .fold import Fold
-from .operand import Operand, Result, as_groups
+from .operand import Operand, Result, as_groups, as_slice
 
 if TYPE_CHECKING:
     from .record import Call, Collective
@@ -150,9 +150,19 @@ def _gather_and_run(
     ]
     results = local(*whole, **options)
     return [
-        Result(np.asarray(value)[layout.local] if mapped else value, mapped)
+        Result(_local_part(layout, value) if mapped else value, mapped)
         for value, mapped in ([results] if type(results) is Result else results)
     ]
+
+
+def _local_part(layout: Layout, value: Any) -> Any:
+    """The entries of this instance's members, in the form and the library of the value."""
+    members = layout.local.tolist()
+    evenly = as_slice(members)
+    if evenly is not None:
+        return value[evenly]
+    rows = [value[member] for member in members]
+    return rows if isinstance(value, list) else np.stack(rows)
 
 
 # The terms that all callers have to agree on
