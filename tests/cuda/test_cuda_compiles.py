@@ -11,6 +11,7 @@ import pytest
 from gpusim.cuda import compile as compiling
 from gpusim.cuda import report, templates
 from gpusim.cuda.device import Kernel
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 needs_compiler = pytest.mark.skipif(
@@ -29,10 +30,9 @@ def main_kernels(unit: str) -> list[Kernel]:
 
 
 CASES = [
-    ("sm_75", "fold bfloat16"),
     ("sm_80", "fold float16"),
     ("sm_90", "fold float8_e4m3fn"),
-    ("sm_100", "fold float32"),
+    *slow(("sm_75", "fold bfloat16"), ("sm_100", "fold float32")),
 ]
 
 
@@ -49,7 +49,11 @@ def test_the_main_folds_compile_and_do_not_spill(architecture: str, unit: str) -
 @needs_compiler
 @pytest.mark.parametrize(
     ("architecture", "unit"),
-    [("sm_75", "logical"), ("sm_80", "round"), ("sm_90", "ragged"), ("sm_100", "fold int16")],
+    [
+        ("sm_75", "logical"),
+        ("sm_90", "ragged"),
+        *slow(("sm_80", "round"), ("sm_100", "fold int16")),
+    ],
 )
 def test_the_other_kernels_compile_and_do_not_spill(architecture: str, unit: str) -> None:
     for kernel, needs in compiling.resources(templates.units()[unit], architecture).items():

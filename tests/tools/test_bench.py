@@ -391,6 +391,7 @@ def test_dispatch_is_judged_by_the_costliest_operation() -> None:
     assert (session.ratio, session.met, session.basis) == (1.5, True, "popxl, exp")
 
 
+@pytest.mark.slow
 def test_small_calls_are_measured_beside_another_checkout() -> None:
     psum, step = small.small_calls(0.0, small.ROOT)
     assert psum.problem is None and step.problem is None

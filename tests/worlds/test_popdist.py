@@ -324,6 +324,7 @@ print(*found)
     ]
 
 
+@pytest.mark.slow
 def test_the_training_example_ends_with_the_same_weights_everywhere(tmp_path: Path) -> None:
     program = f"""
 import runpy
