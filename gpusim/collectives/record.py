@@ -120,6 +120,7 @@ class Collective(Generic[P]):
         self.op = op
         self.__module__ = call.__module__
         self.__doc__ = call.__doc__
+        self.__wrapped__ = call  # doctest finds the examples
         (self._axis,) = (name for name in self._parameters if name in ("axis_name", "axes"))
         positional = [p.name for p in self._parameters.values() if p.kind != p.KEYWORD_ONLY]
         self._axis_position = (
