@@ -147,6 +147,7 @@ class Collective(Generic[P]):
         if reduction is not None and "reduction" in self._parameters:
             given["reduction"] = reduction
         given[self._axis] = axis_name
+        # The names are the signature's own, which a checker cannot see.
         return self.call(**given)._replace(groups=groups)  # type: ignore[call-arg]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
