@@ -12,7 +12,7 @@ struct Layout {
   u64 table;          // the members' addresses, or 0
   i64 member_stride;  // bytes from member to member, where no table is given
   i64 members;
-  i64 alike;             // whether all members' addresses agree modulo 16 bytes
+  i64 alike;             // all members' addresses agree modulo this power of two, at most 16
   i64 rows, length;      // length: the elements of a row
   i64 chunks;            // chunks that a row may touch
   i64 stride;            // bytes from element to element of a row
@@ -71,6 +71,10 @@ struct Members {
   __device__ __forceinline__ const char* at(int member, i64 offset) const {
     if (table) return reinterpret_cast<const char*>(__ldg(table + member)) + offset;
     return base + member * stride + offset;
+  }
+
+  __device__ __forceinline__ Members from(int member) const {  // without those before it
+    return {base + member * stride, table ? table + member : table, stride};
   }
 };
 

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(256, 1) logical(const Logical logical) {
   if (chunk.from >= chunk.to) return;
   const Members members = members_of(logical.layout);
   const bool whole = chunk.from == 0 && chunk.to == COUNT && logical.layout.stride == BYTES &&
-                     logical.layout.alike &&
+                     logical.layout.alike >= 16 &&
                      (reinterpret_cast<u64>(members.at(0, chunk.offset)) & 15) == 0;
   const int count = static_cast<int>(logical.layout.members);
   u32 flags = logical.all ? ~0u : 0u;
