@@ -74,6 +74,9 @@ class CupyDevice:
     def upload(self, values: NDArray[Any]) -> Array:
         return self._cupy.asarray(values)
 
+    def constant(self, data: bytes) -> Array:
+        return self.upload(np.frombuffer(data, np.uint8))
+
     def download(self, array: Array) -> NDArray[Any]:
         host: NDArray[Any] = self._cupy.asnumpy(array)
         return host
