@@ -602,21 +602,12 @@ __global__ void __launch_bounds__(
     AHEAD == STAGE_BATCH ? STAGE_THREADS : 256,
     (blocks<S, C, STEP, DRAWN, ORDER, SUMS, COUNT, AHEAD>()))
     fold(const Fold fold) {
-  // If blocks share the members, those of the same elements are share_blocks apart.
-  const int share = fold.share ? static_cast<int>(blockIdx.x / static_cast<u32>(fold.share_blocks)) : 0;
-  const u32 block_of_share = blockIdx.x - static_cast<u32>(share * fold.share_blocks);
-  const i64 thread = static_cast<i64>(block_of_share) * blockDim.x + threadIdx.x;
-  Chunk chunk = chunk_of<COUNT>(fold.layout, thread);
+  const Share share = share_of(fold.layout, fold.share, fold.share_blocks);
+  Chunk chunk = chunk_of<COUNT>(fold.layout, share.thread);
   if (chunk.from >= chunk.to) return;
-  Chain chain = {members_of(fold.layout), fold.layout.stride, chunk.offset, chunk.out_offset,
-                 fold.node, static_cast<int>(fold.layout.members), chunk.from, chunk.to, false};
-  if (fold.share) {
-    const int first = share * static_cast<int>(fold.share);
-    chain.members = chain.members.from(first);
-    chain.node += first;
-    chain.count = chain.count - first < fold.share ? chain.count - first : static_cast<int>(fold.share);
-    chunk.out_offset += share * fold.layout.rows * fold.layout.length;
-  }
+  Chain chain = {members_of(fold.layout).from(share.first), fold.layout.stride, chunk.offset,
+                 chunk.out_offset, fold.node + share.first, share.count, chunk.from, chunk.to, false};
+  chunk.out_offset += share.out_offset;
   const int width = access_width(S::BYTES * COUNT);
   chain.whole = chunk.from == 0 && chunk.to == COUNT && fold.layout.alike >= width &&
                 (COUNT == 1 || fold.layout.stride == S::BYTES) &&

@@ -18,9 +18,7 @@ from ..optional import load
 from . import folding, ragged
 from . import rounding as rounding_on_device
 from .compile import NVRTC_OPTIONS, SOURCES, mangled, translation_unit
-from .device import Array, Kernel, Launch
-
-THREADS_PER_MULTIPROCESSOR = 512
+from .device import THREADS_PER_MULTIPROCESSOR, Array, Kernel, Launch
 
 
 def require_cupy() -> Any:

@@ -78,6 +78,25 @@ struct Members {
   }
 };
 
+// What a thread folds. If blocks share the members, those of the same elements are `blocks` apart:
+// the first ones fold the first `members`, to a result of their own.
+struct Share {
+  i64 thread;  // among those of its share
+  int first, count;
+  i64 out_offset;
+};
+
+__device__ __forceinline__ Share share_of(const Layout& layout, i64 members, i64 blocks) {
+  const int count = static_cast<int>(layout.members);
+  if (!members) return {static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x, 0, count, 0};
+  const u32 number = blockIdx.x / static_cast<u32>(blocks);
+  const u32 block = blockIdx.x - number * static_cast<u32>(blocks);
+  const int first = static_cast<int>(number) * static_cast<int>(members), rest = count - first;
+  return {static_cast<i64>(block) * blockDim.x + threadIdx.x, first,
+          rest < members ? rest : static_cast<int>(members),
+          static_cast<i64>(number) * layout.rows * layout.length};
+}
+
 __device__ __forceinline__ Members members_of(const Layout& layout) {
   return {reinterpret_cast<const char*>(layout.base),
           reinterpret_cast<const u64*>(layout.table), layout.member_stride};
