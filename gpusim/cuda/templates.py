@@ -70,6 +70,7 @@ def units() -> dict[str, list[Kernel]]:
         ],
         "ragged": [
             Kernel("ragged.cu", "ragged_check"),
+            ragged.TILES,
             *(ragged.template(width) for width in ragged.UNIT_NAMES),
         ],
     }
