@@ -143,8 +143,8 @@ def _on(value: Any) -> tuple[Any, CupyDevice]:
     array = value if isinstance(value, cupy.ndarray) else value[0]
     if not isinstance(array, cupy.ndarray):
         raise TypeError(f"expected CuPy arrays, got {type(array).__name__}")
-    context = array.device
-    return context, _checked(context.id)
+    number = array.device.id
+    return cupy.cuda.Device(number), _checked(number)
 
 
 def fold(members: Any, **keywords: Any) -> Array:

@@ -124,6 +124,8 @@ RAGGED = np.dtype(
         ("units", "i8"),
     ]
 )
+#: The struct that the kernels of a source file take.
+OF_SOURCE = {"fold.cu": FOLD, "logical.cu": LOGICAL, "round.cu": ROUND, "ragged.cu": RAGGED}
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
