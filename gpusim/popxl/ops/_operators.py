@@ -43,7 +43,7 @@ def operand(tensor: Tensor, other: Any) -> Tensor | None:
             "tensor explicitly before using in an operation. For example: `popxl.variable([])`. "
             f"Type: {type(other)}. Value: {other}"
         )
-    return constant(numbers, tensor.dtype, downcast=False)
+    return constant(numbers, tensor.dtype)
 
 
 def operator(function: Binary) -> Binary:
