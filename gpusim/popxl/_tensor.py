@@ -206,8 +206,9 @@ class Tensor(Operators):
             raise ValueError("Tensor is a scalar and doesn't have a length.")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[index] for index in range(len(self)))
+    # Without these, `array + tensor` makes an object array of slices, and `list(tensor)` a list.
+    __array_ufunc__ = None
+    __iter__ = None
 
     def __contains__(self, other: object) -> bool:
         raise TypeError("a Tensor has no values yet: `in` can only be asked of a session's arrays")
