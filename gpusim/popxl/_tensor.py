@@ -144,9 +144,13 @@ class Tensor(Operators):
         return TensorLocation()
 
     def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
-        """The number of elements between neighbours along each axis, in C order."""
+        """The number of bytes between neighbours along each axis, in C order.
+
+        **Arguments**: `shape`: by default the tensor's own.
+        """
         sizes = self.shape if shape is None else tuple(shape)
-        return tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
+        itemsize = self.dtype.as_numpy().itemsize
+        return tuple(itemsize * math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
 
     @property
     def ir(self) -> Ir:

@@ -433,7 +433,7 @@ def test_a_tensor_has_a_shape_but_no_values() -> None:
     with popxl.Ir(replication=2).main_graph:
         t = popxl.variable(np.zeros((2, 3), np.float16), name="t")
     assert (t.shape, t.dtype, t.rank, t.nelms, t.meta_shape) == ((2, 3), popxl.float16, 2, 6, ())
-    assert (t.strides(), t.strides((4, 5, 6)), len(t)) == ((3, 1), (30, 6, 1), 2)
+    assert (t.strides(), t.strides((4, 5, 6)), len(t)) == ((6, 2), (60, 12, 2), 2)
     assert t.spec == popxl.TensorSpec((2, 3), popxl.float16) and dict(**t.spec)["shape"] == (2, 3)
     assert repr(t) == "Variable[t popxl.dtypes.float16 (2, 3)]"
     for ask in (bool, lambda t: 1.0 in t):
@@ -491,6 +491,9 @@ def test_constants_of_64_bits_become_32(data: object, dtype: dtypes.dtype) -> No
 def test_data_is_copied_and_64_bits_stay_on_request() -> None:
     data = np.arange(3.0)
     assert to_numpy(data, downcast=False).dtype == np.float64
+    assert to_numpy(data, popxl.float64) is not data
+    for named in (popxl.float64, popxl.int64, popxl.uint64):  # asked for, and so not cast
+        assert to_numpy([1, 2], named).dtype == named.as_numpy()
     assert to_numpy(data, downcast=False) is not data
     assert to_numpy(data, downcast=False, copy=False) is data
     with pytest.raises(RuntimeError, match="'log2scale' is not supported"):
@@ -533,6 +536,8 @@ def test_float8_types_are_those_without_negative_zero() -> None:
     assert popxl.float8_143.as_numpy() == ml_dtypes.float8_e4m3fnuz
     assert popxl.float8_152.as_numpy() == ml_dtypes.float8_e5m2fnuz
     assert popxl.float8_143.is_floating_point and popxl.float8_143.is_signed
+    assert popxl.complex64.is_signed and popxl.complex128.is_signed
+    assert not popxl.bool.is_signed and not popxl.uint8.is_signed
     assert popxl.half is popxl.float16 and popxl.double is popxl.float64
     assert popxl.dtype.as_dtype(bool) is popxl.bool and popxl.float is popxl.float32
 
