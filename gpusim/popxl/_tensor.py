@@ -100,13 +100,13 @@ class Tensor(Operators):
 
     @property
     def name(self) -> str:
-        """The id without the graph and the name scopes."""
-        return self._id.rpartition("/")[2].rpartition(".")[2]
+        """The id without the graph's: the name scopes and the name, separated by slashes."""
+        return self._id.removeprefix(f"{self.scope}/") if self.scope else self._id
 
     @property
     def scope(self) -> str:
-        """The part of the id before the name: the graph's id and the name scopes."""
-        return self._id[: -len(self.name)].rstrip("./")
+        """The graph's part of the id, "" in the main graph."""
+        return self._graph._id
 
     @property
     def dtype(self) -> dtypes.dtype:

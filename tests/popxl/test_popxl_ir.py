@@ -371,11 +371,16 @@ def test_name_scopes_begin_names() -> None:
         x = popxl.graph_input((), popxl.float32, "x")
         again = popxl.graph_input((), popxl.float32, "x")
     assert (x.id, x.name, x.scope) == (
-        "g_subgraph(0)/outer.inner.x",
-        "x",
-        "g_subgraph(0)/outer.inner",
+        "g_subgraph(0)/outer/inner/x",
+        "outer/inner/x",
+        "g_subgraph(0)",
     )
-    assert again.id == "g_subgraph(0)/outer.inner.x__t0"
+    assert again.id == "g_subgraph(0)/outer/inner/x__t0"
+    with ir.main_graph, popxl.name_scope("foo"):
+        for made in (popxl.variable(1.0, name="bar"), popxl.constant(1.0, name="baz")):
+            assert made.name == made.id in ("foo/bar", "foo/baz") and made.scope == ""
+        (called,) = ops.call(ir.create_graph(lambda x: ops.exp(x), made), made)
+        assert called.name.startswith("foo/") and called.scope == ""
 
 
 def test_ops_are_where_the_contexts_put_them() -> None:
