@@ -94,7 +94,7 @@ def _check_memmap(
             "When passing a memory-mapped NumPy array, it must already be in C-ordered and "
             "aligned form."
         )
-    if downcast and x.dtype in DOWNCAST:
+    if dtype is None and downcast and x.dtype in DOWNCAST:
         raise ValueError(
             f"When passing a memory-mapped NumPy array, the dtype {x.dtype} is not supported, as "
             "it requires downcasting the array into a new array with a dtype supported by PopXL."

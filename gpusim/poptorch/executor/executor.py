@@ -217,8 +217,8 @@ class PoplarExecutor:
         self._counters, self._anchored = result.counters, result.anchors
         if self._options._Popart.options.get(CYCLES):
             logger.debug("Total number of IPU cycles: %d", self._counters.cycles())
-        for place, value in result.changed.items():
-            put_back(value, given.tensors[place])
+        for tensor, value in result.changed:
+            put_back(value, tensor)
         for tensor in result.tensors:
             tensor.backward = no_backward  # type: ignore[method-assign]  # it may not be called
         return result.outputs
