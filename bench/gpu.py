@@ -560,7 +560,7 @@ def _peers(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
 
 
 def _bits(outcomes: Sequence[GpuOutcome]) -> Verdict:
-    wrong = [f"{o.case}: {o.error or o.bits}" for o in outcomes if o.bits != "equal"]
+    wrong = [o.case for o in outcomes if o.bits != "equal"]
     met = None if not outcomes else not wrong
     return Verdict("every case has the CPU's bits", None, "equal", met, ", ".join(wrong))
 

@@ -15,21 +15,22 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bench import machine
 from tests.gpu import needs, results, wheels
-from tests.gpu.process import ROOT, Done
+from tests.gpu.process import GRACE, ROOT, Done
 from tests.gpu.process import run as run_process
-from tests.gpu.steps import STEPS, Context
+from tests.gpu.steps import STEPS, Context, Step
 
 WORK = ROOT / ".gpu"  # the installed wheels, and compiled kernels
 LIMIT = 540.0  # seconds for one step
 PROBE = 90.0  # seconds for the first look at the GPU
 WORDS = {True: "passed", False: "FAILED", None: "not run"}
+LEFT = "left"
 FAILED, WRONG_ARGUMENTS, UNFINISHED, INTERRUPTED = 1, 2, 3, 130  # exit codes
 
 
@@ -86,12 +87,15 @@ def _clock(seconds: float) -> str:
     return f"{int(max(0, seconds)) // 60}:{int(max(0, seconds)) % 60:02}"
 
 
-def parser() -> argparse.ArgumentParser:
+Probe = Callable[[dict[str, str]], dict[str, Any]]
+
+
+def parser(steps: Sequence[str]) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="make gpu", description=__doc__, epilog=f"steps, in this order: {', '.join(STEPS)}"
+        prog="make gpu", description=__doc__, epilog=f"steps, in this order: {', '.join(steps)}"
     )
     add = made.add_argument
-    step: dict[str, Any] = {"action": "append", "choices": list(STEPS), "metavar": "STEP"}
+    step: dict[str, Any] = {"action": "append", "choices": list(steps), "metavar": "STEP"}
     add("--only", **step, help="run this step; may be repeated")
     add("--skip", **step, default=[], help="leave this step out; may be repeated")
     add("--again", action="store_true", help="run steps and tests that have passed before, too")
@@ -113,8 +117,21 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"  # argparse names it in errors
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
+def main(
+    arguments: Sequence[str] | None = None,
+    steps: Mapping[str, Step] = STEPS,
+    probe: Probe | None = None,
+) -> int:
+    """Run the steps; see the module.
+
+    **Arguments**:
+
+    - `steps`, `probe`: others than those of `make gpu`, for tests.
+
+    **Returns**: the exit code: 0 if all steps have passed, 1 if one has failed or nothing can run,
+    2 for wrong arguments, 3 if the time is over and steps are left, 130 after Ctrl-C.
+    """
+    given = parser(list(steps)).parse_args(arguments)
     out = given.out or Path(os.environ.get("OUT") or ROOT / "bench" / "results")
     try:
         out = out.resolve()
@@ -126,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # also where a shell ignores them
         signal.signal(number, _interrupt)
     try:
-        return _run(given, out, display)
+        return _run(given, out, display, steps, probe or _probe)
     except KeyboardInterrupt:
         print("\nmake gpu: interrupted; run it again to go on", file=sys.stderr)
         return INTERRUPTED
@@ -136,70 +153,84 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run(given: argparse.Namespace, out: Path, display: Display) -> int:
-    start = time.monotonic()
-    end = start + (given.limit or float("inf"))
+def _run(
+    given: argparse.Namespace,
+    out: Path,
+    display: Display,
+    steps: Mapping[str, Step],
+    probe: Probe,
+) -> int:
+    end = time.monotonic() + (given.limit or float("inf"))
     try:
         environment = _environment(given.wheels, given.fake)
+        found = probe(environment)
     except RuntimeError as error:
         print(f"make gpu: {error}", file=sys.stderr)
         return FAILED
-    found = _probe(environment, given.fake)
     lacking = needs.missing(found)
     if lacking:
         print(needs.screen(lacking))
     if any(need.costs == needs.ALL for need in lacking):
         print("make gpu: nothing can run here", file=sys.stderr)
         return FAILED
-    gpu = found["gpu"]
+    gpu, file = found["gpu"], out / "gpu-results.jsonl"
     key = results.key_of(gpu, found["versions"])
-    file = out / "gpu-results.jsonl"
+    about = machine.survey()
     began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    about = {"gpu": gpu, "found": found, "machine": machine.survey(), "started": began}
-    results.append(file, step="run", key=key, **about)
-    print(f"{gpu['name']}, driver {gpu['driver']}, commit {about['machine']['commit']}; "
-          f"results in {out}")  # fmt: skip
-    chosen = [n for n in given.only or STEPS if n not in given.skip]
+    results.append(file, step="run", key=key, found=found, machine=about, started=began)
+    print(f"{gpu['name']}, driver {gpu['driver']}, commit {about['commit']}; results in {out}")
+    chosen = [name for name in given.only or steps if name not in given.skip]
     passed = set() if given.again else _passed(file, key)
     table: list[tuple[str, str, float, str]] = []
-    failed = unfinished = False
     for index, name in enumerate(chosen):
-        step = STEPS[name]
-        limit = min(given.step_limit, end - time.monotonic())
+        limit = min(given.step_limit, end - time.monotonic() - GRACE)
         if name in passed:
-            table.append((name, "passed", 0.0, "by an earlier run"))
-            continue
-        if limit < min(step.least, given.step_limit):
-            unfinished = True
-            table.append((name, "left", 0.0, "no time: run make gpu again"))
-            continue
-        later = sum(STEPS[n].expected for n in chosen[index + 1 :] if n not in passed)
-        display.begin(name, limit, min(later, end - time.monotonic()))
-        command = _command(name, file, key, environment, limit, display)
-        began = len(results.records(file, key))
-        device = machine.slug(gpu["name"])
-        context = Context(command, out, file, key, began, device, given.fake, given.again)
-        step_start = time.monotonic()
-        try:
-            verdict, said = step.run(context)
-        except TimeoutError:
-            verdict, said = False, "cut at the limit"
-        except KeyboardInterrupt:
-            results.append(file, step=name, key=key, ended="interrupted")
-            raise
-        seconds = round(time.monotonic() - step_start, 1)
-        results.append(file, step=name, key=key, ended=WORDS[verdict], seconds=seconds, said=said)
-        cut_by_all = verdict is False and time.monotonic() >= end
-        failed |= verdict is False and not cut_by_all
-        unfinished |= cut_by_all
-        table.append((name, WORDS[verdict], seconds, said))
-        if name == "smoke" and verdict is False:
-            table += [(n, "left", 0.0, "smoke has failed") for n in chosen[index + 1 :]]
+            table.append((name, WORDS[True], 0.0, "by an earlier run"))
+        elif limit < min(steps[name].least, given.step_limit):
+            table.append((name, LEFT, 0.0, "no time"))
+        elif table and table[-1][:2] == ("smoke", WORDS[False]):
+            table += [(later, LEFT, 0.0, "smoke has failed") for later in chosen[index:]]
             break
+        else:
+            later = sum(steps[n].expected for n in chosen[index + 1 :] if n not in passed)
+            display.begin(name, limit, min(later, end - time.monotonic() - limit))
+            until = time.monotonic() + limit
+            command = _command(name, file, key, environment, until, display)
+            device, count = machine.slug(gpu["name"]), len(results.records(file, key))
+            context = Context(command, out, file, key, count, device, given.fake, given.again)
+            over = until if limit < given.step_limit else float("inf")
+            table.append(_step(name, steps[name], context, over))
     display.line("---\n")
     for name, word, seconds, said in table:
         display.line(f"{name:10} {word:8} {seconds:7.1f} s  {said}\n")
-    return FAILED if failed else UNFINISHED if unfinished else 0
+    words = {word for _, word, _, _ in table}
+    if LEFT in words and WORDS[False] not in words:
+        display.line("make gpu: time is over; run it again for the steps that are left\n")
+    return FAILED if WORDS[False] in words else UNFINISHED if LEFT in words else 0
+
+
+def _step(
+    name: str, step: Step, context: Context, over: float
+) -> tuple[str, str, float, str]:
+    """Run a step and record its end: its name, the word for it, seconds, and a line about it.
+
+    A step that is cut at the time `over` has not failed: the whole run's time is over then.
+    """
+    start = time.monotonic()
+    word = "interrupted"
+    said = ""
+    try:
+        verdict, said = step.run(context)
+        word = WORDS[verdict]
+    except TimeoutError:
+        word, said = WORDS[False], "cut before its last command"
+    finally:
+        seconds = round(time.monotonic() - start, 1)
+        if word == WORDS[False] and time.monotonic() >= over:
+            word = LEFT
+        ended = {"ended": word, "seconds": seconds, "said": said}
+        results.append(context.file, step=name, key=context.key, **ended)
+    return name, word, seconds, said
 
 
 def _passed(file: Path, key: str) -> set[str]:
@@ -208,14 +239,13 @@ def _passed(file: Path, key: str) -> set[str]:
     return {step for step, ended in ends.items() if ended == WORDS[True]}
 
 
-def _command(name: str, file: Path, key: str, environment: dict[str, str], limit: float,
+def _command(name: str, file: Path, key: str, environment: dict[str, str], end: float,
              display: Display) -> Callable[..., Done]:  # fmt: skip
-    """What runs the commands of a step, which has `limit` seconds for all of them."""
-    end = time.monotonic() + limit
+    """What runs the commands of a step, which ends at the time `end`."""
     recorded = {results.FILE: str(file), results.KEY: key, results.STEP: name}
 
     def command(words: Sequence[str], most: float | None = None, **variables: str) -> Done:
-        left = min(most or limit, end - time.monotonic())
+        left = min(most or float("inf"), end - time.monotonic())
         if left <= 0:
             raise TimeoutError
         everything = environment | recorded | variables
@@ -246,16 +276,18 @@ def _environment(folder: Path, fake: bool) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "CUPY_CACHE_DIR": str(caches / "cupy"),
-        "XDG_CACHE_HOME": str(caches),
+        "GPUSIM_CACHE_DIR": str(caches / "gpusim"),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # else JAX takes most of the GPU's memory
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
+    if fake:
+        environment["GPUSIM_FAKE_CUDA"] = "1"
     caches.mkdir(parents=True, exist_ok=True, mode=0o700)
     return environment
 
 
-def _probe(environment: dict[str, str], fake: bool) -> dict[str, Any]:
+def _probe(environment: dict[str, str]) -> dict[str, Any]:
     """What is here, as a process of its own sees it: a broken driver may hang."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
         said: list[str] = []
@@ -265,7 +297,7 @@ def _probe(environment: dict[str, str], fake: bool) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(answer.read())
         except ValueError:
             reason = "it hangs" if done.code is None else f"exit code {done.code}"
-            raise SystemExit(f"make gpu: no look at the GPU: {reason}: {''.join(said[-3:])}") from None
+            raise RuntimeError(f"the GPU cannot be asked: {reason}: {''.join(said[-3:])}") from None
     return found
 
 

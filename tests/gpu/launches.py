@@ -7,8 +7,6 @@ one outside an allocation, and memory is uninitialised until it is written.
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -92,8 +90,8 @@ def cases() -> Iterator[Case]:
         yield folded((70, 333), "float16", order=order)
         yield folded((9, 4, 6, 37), order=order, batch_ndim=2, divisor=9)
     yield folded((9, 4099), "bfloat16")
-    for dtype in ("float8_e4m3fn", "float8_e5m2", "float64", "complex64", "int8", "int64"):
-        yield folded((9, 517), dtype if dtype != "complex64" else "float64")
+    for dtype in ("float8_e4m3fn", "float8_e5m2", "float64", "int8", "int64"):
+        yield folded((9, 517), dtype)
     for dtype in ("float16", "float8_e4m3fn"):
         yield folded((9, 517), dtype, **every)
     yield folded((9, 517), "float16", **(every | {"order": "tree"}))
@@ -141,15 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             found, expected = run()
             same(to_host(found), expected)
-        except AssertionError:
+        except Exception as error:
             failed += 1
-            print(f"{name}: DIFFERENT", flush=True)
+            said = "DIFFERENT" if isinstance(error, AssertionError) else repr(error)
+            print(f"{name}: {said}", flush=True)
         else:
             print(f"{name}: equal", flush=True)
     return int(failed > 0)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)
+    raise SystemExit(main())

@@ -23,20 +23,19 @@ from tests.gpu import wheels
 
 __all__ = ["Need", "find", "missing", "screen"]
 
+FAKE = "GPUSIM_FAKE_CUDA"  # the variable that asks for the fake GPU
 ALL = "all steps"
 # Which steps a package is for, where not for all; parts of steps are named.
 STEPS = {
     "gfloat": "tests of the formats",
-    "hypothesis": "tests, suites, worlds",
     "mpi4py": "worlds",
-    "pytest": "tests, suites, worlds",
-    "pytest-xdist": "tests, suites, worlds",
     "rich": "colours in speed's tables",
     "safetensors": "tests and suites of PopTorch",
     "torch": "tests and suites with tensors; a peer in speed",
     "jax": "a peer in speed",
 }
 WHEELS = "make gpu-wheels, where there is a network"
+CUPY = "make gpu-env, where there is a network, or pip install 'gpusim[cuda13]'"
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,9 @@ def requirements() -> list[tuple[str, str]]:
 
 def find() -> dict[str, Any]:
     """The driver, the GPU, and the versions of all packages: what the steps run with."""
-    found: dict[str, Any] = {"python": sys.version.split()[0], "fake": False, "gpu": None}
-    found["driver"] = _driver()
+    fake = bool(os.environ.get(FAKE))
+    found: dict[str, Any] = {"python": sys.version.split()[0], "fake": fake, "gpu": None}
+    found["driver"] = None if fake else _driver()
     versions = {}
     for name in (*(name for name, _ in requirements()), "torch", "jax", "nvidia-nccl-cu13"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -73,6 +73,8 @@ def find() -> dict[str, Any]:
         found[tool] = shutil.which(tool) is not None
     found["nccl"] = found["nvrtc"] = False
     try:
+        if fake:
+            importlib.import_module("tests.cuda.fake_cuda").install()
         cupy = importlib.import_module("cupy")
         found["cupy"] = cupy.__version__
         found["devices"] = int(cupy.cuda.runtime.getDeviceCount())
@@ -82,8 +84,7 @@ def find() -> dict[str, Any]:
     with contextlib.suppress(Exception):
         found["nccl"] = bool(importlib.import_module("cupy.cuda.nccl").available)
     try:  # the compiler and CUDA's headers: the element type is declared in one of them
-        bool((cupy.ones(3, "e") + cupy.ones(3, "e")).sum() == 6)
-        found["nvrtc"] = True
+        found["nvrtc"] = bool((cupy.ones(3, "e") + cupy.ones(3, "e")).sum() == 6)
     except Exception as error:
         found["nvrtc reason"] = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
     with contextlib.suppress(ImportError):
@@ -109,15 +110,16 @@ def _driver() -> str | None:
 def missing(found: dict[str, Any]) -> list[Need]:
     """What is missing, that which all steps need first."""
     needs = []
-    if found.get("fake") is False and found["driver"]:
+    if found["driver"]:
         needs.append(Need(f"GPU: {found['driver']}", ALL, "a machine with a GPU, or --fake"))
     for name, version in requirements():
         have = found["versions"].get(name)
         if have is None or _numbers(have) < _numbers(version):
             older = f" {version} or later (found {have})" if have else ""
-            needs.append(Need(name + older, STEPS.get(name, ALL), WHEELS))
+            remedy = CUPY if name in wheels.LARGE else WHEELS
+            needs.append(Need(name + older, STEPS.get(name, ALL), remedy))
     if "cupy" not in found:
-        needs.append(Need(f"CuPy: {found['reason']}", ALL, "pip install 'gpusim[cuda13]'"))
+        needs.append(Need(f"CuPy: {found['reason']}", ALL, CUPY))
     elif not found.get("devices"):
         reason = found.get("reason", "it finds no GPU")
         needs.append(Need(f"CuPy's GPU: {reason}", ALL, "a driver that CuPy's CUDA supports"))
@@ -131,7 +133,7 @@ def missing(found: dict[str, Any]) -> list[Need]:
         for name in ("torch", "jax")
         if name not in found["versions"]
     ]
-    if found.get("torch sees it") is False:
+    if found.get("torch sees it") is False and not found["fake"]:
         needs.append(Need("a GPU for PyTorch", STEPS["torch"], "a build of PyTorch for CUDA"))
     if not found["mpirun"]:
         needs.append(Need("mpirun", "worlds", WHEELS))

@@ -27,7 +27,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ or (report.when != "call" and report.passed):
         return
     said = ""
-    if not report.passed:
+    if isinstance(report.longrepr, tuple):  # of a skipped test: file, line, reason
+        said = report.longrepr[2]
+    elif not report.passed:
         lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
         said = (lines or report.longreprtext.splitlines() or [""])[0].strip()[:300]
     record(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import traceback
@@ -45,12 +44,14 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def compare(found: Any, expected: np.ndarray, what: object) -> str | None:
-    """The name of what differs; None if the bits are equal."""
+def compare(what: object, compute: Callable[[], Any], expected: np.ndarray) -> str | None:
+    """None if the bits are equal, else what differs, or why it could not be computed."""
     try:
-        same(to_host(found), expected)
+        same(to_host(compute()), expected)
     except AssertionError:
         return str(what)
+    except Exception as error:
+        return f"{what}: {type(error).__name__}: {error}"[:200]
     return None
 
 
@@ -76,8 +77,8 @@ def subnormals() -> Found:
         every = codes.astype(f"u{dtype.itemsize}").view(dtype)
         x = np.stack([every, every])
         for op in ("sum", "max", "min"):
-            found = fold(to_device(x), op=op)
-            differing.append(compare(found, fallback.fold(x, op=op), f"{name} {op}"))
+            expected = fallback.fold(x, op=op)
+            differing.append(compare((name, op), partial(fold, to_device(x), op=op), expected))
     return judge(differing)
 
 
@@ -95,13 +96,9 @@ def folds(small: bool) -> Found:
         if rounding == "stochastic":
             how["accumulate"] = "float16"
         expected = fallback.fold(x, **how)
-        try:
-            for given in (to_device(x), [to_device(row) for row in x]):
-                if differs := compare(fold(given, **how), expected, case):
-                    return differs
-        except Exception as error:
-            return f"{case}: {type(error).__name__}: {error}"[:200]
-        return None
+        stacked = compare(case, partial(fold, to_device(x), **how), expected)
+        members = [to_device(row) for row in x]
+        return stacked or compare((*case, "list"), partial(fold, members, **how), expected)
 
     # Each thread compiles a kernel; with one, NVRTC takes minutes.
     with ThreadPoolExecutor(min(14, machine.cores())) as threads:
@@ -113,9 +110,9 @@ def rounding() -> Found:
     x = (np.random.default_rng(2).normal(size=70_001) * 3).astype(np.float32)
     differing = []
     for name, how in product(NARROW, ROUNDINGS):
-        found = round_to(to_device(x), dtype_of(name), rounding=how, seed=4)
-        expected = fallback.round_to(x, dtype_of(name), rounding=how, seed=4)
-        differing.append(compare(found, expected, (name, how)))
+        options: dict[str, Any] = {"dtype": dtype_of(name), "rounding": how, "seed": 4}
+        expected = fallback.round_to(x, **options)
+        differing.append(compare((name, how), partial(round_to, to_device(x), **options), expected))
     return judge(differing)
 
 
@@ -126,7 +123,7 @@ def ragged() -> Found:
     found, expected = to_device(np.zeros_like(sources)), np.zeros_like(sources)
     ragged_copy(to_device(sources), found, segments)
     fallback.ragged_copy(sources, expected, segments)
-    return judge([compare(found, expected, "rows")])
+    return judge([compare("rows", lambda: found, expected)])
 
 
 def maps() -> Found:
@@ -139,28 +136,30 @@ def maps() -> Found:
     def scatter(v: Any) -> Any:
         return v.at[np.array([0, 2, 2])].add(1.0)
 
-    on_gpu = to_device(x)
-    expected = gpusim.vmap(exchange, axis_name="i")(x)
+    on_gpu, vmap = to_device(x), gpusim.vmap(exchange, axis_name="i")
     return judge([
-        compare(gpusim.vmap(exchange, axis_name="i")(on_gpu), expected, "vmap"),
-        compare(gpusim.pmap(exchange, "i")(on_gpu), expected, "pmap"),
-        compare(gpusim.vmap(scatter)(on_gpu), gpusim.vmap(scatter)(x), "at add"),
+        compare("vmap", lambda: vmap(on_gpu), vmap(x)),
+        compare("pmap", lambda: gpusim.pmap(exchange, "i")(on_gpu), vmap(x)),
+        compare("at add", lambda: gpusim.vmap(scatter)(on_gpu), gpusim.vmap(scatter)(x)),
     ])  # fmt: skip
 
 
 def speed(shift: int) -> Found:
-    """The copy's bandwidth, and folds beside it; a first look, which decides nothing."""
-    cupy = require_cupy()
+    """Folds beside the copy: a first look, in which only the bits decide."""
     found: Found = {"ok": True}
     for case in gpu.first_look():
-        outcome = gpu.measure(case, cupy, shift, seconds=0.05, peers=())
+        outcome = gpu.attempt(case, require_cupy(), shift, seconds=0.05, peers=())
+        if outcome.error is not None:
+            found[case.name] = outcome.error
+            continue
+        found["ok"] &= outcome.bits == "equal"
         ours = outcome.entries[gpu.OURS]
         found[case.name] = {
             "us": round(ours.timing.min * 1e6, 1),
             "host us": round(ours.host * 1e6, 1),
             "of the copy": round(ours.fraction, 2),
+            "bits": outcome.bits,
         }
-        cupy.get_default_memory_pool().free_all_blocks()
     return found
 
 
@@ -199,6 +198,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # a GPU with a fault may hang at the end
+    raise SystemExit(main())

@@ -6,6 +6,7 @@ A step returns whether it has passed (None: it could not run here), and a line a
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 import tempfile
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SUITES = ("test_suites.py", "test_popxl_ops.py", "test_poptorch.py")
 WORLDS = ("test_nccl.py", "test_worlds.py")
-RECORDER = "tests.gpu.recorder"
+RECORDER, FAKE = "tests.gpu.recorder", "tests.cuda.fake_cuda"  # modules
 MOST_PROCESSES = 14  # each has a CUDA context, of half a gigabyte
 #: A telling part of the suites, for two cores and a fake GPU.
 FEW = "not popxl_ops and (psum or all_gather or ppermute or at_add or where)"
@@ -72,8 +73,10 @@ class Context:
     fake: bool
     again: bool
 
-    def python(self, *arguments: str, limit: float | None = None, **variables: str) -> Done:
-        return self.command([sys.executable, *arguments], limit, **variables)
+    def module(self, *words: str, **variables: str) -> Done:
+        """Run a module and its arguments, as `python -m` does."""
+        fake = [FAKE] if self.fake else []
+        return self.command([sys.executable, "-m", *fake, *words], **variables)
 
     def lines(self, step: str) -> list[dict[str, Any]]:
         """What was recorded since this step began."""
@@ -93,7 +96,7 @@ class Step:
 def smoke(context: Context) -> Verdict:
     """Bits, subnormals, formats, maps, and a first look at the speed."""
     small = ["--shift=12"] if context.fake else []
-    done = context.python("-m", "tests.gpu.smoke", *small)
+    done = context.module("tests.gpu.smoke", *small)
     lines = context.lines("smoke")
     wrong = [str(line["check"]) for line in lines if line.get("ok") is False]
     if wrong:
@@ -135,7 +138,7 @@ def _pytest(
     """Run tests that have not passed yet. Each outcome is recorded by `recorder` as it comes."""
     passed = set() if context.again else _passed(results.records(context.file, context.key), step)
     number = min(MOST_PROCESSES, machine.cores())
-    command = ["-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
     command += ["-p", "xdist.plugin", "-p", "_hypothesis_pytestplugin", "-p", RECORDER]
     command += [f"-n{number}", f"--maxprocesses={number}", "-o", f"faulthandler_timeout={timeout}"]
     command += [f"--junitxml={context.out}/gpu-{step}.xml", *(f"tests/gpu/{name}" for name in files)]
@@ -143,7 +146,7 @@ def _pytest(
         before.write("\n".join(sorted(passed)))
         before.flush()
         variables |= {results.PASSED: before.name, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        done = context.python(*command, *arguments, **variables)
+        done = context.command([*command, *arguments], **variables)
     lines = [line for line in context.lines(step) if "test" in line]
     counts = Counter(line["outcome"] for line in lines)
     said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
@@ -172,11 +175,12 @@ def speed(context: Context) -> Verdict:
     """bench.gpu, which writes a file of its own after every case."""
     path = context.out / f"gpu-{context.device}.json"
     small = ["--shift=12", "--seconds=0"] if context.fake else []
-    done = context.python("-m", "bench.gpu", f"--json={path}", *small)
-    lines = context.lines("speed")
-    met = Counter(line["met"] for line in lines if "met" in line)
-    wrong = [line["case"] for line in lines if line.get("ok") is False]
-    said = f"{met[True]} of {met[True] + met[False]} targets met"
+    path.unlink(missing_ok=True)
+    done = context.module("bench.gpu", f"--json={path}", *small)
+    found = json.loads(path.read_text()) if path.exists() else {"cases": [], "targets": []}
+    wrong = [case["case"] for case in found["cases"] if case["bits"] != "equal"]
+    met = Counter(target["met"] for target in found["targets"])
+    said = f"{len(found['cases'])} cases; {met[True]} of {met[True] + met[False]} targets met"
     return _ended(done, said + (f"; failed: {', '.join(wrong)}" if wrong else ""))
 
 
