@@ -117,7 +117,7 @@ class Weights:
                 machine.variables[tensor.id] = machine.xp.zeros(shape, tensor.dtype.as_numpy())
 
     def _array(self, variable: Variable) -> Any:
-        """The machine's array for a variable, (replicas, *shape) or (replicas, shard)."""
+        """The machine's array for a variable: (replicas, *shape), or for a shard, or an entry's."""
         if variable._remote is not None:
             array = self._machine.remote[variable._remote.remote_buffer_id]
             return array[:, variable._offset]
@@ -146,7 +146,8 @@ class Weights:
             values = np.stack([shard_of(whole, variable, row) for row in rows])
         else:
             values = whole[rows.start : rows.stop]
-        self._array(variable)[...] = machine.upload(np.ascontiguousarray(values))
+        array = self._array(variable)
+        array[...] = machine.upload(np.ascontiguousarray(values)).reshape(array.shape)
         variable._stale = False
 
     # To the host
@@ -183,7 +184,7 @@ class Weights:
         array = self._array(variable)
         if not variable._shards:
             values: NDArray[Any] = self._machine.rows_of(array, rows)
-            return values
+            return values.reshape(len(rows), *variable.shape)
         domains = [domain_of(variable, row) for row in rows]
         parts = self._machine.rows_of(array, [member for domain in domains for member in domain])
         flat = parts.reshape(len(rows), -1)[:, : variable.nelms]

@@ -187,16 +187,26 @@ def replica_sharded_buffer(
 
     **Arguments**
 
-    - `shape`, `dtype`: those of the whole tensor.
+    - `shape`, `dtype`: those of the whole tensor; if there are several groups, `shape` begins with
+      their number, as a variable's data does.
     - `replica_grouping`: the groups of replicas with one tensor each; by default one group of all.
     - `shard_over`: the number of neighbours of a group with one shard each; by default all of the
       group.
     - `entries`: the number of such tensors in the buffer.
 
-    **Raises**: ValueError: for an Ir of one replica, or if `shard_over` does not divide the group.
+    **Raises**: ValueError: for an Ir of one replica, if `shard_over` does not divide the group, or
+    if the shape does not begin with the number of groups.
+
+    >>> import gpusim.popxl as popxl
+    >>> ir = popxl.Ir(replication=4)
+    >>> pairs = ir.replica_grouping(1, 2)
+    >>> with ir.main_graph:
+    ...     buffer = popxl.replica_sharded_buffer((2, 5, 3), popxl.float32, pairs)
+    >>> buffer.meta_shape, buffer.tensor_shape
+    ((5, 3), (8,))
     """
-    shape = tuple(shape)
     shards = _shard_count(replica_grouping, shard_over)
+    shape = _shape_on_replica(tuple(shape), replica_grouping)
     new = new_remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
     new.meta_shape = shape
     new._shards = shards
@@ -223,7 +233,7 @@ def remote_replica_sharded_variable(
     """
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     shards = _shard_count(replica_grouping, remote_buffer._shards)
-    shape = _shape_on_replica(array, replica_grouping)
+    shape = _shape_on_replica(array.shape, replica_grouping)
     if remote_buffer.meta_shape and remote_buffer.meta_shape != shape:
         raise ValueError(
             f"Cannot use RemoteBuffer[id={remote_buffer.remote_buffer_id}] for replica sharded "
@@ -292,16 +302,16 @@ def _variable_data(
     return to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
 
 
-def _shape_on_replica(array: NDArray[Any], grouping: ReplicaGrouping | None) -> tuple[int, ...]:
+def _shape_on_replica(shape: tuple[int, ...], grouping: ReplicaGrouping | None) -> tuple[int, ...]:
     """The shape without the axis of groups, which exists if there are several."""
     if grouping is None or grouping.num_groups == 1:
-        return array.shape
-    if array.ndim == 0 or array.shape[0] != grouping.num_groups:
+        return shape
+    if shape[:1] != (grouping.num_groups,):
         raise ValueError(
             f"The data of a variable with {grouping.num_groups} replica groups must have shape "
-            f"({grouping.num_groups}, ...), a value for each group. Got shape {array.shape}"
+            f"({grouping.num_groups}, ...), a value for each group. Got shape {shape}"
         )
-    return array.shape[1:]
+    return shape[1:]
 
 
 def _shard_count(grouping: ReplicaGrouping | None, shard_over: int | None) -> int:
@@ -342,7 +352,7 @@ def _new_variable(
     mode = retrieval_mode or "one_per_group"
     if mode not in ("one_per_group", "all_replicas"):
         raise ValueError(f"Invalid retrieval_mode: {mode}")
-    shape = _shape_on_replica(array, grouping)
+    shape = _shape_on_replica(array.shape, grouping)
     dtype = dtypes.dtype.as_dtype(array.dtype)
     spec = TensorSpec(shape, dtype)
     new: Variable = Variable._create(graph, graph._new_id(name or "variable"), spec)

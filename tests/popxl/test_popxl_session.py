@@ -489,6 +489,36 @@ def test_remote_shards_come_and_go() -> None:
     assert session.get_tensor_data(v).tolist() == [1, 4, 9]
 
 
+@pytest.mark.parametrize("entries", [1, 2])
+@pytest.mark.parametrize(
+    ("stride", "size", "shard_over"), [(1, 2, None), (2, 2, 2), (1, 4, 2), (1, 1, 1)]
+)
+def test_a_buffer_of_shards_has_the_shape_of_the_groups_data(
+    stride: int, size: int, shard_over: int | None, entries: int
+) -> None:
+    ir = popxl.Ir(replication=4)
+    grouping, groups = ir.replica_grouping(stride, size), 4 // size
+    lead = (groups,) if groups > 1 else ()
+    data = np.arange(groups * 15, dtype=np.float32).reshape(*lead, 5, 3)
+    with ir.main_graph, popxl.in_sequence():
+        buffer = popxl.replica_sharded_buffer(
+            (*lead, 5, 3), popxl.float32, grouping, shard_over, entries
+        )
+        v = popxl.remote_replica_sharded_variable(
+            data, buffer, entries - 1, replica_grouping=grouping
+        )
+        shard = ops.remote_load(buffer, entries - 1)
+        ops.remote_store(buffer, entries - 1, shard + shard)
+        with pytest.raises(ValueError, match="replica groups must have shape"):
+            popxl.replica_sharded_buffer((7, 5), popxl.float32, ir.replica_grouping(1, 1))
+    shards = shard_over or size
+    assert buffer.meta_shape == (5, 3) == v.shape == shard.meta_shape
+    assert buffer.tensor_shape == (-(-15 // shards),) == shard.shape
+    with session_of(ir) as session:
+        session.run()
+    np.testing.assert_array_equal(session.get_tensor_data(v), 2 * data)
+
+
 def test_shards_divide_the_group() -> None:
     with popxl.Ir().main_graph, pytest.raises(ValueError, match="must be greater than 1 to create"):
         popxl.replica_sharded_variable([1.0, 2.0])
