@@ -167,12 +167,15 @@ def remote_variable(
 ) -> Variable:
     """A variable whose values lie in an entry of a remote buffer. Ops load and store them.
 
-    Arguments and errors as in `variable`; also ValueError: if the buffer has another shape or
-    dtype, or no entry `offset`.
+    Arguments and errors as in `variable`; also ValueError: if the buffer has another shape, but for
+    axes of length 1, another dtype, or no entry `offset`.
     """
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     new = _new_variable(array, name, replica_grouping, retrieval_mode)
-    remote_buffer.validate_tensor_matches_buffer(new)
+    if not _differ_by_ones(new.shape, remote_buffer.tensor_shape) or (
+        new.dtype is not remote_buffer.tensor_dtype
+    ):
+        remote_buffer.validate_tensor_matches_buffer(new)
     return _place(new, remote_buffer, offset)
 
 
@@ -234,7 +237,7 @@ def remote_replica_sharded_variable(
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     shards = _shard_count(replica_grouping, remote_buffer._shards)
     shape = _shape_on_replica(array.shape, replica_grouping)
-    if remote_buffer.meta_shape and remote_buffer.meta_shape != shape:
+    if remote_buffer.meta_shape and not _differ_by_ones(remote_buffer.meta_shape, shape):
         raise ValueError(
             f"Cannot use RemoteBuffer[id={remote_buffer.remote_buffer_id}] for replica sharded "
             f"variable of shape {shape}. The buffer's meta_shape has already been set to: "
@@ -242,7 +245,7 @@ def remote_replica_sharded_variable(
         )
     new = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
     remote_buffer.validate_tensor_matches_buffer(new, shards)
-    remote_buffer.meta_shape, remote_buffer._shards = shape, shards
+    remote_buffer.meta_shape, remote_buffer._shards = remote_buffer.meta_shape or shape, shards
     return _place(new, remote_buffer, offset)
 
 
@@ -362,6 +365,11 @@ def _new_variable(
     new._remote, new._offset, new._stale = None, 0, False
     new._shards, new._shard = shards, None
     return new
+
+
+def _differ_by_ones(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two shapes are the same but for axes of length 1."""
+    return [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
 def _place(new: Variable, remote_buffer: RemoteBuffer, offset: int) -> Variable:

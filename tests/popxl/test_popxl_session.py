@@ -440,6 +440,37 @@ def test_remote_buffers_hold_what_fits() -> None:
             popxl.Session(popxl.gir())
 
 
+@pytest.mark.parametrize("mode", ["one_per_group", "all_replicas"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_remote_variable_of_one_group_may_have_an_axis_of_one_group(
+    sharded: bool, mode: str
+) -> None:
+    ir = popxl.Ir(replication=2)
+    data = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    with ir.main_graph, popxl.in_sequence():
+        if sharded:
+            buffer = popxl.replica_sharded_buffer((2, 3), popxl.float32)
+        else:
+            buffer = popxl.remote_buffer((2, 3), popxl.float32)
+        new = popxl.remote_replica_sharded_variable if sharded else popxl.remote_variable
+        v = new(data, buffer, replica_grouping=ir.replica_grouping(), retrieval_mode=mode)
+        with pytest.raises(ValueError, match="buffer"):
+            new(data.reshape(1, 3, 2), buffer)
+        value = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, value + 1.0)
+        y = popxl.d2h_stream(value.shape, popxl.float32)
+        ops.host_store(y, value)
+    with session_of(ir) as session:
+        assert session.run()[y].ravel()[:6].tolist() == [0, 1, 2, 3, 4, 5]
+    found, lead = session.get_tensor_data(v), (2,) if mode == "all_replicas" else ()
+    np.testing.assert_array_equal(found, np.broadcast_to(data + 1, (*lead, 1, 2, 3)))
+    with pytest.raises(ValueError, match="does not match buffer"):
+        with ir.main_graph:
+            popxl.remote_variable(
+                data.astype(np.float16), popxl.remote_buffer((2, 3), popxl.float32)
+            )
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("shard_over", [None, 1, 2])
 def test_shards_are_flat_and_padded_and_make_up_the_whole(
