@@ -39,11 +39,15 @@ def host_buffer(stream: Stream, ir: Ir) -> NDArray[Any]:
 def as_transfers(array: NDArray[Any], stream: Stream, ir: Ir) -> NDArray[Any]:
     """A host array as a view (transfers, replicas, *shape).
 
-    It may have more transfers than a run takes; the first ones are taken.
+    It may have more transfers than a run takes; the first ones are taken. For a stream of one
+    element, axes of length 1 may be missing or too many.
 
     **Raises**: ValueError: for another shape or dtype.
     """
     kind = type(stream).__name__
+    lead = len(stream_shape(stream, ir)) - len(stream.shape)
+    if math.prod(stream.shape) == math.prod(array.shape[lead:]) == 1:
+        array = reshaped_view(array, (*array.shape[:lead], *stream.shape))
     check_shape(array, stream, ir, kind)
     if array.dtype != stream.dtype.as_numpy():
         raise ValueError(

@@ -94,6 +94,28 @@ def test_buffers_of_other_shapes_are_refused(shape: tuple[int, ...], message: st
         session.run({x: np.zeros(shape, np.float32)})
 
 
+@pytest.mark.parametrize(("replicas", "transfers"), [(1, 1), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+def test_a_stream_of_one_element_takes_any_array_of_one(
+    shape: tuple[int, ...], replicas: int, transfers: int
+) -> None:
+    ir, x, y = streaming(replicas, transfers, shape)
+    lead = tuple(size for size in (transfers, replicas) if size > 1)
+    numbers = np.arange(transfers * replicas, dtype=np.float32).reshape(lead)
+    with session_of(ir) as session:
+        for given in ((), (1,), (1, 1)):
+            outputs = session.run({x: numbers.reshape((*lead, *given))})
+            np.testing.assert_array_equal(outputs[y], numbers.reshape((*lead, *shape)) + 1)
+            mine = {y: np.zeros((*lead, *given), np.float32)}
+            session.run_with_outputs({x: numbers.reshape((*lead, *given))}, mine)
+            np.testing.assert_array_equal(mine[y], numbers.reshape((*lead, *given)) + 1)
+        if not lead:
+            assert session.run({x: True})[y].item() == 2 == session.run({x: [1]})[y].item()
+        for wrong in ((*lead, 2), (*lead, 0), *([(*lead[:-1], 5)] if replicas > 1 else [])):
+            with pytest.raises(ValueError, match=r"Shape mismatch|is the wrong size"):
+                session.run({x: np.zeros(wrong, np.float32)})
+
+
 def test_plain_numbers_become_the_streams_dtype_if_it_holds_them() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
