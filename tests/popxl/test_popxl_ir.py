@@ -147,8 +147,38 @@ def test_replica_grouping_by_stride_and_size(
     assert grouping == ir.replica_grouping_from_assignments(assignment)
     assert grouping.num_groups * grouping.group_size == 8
     assert grouping.transpose().transpose() == grouping
-    assert grouping.const_rg == grouping
-    assert grouping.to_device_map == grouping.to_host_map == list(range(grouping.num_groups))
+    assert grouping.const_rg is grouping
+    assert grouping.to_device_map is None and grouping.to_host_map is None
+    expected = size or 8 // stride
+    assert repr(grouping) == (
+        f"ReplicaGrouping(num_replicas=8, stride={stride}, group_size={expected}, "
+        f"num_groups={8 // expected})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "parts"),
+    [
+        ([0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3]),
+        (
+            [0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3],
+            [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7],
+        ),
+        ([0, 1, 1, 0, 0, 1, 1, 0], list(range(8))),
+        ([0, 1, 2, 3, 1, 2, 3, 0], list(range(8))),
+        ([0, 1, 0, 0, 1, 1, 0, 1], list(range(8))),
+    ],
+)
+def test_groups_of_varying_strides_are_split_into_parts_of_one(
+    assignment: list[int], parts: list[int]
+) -> None:
+    ir = popxl.Ir(replication=len(assignment))
+    grouping = ir.replica_grouping_from_assignments(assignment)
+    assert not grouping.is_const and grouping.const_rg.is_const
+    assert grouping.const_rg.assignment == parts
+    to_device, to_host = grouping.to_device_map, grouping.to_host_map
+    assert [to_device[part] for part in parts] == assignment
+    assert [to_device[part] for part in to_host] == list(range(grouping.num_groups))
 
 
 @pytest.mark.parametrize(
