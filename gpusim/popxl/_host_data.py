@@ -212,7 +212,8 @@ class Weights:
                 f'Copying to tensor {name} with "all_replicas" retreval mode is not yet supported.'
             )
         array = np.asarray(data)
-        array = array.astype(DOWNCAST.get(array.dtype, array.dtype), copy=False)
+        if array.dtype != variable.dtype.as_numpy():
+            array = array.astype(DOWNCAST.get(array.dtype, array.dtype), copy=False)
         if array.dtype != variable.dtype.as_numpy():
             raise TypeError(
                 f"The dtype of the input array {array.dtype} must match the equivalent type of the "

@@ -138,9 +138,8 @@ def variable(
       ("one_per_group", the default), or for each replica ("all_replicas").
     - the others are those of `popxl.utils.to_numpy`.
 
-    **Raises**: ValueError: outside of the main graph, for empty data, for a shape that does not
-    begin with the number of groups, or for another retrieval mode; and the errors of
-    `popxl.utils.to_numpy`.
+    **Raises**: ValueError: outside of the main graph, for a shape that does not begin with the
+    number of groups, or for another retrieval mode; and the errors of `popxl.utils.to_numpy`.
 
     >>> import gpusim.popxl as popxl
     >>> ir = popxl.Ir(replication=4)
@@ -290,14 +289,7 @@ def _variable_data(
             "(`popxl.graph_input`) or use a constant tensor (`popxl.constant`). See popxl user "
             "guide for more details."
         )
-    array = to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
-    if array.size == 0:
-        raise ValueError(
-            "The value has 0 elements - this is most likely a mistake. If not, initialise the "
-            "tensor explicitly before using in an operation. For example: `popxl.variable([])`. "
-            f"Type: {type(data)}. Value: {data}"
-        )
-    return array
+    return to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
 
 
 def _shape_on_replica(array: NDArray[Any], grouping: ReplicaGrouping | None) -> tuple[int, ...]:

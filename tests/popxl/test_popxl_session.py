@@ -371,6 +371,26 @@ def test_memory_mapped_variables_are_written_to_their_files(tmp_path: Path) -> N
     assert mapped("r").tolist() == [2, 3]
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_variable_may_have_no_elements(groups: int, sharded: bool) -> None:
+    ir = popxl.Ir(replication=2)
+    shape = (groups, 0, 3) if groups > 1 else (0, 3)
+    data, grouping = np.zeros(shape, np.float32), ir.replica_grouping(1, 2 // groups)
+    with ir.main_graph:
+        if sharded:
+            v, t = popxl.replica_sharded_variable(data, replica_grouping=grouping)
+        else:
+            v = t = popxl.variable(data, replica_grouping=grouping)
+        y = popxl.d2h_stream(t.shape, popxl.float32)
+        ops.host_store(y, ops.exp(t))
+    assert v.shape == (0, 3) and v.nelms == 0
+    with session_of(ir) as session:
+        assert session.run()[y].shape == (2, *t.shape)
+        session.write_variable_data(v, data)
+    assert session.get_tensor_data(v).shape == shape
+
+
 # ---------------------------------------------------------------- remote and sharded variables
 
 
