@@ -50,7 +50,7 @@ def fold_templates(source: np.dtype[Any]) -> list[Kernel]:
     ):
         spec = FoldSpec(op=op, order=order, accumulate=accumulate, rounding=mode)
         plan = plan_fold(spec, None, source, 2, (1,), 0)
-        found[folding.template(Numbers(plan), order, small=small)[0]] = None
+        found[folding.template(Numbers(plan), order, small=small).kernel] = None
     return list(found)
 
 
