@@ -111,7 +111,7 @@ class _Ranges:
             target = self.result[:, start:stop]
             buffer = target
             if not target.flags.c_contiguous:
-                buffer = np.empty_like(target, order="C")
+                buffer = empty(target)
                 arrived.append((target, buffer))
             receives.append((buffer, other))
         self.finals.append((self.layout.exchange(sends, receives, results=True), arrived))

@@ -150,7 +150,7 @@ def all_to_all(
         outgoing = [own[member][place, ...] for member, place in between(layout.instance, other)]
         targets = [target(member, place) for member, place in between(other, layout.instance)]
         sends += [(contiguous(part), other) for part in outgoing]
-        buffers = [t if t.flags.c_contiguous else np.empty_like(t, order="C") for t in targets]
+        buffers = [t if t.flags.c_contiguous else empty(t) for t in targets]
         receives += [(buffer, other) for buffer in buffers]
         arrived += [(t, b) for t, b in zip(targets, buffers, strict=True) if t is not b]
     pending = layout.exchange(sends, receives)
