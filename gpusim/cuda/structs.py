@@ -3,6 +3,8 @@ One struct per kernel, passed by value."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -130,3 +132,33 @@ def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
     for name, value in values.items():
         result[name] = value
     return result
+
+
+def writer(dtype: np.dtype[Any], *paths: str) -> Callable[..., None]:
+    """A function that writes neighbouring 8-byte words of a struct into a buffer that holds it.
+
+    `paths` names the words in order, with dots for structs in structs.
+
+    >>> buffer = bytearray(LAYOUT.itemsize)
+    >>> writer(LAYOUT, "base", "table")(buffer, 3, 4)
+    >>> np.frombuffer(buffer, LAYOUT)["table"].tolist()
+    [4]
+    """
+    offsets = [_offset(dtype, path) for path in paths]
+    first = offsets[0]
+    assert offsets == [first + 8 * position for position in range(len(paths))], paths
+    pack = Struct(f"={len(paths)}Q").pack_into
+
+    def write(buffer: bytearray, *words: int) -> None:
+        pack(buffer, first, *words)
+
+    return write
+
+
+def _offset(dtype: np.dtype[Any], path: str) -> int:
+    offset = 0
+    for name in path.split("."):
+        assert dtype.fields is not None
+        dtype, start = dtype.fields[name][:2]
+        offset += start
+    return offset
