@@ -22,6 +22,7 @@ __all__ = [
     "zeros_like",
     "empty_like",
     "copy_array",
+    "contiguous",
     "reshaped_view",
     "first_unlike",
     "owner",
@@ -151,6 +152,11 @@ def copy_array(array: Array) -> Array:
     """A copy in C order."""
     bits = as_bits(array)
     return bits.copy(order="C") if bits is array else bits.copy(order="C").view(array.dtype)
+
+
+def contiguous(array: Array) -> Array:
+    """The array itself where it is C-contiguous, else a copy."""
+    return array if array.flags.c_contiguous else copy_array(array)
 
 
 def reshaped_view(array: Any, shape: tuple[int, ...]) -> Array:

@@ -124,6 +124,19 @@ RAGGED = np.dtype(
         ("units", "i8"),
     ]
 )
+SCATTER = np.dtype(
+    [
+        ("array", "u8"),
+        ("values", "u8"),
+        ("places", "u8"),
+        ("order", "u8"),
+        ("count", "i8"),
+        ("op", "i8"),
+        ("first_of_equals", "i8"),
+        ("is_signed", "i8"),
+        ("target", TARGET),
+    ]
+)
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:

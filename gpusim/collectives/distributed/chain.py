@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ...libraries import contiguous
 from ...runtime.engines import Pending
 from ..kernels import FoldPart, copy, empty, replace_fields
 from ..operand import Array
 from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
-from .layout import contiguous
 
 
 def pipelined_chain(job: DistributedFold) -> Array:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...libraries import copy_array
 from ...runtime.engines import Buffer, Engine, Pending
 from ...runtime.world import MAIN_TAG, World
 from ..kernels import copy, empty
@@ -190,11 +189,6 @@ def fetch(
     pending.wait()
     copy(scattered)
     return out
-
-
-def contiguous(part: Array) -> Array:
-    """The part itself where it is C-contiguous, else a copy."""
-    return part if part.flags.c_contiguous else copy_array(part)
 
 
 def pack(arrays: Sequence[Array], like: Array) -> Array:

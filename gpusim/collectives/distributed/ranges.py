@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import contiguous
 from ...runtime.engines import Buffer, Pending
 from ..kernels import FoldPart, copy, empty
 from ..operand import Array
 from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
-from .layout import LONG_MESSAGE, contiguous
+from .layout import LONG_MESSAGE
 
 Share = tuple[int, int]  # first element, end
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...groups import Groups
+from ...libraries import contiguous
 from ...runtime.engines import Buffer
 from ..kernels import copy, empty
 from ..operand import Array, Operand, Result
-from .layout import LONG_MESSAGE, Layout, Numbers, contiguous, fetch, rows_of
+from .layout import LONG_MESSAGE, Layout, Numbers, fetch, rows_of
 
 
 def fetch_all(layout: Layout, x: Operand) -> Array:
@@ -187,7 +188,7 @@ def _all_to_all_packed(
     arrivals = []
     for other in layout.others:
         senders, _, places = between(layout.instance, other)
-        sends.append((np.ascontiguousarray(pieces[layout.position[senders], places]), other))
+        sends.append((contiguous(pieces[layout.position[senders], places]), other))
         senders, receivers, _ = between(other, layout.instance)
         buffer = empty(operand[0], (len(senders), *shape))
         arrivals.append((other, buffer, layout.position[receivers], place[senders]))

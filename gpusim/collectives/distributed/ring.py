@@ -10,12 +10,11 @@ import numpy as np
 
 from fallback.orders import ring_bounds
 
-from ...libraries import call_on_bits
+from ...libraries import call_on_bits, contiguous
 from ...runtime.engines import Pending
 from ..kernels import FoldPart, copy, empty, replace_fields
 from ..operand import Array
 from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
-from .layout import contiguous
 
 Piece = tuple[int, int, int]  # ring block, first element, end
 

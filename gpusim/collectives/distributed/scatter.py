@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...groups import Groups
-from ...libraries import as_bits, call_on_bits
+from ...libraries import as_bits, call_on_bits, contiguous
 from ..fold import Fold
 from ..kernels import FoldPart, FoldSpec, copy, empty, replace_fields, run_fold
 from ..operand import Array, Operand, Result
@@ -69,8 +69,7 @@ def _fold_packed(layout: Layout, values: Array, spec: FoldSpec) -> Array:
     everyone = empty(bits, (layout.size, *shape))
     arrived = [empty(bits, (len(layout.members_of[other]), *shape)) for other in layout.others]
     sends = [
-        (np.ascontiguousarray(bits[:, :, :, layout.members_of[other]]), other)
-        for other in layout.others
+        (contiguous(bits[:, :, :, layout.members_of[other]]), other) for other in layout.others
     ]
     pending = layout.exchange(sends, list(zip(arrived, layout.others, strict=True)))
     everyone[layout.local] = bits[:, :, :, layout.local]
