@@ -29,6 +29,7 @@ ARGUMENTS = {
     "logical.cu": "Logical",
     "round.cu": "Round",
     "ragged.cu": "Ragged",
+    "scatter.cu": "Scatter",
 }
 
 

@@ -17,13 +17,12 @@ from fallback.formats import SUB_32_BIT, FormatInfo
 from fallback.spec import FoldSpec, run_arguments
 
 from ..optional import load
-from . import folding, ragged
+from . import folding, ragged, scatter
 from . import rounding as rounding_on_device
 from .cache import once
 from .compile import OPTIONS, machine_code, mangled
-from .device import Array, Device, Kernel, Launch
+from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 
-THREADS_PER_MULTIPROCESSOR = 512
 CONSTANTS = 256  # that a device keeps
 CONSTANT_BYTES = 1 << 14  # of one that is kept
 EIGHT_BITS = {dtype for dtype in SUB_32_BIT if dtype.itemsize == 1}
@@ -176,6 +175,13 @@ def round_to(x: Any, dtype: DTypeLike | FormatInfo, **arguments: Any) -> Array:
     context, device = _on(x)
     with context:
         return rounding_on_device.round_to(device, x, dtype, **arguments)
+
+
+def update_at(ufunc: np.ufunc, x: Any, places: Any, values: Any) -> None:
+    """ufunc.at of a flat CuPy array: see `gpusim.cuda.scatter`."""
+    context, device = _on(x)
+    with context:
+        scatter.update_at(device, ufunc, x, places, values)
 
 
 def ragged_copy(sources: Any, output: Any, segments: NDArray[np.int64]) -> None:

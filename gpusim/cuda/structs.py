@@ -87,6 +87,9 @@ FOLD = np.dtype(
         ("starts", "u8"),
         ("graph", "u8"),
         ("instructions", "i8"),
+        ("share", "i8"),
+        ("share_blocks", "i8"),
+        ("batches", "i8"),
     ]
 )
 LOGICAL = np.dtype(
@@ -97,6 +100,8 @@ LOGICAL = np.dtype(
         ("one", "u8"),
         ("bytes", "i8"),
         ("partial", "u8"),
+        ("share", "i8"),
+        ("share_blocks", "i8"),
     ]
 )
 ROUND = np.dtype([("layout", LAYOUT), ("finish", FINISH)])
@@ -124,8 +129,27 @@ RAGGED = np.dtype(
         ("units", "i8"),
     ]
 )
+SCATTER = np.dtype(
+    [
+        ("array", "u8"),
+        ("values", "u8"),
+        ("places", "u8"),
+        ("order", "u8"),
+        ("count", "i8"),
+        ("op", "i8"),
+        ("first_of_equals", "i8"),
+        ("is_signed", "i8"),
+        ("target", TARGET),
+    ]
+)
 #: The struct that the kernels of a source file take.
-OF_SOURCE = {"fold.cu": FOLD, "logical.cu": LOGICAL, "round.cu": ROUND, "ragged.cu": RAGGED}
+OF_SOURCE = {
+    "fold.cu": FOLD,
+    "logical.cu": LOGICAL,
+    "round.cu": ROUND,
+    "ragged.cu": RAGGED,
+    "scatter.cu": SCATTER,
+}
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
