@@ -182,4 +182,5 @@ def _beyond(
         if turn >= 2 and time.perf_counter() >= end:
             break
     ours, theirs = (1e6 * value for value in fastest)
-    return ours - theirs, f"{what}, beyond the {theirs:.1f} us of CuPy's x + y ({ours / theirs:.1f}x)"
+    beside = f"the {theirs:.1f} us of CuPy's x + y ({ours / theirs:.1f}x)"
+    return ours - theirs, f"{what}, beyond {beside}"

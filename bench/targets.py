@@ -127,7 +127,8 @@ def judge(results: Results) -> list[Verdict]:
     worlds = [_judge_world(target, results.exchanges) for target in WORLD_TARGETS]
     training = _judge_training(results.trainings)
     small = _judge_small(results.small)
-    return [*verdicts, *worlds, training, *small, _dispatch(results), _session(results), _launch(results)]
+    overheads = _dispatch(results), _session(results), _launch(results)
+    return [*verdicts, *worlds, training, *small, *overheads]
 
 
 def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
