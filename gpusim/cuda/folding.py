@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fallback.arguments import check_batch_offset, check_out, check_partial
-from fallback.arithmetic import Arithmetic
 from fallback.formats import (
     BFLOAT16,
     FLOAT16,

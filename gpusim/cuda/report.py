@@ -65,13 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpusim.cuda.report", description=__doc__)
     parser.add_argument("--arch", action="append", choices=ARCHITECTURES, help="only this one")
     parser.add_argument("--unit", action="append", choices=list(units()), help="only this one")
-    parser.add_argument("--main", action="store_true", help="only the folds that have targets of speed")
+    parser.add_argument("--main", action="store_true", help="only sums with targets of speed")
     given = parser.parse_args(arguments)
     if compiler() is None:
-        parser.error("needs nvcc, or NVRTC: pip install nvidia-cuda-nvrtc")
+        parser.error("needs nvcc, or CuPy and NVRTC: pip install 'cupy-cuda13x[ctk]'")
+    chosen = {"main": main_folds()} if given.main else units()
     print("arch    regs stack stores  loads warps  kernel")
-    for unit, kernels in ({"main": main_folds()} if given.main else units()).items():
-        if given.unit and unit not in given.unit and not given.main:
+    for unit, kernels in chosen.items():
+        if given.unit and not given.main and unit not in given.unit:
             continue
         for architecture in given.arch or ARCHITECTURES:
             print("\n".join(report(architecture, kernels)), flush=True)

@@ -130,6 +130,27 @@ RAGGED = np.dtype(
         ("tiles", "u8"),
     ]
 )
+SCATTER = np.dtype(
+    [
+        ("array", "u8"),
+        ("values", "u8"),
+        ("places", "u8"),
+        ("order", "u8"),
+        ("count", "i8"),
+        ("op", "i8"),
+        ("first_of_equals", "i8"),
+        ("is_signed", "i8"),
+        ("target", TARGET),
+    ]
+)
+#: The struct that the kernels of a source file take.
+OF_SOURCE = {
+    "fold.cu": FOLD,
+    "logical.cu": LOGICAL,
+    "round.cu": ROUND,
+    "ragged.cu": RAGGED,
+    "scatter.cu": SCATTER,
+}
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:

@@ -20,8 +20,10 @@ from tests.oracles.machine_time import PATIENCE
 FORMATS = ["float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz"]
 
 PROGRAM = """
-#include <xmmintrin.h>
 #include "cuda_on_host.h"
+#ifndef __aarch64__
+#include <xmmintrin.h>
+#endif
 #include "formats.cuh"
 
 template <class S>
@@ -39,7 +41,13 @@ static void decode(const unsigned char* codes, float* values, unsigned short* ha
   }
 }
 extern "C" void flush(int on) {  // subnormal operands and results to zero
+#ifdef __aarch64__
+  unsigned long long control;
+  asm volatile("mrs %0, fpcr" : "=r"(control));
+  asm volatile("msr fpcr, %0" : : "r"(on ? control | 1ull << 24 : control & ~(1ull << 24)));
+#else
   _mm_setcsr((_mm_getcsr() & ~0x8040u) | (on ? 0x8040u : 0u));
+#endif
 }
 extern "C" void integers(int format, const unsigned char* codes, float* values) {
   for (int code = 0; code < 256; ++code) {

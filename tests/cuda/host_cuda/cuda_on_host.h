@@ -8,7 +8,9 @@
 
 #include <vector>
 
+#ifndef __global__
 #define __global__ static
+#endif
 #define __device__
 #define __host__
 #define __forceinline__ inline
