@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import mmap
@@ -30,6 +31,10 @@ NAMES = {
 MAX_THREADS, MAX_SHARED = 1024, 232448
 
 
+over: list[bool] = []
+atexit.register(over.append, True)
+
+
 class Library:
     """What `ctypes.CDLL` gives CuPy: attributes that are C functions, returning 0 or an error."""
 
@@ -37,8 +42,12 @@ class Library:
         self._prefix, self._unknown = prefix, unknown
 
     def add(self, *types: Any, result: Any = c_int) -> Callable[[Any], Any]:
+        ended = over
+
         def wrap(function: Callable[..., Any]) -> Any:
             def guarded(*arguments: Any) -> Any:
+                if ended:  # CuPy's last objects go after Python has taken this module apart
+                    return 0
                 try:
                     found = function(*arguments)
                     return 0 if found is None else found
@@ -134,7 +143,8 @@ def cuLaunchKernel(
     *size, shared, stream, parameters, extra = rest
     x, y, z, block_x, block_y, block_z = size
     threads = block_x * block_y * block_z
-    machine.stream(stream)
+    if machine.stream(stream).device != machine.device:
+        raise CudaError(INVALID_HANDLE)
     if not (0 < threads <= MAX_THREADS and x * y * z and x < 1 << 31 and max(y, z) < 1 << 16):
         raise CudaError(INVALID_VALUE)
     if block_z > 64 or shared > MAX_SHARED or extra:
