@@ -44,11 +44,13 @@ class Resources:
 
 
 def compiler() -> str | None:
-    """What compiles ahead of time: "nvrtc", by CuPy, or else "nvcc"; None without both."""
+    """What compiles ahead of time: "nvcc", or else "nvrtc", through CuPy; None without both."""
+    if shutil.which("nvcc"):
+        return "nvcc"
     try:
-        load("NVRTC needs", "cupy.cuda.nvrtc").getVersion()
-    except (ImportError, RuntimeError):  # there is no CuPy, or no NVRTC
-        return "nvcc" if shutil.which("nvcc") else None
+        load("NVRTC needs", "cupy").cuda.nvrtc.getVersion()
+    except (ImportError, RuntimeError):  # CuPy is not installed, or does not find NVRTC
+        return None
     return "nvrtc"
 
 

@@ -3,7 +3,8 @@ CuPy is imported by the first call; a kernel is compiled when it is first launch
 
 from __future__ import annotations
 
-import threading
+import sys
+from contextlib import nullcontext
 from functools import cache, lru_cache
 from typing import Any
 
@@ -75,14 +76,13 @@ class CupyDevice:
         return self._cupy.asarray(values)
 
     def constant(self, data: bytes) -> Array:
-        if len(data) > CONSTANT_BYTES:
-            return self._upload_constant(None, data)
-        # Each stream has its own, as each has memory of its own: none waits for another one's.
+        # Streams share none: they do not wait for each other, and each has memory of its own.
         stream = self._cupy.cuda.get_current_stream().ptr
-        thread = threading.get_ident() if stream == PER_THREAD_STREAM else 0
-        return self._constant((stream, thread), data)
+        if len(data) > CONSTANT_BYTES or stream == PER_THREAD_STREAM:
+            return self._upload_constant(stream, data)
+        return self._constant(stream, data)
 
-    def _upload_constant(self, stream: object, data: bytes) -> Array:
+    def _upload_constant(self, stream: int, data: bytes) -> Array:
         return self._cupy.asarray(np.frombuffer(data, np.uint8))
 
     def download(self, array: Array) -> NDArray[Any]:
@@ -98,8 +98,9 @@ class CupyDevice:
         function = _function(launch.kernel, self._number)
         # A NumPy array of one element is passed by value. Of a struct, CuPy would read the fields'
         # names and types on every launch.
-        arguments = launch.arguments.reshape(1).view(_bytes(launch.arguments.nbytes))
-        function((launch.grid,), (launch.block,), (arguments,), shared_mem=launch.shared)
+        given = launch.arguments
+        arguments = given.reshape(1).view(_bytes(given.itemsize))
+        function((launch.grid,), (launch.block,), (arguments,), launch.shared)
 
 
 @once
@@ -137,14 +138,20 @@ def require_subnormals(device: Device, name: str) -> None:
         )
 
 
+_NOTHING = nullcontext()
+
+
 def _on(value: Any) -> tuple[Any, CupyDevice]:
     """The context of the device that holds the array (or the list's first), and that device."""
-    cupy = require_cupy()
+    cupy = sys.modules.get("cupy") or require_cupy()
     array = value if isinstance(value, cupy.ndarray) else value[0]
     if not isinstance(array, cupy.ndarray):
         raise TypeError(f"expected CuPy arrays, got {type(array).__name__}")
-    context = array.device
-    return context, _checked(context.id)
+    number = array.device.id
+    device = _checked(number)
+    if cupy.cuda.runtime.getDevice() == number:
+        return _NOTHING, device
+    return cupy.cuda.Device(number), device
 
 
 def fold(members: Any, **keywords: Any) -> Array:

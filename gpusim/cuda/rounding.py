@@ -51,11 +51,11 @@ def round_to(
     counters = {"seed": seed, "step": step, "call": call, "place": place}
     *words, offset = (check_counter(name, value) for name, value in counters.items())
     target = dtype if isinstance(dtype, FormatInfo) else np.dtype(dtype)
-    launch = _plan(target, stochastic, _layout(x, device), batch_ndim)
+    launch = plan_launch(target, stochastic, _layout(x, device), batch_ndim)
     out = device.empty(x.shape, launch.dtype)
     if launch.copies:
         x = device.contiguous(x)
-        launch = _plan(target, stochastic, _layout(x, device), batch_ndim)
+        launch = plan_launch(target, stochastic, _layout(x, device), batch_ndim)
     if launch.kernel is not None:
         buffer = bytearray(launch.arguments)
         write_members(buffer, device.pointer(x), 0)
@@ -72,7 +72,7 @@ def _layout(x: Array, device: Device) -> MemberLayout:
 
 
 @lru_cache(maxsize=1024)
-def _plan(
+def plan_launch(
     target: np.dtype[Any] | FormatInfo, stochastic: bool, members: MemberLayout, batch_ndim: int
 ) -> RoundLaunch:
     held = target.carrier if isinstance(target, FormatInfo) else target

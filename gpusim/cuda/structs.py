@@ -137,6 +137,14 @@ SCATTER = np.dtype(
         ("target", TARGET),
     ]
 )
+#: The struct that the kernels of a source file take.
+OF_SOURCE = {
+    "fold.cu": FOLD,
+    "logical.cu": LOGICAL,
+    "round.cu": ROUND,
+    "ragged.cu": RAGGED,
+    "scatter.cu": SCATTER,
+}
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
