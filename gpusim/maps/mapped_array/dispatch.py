@@ -139,30 +139,30 @@ def _call_per_replica(
     of_one_library(name, arrays)
     try:
         return call_per_replica(called, args, kwargs, name)
-    except (TypeError, NotImplementedError, AttributeError) as error:
-        gpu = next(filter(on_device, arrays), None)
-        lack = None if gpu is None else _lack(gpu, name, kwargs, error)
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        lack = _lack([array for array in arrays if on_device(array)], name, kwargs, error)
         if lack is None:
             raise
         kind = NotImplementedError if isinstance(error, NotImplementedError) else TypeError
-        raise kind(
-            f"{lack}: move the arrays to the host before the map (cupy.asnumpy), or use other "
-            "functions"
-        ) from error
+        raise kind(f"{lack}; cupy.asnumpy moves the map's arguments to the host") from error
 
 
-def _lack(array: Any, name: str, kwargs: dict[str, Any], error: Exception) -> str | None:
-    """What the array's library lacks of a function of NumPy, if that is why it failed."""
-    package = type(array).__module__.partition(".")[0]
-    library: Any = sys.modules[package]
-    who = f"{package} {getattr(library, '__version__', '')}".strip()
-    found = library
+def _lack(arrays: list[Any], name: str, kwargs: dict[str, Any], error: Exception) -> str | None:
+    """What the library of arrays on a GPU lacks of a function of NumPy, if it failed for that."""
+    if not arrays:
+        return None
+    package = type(arrays[0]).__module__.partition(".")[0]
+    found: Any = sys.modules[package]
+    library = f"CuPy {found.__version__}"
     for part in name.split(".")[1:]:
         found = getattr(found, part, None)
     if found is None or isinstance(error, NotImplementedError):
-        return f"{name} is not in {who}, which computes this map's arrays ({error})"
+        return f"{library} lacks {name}"
     if kwargs and "argument" in str(error):
-        return f"{name} of {who} does not take all of {', '.join(kwargs)} ({error})"
+        return f"{library}'s {name} lacks one of the arguments {', '.join(kwargs)} ({error})"
+    held = next((array.dtype for array in arrays if lacks_kernels(array.dtype)), None)
+    if held is not None:
+        return f"{library} lacks {name} of {held}, which it only holds: convert it by astype"
     return None
 
 
