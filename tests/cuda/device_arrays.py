@@ -7,6 +7,7 @@ Work on their streams is checked for races (device_streams.py).
 from __future__ import annotations
 
 import operator
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from gpusim.cuda import compile as compiling
-from gpusim.cuda import launch, templates
+from gpusim.cuda import cache, launch
 from tests.cuda import device_streams as streams
 from tests.cuda.cupy_surface import signature, surface
-from tests.cuda.host_cuda.device import HostDevice
+from tests.cuda.host_cuda.driver import driver
 
 SCALARS = (bool, int, float, complex, np.generic)
 NUMBER_OF_GPUS = 2
@@ -466,44 +467,9 @@ def to_device(values: Any) -> DeviceArray:
     return call("asarray", (host,), {})
 
 
-class RawModule:
-    """Finds a kernel by its mangled name, and runs the host's build of the same source."""
-
-    def __init__(self, code: str, options: tuple[str, ...]) -> None:
-        assert "--fmad=false" in options and "--ftz=false" in options
-        self.code = code
-
-    def get_function(self, name: str) -> Any:
-        kernel = _kernels()[name]
-        assert kernel.source in self.code
-        assert kernel.name in self.code or "<" not in kernel.name
-
-        def run(grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
-            (given,) = arguments
-            assert type(given) is np.ndarray and given.size == 1
-            made = launch.Launch(kernel, given, grid[0] * block[0], block[0], shared_mem)
-            with ONE_AT_A_TIME:  # the host's build has one blockIdx for all
-                HOST.run(made)
-                HOST.launches.clear()
-            counts.launches += 1
-            streams.launched_kernel(given)
-
-        return run
-
-
-HOST = HostDevice()
-ONE_AT_A_TIME = threading.Lock()
-_MANGLED: dict[str, Any] = {}
-
-
-def _kernels() -> dict[str, Any]:
-    if not _MANGLED:
-        _MANGLED.update(
-            (compiling.mangled(kernel), kernel)
-            for unit in templates.units().values()
-            for kernel in unit
-        )
-    return _MANGLED
+def _ran(arguments: np.ndarray) -> None:
+    counts.launches += 1
+    streams.launched_kernel(arguments)
 
 
 def _empty(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
@@ -519,11 +485,12 @@ def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
 
 def package() -> SimpleNamespace:
     """The module that `import cupy` gives."""
+    cuda = streams.cuda(NUMBER_OF_GPUS)
+    vars(cuda).update(driver(_ran))
     return SimpleNamespace(
         __version__="stand-in",
         ndarray=DeviceArray,
-        RawModule=RawModule,
-        cuda=streams.cuda(NUMBER_OF_GPUS),
+        cuda=cuda,
         empty=_empty,
         zeros=_zeros,
         arange=lambda *args, **kwargs: _launched(np.arange(*args, **kwargs), ()),
@@ -540,9 +507,13 @@ def installed() -> Iterator[Counted]:
     before = {name: sys.modules.get(name) for name in names}
     made = package()
     sys.modules |= dict(zip(names, (made, made.cuda, made.cuda.nccl), strict=True))
-    caches = (launch._function, launch._device)
+    caches = (launch._function, launch._device, launch._checked, compiling.machine_code)
     for cached in caches:
         cached.cache_clear()
+    on_disk = os.environ.get(cache.ENVIRONMENT)
+    os.environ[cache.ENVIRONMENT] = ""
+    for number in range(NUMBER_OF_GPUS):
+        launch._checked(number)  # the host waits for this, once in a process
     counts.launches = counts.uploads = counts.downloads = 0
     counts.lacking.clear()
     streams.reset()
@@ -551,6 +522,9 @@ def installed() -> Iterator[Counted]:
     finally:
         for cached in caches:
             cached.cache_clear()
+        del os.environ[cache.ENVIRONMENT]
+        if on_disk is not None:
+            os.environ[cache.ENVIRONMENT] = on_disk
         for name, module in before.items():
             del sys.modules[name]
             if module is not None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ... import trees
-from ...libraries import of_one_library
+from ...libraries import lacks_kernels, of_one_library, on_device
 from .align import library_here
 from .array import MappedArray, binary_operator, unpack, wrap
 from .per_replica import call_per_replica
@@ -55,6 +55,14 @@ CREATE: set[Callable[..., Any]] = {
     *(np.array, np.asanyarray, np.asarray, np.ascontiguousarray),
 }
 """NumPy functions that create arrays; a MappedArray among their arguments is like=."""
+
+
+MOVES: set[Callable[..., Any]] = {
+    *(operator.getitem, np.copy, np.take, np.take_along_axis, np.compress, np.repeat, np.tile),
+    *(np.reshape, np.ravel, np.roll, np.delete, np.empty_like, np.zeros_like),
+    *(np.concatenate, np.stack, np.vstack, np.hstack, np.dstack, np.column_stack),
+}
+"""NumPy functions that move the elements of the first argument and compute nothing."""
 
 
 class NoRule(Exception):
@@ -168,6 +176,10 @@ def call_function(
             return batched(*args, **kwargs)
         except FALLBACK_ERRORS:
             pass
+    if called in MOVES and (dtype := _held_dtype(args)) is not None:
+        first, *others = args
+        bits = trees.map(lambda part: part.view(f"u{dtype.itemsize}"), first)
+        return call_function(array, called, types, (bits, *others), kwargs).view(dtype)
     if called in CREATE and (like := library_here()) is not None:
         return wrap(called(*args, **kwargs, like=like), ())
     _check_libraries(f"np.{called.__name__}", (args, kwargs))
@@ -181,7 +193,20 @@ def get_item(array: Any, index: Any) -> Any:
             return RULES[operator.getitem](array, index)
         except NoRule:
             pass
+        except ValueError:
+            if _held_dtype((array,)) is None:
+                raise
+            return get_item(array.view(f"u{array.itemsize}"), index).view(array.dtype)
     return call_per_replica(operator.getitem, (array, index), {}, "indexing")
+
+
+def _held_dtype(args: tuple[Any, ...]) -> np.dtype[Any] | None:
+    """The dtype of the arrays in the first argument, if a GPU's library has no kernels for it."""
+    parts = trees.flatten(args[0])[0] if args else []
+    dtypes = {part.dtype if isinstance(part, MappedArray) else None for part in parts}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    held = dtype is not None and lacks_kernels(dtype) and on_device(unpack(parts[0])[0])
+    return dtype if held else None
 
 
 def power(base: Any, exponent: Any) -> Any:

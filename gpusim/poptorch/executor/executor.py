@@ -29,6 +29,7 @@ from gpusim.poptorch.executor.saving import Exported, Invalid, Saved, read, writ
 from gpusim.poptorch.executor.training import Training
 from gpusim.poptorch.executor.weights import HostWeights, described
 from gpusim.poptorch.executor.wrapping import (
+    fetch,
     groupable,
     is_wrapped,
     not_groupable,
@@ -99,7 +100,7 @@ class PoplarExecutor:
         self._updates: Training | None = None
         self._updater: Updater | None = None
         self._optimizer: Any = None
-        self._host = HostWeights()
+        self._host = HostWeights(weakref.ref(self))
         self._beyond_host: dict[str, Tensor] = {}  # of a file, until weights are copied
         self._first_call = False  # is to come, and copies the weights
         self._counters = Counters()
@@ -205,7 +206,7 @@ class PoplarExecutor:
             self._first_call = False  # the weights are those that were just copied
         if not self.isAttachedToDevice():
             self.attachToDevice()
-        elif self._first_call:
+        elif self._first_call or (not self._training and self._is_behind()):
             self._upload()
         assert self._executable is not None
         with self._profiling.tracepoint("modelExecution"):
@@ -216,8 +217,8 @@ class PoplarExecutor:
         self._counters, self._anchored = result.counters, result.anchors
         if self._options._Popart.options.get(CYCLES):
             logger.debug("Total number of IPU cycles: %d", self._counters.cycles())
-        for place, value in result.changed.items():
-            put_back(value, given.tensors[place])
+        for tensor, value in result.changed:
+            put_back(value, tensor)
         for tensor in result.tensors:
             tensor.backward = no_backward  # type: ignore[method-assign]  # it may not be called
         return result.outputs
@@ -349,6 +350,15 @@ class PoplarExecutor:
             logger.info("Writing weights from host to IPU memory.")
             with self._profile.span("upload weights", "upload"):
                 executable.weights.upload()
+
+    def _is_behind(self) -> bool:
+        """Whether the model has weights that were trained elsewhere since the last upload.
+
+        A training model around these weights copies them to the host first.
+        """
+        weights = self._compiled().weights
+        fetch(weights.tensors)
+        return weights.is_behind()
 
     def _upload(self) -> None:
         """Copy the weights as a part of another call, with the full precision that a file has."""

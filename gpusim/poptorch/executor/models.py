@@ -66,8 +66,10 @@ def trainingModel(
 def inferenceModel(model: Model, options: Options | None = None) -> PoplarExecutor:
     """A model that infers when it is called.
 
-    It copies the weights when it is first called, and when it attaches to its device; after that
-    only `copyWeightsToDevice()` and `load_state_dict()` do. Arguments as for `trainingModel`.
+    It copies the weights when it is first called, when it attaches to its device, and when a
+    training model has copied newer ones to the host since; one that trains these weights does so
+    first. Weights that you change yourself need `copyWeightsToDevice()` or `load_state_dict()`.
+    Arguments as for `trainingModel`.
 
     >>> import torch
     >>> double = inferenceModel(torch.nn.Identity(), Options().replicationFactor(2))
