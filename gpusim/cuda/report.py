@@ -1,10 +1,11 @@
-"""python -m gpusim.cuda.report: compile kernels for every architecture, print what the code needs.
-Registers, stack, spills, warps on a multiprocessor, and loads in flight. All take minutes; the tests
-compile a part. Loads in flight need nvdisasm (pip install nvidia-cuda-nvdisasm).
+"""python -m gpusim.cuda.report: compile kernels for every architecture, and print for each its
+registers, stack, spills, warps on a multiprocessor, and loads in flight.
 
-A group of loads that are issued before one of them is used is listed as its number x their bytes,
-with a star in loops; only groups of the widest loads are. So `8x16*` in a kernel of 24 warps is
-24 x 32 x 8 x 16 bytes in flight on a multiprocessor, which hide latency x bandwidth."""
+All kernels take minutes; the tests compile a part. Loads in flight need nvdisasm (pip install
+nvidia-cuda-nvdisasm). They are groups of the widest loads that are issued before one of them is
+used: the number of loads x their bytes, with a star in a loop. `8x16*` in a kernel of 24 warps is
+24 x 32 x 8 x 16 bytes in flight on a multiprocessor. Kernels that copy asynchronously have as much
+in flight as their stages in shared memory hold."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _BLOCKS = {"sm_75": 16}  # and blocks; others 32
 def warps(kernel: Kernel, registers: int, architecture: str) -> int:
     """Warps on a multiprocessor whose 65,536 registers are full, in whole blocks.
 
-    >>> warps(Kernel("fold.cu", "fold<float32, float, EXACT, false, TREE, true, 4, 8>"), 80, "sm_90")
+    >>> warps(Kernel("logical.cu", "logical<4, 1>"), 80, "sm_90")
     24
     """
     staged = kernel.name.endswith(f", {STAGE_BATCH}>")

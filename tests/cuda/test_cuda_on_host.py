@@ -3,6 +3,7 @@ Every instance of every template runs here; that they compile for GPUs is anothe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -233,9 +234,7 @@ MANY = [3, 4, 5, 6, 10, 15, 31, 32, 33, 34, 47, 48, 49, 66, 127, 128, 129, 255, 
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    "members", [1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097, *slow(*MANY)]
-)
+@pytest.mark.parametrize("members", [1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097, *slow(*MANY)])
 def test_any_number_of_members(order: str, members: int) -> None:
     for busy_threads in (0, 1 << 30):
         x = moderate((members, 19), np.float16, members)
@@ -293,6 +292,15 @@ def test_elements_of_two_bytes_are_staged_four_bytes_at_a_time() -> None:
     assert library("fold float16").count_copies() - before == 40 * 33
 
 
+@pytest.fixture
+def splitting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small folds are split over blocks too."""
+    monkeypatch.setattr(folding, "SPLIT_BYTES", 0)
+    folding.plan_launch.cache_clear()
+    yield
+    folding.plan_launch.cache_clear()
+
+
 def split(device: HostDevice) -> list[Launch]:
     return [each for each in device.launches if each.arguments["share"].item()]
 
@@ -309,6 +317,7 @@ SPLIT: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("splitting")
 @pytest.mark.parametrize("options", SPLIT, ids=str)
 @pytest.mark.parametrize("members", [128, 257, 1000, *slow(127, 129, 255, 256, 258, 4097, 65536)])
 def test_members_of_many_replicas_are_split_over_blocks(
@@ -324,6 +333,7 @@ def test_members_of_many_replicas_are_split_over_blocks(
                 assert len(split(device)) == len(device.launches) - 1 >= 1
 
 
+@pytest.mark.usefixtures("splitting")
 def test_every_dtype_whose_order_is_free_is_split() -> None:
     device = HostDevice(1 << 30)
     for dtype, op in product(INTS, ("sum", "prod", "max", "min")):
@@ -337,6 +347,15 @@ def test_every_dtype_whose_order_is_free_is_split() -> None:
     assert len(split(device)) * 2 == len(device.launches)
 
 
+def test_folds_of_little_are_not_split() -> None:
+    device = HostDevice(1 << 30)
+    check(moderate((4096, 2), np.float32), device, op="max")
+    assert not split(device) and len(device.launches) == 1
+    check(moderate((4096, 9), np.float32), device, op="max")
+    assert len(split(device)) == 1 and len(device.launches) == 3
+
+
+@pytest.mark.usefixtures("splitting")
 def test_a_split_fold_has_the_windows_batches_and_nodes_of_the_whole() -> None:
     x = moderate((300, 3, 41), np.float16)
     device = HostDevice(1 << 30)
