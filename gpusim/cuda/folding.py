@@ -137,10 +137,11 @@ def run_fold(
         call = check_counter("call", call)
     if part is not None and part.partial is not None:
         earlier = _earlier(part.partial, plan, device)
-    if type(batch_offset) is int and 0 <= batch_offset < 2**64:
-        offset = batch_offset
+    given: Any = batch_offset
+    if type(given) is int and 0 <= given < 2**64:
+        offset = given
     else:
-        offsets = check_batch_offset(batch_offset, plan.batch)
+        offsets = check_batch_offset(given, plan.batch)
     if out is None:
         out = device.empty(plan.shape, plan.arithmetic.result)
     else:
@@ -208,7 +209,7 @@ def plan_launch(
 
     **Raises**: ValueError and TypeError for arguments that do not fit.
     """
-    plan = plan_fold(spec, extent, members.dtype, members.count, members.shape, batch_ndim)
+    plan = plan_fold(spec, extent, members.dtype, members.number, members.shape, batch_ndim)
     if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
