@@ -244,6 +244,34 @@ __device__ __forceinline__ int around(int member, int count) {
   return member < count ? member : member - count;
 }
 
+// Members first, first + 1, ... and around, `rest` of them (at most AHEAD). All addresses of a list
+// are loaded before its members.
+template <class S, int COUNT, int AHEAD>
+__device__ __forceinline__ void read_batch(Raw<S::BYTES, COUNT> (&raw)[AHEAD], const Chain& chain,
+                                           int first, int rest) {
+  if (chain.members.table) {
+    const char* at[AHEAD];
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      at[ahead] = chain.members.at(around(ahead < rest ? first + ahead : first, chain.count), chain.offset);
+    }
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      raw[ahead] = load_chunk<S::BYTES, COUNT>(at[ahead], chain.stride, chain.from, chain.to,
+                                               chain.whole, ahead < rest);
+    }
+  } else {
+    const i64 stride = chain.members.stride, back = stride - chain.count * stride;
+    const char* at = chain.members.at(first, chain.offset);
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      raw[ahead] = load_chunk<S::BYTES, COUNT>(at, chain.stride, chain.from, chain.to, chain.whole,
+                                               ahead < rest);
+      at += first + ahead + 1 == chain.count ? back : stride;
+    }
+  }
+}
+
 // Add `rest` members (at most AHEAD), which have been read, to the `seen` before them. The very
 // first member is the total, unless a partial result came before it.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT, int AHEAD>
@@ -279,18 +307,12 @@ __device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Chain& chai
     int seen = 0;
 #pragma unroll 1
     for (; seen + AHEAD <= count; seen += AHEAD) {
-#pragma unroll
-      for (int ahead = 0; ahead < AHEAD; ++ahead) {
-        raw[ahead] = read<S, ELEMENTS>(chain, around(start + seen + ahead, count));
-      }
+      read_batch<S>(raw, chain, around(start + seen, count), AHEAD);
       add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, AHEAD, seen, fold, draw);
     }
     const int rest = count - seen;
     if (rest == 0) return;
-#pragma unroll
-    for (int ahead = 0; ahead < AHEAD - 1; ++ahead) {
-      if (ahead < rest) raw[ahead] = read<S, ELEMENTS>(chain, around(start + seen + ahead, count));
-    }
+    read_batch<S>(raw, chain, around(start + seen, count), rest);
     add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, rest, seen, fold, draw);
   } else {
     Raw<S::BYTES, ELEMENTS> raw[1], coming = read<S, ELEMENTS>(chain, start);
@@ -416,10 +438,7 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, i
   constexpr int ELEMENTS = COUNT * LANES<C>;
   const int here = chain.count - first < 8 ? chain.count - first : 8;
   Raw<S::BYTES, ELEMENTS> raw[8];
-#pragma unroll
-  for (int member = 0; member < 8; ++member) {
-    if (member < here) raw[member] = read<S, ELEMENTS>(chain, first + member);
-  }
+  read_batch<S>(raw, chain, first, here);
   C nodes[4][COUNT], right[COUNT];
 #pragma unroll
   for (int node = 0; node < 4; ++node) {

@@ -71,6 +71,7 @@ def units() -> dict[str, list[Kernel]]:
         ],
         "ragged": [
             Kernel("ragged.cu", "ragged_check"),
+            ragged.TILES,
             *(ragged.template(width) for width in ragged.UNIT_NAMES),
         ],
         "scatter": [scatter.template(dtype) for dtype in (*FLOATS, *INTEGERS, *COMPLEX)],

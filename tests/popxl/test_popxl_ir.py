@@ -425,6 +425,16 @@ def test_ops_are_where_the_contexts_put_them() -> None:
             b = ops.exp(a)
         assert (b.ipu, b.tile_set, a.ipu) == (3, "io", 3)
         assert ops.exp(b).tile_set == "compute"
+        v = popxl.variable(1.0)
+        with pytest.raises(popxl.errors.UndefinedValue, match="IPU is undefined"):
+            v.ipu  # noqa: B018
+        outside = v + 0.0
+        assert (outside.ipu, v.ipu) == (0, 0)
+        with popxl.ipu(1):
+            other = v + 1.0
+            text = r"`lhs` and `rhs` are located on different IPUs: 0 != 1"
+            with pytest.raises(ValueError, match=text):
+                outside + other
 
 
 def test_in_sequence_orders_the_ops_of_a_graph() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from . import compiler
 
-
 SWITCH = "GPUSIM_FAKE_CUDA"  # the environment variable that asks for it
 
 

@@ -40,6 +40,10 @@ inline T __ldg(const T* at) {
   return value;
 }
 
+inline uint4 load_if(const char* at, bool present) {
+  return present ? __ldg(reinterpret_cast<const uint4*>(at)) : uint4{~0u, ~0u, ~0u, ~0u};
+}
+
 template <class To, class From>
 inline To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From), "one width");
