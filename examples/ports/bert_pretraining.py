@@ -172,9 +172,7 @@ def training_options(args):
         poptorch.TensorLocationSettings().useOnChipStorage(False).useReplicatedTensorSharding(True)
     )
     if args.ipus > 1:
-        options.setExecutionStrategy(
-            poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
-        )
+        options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
     return options
 
 
@@ -209,9 +207,7 @@ def evaluate(model, args):
     """The shares of masked words and of next sentences that are predicted, of pairs not seen."""
     options = poptorch.Options().deviceIterations(8).autoRoundNumIPUs(True)
     if args.ipus > 1:
-        options.setExecutionStrategy(
-            poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
-        )
+        options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
     loader = poptorch.DataLoader(options, Pairs(10**6, args.held_out), batch_size=16)
     inference = poptorch.inferenceModel(model.eval(), options)
     words, nexts = [], []

@@ -49,7 +49,9 @@ class Stage:
         self.backward = autodiff(self.forward, grads_required=required)
         with popxl.ipu(ipu):
             self.weights = [popxl.variable(w, name=f"W{ipu}{w.ndim}") for w in weights]
-            self.sums = [popxl.variable(np.zeros_like(w), name=f"sum{ipu}{w.ndim}") for w in weights]
+            self.sums = [
+                popxl.variable(np.zeros_like(w), name=f"sum{ipu}{w.ndim}") for w in weights
+            ]
             self.steps = [popxl.variable(0.0, name=f"step{ipu}{w.ndim}") for w in weights]
         self.buffers = []
         for w in weights:
@@ -80,7 +82,9 @@ class Stage:
         """Add up the gradients of the weights; return that of the input, if there is one."""
         values = dict(zip(self.stashed(), stash)) | dict(zip(self.parameters, weights))
         given = {
-            tensor: values[c.fwd_tensor] if c.connection_type == ExpectedConnectionType.Fwd else gradient
+            tensor: values[c.fwd_tensor]
+            if c.connection_type == ExpectedConnectionType.Fwd
+            else gradient
             for tensor, c in self.expected()
         }
         with popxl.ipu(self.ipu):
@@ -243,7 +247,10 @@ def main(arguments=None):
                 if local == 1:
                     chosen = chosen[:, 0]
                 outputs = session.run(
-                    {program.images: images[chosen], program.labels: labels[chosen].astype(np.int32)}
+                    {
+                        program.images: images[chosen],
+                        program.labels: labels[chosen].astype(np.int32),
+                    }
                 )
                 losses.append(outputs[program.losses].mean())
             if popdist.getInstanceIndex() == 0:
