@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -71,6 +72,15 @@ def cpu() -> str:
         return platform.processor() or platform.machine()
     numbers = f"family {known.get('cpu family')}, model {known.get('model')}"
     return f"{known['model name']} ({numbers})"
+
+
+def slug(name: str) -> str:
+    """A name for files.
+
+    >>> slug("NVIDIA H200 (SXM)")
+    'nvidia-h200-sxm'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _meminfo(name: str) -> int | None:

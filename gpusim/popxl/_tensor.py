@@ -166,11 +166,10 @@ class Tensor(Operators):
     def ipu(self) -> int:
         """The IPU of the op that makes it, else of the first op that takes it.
 
-        **Raises**: UndefinedValue: if none of them has an IPU.
+        **Raises**: UndefinedValue: if there is no such op.
         """
         for op in self._neighbours():
-            if op.ipu is not None:
-                return op.ipu
+            return op.ipu
         raise UndefinedValue("Tensor's IPU is undefined.")
 
     @property

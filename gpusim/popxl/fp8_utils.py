@@ -136,9 +136,7 @@ def calculate_candidate_metric(
     return calculate_metric_mse(hist_norm, limits, starts, candidate)
 
 
-def host_fp8_mse_scale(
-    src: NDArray[Any], dtype: dtypes.dtype | None = None
-) -> tuple[float, int]:
+def host_fp8_mse_scale(src: NDArray[Any], dtype: dtypes.dtype | None = None) -> tuple[float, int]:
     """The `log2_scale` with the least loss in a cast to an 8-bit float, by a histogram.
 
     **Arguments**

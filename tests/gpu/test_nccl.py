@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.gpu.cupy_arrays import GPUS
 ROOT = Path(__file__).parents[2]
 SCRIPT = "tests.gpu.nccl_ranks"
 LIMIT = 120  # seconds: ranks that do not find each other wait for ever
+IDENTITY = re.compile(r"\b[0-9a-f]{256}\b")
 FEW = {"NCCL_MAX_CTAS": "2", "NCCL_P2P_DISABLE": "0"}  # both ranks' kernels must fit on the GPU
 
 nccl = importlib.import_module("cupy.cuda.nccl")
@@ -58,7 +60,12 @@ def test_two_ranks_exchange_and_sum() -> None:
         return
     first = start("rank", "0", NCCL_HOSTID="first")
     assert first.stdout is not None
-    identity = first.stdout.readline().strip()
+    said = ""  # warnings may come before the identity
+    while not (found := IDENTITY.search(said)):
+        line = first.stdout.readline()
+        assert line, said
+        said += line
+    identity = found[0]
     ended(first, start("rank", "1", identity, NCCL_HOSTID="second"))
 
 

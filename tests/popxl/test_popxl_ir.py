@@ -147,8 +147,38 @@ def test_replica_grouping_by_stride_and_size(
     assert grouping == ir.replica_grouping_from_assignments(assignment)
     assert grouping.num_groups * grouping.group_size == 8
     assert grouping.transpose().transpose() == grouping
-    assert grouping.const_rg == grouping
-    assert grouping.to_device_map == grouping.to_host_map == list(range(grouping.num_groups))
+    assert grouping.const_rg is grouping
+    assert grouping.to_device_map is None and grouping.to_host_map is None
+    expected = size or 8 // stride
+    assert repr(grouping) == (
+        f"ReplicaGrouping(num_replicas=8, stride={stride}, group_size={expected}, "
+        f"num_groups={8 // expected})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "parts"),
+    [
+        ([0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3]),
+        (
+            [0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3],
+            [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7],
+        ),
+        ([0, 1, 1, 0, 0, 1, 1, 0], list(range(8))),
+        ([0, 1, 2, 3, 1, 2, 3, 0], list(range(8))),
+        ([0, 1, 0, 0, 1, 1, 0, 1], list(range(8))),
+    ],
+)
+def test_groups_of_varying_strides_are_split_into_parts_of_one(
+    assignment: list[int], parts: list[int]
+) -> None:
+    ir = popxl.Ir(replication=len(assignment))
+    grouping = ir.replica_grouping_from_assignments(assignment)
+    assert not grouping.is_const and grouping.const_rg.is_const
+    assert grouping.const_rg.assignment == parts
+    to_device, to_host = grouping.to_device_map, grouping.to_host_map
+    assert [to_device[part] for part in parts] == assignment
+    assert [to_device[part] for part in to_host] == list(range(grouping.num_groups))
 
 
 @pytest.mark.parametrize(
@@ -395,6 +425,16 @@ def test_ops_are_where_the_contexts_put_them() -> None:
             b = ops.exp(a)
         assert (b.ipu, b.tile_set, a.ipu) == (3, "io", 3)
         assert ops.exp(b).tile_set == "compute"
+        v = popxl.variable(1.0)
+        with pytest.raises(popxl.errors.UndefinedValue, match="IPU is undefined"):
+            v.ipu  # noqa: B018
+        outside = v + 0.0
+        assert (outside.ipu, v.ipu) == (0, 0)
+        with popxl.ipu(1):
+            other = v + 1.0
+            text = r"`lhs` and `rhs` are located on different IPUs: 0 != 1"
+            with pytest.raises(ValueError, match=text):
+                outside + other
 
 
 def test_in_sequence_orders_the_ops_of_a_graph() -> None:
