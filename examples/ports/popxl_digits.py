@@ -1,7 +1,8 @@
 """Train two layers on handwritten digits with PopXL, on replicas of a pipeline of two IPUs.
 
     gpusim run examples/ports/popxl_digits.py
-    poprun --num-instances 2 --num-replicas 4 --ipus-per-replica 2 gpusim run examples/ports/popxl_digits.py
+    poprun --num-instances 2 --num-replicas 4 --ipus-per-replica 2 \\
+        gpusim run examples/ports/popxl_digits.py
 
 Each layer has an IPU. While the second trains on one micro-batch, the first goes ahead with the
 next one. After all micro-batches of a step, each replica updates its shard of the weights by Adam:
@@ -9,7 +10,6 @@ shards and moments are remote variables, and come to the IPU for the update only
 """
 
 import argparse
-from typing import List
 
 import numpy as np
 import popdist
@@ -173,11 +173,11 @@ class Training:
         self,
         hidden: popxl.Tensor,
         labels: popxl.Tensor,
-        stash: List[popxl.Tensor],
-        first: List[popxl.Tensor],
-        second: List[popxl.Tensor],
-        first_sums: List[popxl.TensorByRef],
-        second_sums: List[popxl.TensorByRef],
+        stash: list[popxl.Tensor],
+        first: list[popxl.Tensor],
+        second: list[popxl.Tensor],
+        first_sums: list[popxl.TensorByRef],
+        second_sums: list[popxl.TensorByRef],
     ):
         """Both stages at once, each on a micro-batch of its own."""
         following = self.fill(first)
@@ -239,7 +239,7 @@ def main(arguments=None):
     with popxl.Session(program.ir, "ipu_hw") as session:
         for epoch in range(args.epochs):
             rate = np.float32(args.lr * 0.5 * (1 + np.cos(np.pi * epoch / args.epochs)))
-            session.write_variables_data({tensor: rate for tensor in program.rates})
+            session.write_variables_data(dict.fromkeys(program.rates, rate))
             losses = []
             dealt = draw.permutation(training)
             for start in range(0, len(dealt) - batch + 1, batch):

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 PORTS = ROOT / "examples" / "ports"
 POPRUN = "gpusim.tools.launch"
 SMALL_BERT = (
-    "bert_pretraining --steps 12 --width 16 --micro-batch 1 --accumulation 7 --dropout 0.1 "
-    "--optimizer LAMB --held-out 128"
+    "bert_pretraining --steps 8 --layers 1 --width 16 --micro-batch 1 --accumulation 5 "
+    "--dropout 0.1 --optimizer LAMB --held-out 0"
 )
 
 
@@ -69,10 +69,10 @@ def test_bert_goes_on_from_a_checkpoint_and_a_pipeline_does_not_change_it(tmp_pa
 
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
     printed = run(f"{SMALL_BERT} --ipus 1 --checkpoint {whole}")
-    run(f"{SMALL_BERT} --checkpoint {parts} --stop-after 5")
+    run(f"{SMALL_BERT} --ipus 2 --checkpoint {parts} --stop-after 5")
     early = torch.load(parts)
     assert early["step"] == 5
-    assert run(f"{SMALL_BERT} --checkpoint {parts} --resume") == printed
+    assert run(f"{SMALL_BERT} --ipus 2 --checkpoint {parts} --resume") == printed
     expected, found = torch.load(whole), torch.load(parts)
     assert same(expected, found)
     for name, weight in early["model"].items():
