@@ -460,8 +460,7 @@ def _said(error: Exception) -> str:
 
 def launch_overhead(cupy: Any, calls: int = 1000) -> dict[str, float]:
     """Microseconds on the host of a small fold, a psum, and CuPy's `x + y`."""
-    x = cupy.ones((8, 64), np.float32)
-    y = cupy.ones((8, 64), np.float32)
+    x, y = cupy.zeros((8, 64), np.float32), cupy.zeros((8, 64), np.float32)
     found = {}
     for name, call in (
         ("fold", lambda: launch.fold(x)),
@@ -680,6 +679,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"launch: {overhead}", file=sys.stderr, flush=True)
     except Exception as error:
         content["launch error"] = _said(error)
+        print(f"launch: FAILED: {_said(error)}", file=sys.stderr, flush=True)
     for case in all_cases():
         if given.only not in case.name:
             continue
