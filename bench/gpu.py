@@ -250,7 +250,7 @@ class Recorder(launch.CupyDevice):
         return self.kept[-1]
 
     def run(self, launch: Launch) -> None:
-        self.launches.append(Launch(**{**vars(launch), "arguments": launch.arguments.copy()}))
+        self.launches.append(launch._replace(arguments=launch.arguments.copy()))
         super().run(launch)
 
 

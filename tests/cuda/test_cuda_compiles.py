@@ -3,20 +3,39 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gpusim.cuda import compile as compiling
 from gpusim.cuda import report, templates
 from gpusim.cuda.device import Kernel
+from tests.cuda import fake_cuda
 from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 needs_compiler = pytest.mark.skipif(
-    compiling.compiler() is None, reason="neither nvcc nor the wheel nvidia-cuda-nvrtc is installed"
+    compiling.compiler() is None, reason="neither nvcc nor CuPy with NVRTC is installed"
 )
+
+
+def has_nvrtc() -> bool:
+    """Whether CuPy finds a real NVRTC, which needs no GPU."""
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError):
+        return False
+    return not os.environ.get(fake_cuda.SWITCH)
+
+
+needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="CuPy with NVRTC is not installed")
 
 
 def main_kernels(unit: str) -> list[Kernel]:
@@ -62,6 +81,48 @@ def test_the_other_kernels_compile_and_do_not_spill(architecture: str, unit: str
 
 @needs_compiler
 def test_what_does_not_compile_is_an_error_with_the_compilers_words() -> None:
+    with pytest.raises(RuntimeError, match="float17"):
+        compiling.resources([Kernel("round.cu", "round_to<float17, float, 8>")], "sm_90")
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+def test_no_operation_flushes_subnormal_numbers_or_is_fused(tmp_path: Path) -> None:
+    kernels = [
+        Kernel("fold.cu", "fold<float32, float, EXACT, false, SEQUENCE, true, 4, 8>"),
+        Kernel("fold.cu", "fold<float8_e4m3fn, float, FLOAT16, false, TREE, true, 16, 8>"),
+    ]
+    source = tmp_path / "unit.cu"
+    source.write_text(compiling.translation_unit(kernels))
+
+    def ptx(*more: str) -> str:
+        command = ["nvcc", "-ptx", "-arch=sm_90", *compiling.OPTIONS, f"-I{compiling.SOURCES}"]
+        command += [*more, str(source), "-o", str(source.with_suffix(".ptx"))]
+        subprocess.run(command, check=True, timeout=PATIENCE)
+        return source.with_suffix(".ptx").read_text()
+
+    text = ptx()
+    assert "add.rn.f32" in text and ".ftz" not in text and "fma.rn.f32" not in text
+    assert ".ftz" in ptx("-ftz=true")  # which this test would notice
+
+
+@needs_nvrtc
+def test_nvrtcs_machine_code_is_whole() -> None:
+    kernel = Kernel("fold.cu", "fold<float32, float, EXACT, false, SEQUENCE, true, 4, 8>")
+    for architecture in compiling.ARCHITECTURES:
+        cubin, _ = compiling.with_nvrtc(compiling.translation_unit([kernel]), architecture)
+        # An ELF file of 64 bits: its last part is the table of segments.
+        (table,) = struct.unpack_from("<Q", cubin, 32)
+        size, count = struct.unpack_from("<2H", cubin, 54)
+        assert cubin.startswith(b"\x7fELF") and len(cubin) == table + size * count
+        assert compiling.mangled(kernel).encode() in cubin
+
+
+@needs_nvrtc
+def test_nvrtc_reports_resources_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("ragged.cu", "ragged_check")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compiling.compiler() == "nvrtc"
+    assert compiling.resources([kernel], "sm_90")[kernel].registers > 8
     with pytest.raises(RuntimeError, match="float17"):
         compiling.resources([Kernel("round.cu", "round_to<float17, float, 8>")], "sm_90")
 

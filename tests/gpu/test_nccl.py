@@ -20,6 +20,7 @@ from tests.gpu.cupy_arrays import GPUS
 ROOT = Path(__file__).parents[2]
 SCRIPT = "tests.gpu.nccl_ranks"
 LIMIT = 120  # seconds: ranks that do not find each other wait for ever
+IDENTITY = re.compile(r"\b[0-9a-f]{256}\b")
 FEW = {"NCCL_MAX_CTAS": "2", "NCCL_P2P_DISABLE": "0"}  # both ranks' kernels must fit on the GPU
 
 nccl = importlib.import_module("cupy.cuda.nccl")
@@ -54,11 +55,11 @@ def ended(*processes: subprocess.Popen[str]) -> None:
 
 
 def identity_of(process: subprocess.Popen[str]) -> str:
-    """The first word of 256 hexadecimal digits that it prints: libraries may print warnings before."""
+    """The 256 hexadecimal digits that it prints, maybe after warnings of libraries."""
     assert process.stdout is not None
     said = []
     for line in process.stdout:
-        if found := re.fullmatch(r"[0-9a-f]{256}", line.strip()):
+        if found := IDENTITY.search(line):
             return found[0]
         said.append(line)
     raise AssertionError(f"no identity of NCCL: {''.join(said)}")

@@ -13,7 +13,6 @@ from typing import Any
 
 from . import compiler
 
-
 SWITCH = "GPUSIM_FAKE_CUDA"  # the environment variable that asks for it
 
 
@@ -26,6 +25,8 @@ def install() -> None:
         raise RuntimeError("CuPy is imported already: install the fake CUDA before")
     # What CuPy keeps on disk is apart from that of GPUs. Its kernels are compiled, not cub's.
     os.environ["CUPY_CACHE_DIR"] = str(compiler.folder() / "kernels")
+    # gpusim's does not know which compiler says that it is NVRTC 13.0.
+    os.environ["GPUSIM_CACHE_DIR"] = str(compiler.folder() / f"gpusim-{compiler.fingerprint()}")
     os.environ["CUPY_ACCELERATORS"] = ""
     import cupy_backends.cuda._softlink as softlink
 
@@ -57,20 +58,25 @@ def install() -> None:
         return call
 
     capsules.replace(runtime, functions)
+    from . import libraries
+
+    libraries.install()
 
 
 class _Found:
     """A library that the path finder would find."""
 
-    def __init__(self, handle: int) -> None:
-        self.abs_path, self.found_via, self._handle_uint = "/fake/lib/libnvrtc.so", "fake", handle
+    def __init__(self, name: str) -> None:
+        self.abs_path, self.found_via = f"/fake/lib/lib{name}.so", "fake"
+        self._handle_uint = NVRTC if name == "nvrtc" else 0
 
 
 NVRTC = 0xFA4E  # the handle of the fake libnvrtc
 
 
 def _find(usual: Any, name: str) -> Any:
-    return _Found(NVRTC) if name == "nvrtc" else usual(name)
+    fakes = ("nvrtc", "cublas", "cusolver", "cufft")
+    return _Found(name) if name in fakes else usual(name)
 
 
 class _Loader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import mmap
@@ -30,6 +31,10 @@ NAMES = {
 MAX_THREADS, MAX_SHARED = 1024, 232448
 
 
+over: list[bool] = []
+atexit.register(over.append, True)
+
+
 class Library:
     """What `ctypes.CDLL` gives CuPy: attributes that are C functions, returning 0 or an error."""
 
@@ -37,8 +42,12 @@ class Library:
         self._prefix, self._unknown = prefix, unknown
 
     def add(self, *types: Any, result: Any = c_int) -> Callable[[Any], Any]:
+        ended = over
+
         def wrap(function: Callable[..., Any]) -> Any:
             def guarded(*arguments: Any) -> Any:
+                if ended:  # CuPy's last objects go after Python has taken this module apart
+                    return 0
                 try:
                     found = function(*arguments)
                     return 0 if found is None else found
@@ -134,7 +143,8 @@ def cuLaunchKernel(
     *size, shared, stream, parameters, extra = rest
     x, y, z, block_x, block_y, block_z = size
     threads = block_x * block_y * block_z
-    machine.stream(stream)
+    if machine.stream(stream).device != machine.device:
+        raise CudaError(INVALID_HANDLE)
     if not (0 < threads <= MAX_THREADS and x * y * z and x < 1 << 31 and max(y, z) < 1 << 16):
         raise CudaError(INVALID_VALUE)
     if block_z > 64 or shared > MAX_SHARED or extra:
@@ -200,7 +210,7 @@ class Program:
         self.source = source
         self.expressions: list[str] = []
         self.log = self.image = b""
-        self.lowered: dict[bytes, Any] = {}
+        self.loaded: ctypes.CDLL | None = None
 
 
 _programs: dict[int, Program] = {}
@@ -273,3 +283,14 @@ _texts("ProgramLog", lambda program: program.log + b"\0")
 @nvrtc.add(c_void_p, c_char_p)
 def nvrtcAddNameExpression(handle: int, expression: bytes) -> None:
     _programs[handle].expressions.append(expression.decode())
+
+
+@nvrtc.add(c_void_p, c_char_p, POINTER(c_char_p))
+def nvrtcGetLoweredName(handle: int, expression: bytes, name: Any) -> None:
+    program = _programs[handle]
+    if program.loaded is None:
+        image = ctypes.create_string_buffer(program.image)
+        program.loaded = compiler.load(ctypes.addressof(image))
+        program.loaded.fake_name.restype = c_char_p
+    # The expressions come first among the entries.
+    name[0] = program.loaded.fake_name(c_size_t(program.expressions.index(expression.decode())))

@@ -129,10 +129,9 @@ class Machine:
         """The stream of a handle: its own, or the current device's default stream."""
         if handle in (None, 0, 1, 2):
             return Stream(self.device)
-        found = self._streams.get(handle or 0)
-        if found is None or found.device != self.device:
+        if handle not in self._streams:
             raise CudaError(INVALID_HANDLE)
-        return found
+        return self._streams[handle]
 
     def event(self, handle: int) -> Event:
         if handle not in self._events:
@@ -383,8 +382,7 @@ class Runtime:
             raise CudaError(INVALID_HANDLE)
 
     def streamSynchronize(self, stream: int) -> None:
-        if stream > 2 and stream not in machine._streams:
-            raise CudaError(INVALID_HANDLE)
+        machine.stream(stream)
 
     def streamQuery(self, stream: int) -> None:
         self.streamSynchronize(stream)
