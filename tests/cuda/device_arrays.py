@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -522,6 +521,10 @@ def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
     return _launched(np.zeros(shape, dtype), ())
 
 
+def _function(name: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: call(name, args, kwargs)
+
+
 def package() -> SimpleNamespace:
     """The module that `import cupy` gives."""
     cuda = streams.cuda(NUMBER_OF_GPUS)
@@ -529,7 +532,7 @@ def package() -> SimpleNamespace:
     functions: dict[str, Any] = {}
     for name in surface():
         module, _, function = name.rpartition(".")
-        functions.setdefault(module, {})[function] = partial(call, name)
+        functions.setdefault(module, {})[function] = _function(name)
     top = functions.pop("")
     top |= {module: SimpleNamespace(**inner) for module, inner in functions.items()}
     return SimpleNamespace(
