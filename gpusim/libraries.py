@@ -150,7 +150,7 @@ def _create_like(
 
 
 def allocate(create: Callable[..., Any], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """create(shape, dtype), which is a GPU library's function, such as cupy.empty, for any dtype."""
+    """create(shape, dtype), for any dtype; `create` is a GPU library's, such as cupy.empty."""
     kind = np.dtype(dtype)
     if not lacks_kernels(kind):
         return create(shape, kind)
