@@ -7,6 +7,7 @@ gpusim.aliases`; `gpusim run script.py` imports it first.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -69,11 +70,14 @@ def install() -> None:
             origin = getattr(sys.modules[name], "__file__", None)
             if not is_stand_in(origin):
                 warn(f"{name} was imported before gpusim.aliases, from {origin}: it stays")
-        elif (found := PathFinder.find_spec(name)) and not is_stand_in(found.origin):
+        elif found := PathFinder.find_spec(name, [p for p in sys.path if p != STAND_INS]):
             warn(f"{name} means gpusim.{name}; the one installed at {found.origin} is hidden")
     sys.meta_path.insert(0, Finder())
-    if STAND_INS not in sys.path:
-        sys.path.append(STAND_INS)
+    if STAND_INS not in sys.path:  # for processes that multiprocessing starts
+        sys.path.insert(1, STAND_INS)
+    paths = os.environ.get("PYTHONPATH", "")
+    if STAND_INS not in paths.split(os.pathsep):  # for all others
+        os.environ["PYTHONPATH"] = STAND_INS + (os.pathsep + paths if paths else "")
 
 
 def stand_in(name: str) -> None:

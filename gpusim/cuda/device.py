@@ -7,6 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import DTypeLike, NDArray
 
+#: So many keep a GPU busy: each has 128 bytes of loads under way.
+THREADS_PER_MULTIPROCESSOR = 512
+
 Array = Any  # an array of the device: shape, strides and dtype as NumPy's
 
 
@@ -34,7 +37,7 @@ class Launch(NamedTuple):
 class Device(Protocol):
     """A machine with memory of its own that runs launches, in order."""
 
-    #: How many threads keep it busy; with fewer chunks than these, chunks are made smaller.
+    #: How many threads keep it busy: THREADS_PER_MULTIPROCESSOR on each of its multiprocessors.
     busy_threads: int
 
     def is_array(self, value: Any) -> bool: ...

@@ -4,9 +4,9 @@ Everything is decided here, so that the kernels only load, add, round and store.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,9 +25,9 @@ from fallback.formats import (
 from fallback.plan import FoldPlan, plan_fold
 from fallback.rounding import check_counter
 from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
-from fallback.spec import Extent, FoldPart, FoldSpec
+from fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
 
-from .device import Array, Device, Kernel, Launch
+from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 from .layout import MemberLayout, Members, layout_of, rows_of
 from .structs import FOLD, LAYOUT, LOGICAL, struct, writer
 from .targets import NAMES, code, target
@@ -39,6 +39,10 @@ ROUNDINGS = ("none", "float16", "bfloat16", "float32", "target")
 ENCODINGS = ("float32", "float64", "float16", "bfloat16", "float8", "integer")
 
 TREE_MEMBERS = 1 << 16
+# in_stages of fold.cu: threads of a block, and the members of all stages for each of its `batches`.
+STAGE_THREADS, STAGE_BATCH, STAGES = 32, 16, 3
+STAGED_BYTES = 192 * 1024  # shared memory of a multiprocessor that stages may fill
+SPLIT_MEMBERS, SHARE_MEMBERS = 128, 32  # the fewest that are split over blocks, and that a block gets
 SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
 _FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 
@@ -54,6 +58,7 @@ class Numbers:
         self.divisor, self.from_zero = arithmetic.divisor, arithmetic.from_zero
         self.members = plan.folded
         self.integer = self.source not in _FLOATS
+        self.any_order = self.integer or self.op in ("max", "min")  # gives the same bits
         self.step = self._step()
         drawn = plan.spec.stochastic and not self.complex
         self.step_drawn = drawn and self.step != "EXACT" and is_sub_32_bit(self.accumulator)
@@ -93,6 +98,8 @@ class FoldLaunch:
     - `turned`: whether the last member comes first.
     - `draws`: whether the batch offsets matter.
     - `tables`: arrays of int64 that the kernel reads, by the words that hold their addresses.
+    - `shares`, `last`: the launch gives this many partial results, each of a share of the members.
+      The fold `last` of them gives the result.
     """
 
     plan: FoldPlan
@@ -106,6 +113,8 @@ class FoldLaunch:
     turned: bool = False
     draws: bool = False
     tables: dict[str, bytes] = field(default_factory=dict)
+    shares: int = 1
+    last: tuple[FoldSpec, FoldPart] | None = None
 
 
 def run_fold(
@@ -128,10 +137,11 @@ def run_fold(
         call = check_counter("call", call)
     if part is not None and part.partial is not None:
         earlier = _earlier(part.partial, plan, device)
-    if type(batch_offset) is int and 0 <= batch_offset < 2**64:
-        offset = batch_offset
+    given: Any = batch_offset
+    if type(given) is int and 0 <= given < 2**64:
+        offset = given
     else:
-        offsets = check_batch_offset(batch_offset, plan.batch)
+        offsets = check_batch_offset(given, plan.batch)
     if out is None:
         out = device.empty(plan.shape, plan.arithmetic.result)
     else:
@@ -148,7 +158,10 @@ def run_fold(
     if launch.turned and step is not None:
         base += (plan.count - 1) * step
     write_members(buffer, base, 0 if table is None else device.pointer(table))
-    write_out(buffer, device.pointer(out))
+    result = out
+    if launch.last is not None:
+        result = device.empty((launch.shares, *plan.shape), plan.arithmetic.partial)
+    write_out(buffer, device.pointer(result))
     if earlier is not None:
         _write_partial[launch.dtype](buffer, device.pointer(earlier))
     if launch.dtype is FOLD:
@@ -161,6 +174,18 @@ def run_fold(
         _write_table[name](buffer, device.pointer(array))
     arguments = np.frombuffer(buffer, launch.dtype)
     device.run(Launch(launch.kernel, arguments, launch.threads, launch.block, launch.shared))
+    if launch.last is not None:
+        last, rest = launch.last
+        run_fold(
+            device,
+            last,
+            result,
+            batch_ndim=batch_ndim,
+            call=call,
+            batch_offset=batch_offset,
+            part=rest,
+            out=out,
+        )
     return out
 
 
@@ -184,7 +209,7 @@ def plan_launch(
 
     **Raises**: ValueError and TypeError for arguments that do not fit.
     """
-    plan = plan_fold(spec, extent, members.dtype, members.count, members.shape, batch_ndim)
+    plan = plan_fold(spec, extent, members.dtype, members.number, members.shape, batch_ndim)
     if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
@@ -192,16 +217,24 @@ def plan_launch(
     if not math.prod(plan.shape):
         return FoldLaunch(plan)
     if plan.arithmetic.computing == np.bool_:
-        return _plan_logical(plan, members)
+        return _plan_logical(plan, members, busy_threads)
     return _plan_numbers(plan, members, busy_threads)
 
 
-def template(
-    numbers: Numbers, order: CompiledOrder, *, small: bool = False
-) -> tuple[Kernel, int, np.dtype[Any]]:
-    """The kernel for these numbers, its chunk's elements, and the C++ type that it computes in.
+class Template(NamedTuple):
+    """A kernel, the elements of its chunk, the members it loads at once, and its C++ type."""
 
-    `small`: chunks of one element with many members ahead, where elements are few or scattered.
+    kernel: Kernel
+    chunk: int
+    ahead: int
+    computing: np.dtype[Any]
+
+
+def template(numbers: Numbers, order: CompiledOrder, *, small: bool = False) -> Template:
+    """The kernel for these numbers in this order.
+
+    `small`: chunks of 4 bytes (at least an element) that are copied ahead in stages, where elements
+    are few or scattered; in a tree, chunks of one element.
     """
     integer = numbers.integer
     computing = numbers.computing
@@ -209,7 +242,7 @@ def template(
         wide = 8 in (numbers.source.itemsize, computing.itemsize)
         computing = np.dtype(np.uint64 if wide else np.uint32)
     tree = order == "tree" or isinstance(order, ReductionGraph)
-    kind = "TREE" if tree and not integer else "SEQUENCE"
+    kind = "TREE" if tree and not numbers.any_order else "SEQUENCE"
     sums = numbers.op == "sum"
     chunk, ahead = 16 // numbers.source.itemsize, 8
     if numbers.step_drawn:
@@ -219,13 +252,15 @@ def template(
     if numbers.step_drawn or numbers.step == "TARGET":
         ahead = 1  # arithmetic rules there, not memory
     if small and not numbers.step_drawn and not (numbers.complex and numbers.op == "prod"):
-        chunk, ahead = 1, 32 if ahead > 1 and kind == "SEQUENCE" else ahead
+        chunk = 1
+        if ahead > 1 and kind == "SEQUENCE":
+            chunk, ahead = max(1, 4 // numbers.source.itemsize), STAGE_BATCH
     flags = ("false", "true")
     name = (
         f"fold<{NAMES[numbers.source]}, {C_NAMES[computing]}, {numbers.step}, "
         f"{flags[numbers.step_drawn]}, {kind}, {flags[sums]}, {chunk}, {ahead}>"
     )
-    return Kernel("fold.cu", name), chunk, computing
+    return Template(Kernel("fold.cu", name), chunk, ahead, computing)
 
 
 C_NAMES = {
@@ -236,8 +271,12 @@ C_NAMES = {
 }
 
 
-def _plan_numbers(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> FoldLaunch:
+def _plan_numbers(
+    plan: FoldPlan, members: MemberLayout, busy_threads: int, share: int | None = None
+) -> FoldLaunch:
+    """`share`: how many members a block folds, 0 if all; by default it is decided here."""
     numbers, order, window = Numbers(plan), plan.order, plan.extent.window
+    free = numbers.any_order
     parts = 2 if plan.dtype.kind == "c" else 1
     integer = numbers.integer
     draws = numbers.step_drawn or numbers.last_drawn
@@ -250,10 +289,19 @@ def _plan_numbers(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> F
     turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
     if turned:
         members = members.turned()
-    few = rows.count * rows.length * itemsize // 16 < busy_threads
     # Wide accesses need elements side by side, and one alignment for all members.
-    small = few or not members.alike or rows.stride != itemsize
-    kernel, chunk, computing = template(numbers, order, small=small)
+    wide = members.alike == 16 and rows.stride == itemsize
+    elements = rows.count * rows.length
+    chunks = elements * itemsize // 16 if wide else elements
+    if share is None:
+        share = _share(plan, free, chunks, busy_threads)
+        if share:
+            launch = _plan_numbers(_share_plan(plan), members, busy_threads, share)
+            return _with_last(launch, plan, share)
+    tree = not free and (order == "tree" or isinstance(order, ReductionGraph))
+    # Up to eight members are all in flight at once, in chunks of any size.
+    few = not share and not tree and plan.count > 8 and chunks < busy_threads // 2
+    kernel, chunk, ahead, computing = template(numbers, order, small=few or not wide)
     complex_product = parts == 2 and numbers.op == "prod"
     arguments = struct(FOLD, op=OPS.index("complex prod" if complex_product else numbers.op))
     arguments["layout"] = layout_of(
@@ -267,15 +315,15 @@ def _plan_numbers(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> F
     arguments["parts"] = parts
     if not integer and numbers.step == "TARGET":
         arguments["accumulator"] = target(numbers.accumulator)
-    if order == "ring" and not integer:
+    if order == "ring" and not free:
         arguments["ring"] = RINGS.index("flat" if plan.slice is None else "sliced")
         arguments["total"], arguments["count"] = plan.total, plan.count
         if plan.slice is not None and plan.spec.cut_axis is not None:
             inner = plan.value[plan.spec.cut_axis + 1 :]
             arguments["slice"] = plan.slice * math.prod(inner)
-    if isinstance(order, ChainSchedule) and not integer:
+    if isinstance(order, ChainSchedule) and not free:
         arguments["ring"], arguments["count"] = RINGS.index("listed"), len(order.starts)
-    if isinstance(order, ReductionGraph) and not integer:
+    if isinstance(order, ReductionGraph) and not free:
         arguments["instructions"] = len(order.postfix)
     if plan.extent.before:
         stored = real_of(plan.arithmetic.partial)
@@ -300,13 +348,19 @@ def _plan_numbers(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> F
         finish["divisor"] = numbers.divisor or 0
     threads = thread_count(arguments["layout"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
-    block, shared = (64 if threads < busy_threads else 256), 0
-    if isinstance(order, ReductionGraph) and not integer:
+    block, shared = (64 if threads * (-(-plan.count // share) if share else 1) < busy_threads else 256), 0
+    if ahead == STAGE_BATCH:
+        batches = stage_batches(threads, chunk * itemsize, plan.count, busy_threads)
+        arguments["batches"] = batches
+        block, shared = STAGE_THREADS, batches * stage_bytes(chunk * itemsize)
+    elif isinstance(order, ReductionGraph) and not free:
         levels = 1 << max(0, order.depth - 1)  # the stack holds all values but the last
         block, shared = tree_block(levels, 1, chunk * computing.itemsize, block)
-    elif order == "tree" and not integer:
-        leaves = 1 if kernel.name.endswith(", 1>") else 8
-        block, shared = tree_block(plan.count, leaves, chunk * computing.itemsize, block)
+    elif order == "tree" and not free:
+        block, shared = tree_block(share or plan.count, ahead, chunk * computing.itemsize, block)
+    if share:
+        arguments["share"], arguments["share_blocks"] = share, -(-threads // block)
+        threads = -(-threads // block) * block * -(-plan.count // share)
     return FoldLaunch(
         plan,
         kernel,
@@ -317,8 +371,65 @@ def _plan_numbers(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> F
         shared,
         turned=turned,
         draws=draws,
-        tables={} if integer else _tables(order, plan.count),
+        tables={} if free else _tables(order, plan.count),
     )
+
+
+def _share(plan: FoldPlan, any_order: bool, chunks: int, busy_threads: int) -> int:
+    """How many members a block folds where the members of many replicas are split over blocks; or 0.
+
+    Shares are aligned subtrees, so trees keep their bits; other folds do if they do so in any
+    order. They are as many as keep the device busy.
+    """
+    splits = plan.order == "tree" or (any_order and isinstance(plan.order, str))
+    whole = isinstance(plan.spec.order, str) and not plan.extent.before
+    shares = min(-(-3 * busy_threads // (2 * chunks or 1)), TREE_MEMBERS)
+    if not (splits and whole) or plan.count < SPLIT_MEMBERS or shares < 2:
+        return 0
+    share = max(SHARE_MEMBERS, 1 << (-(-plan.count // shares) - 1).bit_length())
+    return share if share < plan.count else 0
+
+
+def _share_plan(plan: FoldPlan) -> FoldPlan:
+    """The plan as a tree of which subtrees are folded, to partial results."""
+    spec = replace(plan.spec, order="tree", cut_axis=None)
+    extent = Extent(plan.extent.window, 0, False, plan.tree)
+    return plan_fold(spec, extent, plan.dtype, plan.count, plan.shape, plan.batch_ndim)
+
+
+def _with_last(launch: FoldLaunch, plan: FoldPlan, share: int) -> FoldLaunch:
+    """The launch of the shares, followed by the fold of their partial results."""
+    if launch.kernel is None:
+        return launch
+    arithmetic = plan.arithmetic
+    spec = replace(
+        plan.spec,
+        order="tree",
+        cut_axis=None,
+        accumulate=arithmetic.accumulator,
+        out_dtype=arithmetic.result,
+    )
+    level, first, total = plan.tree
+    up = share.bit_length() - 1
+    part = FoldPart(
+        window=plan.extent.window,
+        final=plan.extent.final,
+        nodes=TreeNodes(level + up, first >> up, total),
+    )
+    return replace(launch, plan=plan, shares=-(-plan.count // share), last=(spec, part))
+
+
+def stage_bytes(chunk_bytes: int) -> int:
+    """The shared memory of a block, for each batch that its stages hold."""
+    return STAGE_THREADS * STAGE_BATCH * STAGES * chunk_bytes
+
+
+def stage_batches(threads: int, chunk_bytes: int, members: int, busy_threads: int) -> int:
+    """Batches in a stage: the fewer threads a multiprocessor has, the more each has under way."""
+    multiprocessors = max(1, busy_threads // THREADS_PER_MULTIPROCESSOR)
+    blocks = -(-threads // (STAGE_THREADS * multiprocessors))
+    room = min(SHARED_BYTES, STAGED_BYTES // blocks) // stage_bytes(chunk_bytes)
+    return max(1, min(room, -(-members // (STAGE_BATCH * STAGES))))
 
 
 def thread_count(layout: NDArray[Any]) -> int:
@@ -391,7 +502,7 @@ def finish_float(
     finish["rounding"] = ROUNDINGS.index(name if name in ROUNDINGS else "target")
 
 
-def _plan_logical(plan: FoldPlan, members: MemberLayout) -> FoldLaunch:
+def _plan_logical(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> FoldLaunch:
     """0 or 1 according to whether members are nonzero; max of bools is their logical_or."""
     op, dtype, result = plan.spec.op, plan.dtype, plan.arithmetic.result
     itemsize = min(dtype.itemsize, 8)
@@ -399,6 +510,9 @@ def _plan_logical(plan: FoldPlan, members: MemberLayout) -> FoldLaunch:
     rows = rows_of(members, 0, itemsize, words)
     if rows.too_many_axes:
         return FoldLaunch(plan, copies=True)
+    share = _share(plan, True, rows.count * rows.length * itemsize // 16, busy_threads)
+    if share:
+        result = plan.arithmetic.partial
     arguments = struct(
         LOGICAL,
         all=op in ("logical_and", "min"),
@@ -411,7 +525,13 @@ def _plan_logical(plan: FoldPlan, members: MemberLayout) -> FoldLaunch:
     )
     kernel = Kernel("logical.cu", f"logical<{itemsize}, {words}>")
     threads = thread_count(arguments["layout"])
-    return FoldLaunch(plan, kernel, LOGICAL, arguments.tobytes(), threads)
+    block = 64 if threads < busy_threads else 256
+    if not share:
+        return FoldLaunch(plan, kernel, LOGICAL, arguments.tobytes(), threads, block)
+    arguments["share"], arguments["share_blocks"] = share, -(-threads // block)
+    threads = -(-threads // block) * block * -(-plan.count // share)
+    launch = FoldLaunch(plan, kernel, LOGICAL, arguments.tobytes(), threads, block)
+    return _with_last(launch, plan, share)
 
 
 def _mask(dtype: np.dtype[Any]) -> int:

@@ -21,9 +21,8 @@ from . import folding, ragged, scatter
 from . import rounding as rounding_on_device
 from .cache import once
 from .compile import OPTIONS, machine_code, mangled
-from .device import Array, Device, Kernel, Launch
+from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 
-THREADS_PER_MULTIPROCESSOR = 512
 CONSTANTS = 256  # that a device keeps
 CONSTANT_BYTES = 1 << 14  # of one that is kept
 EIGHT_BITS = {dtype for dtype in SUB_32_BIT if dtype.itemsize == 1}

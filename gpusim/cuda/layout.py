@@ -27,25 +27,26 @@ class MemberLayout(NamedTuple):
 
     **Attributes**:
 
-    - `count`, `shape`, `strides`, `dtype`: of the members, which differ only in their addresses.
+    - `number`: of members, which differ only in their addresses.
+    - `shape`, `strides`, `dtype`: of each.
     - `step`: bytes from one member to the next; None for a list, which may lie anywhere.
     - `offset`: the first address modulo ALIGNMENT.
-    - `alike`: whether the members' addresses agree modulo 16 bytes.
+    - `alike`: the bytes, a power of two of at most 16, modulo which the members' addresses agree.
     """
 
-    count: int
+    number: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     step: int | None
     offset: int
-    alike: bool
+    alike: int
 
     def turned(self) -> MemberLayout:
         """The layout of the same members, the last one first."""
         if self.step is None:
             return self
-        last = (self.offset + (self.count - 1) * self.step) % ALIGNMENT
+        last = (self.offset + (self.number - 1) * self.step) % ALIGNMENT
         return self._replace(step=-self.step, offset=last)
 
 
@@ -65,7 +66,7 @@ class Members(NamedTuple):
             if not shape or not shape[0]:
                 check_stacked(given)
             count, step, base = shape[0], strides[0], device.pointer(given)
-            alike = step % 16 == 0 or count == 1
+            alike = math.gcd(16, step if count > 1 else 0)
             axes = shape[1:], strides[1:]
             layout = MemberLayout(count, *axes, given.dtype, step, base % ALIGNMENT, alike)
             return cls(layout, base, None, [given])
@@ -81,7 +82,7 @@ class Members(NamedTuple):
             arrays = [device.contiguous(array) for array in arrays]
         pointers = [device.pointer(array) for array in arrays]
         first, base = arrays[0], pointers[0]
-        alike = all((pointer - base) % 16 == 0 for pointer in pointers)
+        alike = math.gcd(16, *(pointer - base for pointer in pointers))
         axes = first.shape, first.strides
         layout = MemberLayout(len(arrays), *axes, first.dtype, None, base % ALIGNMENT, alike)
         return cls(layout, base, pointers, arrays)
@@ -171,7 +172,7 @@ def layout_of(
     result = struct(
         LAYOUT,
         member_stride=members.step or 0,
-        members=members.count,
+        members=members.number,
         alike=members.alike,
         rows=rows.count,
         length=rows.length,

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--unit", action="append", choices=list(units()), help="only this one")
     given = parser.parse_args(arguments)
     if compiler() is None:
-        parser.error("needs nvcc, or NVRTC: pip install nvidia-cuda-nvrtc")
+        parser.error("needs nvcc, or CuPy and NVRTC: pip install 'cupy-cuda13x[ctk]'")
     print("arch    regs stack stores  loads  kernel")
     for unit, kernels in units().items():
         if given.unit and unit not in given.unit:

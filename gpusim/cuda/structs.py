@@ -87,6 +87,9 @@ FOLD = np.dtype(
         ("starts", "u8"),
         ("graph", "u8"),
         ("instructions", "i8"),
+        ("share", "i8"),
+        ("share_blocks", "i8"),
+        ("batches", "i8"),
     ]
 )
 LOGICAL = np.dtype(
@@ -97,6 +100,8 @@ LOGICAL = np.dtype(
         ("one", "u8"),
         ("bytes", "i8"),
         ("partial", "u8"),
+        ("share", "i8"),
+        ("share_blocks", "i8"),
     ]
 )
 ROUND = np.dtype([("layout", LAYOUT), ("finish", FINISH)])
@@ -122,6 +127,7 @@ RAGGED = np.dtype(
         ("count", "i8"),
         ("row_units", "i8"),
         ("units", "i8"),
+        ("tiles", "u8"),
     ]
 )
 SCATTER = np.dtype(

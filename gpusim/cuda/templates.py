@@ -51,7 +51,7 @@ def fold_templates(source: np.dtype[Any]) -> list[Kernel]:
     ):
         spec = FoldSpec(op=op, order=order, accumulate=accumulate, rounding=mode)
         plan = plan_fold(spec, None, source, 2, (1,), 0)
-        found[folding.template(Numbers(plan), order, small=small)[0]] = None
+        found[folding.template(Numbers(plan), order, small=small).kernel] = None
     return list(found)
 
 
@@ -71,6 +71,7 @@ def units() -> dict[str, list[Kernel]]:
         ],
         "ragged": [
             Kernel("ragged.cu", "ragged_check"),
+            ragged.TILES,
             *(ragged.template(width) for width in ragged.UNIT_NAMES),
         ],
         "scatter": [scatter.template(dtype) for dtype in (*FLOATS, *INTEGERS, *COMPLEX)],

@@ -127,7 +127,8 @@ def add_op(
 ) -> tuple[Tensor, ...]:
     """Add an op to the current graph, and return its outputs.
 
-    `name` names the op, and its outputs unless `output_names` is given.
+    `name` names the op, and its outputs unless `output_names` is given. An op outside of
+    `popxl.ipu` is on IPU 0.
 
     **Raises**:
 
@@ -153,7 +154,7 @@ def add_op(
         inputs,
         values,
         name or "",
-        ipu=context.ipu_id if ipu is None else ipu,
+        ipu=(context.ipu_id or 0) if ipu is None else ipu,
         tile_set=tile_set or ("io" if context.io_tile_set else "compute"),
         location=context.location(),
     )

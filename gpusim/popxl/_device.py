@@ -65,8 +65,7 @@ class SessionDevice:
 
 def ipus_per_replica(ir: Ir) -> int:
     """The highest IPU with an op, plus one."""
-    placed = (op.ipu for graph in ir._graphs.values() for op in graph._ops)
-    return 1 + max((ipu for ipu in placed if ipu is not None), default=0)
+    return 1 + max((op.ipu for graph in ir._graphs.values() for op in graph._ops), default=0)
 
 
 def acquire(ir: Ir, kind: str) -> SessionDevice:

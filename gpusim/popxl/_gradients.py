@@ -6,7 +6,7 @@ Called graphs are differentiated too. Repeats and conditionals run again before 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ._definition import GradientSite, add_op
@@ -190,7 +190,7 @@ class GradientGraph:
             return
         special = {CALL: call_gradient, REPEAT: repeat_gradient, CONDITIONAL: if_gradient}
         site = GradientSite(self, op)
-        with nullcontext() if op.ipu is None else ipu(op.ipu):
+        with ipu(op.ipu):
             rule = special.get(op.definition, op.definition.gradient)
             if rule is None:
                 raise popart_exception(

@@ -39,11 +39,15 @@ def host_buffer(stream: Stream, ir: Ir) -> NDArray[Any]:
 def as_transfers(array: NDArray[Any], stream: Stream, ir: Ir) -> NDArray[Any]:
     """A host array as a view (transfers, replicas, *shape).
 
-    It may have more transfers than a run takes; the first ones are taken.
+    It may have more transfers than a run takes; the first ones are taken. For a stream of one
+    element, axes of length 1 may be missing or too many.
 
     **Raises**: ValueError: for another shape or dtype.
     """
     kind = type(stream).__name__
+    lead = len(stream_shape(stream, ir)) - len(stream.shape)
+    if math.prod(stream.shape) == math.prod(array.shape[lead:]) == 1:
+        array = reshaped_view(array, (*array.shape[:lead], *stream.shape))
     check_shape(array, stream, ir, kind)
     if array.dtype != stream.dtype.as_numpy():
         raise ValueError(
@@ -94,6 +98,12 @@ class Weights:
         self._ir, self._machine = ir, machine
         self.variables = ir.main_graph.variables
         self.stale = False  # whether a run may have changed values since the last transfer
+        #: those whose data is a file that cannot be written
+        self.read_only = [
+            v
+            for v in self.variables
+            if isinstance(v._host, np.memmap) and not v._host.flags.writeable
+        ]
         self._allocate()
 
     def _allocate(self) -> None:
@@ -117,7 +127,7 @@ class Weights:
                 machine.variables[tensor.id] = machine.xp.zeros(shape, tensor.dtype.as_numpy())
 
     def _array(self, variable: Variable) -> Any:
-        """The machine's array for a variable, (replicas, *shape) or (replicas, shard)."""
+        """The machine's array for a variable: (replicas, *shape), or for a shard, or an entry's."""
         if variable._remote is not None:
             array = self._machine.remote[variable._remote.remote_buffer_id]
             return array[:, variable._offset]
@@ -146,19 +156,19 @@ class Weights:
             values = np.stack([shard_of(whole, variable, row) for row in rows])
         else:
             values = whole[rows.start : rows.stop]
-        self._array(variable)[...] = machine.upload(np.ascontiguousarray(values))
+        array = self._array(variable)
+        array[...] = machine.upload(np.ascontiguousarray(values)).reshape(array.shape)
         variable._stale = False
 
     # To the host
 
     def to_host(self) -> None:
         """Bring every variable's values here; Exception if one is a read-only file."""
-        for variable in self.variables:
-            if isinstance(variable._host, np.memmap) and not variable._host.flags.writeable:
-                raise Exception(
-                    "Writing data from device to host is not possible as the `ir` contains a "
-                    "read-only memmap."
-                )
+        if self.read_only:
+            raise Exception(
+                "Writing data from device to host is not possible as the `ir` contains a read-only "
+                "memmap."
+            )
         for variable in self.variables:
             self._retrieve(variable)
             variable._stale = False
@@ -175,6 +185,7 @@ class Weights:
         values = values.reshape(variable.shape_on_host)
         if isinstance(variable._host, np.memmap):
             variable._host[...] = values
+            variable._host.flush()
         else:
             variable._host = values
 
@@ -183,7 +194,7 @@ class Weights:
         array = self._array(variable)
         if not variable._shards:
             values: NDArray[Any] = self._machine.rows_of(array, rows)
-            return values
+            return values.reshape(len(rows), *variable.shape)
         domains = [domain_of(variable, row) for row in rows]
         parts = self._machine.rows_of(array, [member for domain in domains for member in domain])
         flat = parts.reshape(len(rows), -1)[:, : variable.nelms]
@@ -212,7 +223,8 @@ class Weights:
                 f'Copying to tensor {name} with "all_replicas" retreval mode is not yet supported.'
             )
         array = np.asarray(data)
-        array = array.astype(DOWNCAST.get(array.dtype, array.dtype), copy=False)
+        if array.dtype != variable.dtype.as_numpy():
+            array = array.astype(DOWNCAST.get(array.dtype, array.dtype), copy=False)
         if array.dtype != variable.dtype.as_numpy():
             raise TypeError(
                 f"The dtype of the input array {array.dtype} must match the equivalent type of the "

@@ -43,7 +43,7 @@ class Op:
         attributes: Mapping[str, Any],
         name: str = "",
         *,
-        ipu: int | None = None,
+        ipu: int = 0,
         tile_set: str = "compute",
         location: tuple[str, int] | None = None,
     ) -> None:

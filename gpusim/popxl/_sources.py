@@ -138,9 +138,8 @@ def variable(
       ("one_per_group", the default), or for each replica ("all_replicas").
     - the others are those of `popxl.utils.to_numpy`.
 
-    **Raises**: ValueError: outside of the main graph, for empty data, for a shape that does not
-    begin with the number of groups, or for another retrieval mode; and the errors of
-    `popxl.utils.to_numpy`.
+    **Raises**: ValueError: outside of the main graph, for a shape that does not begin with the
+    number of groups, or for another retrieval mode; and the errors of `popxl.utils.to_numpy`.
 
     >>> import gpusim.popxl as popxl
     >>> ir = popxl.Ir(replication=4)
@@ -168,12 +167,15 @@ def remote_variable(
 ) -> Variable:
     """A variable whose values lie in an entry of a remote buffer. Ops load and store them.
 
-    Arguments and errors as in `variable`; also ValueError: if the buffer has another shape or
-    dtype, or no entry `offset`.
+    Arguments and errors as in `variable`; also ValueError: if the buffer has another shape, but for
+    axes of length 1, another dtype, or no entry `offset`.
     """
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     new = _new_variable(array, name, replica_grouping, retrieval_mode)
-    remote_buffer.validate_tensor_matches_buffer(new)
+    if not _differ_by_ones(new.shape, remote_buffer.tensor_shape) or (
+        new.dtype is not remote_buffer.tensor_dtype
+    ):
+        remote_buffer.validate_tensor_matches_buffer(new)
     return _place(new, remote_buffer, offset)
 
 
@@ -188,16 +190,26 @@ def replica_sharded_buffer(
 
     **Arguments**
 
-    - `shape`, `dtype`: those of the whole tensor.
+    - `shape`, `dtype`: those of the whole tensor; if there are several groups, `shape` begins with
+      their number, as a variable's data does.
     - `replica_grouping`: the groups of replicas with one tensor each; by default one group of all.
     - `shard_over`: the number of neighbours of a group with one shard each; by default all of the
       group.
     - `entries`: the number of such tensors in the buffer.
 
-    **Raises**: ValueError: for an Ir of one replica, or if `shard_over` does not divide the group.
+    **Raises**: ValueError: for an Ir of one replica, if `shard_over` does not divide the group, or
+    if the shape does not begin with the number of groups.
+
+    >>> import gpusim.popxl as popxl
+    >>> ir = popxl.Ir(replication=4)
+    >>> pairs = ir.replica_grouping(1, 2)
+    >>> with ir.main_graph:
+    ...     buffer = popxl.replica_sharded_buffer((2, 5, 3), popxl.float32, pairs)
+    >>> buffer.meta_shape, buffer.tensor_shape
+    ((5, 3), (8,))
     """
-    shape = tuple(shape)
     shards = _shard_count(replica_grouping, shard_over)
+    shape = _shape_on_replica(tuple(shape), replica_grouping)
     new = new_remote_buffer((-(-math.prod(shape) // shards),), dtype, entries)
     new.meta_shape = shape
     new._shards = shards
@@ -224,8 +236,8 @@ def remote_replica_sharded_variable(
     """
     array = _variable_data(data, dtype, downcast, log2_scale, nan_on_overflow)
     shards = _shard_count(replica_grouping, remote_buffer._shards)
-    shape = _shape_on_replica(array, replica_grouping)
-    if remote_buffer.meta_shape and remote_buffer.meta_shape != shape:
+    shape = _shape_on_replica(array.shape, replica_grouping)
+    if remote_buffer.meta_shape and not _differ_by_ones(remote_buffer.meta_shape, shape):
         raise ValueError(
             f"Cannot use RemoteBuffer[id={remote_buffer.remote_buffer_id}] for replica sharded "
             f"variable of shape {shape}. The buffer's meta_shape has already been set to: "
@@ -233,7 +245,7 @@ def remote_replica_sharded_variable(
         )
     new = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
     remote_buffer.validate_tensor_matches_buffer(new, shards)
-    remote_buffer.meta_shape, remote_buffer._shards = shape, shards
+    remote_buffer.meta_shape, remote_buffer._shards = remote_buffer.meta_shape or shape, shards
     return _place(new, remote_buffer, offset)
 
 
@@ -290,26 +302,19 @@ def _variable_data(
             "(`popxl.graph_input`) or use a constant tensor (`popxl.constant`). See popxl user "
             "guide for more details."
         )
-    array = to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
-    if array.size == 0:
-        raise ValueError(
-            "The value has 0 elements - this is most likely a mistake. If not, initialise the "
-            "tensor explicitly before using in an operation. For example: `popxl.variable([])`. "
-            f"Type: {type(data)}. Value: {data}"
-        )
-    return array
+    return to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
 
 
-def _shape_on_replica(array: NDArray[Any], grouping: ReplicaGrouping | None) -> tuple[int, ...]:
+def _shape_on_replica(shape: tuple[int, ...], grouping: ReplicaGrouping | None) -> tuple[int, ...]:
     """The shape without the axis of groups, which exists if there are several."""
     if grouping is None or grouping.num_groups == 1:
-        return array.shape
-    if array.ndim == 0 or array.shape[0] != grouping.num_groups:
+        return shape
+    if shape[:1] != (grouping.num_groups,):
         raise ValueError(
             f"The data of a variable with {grouping.num_groups} replica groups must have shape "
-            f"({grouping.num_groups}, ...), a value for each group. Got shape {array.shape}"
+            f"({grouping.num_groups}, ...), a value for each group. Got shape {shape}"
         )
-    return array.shape[1:]
+    return shape[1:]
 
 
 def _shard_count(grouping: ReplicaGrouping | None, shard_over: int | None) -> int:
@@ -350,7 +355,7 @@ def _new_variable(
     mode = retrieval_mode or "one_per_group"
     if mode not in ("one_per_group", "all_replicas"):
         raise ValueError(f"Invalid retrieval_mode: {mode}")
-    shape = _shape_on_replica(array, grouping)
+    shape = _shape_on_replica(array.shape, grouping)
     dtype = dtypes.dtype.as_dtype(array.dtype)
     spec = TensorSpec(shape, dtype)
     new: Variable = Variable._create(graph, graph._new_id(name or "variable"), spec)
@@ -360,6 +365,11 @@ def _new_variable(
     new._remote, new._offset, new._stale = None, 0, False
     new._shards, new._shard = shards, None
     return new
+
+
+def _differ_by_ones(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether two shapes are the same but for axes of length 1."""
+    return [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
 def _place(new: Variable, remote_buffer: RemoteBuffer, offset: int) -> Variable:

@@ -100,13 +100,13 @@ class Tensor(Operators):
 
     @property
     def name(self) -> str:
-        """The id without the graph and the name scopes."""
-        return self._id.rpartition("/")[2].rpartition(".")[2]
+        """The id without the graph's: the name scopes and the name, separated by slashes."""
+        return self._id.removeprefix(f"{self.scope}/") if self.scope else self._id
 
     @property
     def scope(self) -> str:
-        """The part of the id before the name: the graph's id and the name scopes."""
-        return self._id[: -len(self.name)].rstrip("./")
+        """The graph's part of the id, "" in the main graph."""
+        return self._graph._id
 
     @property
     def dtype(self) -> dtypes.dtype:
@@ -144,9 +144,13 @@ class Tensor(Operators):
         return TensorLocation()
 
     def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
-        """The number of elements between neighbours along each axis, in C order."""
+        """The number of bytes between neighbours along each axis, in C order.
+
+        **Arguments**: `shape`: by default the tensor's own.
+        """
         sizes = self.shape if shape is None else tuple(shape)
-        return tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
+        itemsize = self.dtype.as_numpy().itemsize
+        return tuple(itemsize * math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
 
     @property
     def ir(self) -> Ir:
@@ -162,11 +166,10 @@ class Tensor(Operators):
     def ipu(self) -> int:
         """The IPU of the op that makes it, else of the first op that takes it.
 
-        **Raises**: UndefinedValue: if none of them has an IPU.
+        **Raises**: UndefinedValue: if there is no such op.
         """
         for op in self._neighbours():
-            if op.ipu is not None:
-                return op.ipu
+            return op.ipu
         raise UndefinedValue("Tensor's IPU is undefined.")
 
     @property
@@ -206,8 +209,9 @@ class Tensor(Operators):
             raise ValueError("Tensor is a scalar and doesn't have a length.")
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[index] for index in range(len(self)))
+    # Without these, `array + tensor` makes an object array of slices, and `list(tensor)` a list.
+    __array_ufunc__ = None
+    __iter__ = None
 
     def __contains__(self, other: object) -> bool:
         raise TypeError("a Tensor has no values yet: `in` can only be asked of a session's arrays")

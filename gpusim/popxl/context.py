@@ -258,7 +258,7 @@ def io_tiles() -> Iterator[None]:
 
 @contextmanager
 def name_scope(name: str) -> Iterator[None]:
-    """Begin the names of tensors and ops added inside with `name` and a dot."""
+    """Begin the names of tensors added inside with `name` and a slash."""
     context = get_current_context()
     context.push_name_scope(name)
     try:

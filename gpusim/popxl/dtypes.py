@@ -72,7 +72,7 @@ class dtype:
     @property
     def is_signed(self) -> builtins.bool:
         """Whether it has negative values."""
-        return self._kind in "if"
+        return self._kind in "ifc"
 
     @classmethod
     def from_name(cls, name: str) -> dtype:

@@ -136,7 +136,7 @@ def calculate_candidate_metric(
     return calculate_metric_mse(hist_norm, limits, starts, candidate)
 
 
-def host_fp8_mse_scale(src: NDArray[Any], dtype: dtypes.dtype | None = None) -> int:
+def host_fp8_mse_scale(src: NDArray[Any], dtype: dtypes.dtype | None = None) -> tuple[float, int]:
     """The `log2_scale` with the least loss in a cast to an 8-bit float, by a histogram.
 
     **Arguments**
@@ -144,9 +144,11 @@ def host_fp8_mse_scale(src: NDArray[Any], dtype: dtypes.dtype | None = None) -> 
     - `src`: numbers of float16 or float32.
     - `dtype`: `popxl.float8_143`, the default, or `popxl.float8_152`.
 
+    **Returns**: the mean squared error, and the scale.
+
     **Raises**: RuntimeError: for other dtypes.
 
-    >>> host_fp8_mse_scale(np.full(4, 2.0**-20, np.float32), dtypes.float8_143)
+    >>> host_fp8_mse_scale(np.full(4, 2.0**-20, np.float32), dtypes.float8_143)[1]
     18
     """
     if src.dtype not in (np.float16, np.float32):
@@ -155,17 +157,17 @@ def host_fp8_mse_scale(src: NDArray[Any], dtype: dtypes.dtype | None = None) -> 
     histogram, limits = log_histogram(src, ieee_fp32_no_denorms)
     candidate = CandidateConfig(dtype, ieee_fp32_no_denorms, target, src.dtype)
     normalised = histogram / histogram.sum()
-    _, bias = calculate_candidate_metric(normalised, limits, candidate, "MSE")
-    return -bias
+    metric, bias = calculate_candidate_metric(normalised, limits, candidate, "MSE")
+    return metric, -bias
 
 
 def host_fp8_mse_scale_pb(src: Any, dtype: dtypes.dtype | None = None) -> int:
-    """`host_fp8_mse_scale` for torch tensors and lists too. The dtype is required.
+    """The scale of `host_fp8_mse_scale`, for torch tensors and lists too. The dtype is required.
 
     **Raises**: RuntimeError: for other dtypes.
     """
     _check_float8(dtype)
-    return host_fp8_mse_scale(_numbers(src), dtype)
+    return host_fp8_mse_scale(_numbers(src), dtype)[1]
 
 
 def host_pow2scale_cast_to_fp8(

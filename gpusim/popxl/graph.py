@@ -159,9 +159,9 @@ class Graph(OpHooks):
         return [tensor.id for tensor in self._outputs]
 
     def _new_id(self, name: str) -> str:
-        """A unique id for a tensor, with the name scopes."""
-        scoped = ".".join((*get_current_context().name_scopes, name))
-        stem = f"{self._id}/{scoped}" if self._id else scoped
+        """A unique id for a tensor: the graph's id, the name scopes and the name."""
+        scopes = (self._id,) if self._id else ()
+        stem = "/".join((*scopes, *get_current_context().name_scopes, name))
         candidate = stem
         while candidate in self._tensors:
             number = self._ir._next_number(stem)

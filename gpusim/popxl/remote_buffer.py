@@ -44,6 +44,8 @@ class RemoteBuffer:
     def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
         """Raise ValueError if a tensor, or one of its shards, has another shape or dtype."""
         shape = t.shape if num_shards == 1 else (-(-t.nelms // num_shards),)
+        if getattr(t, "_shards", 0) == 1 and self._shape == (t.nelms,):
+            shape = self._shape  # a single shard, flat as shards are
         if (shape, t.dtype) != (self._shape, self._dtype):
             raise ValueError(
                 f"Tensor {t.id} does not match buffer.\nExisting remote buffer has "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +22,10 @@ class ReplicaGrouping:
 
     >>> import gpusim.popxl as popxl
     >>> grouping = popxl.Ir(replication=8).replica_grouping(stride=2, group_size=2)
-    >>> grouping, grouping.transpose().assignment
-    (ReplicaGrouping(num_groups=4, stride=2, group_size=2), [0, 0, 1, 1, 0, 0, 1, 1])
+    >>> grouping
+    ReplicaGrouping(num_replicas=8, stride=2, group_size=2, num_groups=4)
+    >>> grouping.transpose().assignment
+    [0, 0, 1, 1, 0, 0, 1, 1]
     """
 
     _ir: Ir
@@ -118,29 +122,50 @@ class ReplicaGrouping:
 
     @property
     def const_rg(self) -> ReplicaGrouping:
-        """The grouping on the device: itself, or single replicas if the stride varies."""
+        """The grouping on the device: itself, or parts of its groups if the stride varies.
+
+        Each group is split wherever the distance to the next member exceeds the smallest distance
+        of all. The parts of `const_rg` have that distance, and divide all of these pieces.
+
+        >>> import gpusim.popxl as popxl
+        >>> ir = popxl.Ir(replication=8)
+        >>> ir.replica_grouping_from_assignments([0, 0, 1, 1, 0, 0, 1, 1]).const_rg.assignment
+        [0, 0, 1, 1, 2, 2, 3, 3]
+        """
         if self.is_const:
             return self
-        return self._create(self._ir, Groups.from_stride(self._groups.size, 1, 1))
+        groups = self._groups
+        stride = min(b - a for members in groups.members for a, b in pairwise(members))
+        pieces = []
+        for members in groups.members:
+            cuts = [i + 1 for i, (a, b) in enumerate(pairwise(members)) if b - a > stride]
+            pieces += [end - start for start, end in pairwise((0, *cuts, len(members)))]
+        size = math.gcd(*pieces)
+        parts = Groups.from_stride(groups.size, stride if size > 1 else 1, size)
+        return self._create(self._ir, parts)
 
     @property
-    def to_device_map(self) -> list[int]:
-        """For each group of `const_rg`, the group here whose value it gets.
+    def to_device_map(self) -> list[int] | None:
+        """For each group of `const_rg`, the group here whose value it gets; None if it is itself.
 
         >>> import gpusim.popxl as popxl
         >>> popxl.Ir(replication=4).replica_grouping_from_assignments([0, 1, 1, 0]).to_device_map
         [0, 1, 1, 0]
         """
+        if self.is_const:
+            return None
         return [self._groups.assignment[members[0]] for members in self.const_rg._groups.members]
 
     @property
-    def to_host_map(self) -> list[int]:
-        """For each group here, the group of `const_rg` whose value it returns.
+    def to_host_map(self) -> list[int] | None:
+        """For each group here, the group of `const_rg` whose value it returns; None if that is it.
 
         >>> import gpusim.popxl as popxl
         >>> popxl.Ir(replication=4).replica_grouping_from_assignments([0, 1, 1, 0]).to_host_map
         [0, 1]
         """
+        if self.is_const:
+            return None
         assignment = self.const_rg._groups.assignment
         return [assignment[members[0]] for members in self._groups.members]
 
@@ -169,6 +194,6 @@ class ReplicaGrouping:
         if not self.is_const:
             return f"ReplicaGrouping(assignment={self.assignment})"
         return (
-            f"ReplicaGrouping(num_groups={self.num_groups}, stride={self.stride}, "
-            f"group_size={self.group_size})"
+            f"ReplicaGrouping(num_replicas={self._groups.size}, stride={self.stride}, "
+            f"group_size={self.group_size}, num_groups={self.num_groups})"
         )

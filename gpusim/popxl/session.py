@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
@@ -29,9 +30,9 @@ class Session:
     """Runs an Ir: `with session: session.run(inputs)`.
 
     The constructor compiles the main graph. Entering the `with` block attaches to the device and
-    sends the variables there. Leaving it brings them back (if `weights_to_host_on_exit`, and unless
-    an exception passes) and detaches. Inside another `with` block of the same session both do
-    nothing.
+    sends the variables there. Leaving it brings them back (if `weights_to_host_on_exit`, unless the
+    data of one is a read-only memory-mapped array, and unless an exception passes) and detaches.
+    Inside another `with` block of the same session both do nothing.
 
     **Arguments**
 
@@ -68,9 +69,15 @@ class Session:
             )
         self._ir = ir
         self._device: SessionDevice = acquire(ir, device_desc)
-        self._weights_to_host_on_exit = weights_to_host_on_exit
         self._machine = self._device.machine()
         self._weights = Weights(ir, self._machine)
+        if weights_to_host_on_exit and self._weights.read_only:
+            weights_to_host_on_exit = False
+            logging.getLogger(__name__).info(
+                "weights_to_host_on_exit is off: the data of %s is a read-only memmap",
+                self._weights.read_only[0],
+            )
+        self._weights_to_host_on_exit = weights_to_host_on_exit
         self._program = Compiler(self._machine).program(ir.main_graph)
         self._depth: list[bool] = []  # for each `with` around: whether it has attached
         ir._prepared = True
@@ -156,7 +163,13 @@ class Session:
     # Variables
 
     def weights_to_host(self) -> None:
-        """Bring all variables from the device to the host; ValueError if not attached."""
+        """Bring all variables from the device to the host, and memory-mapped ones to their files.
+
+        **Raises**
+
+        - ValueError: if the session is not attached.
+        - Exception: if the data of a variable is a read-only memory-mapped array.
+        """
         self._need_device()
         self._to_host()
 

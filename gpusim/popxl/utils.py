@@ -37,7 +37,7 @@ def to_numpy(
 
     - `x`: an array, a torch tensor, a number, or nested lists of numbers.
     - `dtype`: the dtype to convert to; by default that of `x`.
-    - `downcast`: whether 64-bit values become 32-bit ones.
+    - `downcast`: whether 64-bit values become 32-bit ones if `dtype` is not given.
     - `copy`: whether the array must not share its memory with `x`.
     - `log2_scale`, `nan_on_overflow`: for the float8 types. They scale by 2**log2_scale (default 0)
       before they round. Above their largest value they give NaN (the default) or that value.
@@ -71,9 +71,10 @@ def to_numpy(
             "Non-default value for 'nan_on_overflow' is not supported for  dtypes that are not "
             "popxl.float8_143 or popxl.float8_152"
         )
-    target = array.dtype if dtype is None else dtype.as_numpy()
-    if downcast:
-        target = DOWNCAST.get(target, target)
+    if dtype is not None:
+        target = dtype.as_numpy()
+    else:
+        target = DOWNCAST.get(array.dtype, array.dtype) if downcast else array.dtype
     array = array.astype(target, order="C", copy=False)
     shared = isinstance(x, np.ndarray) and np.may_share_memory(array, x)
     return array.copy() if copy and shared else array
@@ -93,7 +94,7 @@ def _check_memmap(
             "When passing a memory-mapped NumPy array, it must already be in C-ordered and "
             "aligned form."
         )
-    if downcast and x.dtype in DOWNCAST:
+    if dtype is None and downcast and x.dtype in DOWNCAST:
         raise ValueError(
             f"When passing a memory-mapped NumPy array, the dtype {x.dtype} is not supported, as "
             "it requires downcasting the array into a new array with a dtype supported by PopXL."

@@ -1,6 +1,6 @@
-"""A folder for the end of sys.path, in which `import poptorch` finds a file if none is installed.
+"""A folder for sys.path and PYTHONPATH, in which `import poptorch` finds a file.
 
-Processes that a program starts inherit sys.path, but not the import hook of `gpusim.aliases`.
+Processes that a program starts inherit these, but not the import hook of `gpusim.aliases`.
 """
 
 from __future__ import annotations

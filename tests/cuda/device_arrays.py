@@ -332,6 +332,7 @@ FROM_HOST_ALONE = {"arange", "eye", "zeros", "ones", "empty", "full", "identity"
 NO_LISTS = {"gradient", "isin", "interp", "choose"}
 FLUSHING = {"where", "clip", "maximum", "minimum", "isclose", "sum", "prod", "cumsum", "mean"}
 WIDE = {"where": "f4", "clip": "f4", "round": "f4", "around": "f4", "var": "f8", "std": "f8"}
+SHAPED_LIKE = ("empty_like", "zeros_like", "ones_like")
 IN_PLACE = {"copyto", "fill_diagonal", "put", "place", "putmask", "put_along_axis"}
 
 
@@ -376,7 +377,8 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = {key: _hosts(value, name) for key, value in kwargs.items()}
     if name in ("argsort", "sort"):
         hosts, options = hosts[:2], {**options, "kind": "stable"}  # as CuPy's always are
-    inputs = [*_arrays((args, tuple(kwargs.values())))]
+    # A shape and a dtype are read on the host.
+    inputs = [] if name in SHAPED_LIKE else [*_arrays((args, tuple(kwargs.values())))]
     if name in IN_PLACE:
         streams.launched(inputs, inputs[:1], peer=name == "copyto")  # between two GPUs, too
         counts.launches += 1

@@ -123,18 +123,19 @@ def run(
         outputs = [stored(tensor) for tensor in call.outputs[:count]]
         gradients = []
         if info is not None:
-            given = [
+            seeds = [
                 popxl.h2d_stream(c.shape[1:], t.dtype)
                 for c, t in zip(cotangents, provided, strict=True)
             ]
-            feeds |= dict(zip(given, cotangents, strict=True))
-            loaded = map(ops.host_load, given)
+            feeds |= dict(zip(seeds, cotangents, strict=True))
+            loaded = map(ops.host_load, seeds)
             back = ops.call(info.graph, *loaded, inputs_dict=info.inputs_dict(call))
             gradients = [stored(tensor) for tensor in back]
     with popxl.Session(ir, "ipu_model") as session:
         # a single replica has no axis of its own
         lead = slice(None) if replicas > 1 else 0
-        results = session.run({stream: value[lead] for stream, value in feeds.items()})
+        given = {stream: value[lead] for stream, value in feeds.items()}
+        results = session.run(given, downcast_inputs=False)
 
     def fetched(found: Any) -> Any:
         return results[found] if replicas > 1 else results[found][None]

@@ -248,8 +248,9 @@ CASES = [
          lambda x, y: torch.exp(x)),
     Case("two outputs of one op", lambda x: ops.split(ops.sin(x), 3), [SQUARE],
          lambda x: torch.sin(x).split(1)),
-    Case("a constant that the gradient needs", lambda x: x * popxl.constant([1.0, 2.0, 3.0]),
-         [SQUARE], lambda x: x * torch.tensor([1.0, 2.0, 3.0])),
+    Case("a constant that the gradient needs",
+         lambda x: x * popxl.constant([1.0, 2.0, 3.0], x.dtype), [SQUARE],
+         lambda x: x * torch.tensor([1.0, 2.0, 3.0])),
 ]  # fmt: skip
 
 

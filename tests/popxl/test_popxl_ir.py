@@ -147,8 +147,38 @@ def test_replica_grouping_by_stride_and_size(
     assert grouping == ir.replica_grouping_from_assignments(assignment)
     assert grouping.num_groups * grouping.group_size == 8
     assert grouping.transpose().transpose() == grouping
-    assert grouping.const_rg == grouping
-    assert grouping.to_device_map == grouping.to_host_map == list(range(grouping.num_groups))
+    assert grouping.const_rg is grouping
+    assert grouping.to_device_map is None and grouping.to_host_map is None
+    expected = size or 8 // stride
+    assert repr(grouping) == (
+        f"ReplicaGrouping(num_replicas=8, stride={stride}, group_size={expected}, "
+        f"num_groups={8 // expected})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "parts"),
+    [
+        ([0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3]),
+        (
+            [0, 1, 0, 1, 2, 3, 2, 3, 0, 1, 0, 1, 2, 3, 2, 3],
+            [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7],
+        ),
+        ([0, 1, 1, 0, 0, 1, 1, 0], list(range(8))),
+        ([0, 1, 2, 3, 1, 2, 3, 0], list(range(8))),
+        ([0, 1, 0, 0, 1, 1, 0, 1], list(range(8))),
+    ],
+)
+def test_groups_of_varying_strides_are_split_into_parts_of_one(
+    assignment: list[int], parts: list[int]
+) -> None:
+    ir = popxl.Ir(replication=len(assignment))
+    grouping = ir.replica_grouping_from_assignments(assignment)
+    assert not grouping.is_const and grouping.const_rg.is_const
+    assert grouping.const_rg.assignment == parts
+    to_device, to_host = grouping.to_device_map, grouping.to_host_map
+    assert [to_device[part] for part in parts] == assignment
+    assert [to_device[part] for part in to_host] == list(range(grouping.num_groups))
 
 
 @pytest.mark.parametrize(
@@ -371,11 +401,16 @@ def test_name_scopes_begin_names() -> None:
         x = popxl.graph_input((), popxl.float32, "x")
         again = popxl.graph_input((), popxl.float32, "x")
     assert (x.id, x.name, x.scope) == (
-        "g_subgraph(0)/outer.inner.x",
-        "x",
-        "g_subgraph(0)/outer.inner",
+        "g_subgraph(0)/outer/inner/x",
+        "outer/inner/x",
+        "g_subgraph(0)",
     )
-    assert again.id == "g_subgraph(0)/outer.inner.x__t0"
+    assert again.id == "g_subgraph(0)/outer/inner/x__t0"
+    with ir.main_graph, popxl.name_scope("foo"):
+        for made in (popxl.variable(1.0, name="bar"), popxl.constant(1.0, name="baz")):
+            assert made.name == made.id in ("foo/bar", "foo/baz") and made.scope == ""
+        (called,) = ops.call(ir.create_graph(lambda x: ops.exp(x), made), made)
+        assert called.name.startswith("foo/") and called.scope == ""
 
 
 def test_ops_are_where_the_contexts_put_them() -> None:
@@ -390,6 +425,16 @@ def test_ops_are_where_the_contexts_put_them() -> None:
             b = ops.exp(a)
         assert (b.ipu, b.tile_set, a.ipu) == (3, "io", 3)
         assert ops.exp(b).tile_set == "compute"
+        v = popxl.variable(1.0)
+        with pytest.raises(popxl.errors.UndefinedValue, match="IPU is undefined"):
+            v.ipu  # noqa: B018
+        outside = v + 0.0
+        assert (outside.ipu, v.ipu) == (0, 0)
+        with popxl.ipu(1):
+            other = v + 1.0
+            text = r"`lhs` and `rhs` are located on different IPUs: 0 != 1"
+            with pytest.raises(ValueError, match=text):
+                outside + other
 
 
 def test_in_sequence_orders_the_ops_of_a_graph() -> None:
@@ -433,7 +478,7 @@ def test_a_tensor_has_a_shape_but_no_values() -> None:
     with popxl.Ir(replication=2).main_graph:
         t = popxl.variable(np.zeros((2, 3), np.float16), name="t")
     assert (t.shape, t.dtype, t.rank, t.nelms, t.meta_shape) == ((2, 3), popxl.float16, 2, 6, ())
-    assert (t.strides(), t.strides((4, 5, 6)), len(t)) == ((3, 1), (30, 6, 1), 2)
+    assert (t.strides(), t.strides((4, 5, 6)), len(t)) == ((6, 2), (60, 12, 2), 2)
     assert t.spec == popxl.TensorSpec((2, 3), popxl.float16) and dict(**t.spec)["shape"] == (2, 3)
     assert repr(t) == "Variable[t popxl.dtypes.float16 (2, 3)]"
     for ask in (bool, lambda t: 1.0 in t):
@@ -491,14 +536,15 @@ def test_constants_of_64_bits_become_32(data: object, dtype: dtypes.dtype) -> No
 def test_data_is_copied_and_64_bits_stay_on_request() -> None:
     data = np.arange(3.0)
     assert to_numpy(data, downcast=False).dtype == np.float64
+    assert to_numpy(data, popxl.float64) is not data
+    for named in (popxl.float64, popxl.int64, popxl.uint64):  # asked for, and so not cast
+        assert to_numpy([1, 2], named).dtype == named.as_numpy()
     assert to_numpy(data, downcast=False) is not data
     assert to_numpy(data, downcast=False, copy=False) is data
     with pytest.raises(RuntimeError, match="'log2scale' is not supported"):
         to_numpy(data, popxl.float32, log2_scale=1)
     with pytest.raises(TypeError, match="int64 is not supported for float8 tensors"):
         to_numpy(np.arange(3), popxl.float8_143)
-    with popxl.Ir().main_graph, pytest.raises(ValueError, match="The value has 0 elements"):
-        popxl.variable([])
 
 
 def test_a_memory_mapped_array_stays_as_it_is(tmp_path: Path) -> None:
@@ -533,6 +579,8 @@ def test_float8_types_are_those_without_negative_zero() -> None:
     assert popxl.float8_143.as_numpy() == ml_dtypes.float8_e4m3fnuz
     assert popxl.float8_152.as_numpy() == ml_dtypes.float8_e5m2fnuz
     assert popxl.float8_143.is_floating_point and popxl.float8_143.is_signed
+    assert popxl.complex64.is_signed and popxl.complex128.is_signed
+    assert not popxl.bool.is_signed and not popxl.uint8.is_signed
     assert popxl.half is popxl.float16 and popxl.double is popxl.float64
     assert popxl.dtype.as_dtype(bool) is popxl.bool and popxl.float is popxl.float32
 

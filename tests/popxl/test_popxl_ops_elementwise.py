@@ -46,6 +46,7 @@ UNARY = [
     unary(ops.detach, lambda x: x.detach() + 0 * x),
     Case("clip", lambda x: ops.clip(x, -0.5, 1.25), [X], lambda x: x.clip(-0.5, 1.25)),
     Case("clip without limits", ops.clip, [X], lambda x: x),
+    Case("clamp", lambda x: ops.clamp(x, min=-0.5, max=1.25), [X], lambda x: x.clip(-0.5, 1.25)),
     Case("scalar", ops.tanh, [Floats(())], torch.tanh),
 ]
 

@@ -367,7 +367,8 @@ def test_products_of_8_bit_floats_are_scaled(float8):
 @pytest.mark.parametrize("power", [-18, 0, 12])
 def test_the_scale_of_least_error_keeps_numbers_in_range(float8, power):
     given = np.random.default_rng(0).normal(0, 2.0**power, 1000).astype(np.float32)
-    scale = fp8_utils.host_fp8_mse_scale(given, float8)
+    metric, scale = fp8_utils.host_fp8_mse_scale(given, float8)
+    assert 0 < metric < np.mean(given.astype(np.float64) ** 2)
     assert scale == fp8_utils.host_fp8_mse_scale_pb(given, float8)
 
     def error(log2_scale):

@@ -94,6 +94,28 @@ def test_buffers_of_other_shapes_are_refused(shape: tuple[int, ...], message: st
         session.run({x: np.zeros(shape, np.float32)})
 
 
+@pytest.mark.parametrize(("replicas", "transfers"), [(1, 1), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+def test_a_stream_of_one_element_takes_any_array_of_one(
+    shape: tuple[int, ...], replicas: int, transfers: int
+) -> None:
+    ir, x, y = streaming(replicas, transfers, shape)
+    lead = tuple(size for size in (transfers, replicas) if size > 1)
+    numbers = np.arange(transfers * replicas, dtype=np.float32).reshape(lead)
+    with session_of(ir) as session:
+        for given in ((), (1,), (1, 1)):
+            outputs = session.run({x: numbers.reshape((*lead, *given))})
+            np.testing.assert_array_equal(outputs[y], numbers.reshape((*lead, *shape)) + 1)
+            mine = {y: np.zeros((*lead, *given), np.float32)}
+            session.run_with_outputs({x: numbers.reshape((*lead, *given))}, mine)
+            np.testing.assert_array_equal(mine[y], numbers.reshape((*lead, *given)) + 1)
+        if not lead:
+            assert session.run({x: True})[y].item() == 2 == session.run({x: [1]})[y].item()
+        for wrong in ((*lead, 2), (*lead, 0), *([(*lead[:-1], 5)] if replicas > 1 else [])):
+            with pytest.raises(ValueError, match=r"Shape mismatch|is the wrong size"):
+                session.run({x: np.zeros(wrong, np.float32)})
+
+
 def test_plain_numbers_become_the_streams_dtype_if_it_holds_them() -> None:
     ir = popxl.Ir()
     with ir.main_graph:
@@ -346,7 +368,9 @@ def test_what_is_written_has_the_variables_shape_and_dtype() -> None:
     np.testing.assert_array_equal(session.get_tensor_data(small), eighths)
 
 
-def test_memory_mapped_variables_are_written_to_their_files(tmp_path: Path) -> None:
+def test_memory_mapped_variables_are_written_to_their_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def mapped(mode: str) -> np.memmap:
         return np.memmap(tmp_path / "data", np.float32, mode, shape=(2,))
 
@@ -363,12 +387,58 @@ def test_memory_mapped_variables_are_written_to_their_files(tmp_path: Path) -> N
     with popxl.Session(ir, "cpu") as session:
         session.run()
     assert mapped("r").tolist() == [2, 3] == session.get_tensor_data(v).tolist()
-    ir, _ = ir_of(mapped("r"))
-    with popxl.Session(ir, "cpu", weights_to_host_on_exit=False) as session:
+    given = mapped("r")
+    ir, v = ir_of(given)
+    with caplog.at_level("INFO"), popxl.Session(ir, "cpu") as session:  # leaving it is no error
         session.run()
         with pytest.raises(Exception, match="contains a read-only memmap"):
             session.weights_to_host()
+    assert "weights_to_host_on_exit is off" in caplog.text
+    assert session.get_tensor_data(v) is given
     assert mapped("r").tolist() == [2, 3]
+
+
+def test_weights_to_host_flushes_the_files(tmp_path: Path) -> None:
+    flushed: list[list[float]] = []
+
+    class Mapped(np.memmap):
+        def flush(self) -> None:
+            super().flush()
+            flushed.append(self.tolist())
+
+    given = Mapped(tmp_path / "data", np.float32, "w+", shape=(2,))
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(given)
+        ops.var_updates.accumulate_(v, popxl.constant([1.0, 2.0]))
+    with popxl.Session(ir, "cpu") as session:
+        session.run()
+        assert flushed == []
+        session.weights_to_host()
+        assert flushed == [[1, 2]]
+        session.run()
+        assert session.get_tensor_data(v) is given
+    assert flushed == [[1, 2], [2, 4]]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_variable_may_have_no_elements(groups: int, sharded: bool) -> None:
+    ir = popxl.Ir(replication=2)
+    shape = (groups, 0, 3) if groups > 1 else (0, 3)
+    data, grouping = np.zeros(shape, np.float32), ir.replica_grouping(1, 2 // groups)
+    with ir.main_graph:
+        if sharded:
+            v, t = popxl.replica_sharded_variable(data, replica_grouping=grouping)
+        else:
+            v = t = popxl.variable(data, replica_grouping=grouping)
+        y = popxl.d2h_stream(t.shape, popxl.float32)
+        ops.host_store(y, ops.exp(t))
+    assert v.shape == (0, 3) and v.nelms == 0
+    with session_of(ir) as session:
+        assert session.run()[y].shape == (2, *t.shape)
+        session.write_variable_data(v, data)
+    assert session.get_tensor_data(v).shape == shape
 
 
 # ---------------------------------------------------------------- remote and sharded variables
@@ -420,6 +490,37 @@ def test_remote_buffers_hold_what_fits() -> None:
             popxl.Session(popxl.gir())
 
 
+@pytest.mark.parametrize("mode", ["one_per_group", "all_replicas"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_remote_variable_of_one_group_may_have_an_axis_of_one_group(
+    sharded: bool, mode: str
+) -> None:
+    ir = popxl.Ir(replication=2)
+    data = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    with ir.main_graph, popxl.in_sequence():
+        if sharded:
+            buffer = popxl.replica_sharded_buffer((2, 3), popxl.float32)
+        else:
+            buffer = popxl.remote_buffer((2, 3), popxl.float32)
+        new = popxl.remote_replica_sharded_variable if sharded else popxl.remote_variable
+        v = new(data, buffer, replica_grouping=ir.replica_grouping(), retrieval_mode=mode)
+        with pytest.raises(ValueError, match="buffer"):
+            new(data.reshape(1, 3, 2), buffer)
+        value = ops.remote_load(buffer, 0)
+        ops.remote_store(buffer, 0, value + 1.0)
+        y = popxl.d2h_stream(value.shape, popxl.float32)
+        ops.host_store(y, value)
+    with session_of(ir) as session:
+        assert session.run()[y].ravel()[:6].tolist() == [0, 1, 2, 3, 4, 5]
+    found, lead = session.get_tensor_data(v), (2,) if mode == "all_replicas" else ()
+    np.testing.assert_array_equal(found, np.broadcast_to(data + 1, (*lead, 1, 2, 3)))
+    with pytest.raises(ValueError, match="does not match buffer"):
+        with ir.main_graph:
+            popxl.remote_variable(
+                data.astype(np.float16), popxl.remote_buffer((2, 3), popxl.float32)
+            )
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("shard_over", [None, 1, 2])
 def test_shards_are_flat_and_padded_and_make_up_the_whole(
@@ -467,6 +568,36 @@ def test_remote_shards_come_and_go() -> None:
     with session_of(ir) as session:
         session.run()
     assert session.get_tensor_data(v).tolist() == [1, 4, 9]
+
+
+@pytest.mark.parametrize("entries", [1, 2])
+@pytest.mark.parametrize(
+    ("stride", "size", "shard_over"), [(1, 2, None), (2, 2, 2), (1, 4, 2), (1, 1, 1)]
+)
+def test_a_buffer_of_shards_has_the_shape_of_the_groups_data(
+    stride: int, size: int, shard_over: int | None, entries: int
+) -> None:
+    ir = popxl.Ir(replication=4)
+    grouping, groups = ir.replica_grouping(stride, size), 4 // size
+    lead = (groups,) if groups > 1 else ()
+    data = np.arange(groups * 15, dtype=np.float32).reshape(*lead, 5, 3)
+    with ir.main_graph, popxl.in_sequence():
+        buffer = popxl.replica_sharded_buffer(
+            (*lead, 5, 3), popxl.float32, grouping, shard_over, entries
+        )
+        v = popxl.remote_replica_sharded_variable(
+            data, buffer, entries - 1, replica_grouping=grouping
+        )
+        shard = ops.remote_load(buffer, entries - 1)
+        ops.remote_store(buffer, entries - 1, shard + shard)
+        with pytest.raises(ValueError, match="replica groups must have shape"):
+            popxl.replica_sharded_buffer((7, 5), popxl.float32, ir.replica_grouping(1, 1))
+    shards = shard_over or size
+    assert buffer.meta_shape == (5, 3) == v.shape == shard.meta_shape
+    assert buffer.tensor_shape == (-(-15 // shards),) == shard.shape
+    with session_of(ir) as session:
+        session.run()
+    np.testing.assert_array_equal(session.get_tensor_data(v), 2 * data)
 
 
 def test_shards_divide_the_group() -> None:

@@ -61,6 +61,84 @@ def test_operators_are_numpys(name: str) -> None:
     np.testing.assert_allclose(run(OPERATORS[name]), OPERATORS[name](DATA), rtol=1e-6)
 
 
+ARRAYS = {
+    "array": np.linspace(0.5, 2, 12, dtype=np.float32).reshape(3, 4),
+    "array of float64": np.linspace(0.5, 2, 12).reshape(3, 4),
+    "row": np.array([1.0, 2.0, 3.0, 4.0], np.float32),
+    "number": np.float32(2),
+    "number of float64": np.float64(3),
+    "integer": np.int64(2),
+    "array without axes": np.array(2.0),
+}
+FUNCTIONS = [
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.pow,
+    operator.mod,
+    operator.gt,
+    operator.lt,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_on_either_side_are_one_constant_and_one_op(
+    name: str, function: Callable[..., Any]
+) -> None:
+    given, base = ARRAYS[name], np.abs(DATA) + 0.25
+
+    def build(x: popxl.Tensor) -> popxl.Tensor:
+        graph = popxl.gcg()
+        before = len(graph._pb_graph.getOps()), len(graph.constants)
+        results = [function(given, x), function(x, given)]
+        assert all(isinstance(result, popxl.Tensor) for result in results)
+        assert (len(graph._pb_graph.getOps()), len(graph.constants)) == (
+            before[0] + 2,
+            before[1] + 2,
+        )
+        return ops.concat(results)
+
+    expected = np.concatenate([function(given, base), function(base, given)])
+    np.testing.assert_allclose(run(build, base), expected, rtol=1e-5)
+
+
+def test_an_array_is_multiplied_as_a_matrix_from_either_side() -> None:
+    square = np.arange(9.0).reshape(3, 3)
+    np.testing.assert_array_equal(run(lambda x: square @ x), square @ DATA)
+    np.testing.assert_array_equal(run(lambda x: x.T @ square), DATA.T @ square)
+
+
+def test_numpy_makes_no_arrays_of_tensors() -> None:
+    with popxl.Ir().main_graph as graph:
+        x = popxl.variable(DATA)
+        for function in (np.add, np.multiply, np.exp):
+            with pytest.raises(TypeError):
+                function(*([x] * function.nin))
+        array = DATA.copy()
+        with pytest.raises(TypeError):
+            array += x
+        with pytest.raises(TypeError):
+            iter(x)
+        with pytest.raises((TypeError, ValueError)):
+            popxl.constant([x, x])
+    assert not graph._pb_graph.getOps()
+
+
+def test_an_operand_of_no_elements_is_refused() -> None:
+    with popxl.Ir().main_graph:
+        x, numbers = popxl.constant([1.0]), []
+        for empty in ([], np.zeros((0, 3), np.float32)):
+            for function in (operator.add, operator.mul):
+                with pytest.raises(ValueError, match="The value has 0 elements"):
+                    function(empty, x)
+                with pytest.raises(ValueError, match="The value has 0 elements"):
+                    function(x, empty)
+        with pytest.raises(ValueError, match="The value has 0 elements"):
+            numbers += x
+
+
 def test_adding_in_place_changes_the_tensor() -> None:
     def build(x: popxl.Tensor) -> popxl.Tensor:
         before = x
@@ -140,7 +218,7 @@ METHODS: dict[str, tuple[Callable[[popxl.Tensor], popxl.Tensor], np.ndarray]] = 
     "detach": (lambda x: x.detach(), DATA),
     "detach_": (lambda x: x.detach_(), DATA),
     "diag": (lambda x: x.diag(), np.diag(DATA)),
-    "rows": (lambda x: ops.concat([row.reshape((1, 4)) for row in x]), DATA),
+    "rows": (lambda x: ops.concat([x[row].reshape((1, 4)) for row in range(len(x))]), DATA),
     "copy_to_ipu": (lambda x: x.copy_to_ipu(1, 0), DATA),
 }
 

@@ -16,6 +16,7 @@ import pytest
 
 import gpusim
 from gpusim import aliases
+from tests.oracles.budget import budget
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,46 @@ assert all(sys.modules[name] is sys.modules["gpusim." + name] for name in copies
 
 def test_names_mean_the_same_module_objects() -> None:
     output(sys.executable, "-W", "error", "-c", "import gpusim.aliases\n" + SAME)
+
+
+# Imports every module below the packages under its alias, in several orders, each in a new process,
+# and says what it has changed of the packages' public names.
+ORDERS = """
+import importlib, os, pkgutil, random, sys
+import gpusim.aliases
+
+def below(name):
+    module = importlib.import_module("gpusim." + name)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        if found.name != "__main__":
+            yield f"{name}.{found.name}"
+            yield from below(f"{name}.{found.name}")
+
+for name in gpusim.aliases.aliased():
+    list(below(name))
+roots = tuple(f"gpusim.{name}" for name in gpusim.aliases.aliased())
+paths = [name[7:] for name in sys.modules if name.startswith(roots) and name not in roots]
+packages = [sys.modules[name] for name in sys.modules if name.startswith(roots)]
+public = [
+    (package, name, getattr(package, name))
+    for package in packages for name in getattr(package, "__all__", ())
+]
+assert len(paths) > 250 and len(public) > 1000, (len(paths), len(public))
+for order in range(int(sys.argv[1])):
+    random.Random(order).shuffle(paths)
+    if not os.fork():
+        for path in paths:
+            assert importlib.import_module(path) is sys.modules["gpusim." + path], path
+        for package, name, value in public:
+            if getattr(package, name) is not value:
+                print(order, package.__name__, name, getattr(package, name), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_importing_modules_by_their_aliases_hides_no_public_name() -> None:
+    assert output(sys.executable, "-c", ORDERS, str(budget(5, full=50))) == ""
 
 
 def test_without_the_aliases_there_are_no_such_names() -> None:
@@ -283,24 +324,81 @@ def test_a_module_that_lacks_another_shows_which(tmp_path: Path) -> None:
     assert done.stderr.endswith("ModuleNotFoundError: No module named 'no_such_module'\n")
 
 
+# Starts processes in all ways. Each finds the names, and a module on the user's own PYTHONPATH.
 PROCESSES = """
-import multiprocessing, sys
+import multiprocessing, subprocess, sys
 import poptorch, popdist.poptorch
 
+CHILD = '''
+import sys, poptorch, popdist.poptorch, popxl.ops, popart, own
+print(poptorch.__name__, popxl.__name__, popart.__name__, own.value)
+if sys.argv[1:]:
+    import subprocess
+    command = [sys.executable, "-c", sys.argv[1]]
+    print(subprocess.run(command, capture_output=True, text=True).stdout)
+'''
+
 def mode(number):
-    return poptorch.OutputMode(number), "popdist.poptorch" in sys.modules
+    import own, popxl
+    return poptorch.OutputMode(number), "popdist.poptorch" in sys.modules, popxl.Ir, own.value
 
 if __name__ == "__main__":
-    for method in ("fork", "forkserver", "spawn"):
+    for method in sys.argv[1:]:
         with multiprocessing.get_context(method).Pool(1) as pool:
             print(method, pool.map(mode, [1]))
+    print(subprocess.run([sys.executable, "-c", CHILD, CHILD], check=True, capture_output=True,
+                         text=True, cwd="/").stdout)
 """
+POOL = " [(<OutputMode.EveryN: 1>, True, <class 'gpusim.popxl.ir.Ir'>, 'mine')]"
+CHILD = "gpusim.poptorch gpusim.popxl gpusim.popart mine"
 
 
-def test_processes_that_a_program_starts_have_the_names(tmp_path: Path) -> None:
+@pytest.fixture
+def starting(tmp_path: Path) -> tuple[Path, str]:
+    """A folder with a program that starts processes, and a PYTHONPATH of the user's own."""
     (tmp_path / "program.py").write_text(PROCESSES)
-    for line in output(*RUN, "program.py", cwd=tmp_path).splitlines():
-        assert line.endswith(" [(<OutputMode.EveryN: 1>, True)]")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.py").write_text("value = 'mine'")
+    return tmp_path, f"{ROOT}{os.pathsep}{tmp_path / 'mine'}"
+
+
+def test_processes_that_a_program_starts_have_the_names(starting: tuple[Path, str]) -> None:
+    folder, path = starting
+    methods = ["fork", "forkserver", "spawn"]
+    lines = output(*RUN, "program.py", *methods, cwd=folder, PYTHONPATH=path).split("\n")
+    assert [line.partition(" ")[0] for line in lines[:3]] == methods
+    assert all(line.endswith(POOL) for line in lines[:3])
+    assert [line for line in lines[3:] if line] == [CHILD, CHILD]  # a child, and a child of it
+
+
+def test_children_have_the_gpusim_of_the_program_wherever_it_is_installed(tmp_path: Path) -> None:
+    """A program in the repository has gpusim on its path, and its children do not."""
+    show = "import poptorch, popxl, sys; print(popxl.__file__, len(sys.path))"
+    program = f"""
+import gpusim.aliases, popxl, os, subprocess, sys
+print(popxl.__file__, flush=True)
+os.chdir("/")
+subprocess.run([sys.executable, "-c", {show!r}], check=True)
+subprocess.run([sys.executable, "-c", "import sys; print(len(sys.path))"], check=True)
+"""
+    lines = output(sys.executable, "-c", program, cwd=ROOT, PYTHONPATH="").split("\n")
+    own, (child, _, entries), entries_without = lines[0], lines[1].partition(" "), lines[2]
+    assert own == child == str(ROOT / "gpusim" / "popxl" / "__init__.py")
+    assert entries == entries_without  # the path is as it was
+
+
+def test_the_users_own_path_stays_behind_the_stand_ins(tmp_path: Path) -> None:
+    """Children have the names that the program has, as an installed package's name is hidden."""
+    (tmp_path / "poptorch.py").write_text("real = True")
+    program = """
+import gpusim.aliases, os, subprocess, sys
+first = os.environ["PYTHONPATH"].split(os.pathsep)
+print(first[0] == gpusim.aliases.STAND_INS, first[1:] == sys.argv[1].split(os.pathsep))
+subprocess.run([sys.executable, "-c", "import poptorch; print(poptorch.__name__)"], check=True)
+"""
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    done = process(sys.executable, "-c", program, path, cwd=tmp_path.parent, PYTHONPATH=path)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "True", "gpusim.poptorch"])
 
 
 def test_a_safe_path_has_no_folder_of_the_program(tmp_path: Path) -> None:
@@ -319,20 +417,27 @@ print(options.Distributed.processId, options.Distributed.numProcesses, options.r
 """
 
 
-def test_two_instances_under_poprun(tmp_path: Path) -> None:
+POPRUN = (sys.executable, "-m", "gpusim.tools.launch", "--num-instances", "2")
+
+
+@pytest.mark.parametrize("command", [RUN, PYTHON], ids=["gpusim run", "python"])
+def test_two_instances_under_poprun(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "program.py").write_text(DISTRIBUTED)
-    poprun = (
-        sys.executable,
-        "-m",
-        "gpusim.tools.launch",
-        "--num-instances",
-        "2",
-        "--num-replicas",
-        "8",
-    )
-    shown = process(*poprun, *RUN, "program.py", cwd=tmp_path)
+    shown = process(*POPRUN, "--num-replicas", "8", *command, "program.py", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert {line[-5:] for line in shown.stdout.splitlines()} == {"0 2 4", "1 2 4"}
+
+
+def test_instances_start_processes_and_keep_the_path_they_are_given(
+    starting: tuple[Path, str],
+) -> None:
+    folder, path = starting
+    words = ("--mpi-local-args", f"-x PYTHONPATH={path}", *PYTHON, "program.py", "spawn")
+    shown = process(*POPRUN, *words, cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    lines = [line.partition("<stdout>: ")[2] or line for line in shown.stdout.splitlines()]
+    assert sum(line.endswith(POOL) for line in lines) == 2
+    assert sum(line.endswith(CHILD) for line in lines) == 4
 
 
 def test_gpusim_itself_is_the_one_of_this_repository() -> None:

@@ -100,7 +100,7 @@ class ForwardMode(TorchFunctionMode):
         wherever the model uses these. `wanted` are the names of anchored tensors."""
         super().__init__()
         self.draws = draws
-        self.losses = LossFinder()
+        self.losses = LossFinder(self.substitute)
         self.blocks: Recorder | None = None
         self.names: dict[str, None] = {}
         self.anchored: dict[str, Tensor] = {}

@@ -12,6 +12,7 @@ import numpy as np
 from .. import dtypes
 from ..tensor import Tensor, constant
 from ..typing_ import is_numbers
+from ..utils import to_numpy
 from .arithmetic import abs, add, add_, div, fmod, mul, negate, pow, sub
 from .copies import detach, detach_, identity, ipu_copy
 from .indexing import gather
@@ -26,13 +27,31 @@ __all__ = ["Operators", "install"]
 Binary = Callable[[Any, Any], Tensor]
 
 
+def operand(tensor: Tensor, other: Any) -> Tensor | None:
+    """The other operand; numbers become a constant of the tensor's dtype. None for other values.
+
+    **Raises**: ValueError: for numbers of zero elements.
+    """
+    if isinstance(other, Tensor):
+        return other
+    if not is_numbers(other):
+        return None
+    numbers = to_numpy(other, tensor.dtype)
+    if numbers.size == 0:
+        raise ValueError(
+            "The value has 0 elements - this is most likely a mistake. If not, initialise the "
+            "tensor explicitly before using in an operation. For example: `popxl.variable([])`. "
+            f"Type: {type(other)}. Value: {other}"
+        )
+    return constant(numbers, tensor.dtype)
+
+
 def operator(function: Binary) -> Binary:
-    """A method for an operator; numbers become constants of the tensor's dtype."""
+    """A method for an operator whose tensor is on the left."""
 
     def apply(self: Tensor, other: Any) -> Tensor:
-        if isinstance(other, Tensor):
-            return function(self, other)
-        return function(self, constant(other, self.dtype)) if is_numbers(other) else NotImplemented
+        right = operand(self, other)
+        return NotImplemented if right is None else function(self, right)
 
     return apply
 
@@ -41,9 +60,8 @@ def reflected(function: Binary) -> Binary:
     """A method for an operator whose tensor is on the right."""
 
     def apply(self: Tensor, other: Any) -> Tensor:
-        if isinstance(other, Tensor):
-            return function(other, self)
-        return function(constant(other, self.dtype), self) if is_numbers(other) else NotImplemented
+        left = operand(self, other)
+        return NotImplemented if left is None else function(left, self)
 
     return apply
 

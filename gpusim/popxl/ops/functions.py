@@ -10,7 +10,20 @@ from .._definition import Array, Attributes, add_op
 from ..tensor import Tensor
 from ._elementwise import flat, in_place, unary
 
-__all__ = ["exp", "exp_", "log", "log2", "sqrt", "sin", "cos", "tanh", "ceil", "floor", "clip"]
+__all__ = [
+    "exp",
+    "exp_",
+    "log",
+    "log2",
+    "sqrt",
+    "sin",
+    "cos",
+    "tanh",
+    "ceil",
+    "floor",
+    "clip",
+    "clamp",
+]
 
 EXP = unary("Exp", lambda xp, x, a: xp.exp(x), lambda xp, y, a: y, of="y")
 EXP_INPLACE = in_place(EXP, "ExpInplace")
@@ -168,3 +181,6 @@ def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Te
     Tensor[clip_out popxl.dtypes.float32 (2,)]
     """
     return add_op(CLIP, [t], {"min": float(min), "max": float(max)})[0]
+
+
+clamp = clip

@@ -3,7 +3,7 @@
     python -I shim.py INPUT PROGRAM [ARGUMENTS]
 
 The parent is mpirun or its daemon on another host. INPUT is the file that becomes standard input;
-- leaves it as it is.
+- leaves it as it is. The program finds gpusim's stand-ins for `poptorch`, `popxl`, ... on its path.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 
+STAND_INS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "standins")
 PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 CANNOT_RUN, NOT_FOUND = 126, 127  # the shell's exit codes
 
@@ -29,6 +30,9 @@ def main(source: str, command: list[str]) -> int:
         file = os.open(source, os.O_RDONLY)  # returns when poprun has opened its end too
         os.dup2(file, 0)
         os.close(file)
+    paths = os.environ.get("PYTHONPATH", "")
+    if STAND_INS not in paths.split(os.pathsep):
+        os.environ["PYTHONPATH"] = STAND_INS + (os.pathsep + paths if paths else "")
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -25,6 +25,8 @@ def install() -> None:
         raise RuntimeError("CuPy is imported already: install the fake CUDA before")
     # What CuPy keeps on disk is apart from that of GPUs. Its kernels are compiled, not cub's.
     os.environ["CUPY_CACHE_DIR"] = str(compiler.folder() / "kernels")
+    # gpusim's does not know which compiler says that it is NVRTC 13.0.
+    os.environ["GPUSIM_CACHE_DIR"] = str(compiler.folder() / f"gpusim-{compiler.fingerprint()}")
     os.environ["CUPY_ACCELERATORS"] = ""
     import cupy_backends.cuda._softlink as softlink
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import hashlib
 import re
-import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,6 +43,7 @@ static double number(PyObject* found) {
 }
 """
 INTEGERS = {"int", "size_t", "intptr_t", "uintmax_t", "unsigned int", "cudaMemcpyKind"}
+KEPT = {"check_status", "_export_enum"}  # which call nothing
 NAME = ctypes.pythonapi.PyCapsule_GetName
 NAME.restype, NAME.argtypes = ctypes.c_char_p, [ctypes.py_object]
 NEW = ctypes.pythonapi.PyCapsule_New
@@ -93,20 +92,12 @@ def replace(module: Any, functions: Callable[[str], Callable[..., Any]]) -> None
     capsules: Mapping[str, Any] = module.__pyx_capi__
     source, numbers = OPENING, {}
     for number, (name, capsule) in enumerate(capsules.items()):
-        if b"(" in (signature := NAME(capsule)):
+        if name not in KEPT and b"(" in (signature := NAME(capsule)):
             definition = _definition(name, number, signature.decode())
             if definition is not None:
                 source, numbers[name] = source + definition, number
     source += "}\n"
-    digest = hashlib.sha256((source + compiler.fingerprint()).encode()).hexdigest()[:16]
-    built = compiler.folder() / f"runtime-{digest}.so"
-    if not built.exists():
-        unit, made = built.with_suffix(".cpp"), built.with_suffix(".part")
-        unit.write_text(source)
-        command = [compiler.COMPILER, "-O1", "-shared", "-fPIC", str(unit), "-o", str(made)]
-        subprocess.run(command, check=True)
-        made.replace(built)
-    library = ctypes.CDLL(str(built))
+    library = ctypes.CDLL(str(compiler.build_library(source, module.__name__)))
     atexit.register(setattr, ctypes.c_int.in_dll(library, "over"), "value", 1)
     callbacks = (ctypes.py_object * 512).in_dll(library, "callbacks")
     for name, number in numbers.items():
@@ -116,5 +107,6 @@ def replace(module: Any, functions: Callable[[str], Callable[..., Any]]) -> None
         address = ctypes.cast(getattr(library, f"fake_{name}"), ctypes.c_void_p)
         _kept.extend([function, signature])
         capsules[name] = NEW(address, signature, None)
-        if callable(getattr(module, name, None)):
-            setattr(module, name, function)
+    for name, value in list(vars(module).items()):  # Python's functions
+        if callable(value) and not isinstance(value, type) and name not in KEPT:
+            setattr(module, name, functions(name))

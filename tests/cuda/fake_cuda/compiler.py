@@ -84,6 +84,22 @@ def flushes(source: str, options: Sequence[str]) -> bool:
     return wanted and not re.search(r"\bdouble\b|\bfloat64\b", source)
 
 
+def build_library(source: str, name: str, options: Sequence[str] = (), versions: str = "") -> Path:
+    """A shared library of this C++ source, compiled unless it has been before."""
+    key = repr((source, *options, versions, fingerprint()))
+    built = folder() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if not built.exists():
+        with tempfile.TemporaryDirectory(dir=folder()) as work:
+            unit, made, script = (Path(work) / f"unit{end}" for end in (".cpp", ".so", ".map"))
+            unit.write_text(source)
+            script.write_text(versions)
+            command = [COMPILER, "-O1", "-shared", "-fPIC", str(unit), "-o", str(made), *options]
+            command += [f"-Wl,--version-script={script}"] if versions else []
+            subprocess.run(command, check=True, timeout=PATIENCE)
+            made.replace(built)  # at once: another process may be looking
+    return built
+
+
 class CompileError(Exception):
     """What the compiler says."""
 
@@ -100,7 +116,7 @@ def compile_program(source: str, options: Sequence[str], expressions: Sequence[s
             passed.append(option)
         elif not IGNORED.match(option):
             raise CompileError(f"nvrtc: error: invalid value for --gpu-architecture: {option}")
-    kernels = [*dict.fromkeys([*kernels_of(source, includes), *expressions])]
+    kernels = [*expressions, *kernels_of(source, includes)]
     if not kernels:
         raise CompileError("the fake NVRTC finds no kernel in the source")
     if flushes(source, options):

@@ -210,7 +210,7 @@ class Program:
         self.source = source
         self.expressions: list[str] = []
         self.log = self.image = b""
-        self.lowered: dict[bytes, Any] = {}
+        self.loaded: ctypes.CDLL | None = None
 
 
 _programs: dict[int, Program] = {}
@@ -283,3 +283,14 @@ _texts("ProgramLog", lambda program: program.log + b"\0")
 @nvrtc.add(c_void_p, c_char_p)
 def nvrtcAddNameExpression(handle: int, expression: bytes) -> None:
     _programs[handle].expressions.append(expression.decode())
+
+
+@nvrtc.add(c_void_p, c_char_p, POINTER(c_char_p))
+def nvrtcGetLoweredName(handle: int, expression: bytes, name: Any) -> None:
+    program = _programs[handle]
+    if program.loaded is None:
+        image = ctypes.create_string_buffer(program.image)
+        program.loaded = compiler.load(ctypes.addressof(image))
+        program.loaded.fake_name.restype = c_char_p
+    # The expressions come first among the entries.
+    name[0] = program.loaded.fake_name(c_size_t(program.expressions.index(expression.decode())))

@@ -6,18 +6,25 @@ NotImplementedError that names it.
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import math
+import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from . import capsules, compiler
 from .runtime import machine
 
 PREFIXES = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex128}
 CUDA_TYPES = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16", 14: "bfloat16"}
+
 
 
 def memory(pointer: int, dtype: Any, shape: tuple[int, ...], ld: int | None = None) -> np.ndarray:
@@ -38,49 +45,36 @@ def memory(pointer: int, dtype: Any, shape: tuple[int, ...], ld: int | None = No
 
 def number(pointer: int, dtype: Any) -> Any:
     """A scalar argument, in the host's memory or the device's."""
-    import ctypes
-
     return np.frombuffer(ctypes.string_at(pointer, np.dtype(dtype).itemsize), dtype)[0]
 
 
-class Library(ModuleType):
-    """A module of functions; `available` for those that CuPy asks."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name.isupper():
-            return name  # a constant that is passed on to us
-        raise NotImplementedError(f"the fake CUDA has no {self.__name__.split('.')[-1]}.{name}")
-
-
-cublas = Library("cupy_backends.cuda.libs.cublas")
-cusolver = Library("cupy_backends.cuda.libs.cusolver")
-cufft = Library("cupy.cuda.cufft")
+cublas: dict[str, Any] = {}
+cusolver: dict[str, Any] = {}
+cufft = ModuleType("cupy.cuda.cufft")
+OP_N, OP_T, OP_C = range(3)
+LOWER, UPPER = range(2)
+WITH_VECTORS = 1
 
 
 def for_each_dtype(
-    library: Library, *names: str, dtypes: str = "sdcz"
+    library: dict[str, Any], *names: str, dtypes: str = "sdcz"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add a function of dtype and arguments under each name, `?` being the dtype's letter."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             for letter in dtypes:
-                bound = _bound(function, PREFIXES[letter])
-                setattr(library, name.replace("?", letter), bound)
+                library[name.replace("?", letter)] = partial(function, PREFIXES[letter])
         return function
 
     return add
 
 
-def _bound(function: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
-    return lambda *arguments: function(dtype, *arguments)
+def plain(library: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a function under its own name."""
 
-
-def plain(library: Library) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(library, function.__name__, function)
+        library[function.__name__] = function
         return function
 
     return add
@@ -108,18 +102,19 @@ def lexsort(dtype: Any, indices: int, keys: int, count: int, length: int) -> Non
 
 # cuBLAS: matrices are stored by columns.
 
-cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_C = range(3)
-cublas.CUBLAS_FILL_MODE_LOWER, cublas.CUBLAS_FILL_MODE_UPPER = range(2)
-cublas.CUBLAS_SIDE_LEFT, cublas.CUBLAS_SIDE_RIGHT = range(2)
-cublas.CUBLAS_POINTER_MODE_HOST, cublas.CUBLAS_POINTER_MODE_DEVICE = range(2)
-for _name in ("create", "getPointerMode", "getMathMode"):
-    setattr(cublas, _name, lambda *arguments: 1 if not arguments else 0)
-for _name in ("destroy", "setPointerMode", "setStream", "setMathMode"):
-    setattr(cublas, _name, lambda *arguments: None)
-cusolver.create, cusolver.createParams = (lambda: 1), (lambda: 1)
-cusolver.CUSOLVER_EIG_MODE_NOVECTOR, cusolver.CUSOLVER_EIG_MODE_VECTOR = range(2)
-for _name in ("destroy", "setStream", "destroyParams"):
-    setattr(cusolver, _name, lambda *arguments: None)
+for _library in (cublas, cusolver):
+    for _name in (
+        *("create", "createParams", "createGesvdjInfo", "createSyevjInfo"),
+        *("getPointerMode", "getMathMode"),
+    ):
+        _library[_name] = lambda *arguments: 0 if arguments else 1
+    for _name in (
+        *("destroy", "destroyParams", "destroyGesvdjInfo", "destroySyevjInfo"),
+        *("setPointerMode", "setStream", "setMathMode"),
+    ):
+        _library[_name] = lambda *arguments: None
+    _library["getVersion"] = lambda *arguments: 13000
+cusolver["_getVersion"], cusolver["_getVersionNumber"] = (lambda: (12, 0, 0)), (lambda: 12000)
 
 
 def op(matrix: np.ndarray, transposed: int) -> np.ndarray:
@@ -221,7 +216,8 @@ def substitute(a: np.ndarray, pivots: Any, b: np.ndarray, transposed: int) -> No
 
 @for_each_dtype(
     cusolver, "?getrf_bufferSize", "?geqrf_bufferSize", "?orgqr_bufferSize", "?ungqr_bufferSize",
-    "?potrf_bufferSize", "?gesvd_bufferSize",
+    "?potrf_bufferSize", "?gesvd_bufferSize", "?gesvdjBatched_bufferSize",
+    "?syevjBatched_bufferSize", "?heevjBatched_bufferSize",
 )
 def _one(dtype: Any, *arguments: Any) -> int:
     return 1
@@ -258,7 +254,7 @@ def _getrs_batched(dtype, handle, trans, n, many, table, lda, pivots, targets, l
     for i, (a, b) in enumerate(pairs):
         places = memory(pivots + 4 * n * i, np.int32, (n,))
         substitute(memory(a, dtype, (n, n), lda), places, memory(b, dtype, (n, many), ldb), trans)
-    return 0
+    ctypes.c_int.from_address(info).value = 0  # the host's
 
 
 @for_each_dtype(cublas, "?getriBatched")
@@ -274,7 +270,7 @@ def _getri_batched(dtype, handle, n, table, lda, pivots, targets, ldc, info, cou
 @for_each_dtype(cusolver, "?potrf")
 def _potrf(dtype, handle, uplo, n, a, lda, work, size, info):  # type: ignore[no-untyped-def]
     found, status = memory(a, dtype, (n, n), lda), 0
-    whole = np.tril(found) if uplo == cublas.CUBLAS_FILL_MODE_LOWER else np.triu(found).conj().T
+    whole = np.tril(found) if uplo == LOWER else np.triu(found).conj().T
     whole = whole + np.tril(whole, -1).conj().T
     try:
         lower = np.linalg.cholesky(whole)
@@ -282,7 +278,7 @@ def _potrf(dtype, handle, uplo, n, a, lda, work, size, info):  # type: ignore[no
         status = 1
     else:
         mask = np.tri(n, dtype=bool)
-        if uplo == cublas.CUBLAS_FILL_MODE_LOWER:
+        if uplo == LOWER:
             found[mask] = lower[mask]
         else:
             found[mask.T] = lower.conj().T[mask.T]
@@ -317,14 +313,45 @@ def _orgqr(dtype, handle, m, n, k, a, lda, tau, work, size, info):  # type: igno
 
 @for_each_dtype(cusolver, "?gesvd")
 def _gesvd(dtype, handle, jobu, jobvt, m, n, a, lda, s, u, ldu, vt, ldvt, work, size, real, info):  # type: ignore[no-untyped-def]
-    ways = {ord("A"): True, ord("S"): False}
-    k, full = min(m, n), ways.get(jobu, False)
-    left, values, right = np.linalg.svd(memory(a, dtype, (m, n), lda), full_matrices=full)
+    found, k = memory(a, dtype, (m, n), lda), min(m, n)
+    left, values, right = np.linalg.svd(found, full_matrices=True)
     memory(s, values.dtype, (k,))[:] = values
-    if jobu in ways:
-        memory(u, dtype, left.shape, ldu)[...] = left
-        memory(vt, dtype, right.shape, ldvt)[...] = right
+    for job, part, pointer, ld in ((jobu, left, u, ldu), (jobvt, right, vt, ldvt)):
+        thin = part[:, :k] if part is left else part[:k]
+        if job == ord("A"):
+            memory(pointer, dtype, part.shape, ld)[...] = part
+        if job == ord("S"):
+            memory(pointer, dtype, thin.shape, ld)[...] = thin
+        if job == ord("O"):
+            found[: len(thin), : thin.shape[1]] = thin
     memory(info, np.int32, (1,))[0] = 0
+
+
+@for_each_dtype(cusolver, "?gesvdjBatched")
+def _gesvdj_batched(  # type: ignore[no-untyped-def]
+    dtype, handle, job, m, n, a, lda, s, u, ldu, v, ldv, work, size, info, params, count
+):
+    k, itemsize = min(m, n), np.dtype(dtype).itemsize
+    for i in range(count):
+        found = memory(a + i * lda * n * itemsize, dtype, (m, n), lda)
+        left, values, right = np.linalg.svd(found)
+        memory(s, values.dtype, (count * k,))[i * k : (i + 1) * k] = values
+        if job == WITH_VECTORS:
+            memory(u + i * ldu * m * itemsize, dtype, (m, m), ldu)[...] = left
+            memory(v + i * ldv * n * itemsize, dtype, (n, n), ldv)[...] = right.conj().T
+    memory(info, np.int32, (count,))[:] = 0
+
+
+@for_each_dtype(cusolver, "?syevjBatched", dtypes="sd")
+@for_each_dtype(cusolver, "?heevjBatched", dtypes="cz")
+def _syevj_batched(dtype, handle, job, uplo, n, a, lda, w, work, size, info, params, count):  # type: ignore[no-untyped-def]
+    for i in range(count):
+        found = memory(a + i * lda * n * np.dtype(dtype).itemsize, dtype, (n, n), lda)
+        values, vectors = np.linalg.eigh(found, "UL"[uplo == LOWER])
+        memory(w, values.dtype, (count * n,))[i * n : (i + 1) * n] = values
+        if job == WITH_VECTORS:
+            found[...] = vectors
+    memory(info, np.int32, (count,))[:] = 0
 
 
 @plain(cusolver)
@@ -340,9 +367,9 @@ def xgeev_bufferSize(*arguments: Any) -> tuple[int, int]:
 @plain(cusolver)
 def xsyevd(handle, params, jobz, uplo, n, kind, a, lda, kind_w, w, *rest):  # type: ignore[no-untyped-def]
     found = memory(a, CUDA_TYPES[kind], (n, n), lda)
-    values, vectors = np.linalg.eigh(found, "UL"[uplo == cublas.CUBLAS_FILL_MODE_LOWER])
+    values, vectors = np.linalg.eigh(found, "UL"[uplo == LOWER])
     memory(w, CUDA_TYPES[kind_w], (n,))[:] = values
-    if jobz == cusolver.CUSOLVER_EIG_MODE_VECTOR:
+    if jobz == WITH_VECTORS:
         found[...] = vectors
     memory(rest[-1], np.int32, (1,))[0] = 0
 
@@ -352,7 +379,7 @@ def xgeev(handle, params, left, right, n, kind, a, lda, kind_w, w, *rest):  # ty
     found, (_, _, _, _, v, ldv), info = memory(a, CUDA_TYPES[kind], (n, n), lda), rest[:6], rest[-1]
     values, vectors = np.linalg.eig(found)
     memory(w, CUDA_TYPES[kind_w], (n,))[:] = values
-    if right == cusolver.CUSOLVER_EIG_MODE_VECTOR:
+    if right == WITH_VECTORS:
         target = memory(v, CUDA_TYPES[kind], (n, n), ldv)
         if target.dtype.kind == "c":
             target[...] = vectors
@@ -365,14 +392,14 @@ def xgeev(handle, params, left, right, n, kind, a, lda, kind_w, w, *rest):  # ty
 
 # cuFFT: unscaled transforms both ways.
 
-cufft.CUFFT_FORWARD, cufft.CUFFT_INVERSE = -1, 1
-cufft.CUFFT_C2C, cufft.CUFFT_R2C, cufft.CUFFT_C2R = 0x29, 0x2A, 0x2C
-cufft.CUFFT_Z2Z, cufft.CUFFT_D2Z, cufft.CUFFT_Z2D = 0x69, 0x6A, 0x6C
-_OUTPUTS = {0x29: "c8", 0x2A: "c8", 0x2C: "f4", 0x69: "c16", 0x6A: "c16", 0x6C: "f8"}
-_COMPLEX, _FORWARD = (0x29, 0x69), (0x2A, 0x6A)
+vars(cufft).update(CUFFT_FORWARD=-1, CUFFT_INVERSE=1)
+vars(cufft).update(CUFFT_C2C=0x29, CUFFT_R2C=0x2A, CUFFT_C2R=0x2C)
+vars(cufft).update(CUFFT_Z2Z=0x69, CUFFT_D2Z=0x6A, CUFFT_Z2D=0x6C)
+_FROM_REAL = (0x2A, 0x6A)
+_TO_REAL = (0x2C, 0x6C)
 
 
-@plain(cufft)
+@plain(vars(cufft))
 def get_current_plan() -> Any:
     return getattr(_thread, "plan", None)
 
@@ -380,12 +407,33 @@ def get_current_plan() -> Any:
 _thread = threading.local()
 
 
-class _Plan:
+def signals(
+    pointer: int, dtype: Any, count: int, distance: int, embed: Any, stride: int, shape: Any
+) -> np.ndarray:
+    """`count` signals in memory, as cuFFT's advanced layout describes them."""
+    steps = [stride * math.prod(embed[axis + 1 :]) for axis in range(len(shape))]
+    steps, shape = [distance, *steps], (count, *shape)
+    extent = 1 + sum((length - 1) * step for length, step in zip(shape, steps, strict=True))
+    flat = memory(pointer, dtype, (extent,))
+    return np.ndarray(shape, dtype, flat, strides=[step * flat.itemsize for step in steps])
+
+
+@plain(vars(cufft))
+class PlanNd:
+    """A plan for `batch` transforms of `shape`."""
+
     gpus = None
-    last_axis: int
-    last_size: int
-    fft_type: int
-    axes: tuple[int, ...]
+
+    def __init__(
+        self, shape: Any, inembed: Any, istride: int, idist: int, onembed: Any, ostride: int,
+        odist: int, fft_type: int, batch: int, order: str, last_axis: int, last_size: Any,
+    ) -> None:  # fmt: skip
+        import cupy
+
+        self.shape, self.fft_type, self.batch, self.order = tuple(shape), fft_type, batch, order
+        self.last_axis, self.last_size, self.work_area = last_axis, last_size, cupy.cuda.alloc(0)
+        self._input = batch, idist, inembed, istride
+        self._output = batch, odist, onembed, ostride
 
     def __enter__(self) -> Any:
         _thread.plan = self
@@ -395,26 +443,29 @@ class _Plan:
         _thread.plan = None
 
     def fft(self, a: Any, out: Any, direction: int) -> None:
-        x, axes = a.get(), tuple(axis % a.ndim for axis in self.axes)
-        last = self.last_axis % a.ndim
-        axes = (*(axis for axis in axes if axis != last), last)
-        if self.fft_type in _COMPLEX:
-            forward = direction == cufft.CUFFT_FORWARD
-            y = np.fft.fftn(x, axes=axes) if forward else np.fft.ifftn(x, axes=axes, norm="forward")
-        elif self.fft_type in _FORWARD:
-            y = np.fft.rfftn(x, axes=axes)
+        half = (*self.shape[:-1], self.shape[-1] // 2 + 1)
+        to_real, from_real = self.fft_type in _TO_REAL, self.fft_type in _FROM_REAL
+        shapes = half if to_real else self.shape, half if from_real else self.shape
+        x = signals(a.data.ptr, a.dtype, *self._input, shapes[0])
+        y = signals(out.data.ptr, out.dtype, *self._output, shapes[1])
+        axes = tuple(range(1, x.ndim))
+        if from_real:
+            y[...] = np.fft.rfftn(x, axes=axes)
+        elif to_real:
+            y[...] = np.fft.irfftn(x, self.shape, axes=axes, norm="forward")
+        elif direction == -1:
+            y[...] = np.fft.fftn(x, axes=axes)
         else:
-            lengths = [self.last_size if axis == last else x.shape[axis] for axis in axes]
-            y = np.fft.irfftn(x, lengths, axes=axes, norm="forward")
-        out.set(np.require(y.astype(out.dtype), None, "F" if out.flags.f_contiguous else "C"))
+            y[...] = np.fft.ifftn(x, axes=axes, norm="forward")
 
     def get_output_array(self, a: Any, order: str = "C") -> Any:
         import cupy
 
-        shape = list(a.shape)
-        if self.fft_type not in _COMPLEX:
+        shape, kind = list(a.shape), a.dtype.char
+        if self.fft_type in (*_TO_REAL, *_FROM_REAL):
             shape[self.last_axis] = self.last_size
-        return cupy.empty(tuple(shape), _OUTPUTS[self.fft_type], order=order)
+            kind = kind.lower() if self.fft_type in _TO_REAL else kind.upper()
+        return cupy.empty(tuple(shape), kind, order=order)
 
     def check_output_array(self, a: Any, out: Any) -> None:
         expected = self.get_output_array(a)
@@ -422,33 +473,93 @@ class _Plan:
             raise ValueError(f"out must have shape {expected.shape} and dtype {expected.dtype}")
 
 
-@plain(cufft)
-class Plan1d(_Plan):
-    last_axis, axes = -1, (-1,)
+@plain(vars(cufft))
+class Plan1d(PlanNd):
+    """A plan for transforms of one axis, the last one of an array in C order."""
 
-    def __init__(self, nx: int, fft_type: int, batch: int, *, devices: Any = None, out: Any = None):
-        self.nx, self.fft_type, self.batch = nx, fft_type, batch
-        self.last_size = nx // 2 + 1 if fft_type in _FORWARD else nx
-
-
-@plain(cufft)
-class PlanNd(_Plan):
     def __init__(
-        self, shape: Any, inembed: Any, istride: int, idist: int, onembed: Any, ostride: int,
-        odist: int, fft_type: int, batch: int, order: str, last_axis: int, last_size: int, **_: Any,
-    ) -> None:  # fmt: skip
-        self.shape, self.fft_type, self.batch, self.order = tuple(shape), fft_type, batch, order
-        self.last_axis, self.last_size = last_axis, last_size
-        count = len(self.shape)
-        self.axes = tuple(range(-count, 0)) if order == "C" else tuple(range(count))
-        if fft_type in _COMPLEX:
-            self.last_axis = self.axes[-1]
+        self, nx: int, fft_type: int, batch: int, *, devices: Any = None, out: Any = None
+    ) -> None:
+        half = nx // 2 + 1
+        lengths = [half if fft_type in kinds else nx for kinds in (_TO_REAL, _FROM_REAL)]
+        ends = [([length], 1, length) for length in lengths]
+        super().__init__((nx,), *ends[0], *ends[1], fft_type, batch, "C", -1, lengths[1])
+        self.nx = nx
+
+
+# cupyx._cusolver calls cuSOLVER from C.
+
+HANDLE, COUNT, JOB = ctypes.c_void_p, ctypes.c_int, ctypes.c_byte
+FROM_C: dict[str, tuple[Any, ...]] = {
+    "geqrf": (COUNT, COUNT, HANDLE, COUNT, HANDLE, HANDLE, COUNT, HANDLE),
+    "orgqr": (COUNT, COUNT, COUNT, HANDLE, COUNT, HANDLE, HANDLE, COUNT, HANDLE),
+    "gesvd": (JOB, JOB, COUNT, COUNT, HANDLE, COUNT, HANDLE, HANDLE, COUNT, HANDLE, COUNT)
+    + (HANDLE, COUNT, HANDLE, HANDLE),
+}
+WORDS = {HANDLE: "void*", COUNT: "int", JOB: "signed char"}
+
+
+def stub(soname: str, source: str) -> ctypes.CDLL:
+    """Load a library of this name, which later ones take their functions from."""
+    source = f'extern "C" {{\n{source}int stub;\n}}\n'
+    versions = f"{soname} {{ global: *; }};"
+    built = compiler.build_library(source, soname, [f"-Wl,-soname,{soname}"], versions)
+    return ctypes.CDLL(str(built), ctypes.RTLD_GLOBAL)
+
+
+def stub_cusolver() -> None:
+    """Load a libcusolver.so.12 whose functions are `cusolver`'s, for cupyx._cusolver."""
+    source, callbacks = "", {}
+    for name, types in FROM_C.items():
+        for letter in PREFIXES:
+            ours = name.replace("or", "un") if letter in "cz" else name
+            symbol = f"cusolverDn{letter.upper()}{ours}"
+            words = [WORDS[kind] for kind in (HANDLE, *types)]
+            given = ", ".join(f"{word} a{i}" for i, word in enumerate(words))
+            passed = ", ".join(f"a{i}" for i in range(len(words)))
+            source += f"int (*to_{symbol})({', '.join(words)});\n"
+            source += f"int {symbol}({given}) {{ return to_{symbol}({passed}); }}\n"
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, HANDLE, *types)
+            callbacks[symbol] = kind(_returning_zero(cusolver[letter + ours]))
+    library = stub("libcusolver.so.12", source)
+    for symbol, callback in callbacks.items():
+        address = ctypes.cast(callback, ctypes.c_void_p).value
+        ctypes.c_void_p.in_dll(library, f"to_{symbol}").value = address
+    _kept.append(callbacks)
+
+
+_kept: list[Any] = []
+
+
+def _returning_zero(function: Callable[..., Any]) -> Callable[..., int]:
+    def call(*arguments: Any) -> int:
+        function(*(0 if argument is None else argument for argument in arguments))
+        return 0
+
+    return call
 
 
 def install() -> None:
-    """Put the modules where CuPy looks for them."""
-    for library in (cublas, cusolver, cufft):
-        sys.modules[library.__name__] = library
+    """Put all this where CuPy looks for it."""
+    sys.modules[cufft.__name__] = cufft
+    stub("libcublas.so.13", "")
+    stub_cusolver()
+    usual = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_LAZY)  # most of the libraries' functions do not exist
+    try:
+        for name, functions in (("cublas", cublas), ("cusolver", cusolver)):
+            module = importlib.import_module(f"cupy_backends.cuda.libs.{name}")
+            capsules.replace(module, partial(_function, name, functions))
+        importlib.import_module("cupyx._cusolver")
+    finally:
+        sys.setdlopenflags(usual)
     from cupy.cuda import thrust
 
     thrust.sort, thrust.argsort, thrust.lexsort = sort, argsort, lexsort
+
+
+def _function(library: str, functions: dict[str, Any], name: str) -> Callable[..., Any]:
+    def missing(*arguments: Any) -> Any:
+        raise NotImplementedError(f"the fake CUDA has no {library}.{name}")
+
+    return functions.get(name, missing)

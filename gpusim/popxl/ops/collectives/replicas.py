@@ -25,7 +25,6 @@ from ..._definition import (
 from ..._op import Op
 from ...replica_grouping import ReplicaGrouping
 from ...tensor import Tensor, TensorSpec
-from ..shapes import reshape, transpose
 from .collectives import CollectiveOps, group_of, to_collective_op
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def compile_rule(rule: Rule, in_place: bool = False) -> Callable[[GraphCompiler,
 
 
 def collective_op(
-    op_type: str, infer: Any, rule: Rule, gradient: GradientRule, in_place: bool = False
+    op_type: str, infer: Any, rule: Rule, gradient: GradientRule | None, in_place: bool = False
 ) -> Definition:
     """The definition of a collective."""
     return Definition(
@@ -159,7 +158,7 @@ def all_reduce_gradient(site: GradientSite) -> Sequence[Tensor | None]:
 
 ALL_REDUCE = collective_op("ReplicatedAllReduce", input_spec, all_reduce, all_reduce_gradient)
 ALL_REDUCE_INPLACE = collective_op(
-    "ReplicatedAllReduceInplace", input_spec, all_reduce, all_reduce_gradient, in_place=True
+    "ReplicatedAllReduceInplace", input_spec, all_reduce, None, in_place=True
 )
 
 
@@ -211,23 +210,14 @@ def all_gather(machine: Machine, value: Array, groups: Any, attributes: Attribut
 
 
 def all_gather_gradient(site: GradientSite) -> Sequence[Tensor | None]:
-    """The sum over replicas of the gradients of this replica's part."""
-    gradient, attributes = site.gradient(), site.attributes
+    """Each replica's part of its own gradient: all replicas of a group hold the same one."""
+    gradient, attributes, spec = site.gradient(), site.attributes, site.op.inputs[0].spec
     if gradient is None:
         return [None]
-    spec, axis = site.op.inputs[0].spec, attributes["axis"]
-    size = attributes["group"].group_size
-    if attributes["output_shape"] == "concat" and axis:
-        cut = (*spec.shape[:axis], size, *spec.shape[axis:])
-        order = (axis, *(k for k in range(len(cut)) if k != axis))
-        gradient = transpose(reshape(gradient, cut), order)
-    parts = {
-        "op": "add",
-        "group": attributes["group"],
-        "group_size": size,
-        "spec": TensorSpec((math.prod(spec.shape),), spec.dtype),
-    }
-    return [reshape(add_op(REDUCE_SCATTER, [gradient], parts)[0], spec.shape)]
+    kept = {"group": attributes["group"], "spec": spec}
+    if attributes["output_shape"] == "meta_shape":
+        return add_op(REDUCE_SCATTER, [gradient], {"op": "local", **kept})
+    return add_op(SLICE, [gradient], {"axis": attributes["axis"], **kept})
 
 
 ALL_GATHER = collective_op("ReplicatedAllGather", fixed_spec, all_gather, all_gather_gradient)
@@ -300,9 +290,9 @@ def gathered_shape(t: Tensor, axis: int, size: int, mode: str) -> tuple[tuple[in
 
 def reduce_scatter(machine: Machine, value: Array, groups: Any, attributes: Attributes) -> Array:
     """Reduce flat, padded values; each member gets its slice, in the order of the group."""
-    xp, size, name = machine.xp, attributes["group_size"], attributes["op"]
-    flat = value.reshape(len(value), -1)
-    part = attributes["spec"].shape[0]
+    xp, size, name = machine.xp, attributes["group"].group_size, attributes["op"]
+    flat, shape = value.reshape(len(value), -1), (len(value), *attributes["spec"].shape)
+    part = math.prod(shape[1:])
     if part * size != flat.shape[1]:
         flat = xp.pad(flat, ((0, 0), (0, part * size - flat.shape[1])))
     if name in ("add", "mean"):
@@ -310,9 +300,9 @@ def reduce_scatter(machine: Machine, value: Array, groups: Any, attributes: Attr
         value = result.value
         if name == "mean":
             value = value // size if value.dtype.kind in "iu" else value / value.dtype.type(size)
-        return value
+        return value.reshape(shape)
     whole = all_reduce(machine, flat, groups, attributes)
-    return local_part(machine, whole.reshape(len(flat), size, part), groups, 1)
+    return local_part(machine, whole.reshape(len(flat), size, part), groups, 1).reshape(shape)
 
 
 def reduce_scatter_gradient(site: GradientSite) -> Sequence[Tensor | None]:
@@ -331,7 +321,7 @@ def reduce_scatter_gradient(site: GradientSite) -> Sequence[Tensor | None]:
         "spec": TensorSpec(whole.shape, whole.dtype),
     }
     (gathered,) = add_op(ALL_GATHER, [gradient], how)
-    return [gathered / float(attributes["group_size"]) if name == "mean" else gathered]
+    return [gathered / float(attributes["group"].group_size) if name == "mean" else gathered]
 
 
 REDUCE_SCATTER = collective_op(
@@ -357,15 +347,10 @@ def replicated_reduce_scatter(
     with zeros.
     """
     groups = group_of(group)
-    size = groups.group_size
     whole = t.meta_shape or t.shape
     meta = whole if configure_output_for_replicated_tensor_sharding else ()
-    attributes = {
-        "op": to_collective_op(op),
-        "group": groups,
-        "group_size": size,
-        "spec": TensorSpec((-(-t.nelms // size),), t.dtype, meta),
-    }
+    spec = TensorSpec((-(-t.nelms // groups.group_size),), t.dtype, meta)
+    attributes = {"op": to_collective_op(op), "group": groups, "spec": spec}
     return add_op(REDUCE_SCATTER, [t], attributes)[0]
 
 
@@ -379,9 +364,10 @@ def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Te
 
 def slice_value(machine: Machine, value: Array, groups: Any, attributes: Attributes) -> Array:
     """Each member's part of its own value along an axis."""
-    axis, size = attributes["axis"] + 1, attributes["group_size"]
+    axis, size = attributes["axis"] + 1, attributes["group"].group_size
     cut = (*value.shape[:axis], size, value.shape[axis] // size, *value.shape[axis + 1 :])
-    return local_part(machine, value.reshape(cut), groups, axis)
+    parts = local_part(machine, value.reshape(cut), groups, axis)
+    return parts.reshape(len(value), *attributes["spec"].shape)
 
 
 def slice_gradient(site: GradientSite) -> Sequence[Tensor | None]:
@@ -405,6 +391,8 @@ SLICE = collective_op("ReplicatedSlice", fixed_spec, slice_value, slice_gradient
 def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None) -> Tensor:
     """Each replica's part of its own value along an axis, by its place in the group.
 
+    An axis as long as the group is dropped: the inverse of a gather along a new axis.
+
     **Raises**: ValueError: if the group size does not divide the axis, or there is no such axis.
     """
     groups = group_of(group)
@@ -412,16 +400,12 @@ def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = N
     if not -t.rank <= axis < t.rank:
         raise ValueError(f"axis={axis}: out of range for {t}")
     axis %= t.rank
-    if t.shape[axis] % size:
+    length, rest = divmod(t.shape[axis], size)
+    if rest:
         raise ValueError(
             f"Replicated slice must equally divide axis. Axis size: {t.shape[axis]}. Replica group "
             f"size: {size}"
         )
-    shape = (*t.shape[:axis], t.shape[axis] // size, *t.shape[axis + 1 :])
-    attributes = {
-        "axis": axis,
-        "group": groups,
-        "group_size": size,
-        "spec": TensorSpec(shape, t.dtype),
-    }
+    shape = (*t.shape[:axis], *((length,) if length != 1 else ()), *t.shape[axis + 1 :])
+    attributes = {"axis": axis, "group": groups, "spec": TensorSpec(shape, t.dtype)}
     return add_op(SLICE, [t], attributes)[0]

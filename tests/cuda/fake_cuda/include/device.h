@@ -7,6 +7,7 @@
 #define __CUDACC_VER_MINOR__ 0
 
 #include <assert.h>
+#include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -194,13 +195,20 @@ inline const char* launch(const Entry* entries, size_t count, void* kernel,
   return wrong;
 }
 
+// The mangled name of a kernel.
+inline const char* name_of(const Entry& entry) {
+  Dl_info found;
+  return dladdr(entry.kernel, &found) ? found.dli_sname : nullptr;
+}
+
 #define KERNELS(...)                                                                           \
+  static const Entry entries[] = {__VA_ARGS__};                                                \
   extern "C" const char* fake_launch(void* kernel, const unsigned int* size, size_t shared,    \
                                      void** parameters, char* stacks, size_t stack_size) {     \
-    static const Entry entries[] = {__VA_ARGS__};                                              \
     return launch(entries, sizeof entries / sizeof *entries, kernel, size, shared, parameters, \
                   stacks, stack_size);                                                         \
-  }
+  }                                                                                            \
+  extern "C" const char* fake_name(size_t index) { return name_of(entries[index]); }
 
 // Functions of CUDA that C lacks, or has by other names.
 
