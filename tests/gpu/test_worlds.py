@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 
 import gpusim
+from tests.gpu.cupy_arrays import AS_MODULE, cupy
 from tests.worlds import everything
 from tests.worlds.test_world import start
-
-cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
-try:
-    COUNT = cupy.cuda.runtime.getDeviceCount()
-except cupy.cuda.runtime.CUDARuntimeError:
-    COUNT = 0
-pytestmark = pytest.mark.skipif(not COUNT, reason="needs a GPU")
 
 
 @pytest.mark.parametrize(("replicas", "instances"), [(8, 2), (7, 3)])
@@ -25,7 +19,8 @@ def test_instances_on_gpus_give_the_bits_of_one_process(
 ) -> None:
     if not cupy.cuda.nccl.available:
         pytest.skip("needs NCCL")
-    done = start(instances, "-m", "tests.worlds.on_gpus", str(replicas), str(tmp_path))
+    module = (*AS_MODULE, "tests.worlds.on_gpus")
+    done = start(instances, *module, str(replicas), str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     parts = [np.load(tmp_path / f"{instance}.npz") for instance in range(instances)]
     expected = everything.run(gpusim.World([replicas]))
