@@ -58,9 +58,10 @@ def install() -> None:
         return call
 
     capsules.replace(runtime, functions)
-    from . import libraries
+    from . import libraries, nccl
 
     libraries.install()
+    nccl.install()
 
 
 class _Found:
