@@ -189,7 +189,7 @@ class TensorMethods:
     @property
     def _pb_tensor(self: Any) -> Tensor:
         """PopART's tensor behind PopXL's: here the same object."""
-        return self  # type: ignore[no-any-return]
+        return self
 
     def _from_pb_tensor(pb_tensor: Tensor) -> Tensor:  # type: ignore[misc]
         """PopXL's tensor for PopART's."""
@@ -262,7 +262,7 @@ class OpMethods:
         graph = self.attributes.get("graph")
         if graph is None:
             raise popart_exception(f"{self.debugName()} calls no graph")
-        return graph  # type: ignore[no-any-return]
+        return graph
 
     def getVirtualGraphId(self: Any) -> int:
         """Its IPU."""
@@ -341,14 +341,14 @@ class OpMethods:
 
     def disconnectAllInputs(self: Any) -> None:
         """Take all inputs away."""
-        self.inputs = []
+        self.inputs.clear()
         self.graph.ir._mark_changed()
 
     def disconnectAllOutputs(self: Any) -> None:
         """Take all outputs away. They stay in the graph, and no op makes them."""
         for tensor in self.outputs:
             tensor._producer = None
-        self.outputs = []
+        self.outputs.clear()
         self.graph.ir._mark_changed()
 
     def setup(self: Any) -> None:

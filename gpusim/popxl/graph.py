@@ -18,7 +18,7 @@ __all__ = ["Graph", "GraphId"]
 class GraphId(str):
     """The id of a graph, which PopART's `str()` gives too."""
 
-    def str(self) -> str:  # type: ignore[valid-type]
+    def str(self) -> str:
         """The id."""
         return f"{self}"
 
