@@ -9,7 +9,7 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
 
-.PHONY: help demo test test-all lint docs bench gpu clean
+.PHONY: help demo test test-all lint docs bench gpu gpu-wheels gpu-env clean
 .NOTPARALLEL:      # two pips must not write into one environment
 .DELETE_ON_ERROR:
 
@@ -42,15 +42,25 @@ bench:  ## measure the speed, beside that of JAX, PyTorch, MPI and the memory
 	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/.bench
 	@.venv-bench/bin/python -m bench $(ARGS)
 
-# Without a GPU it fails and says what is missing.
-gpu:  ## on a machine with a GPU: its tests, compute-sanitizer, the kernels' report and speed
+# The Python that has CuPy: the one that is named, that of `make gpu-env`, or the system's.
+# The fake GPU needs no more than the tests' environment and CuPy.
+GPU_PYTHON = $(or $(PYTHON),$(wildcard .venv-gpu/bin/python),$(if $(findstring --fake,$(ARGS)),$(wildcard $(BIN)/python)),python3)
+
+gpu:  ## all that a machine with a GPU can check, offline; ARGS=--fake needs no GPU
+	@$(GPU_PYTHON) -m tests.gpu $(ARGS)
+
+gpu-wheels:  ## download what `make gpu` needs offline; PYTHON_VERSION=3.12
+	@$(or $(PYTHON),$(wildcard $(BIN)/python),python3) -m tests.gpu.wheels \
+	    $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION)) $(ARGS)
+
+# Several gigabytes: CuPy with CUDA's libraries, PyTorch and JAX.
+gpu-env:  ## make an environment for `make gpu`, where there is a GPU and a network
 	@$(MAKE) --no-print-directory VENV=.venv-gpu .venv-gpu/.gpu
 	@.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check 'jax[cuda13]' \
 	    || echo "JAX for CUDA 13 could not be installed: it will not be compared with" >&2
-	@.venv-gpu/bin/python -m tests.gpu.everything $(ARGS)
 
 clean:  ## remove everything that make set up or wrote
-	rm -rf $(VENV) .venv-bench .venv-gpu demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench .venv-gpu .gpu wheels demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find gpusim fallback tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched last, so that what was interrupted is done again.

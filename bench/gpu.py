@@ -1,16 +1,21 @@
 """python -m bench.gpu: the kernels on a GPU, beside its own copies, CuPy, JAX and torch.
-All in one run, by events on the GPU; says which of issue 5's targets are met, and writes JSON."""
+
+All in one run. A call is timed on the GPU, between two events that are queued behind some other
+work, and on the host, until it is queued. The targets are judged, and the results written as JSON
+after every case.
+"""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
-import re
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,14 +32,18 @@ from bench.timing import Timing
 from gpusim import Reduction, collectives
 from gpusim.cuda import launch, ragged
 from gpusim.cuda.device import Launch
+from gpusim.files import atomic_write
 
 GIB = 2**30
-BYTES = 2 * GIB  # of each case's input; the largest has four times as many
+BYTES = 2 * GIB  # of most cases' input; the largest has four times as many
 FOLDER = Path(__file__).parent / "results"
 OURS, COPY = "gpusim", "copy"
 CUPY, JAX, TORCH = "CuPy", "JAX", "torch"
 BLOCK = 1 << 24  # elements
-SAMPLES, SECONDS, BURST = 5, 1.0, 0.02  # samples at least, seconds for all, and for each
+SAMPLES, MOST_SAMPLES, SECONDS = 7, 200, 0.6  # samples of a participant, and seconds for them
+BURST, MOST_QUEUED = 0.02, 100  # seconds of calls that are queued one after the other, and calls
+WASTE = 256 << 20  # bytes that a unit of delay copies: more than any cache holds
+LAUNCH_LIMIT = 20.0  # microseconds of a launch on the host, beyond those of `x + y`
 ORDERS = ("linear", "reverse", "tree", "ring")
 WIDE = ("float32", "float16", "bfloat16")
 Call = Callable[[], Any]
@@ -54,6 +63,7 @@ class GpuCase:
     - `reduction`: of a fold.
     - `row`: bytes of a row.
     - `target`: the least fraction of the copy's bandwidth.
+    - `kind`: cases of one kind have one verdict, by the worst of them.
     """
 
     name: str
@@ -63,46 +73,78 @@ class GpuCase:
     reduction: Reduction = field(default_factory=Reduction)
     row: int = 0
     target: float | None = None
+    kind: str = ""
 
     @property
     def type(self) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, self.dtype, self.dtype))
 
 
-def fold_case(dtype: str, order: str, target: float, **how: Any) -> GpuCase:
+def fold_case(dtype: str, order: str, target: float, kind: str, **how: Any) -> GpuCase:
+    """64 replicas, 2 GiB in all."""
     reduction = Reduction(order=order, seed=1, **how)
     parts = [dtype, order]
     if reduction.rounding == "stochastic":
-        parts.append("stochastic at every step" if "accumulate" in how else "stochastic at the end")
+        parts.append("stochastic at every step" if "every step" in kind else "stochastic at the end")
     itemsize = np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
-    return GpuCase(" ".join(parts), dtype, 64, BYTES // 64 // itemsize, reduction, 0, target)
+    elements = BYTES // 64 // itemsize
+    return GpuCase(" ".join(parts), dtype, 64, elements, reduction, 0, target, kind)
 
 
 def all_cases() -> list[GpuCase]:
-    """The cases of the targets."""
+    """The cases of the targets, the most telling first."""
+    cases, plain = [], "fold, 8 to 256 replicas"
+    for replicas, elements in ((8, 4 << 20), (256, 64 << 10)):
+        size = f"{elements >> 20} Mi" if elements >> 20 else f"{elements >> 10} Ki"
+        for dtype in WIDE:
+            name = f"{replicas} replicas of {size} {dtype}"
+            cases.append(GpuCase(name, dtype, replicas, elements, target=0.85, kind=plain))
+    cases += [fold_case(dtype, order, 0.85, plain) for order in ORDERS for dtype in WIDE]
+    for elements, target in ((65536, 0.8), (16384, 0.4)):
+        many = f"65,536 replicas of {elements // 1024} Ki"
+        cases.append(GpuCase(many, "float16", 65536, elements, target=target, kind=many))
+        if elements == 65536:
+            few = f"64 replicas of as much as {many}"
+            cases.append(GpuCase(few, "float16", 64, 65536 * elements // 64))
+    for order in ("linear", "tree"):
+        name = f"65,536 replicas of 256 float32 {order}"
+        cases.append(GpuCase(name, "float32", 65536, 256, Reduction(order=order)))
     stochastic: dict[str, Any] = {"rounding": "stochastic"}
-    cases = [fold_case(dtype, order, 0.85) for dtype in WIDE for order in ORDERS]
     for dtype in ("float16", "bfloat16"):
         held_in = "float32" if dtype == "float16" else None  # bfloat16's own accumulator
         for order in ("linear", "tree"):
-            at_the_end = fold_case(dtype, order, 0.8, **stochastic)
-            held = Reduction(order=order, seed=1, accumulate=held_in, rounding="stochastic")
-            cases.append(GpuCase(at_the_end.name, dtype, 64, at_the_end.elements, held, 0, 0.8))
+            how = {**stochastic, "accumulate": held_in}
+            cases.append(fold_case(dtype, order, 0.8, "fold, stochastic at the end", **how))
     every = [("float16", 0.25), ("bfloat16", 0.25), ("float8_e4m3fn", 0.12), ("float8_e5m2", 0.12)]
     for dtype, least in every:
         kept: Any = getattr(ml_dtypes, dtype, dtype) if "16" in dtype else "float16"
-        cases.append(fold_case(dtype, "linear", least, accumulate=kept, **stochastic))
-    cases += [
-        GpuCase("ragged rows of 1 KiB", "float32", row=1024, target=0.8),
-        GpuCase("ragged rows of 64 B", "float32", row=64, target=0.5),
-    ]
-    for elements, target in ((65536, None), (16384, 0.4)):
-        total = 65536 * elements
-        many = f"65,536 replicas of {elements // 1024} Ki"
-        cases.append(GpuCase(many, "float16", 65536, elements, target=target))
-        if target is None:
-            cases.append(GpuCase(f"64 replicas of as much as {many}", "float16", 64, total // 64))
+        narrow = "8-bit inputs, " if dtype.startswith("float8") else ""
+        kind = f"fold, {narrow}stochastic at every step"
+        cases.append(fold_case(dtype, "linear", least, kind, accumulate=kept, **stochastic))
+    for row, target in ((1024, 0.8), (64, 0.5)):
+        name = f"ragged rows of {'1 KiB' if row == 1024 else '64 B'}"
+        cases.append(GpuCase(name, "float32", row=row, target=target, kind=name))
     return cases
+
+
+def first_look() -> list[GpuCase]:
+    """A case of each size, for the smoke test."""
+    sizes = [case for case in all_cases() if "replicas of" in case.name and "as much" not in case.name]
+    return [*sizes, *(case for case in all_cases() if case.name in ("float32 linear", "float16 tree"))]
+
+
+def six_folds() -> list[GpuCase]:
+    """What the profiler looks at."""
+    names = (
+        "8 replicas of 4 Mi float32",
+        "8 replicas of 4 Mi float16",
+        "256 replicas of 64 Ki float32",
+        "float32 tree",
+        "65,536 replicas of 16 Ki",
+        "float16 linear stochastic at every step",
+    )
+    by_name = {case.name: case for case in all_cases()}
+    return [by_name[name] for name in names]
 
 
 # --- what runs ----------------------------------------------------------------------------------
@@ -117,16 +159,16 @@ class Prepared:
     problems: dict[str, str] = field(default_factory=dict)
 
 
-def scaled(case: GpuCase, scale: float) -> tuple[int, int]:
-    """Replicas and elements for a part of 2 GiB: fewer elements, and then fewer replicas."""
-    elements = max(64, int(case.elements * scale))
-    shrunk = case.elements * scale / elements
+def scaled(case: GpuCase, shift: int) -> tuple[int, int]:
+    """Replicas and elements for a part 2**-shift of the size: fewer elements, then replicas."""
+    elements = max(min(64, case.elements), case.elements >> shift)
+    shrunk = (case.elements >> shift) / elements
     return max(2, int(case.replicas * min(1.0, shrunk))), elements
 
 
-def prepare(case: GpuCase, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
+def prepare(case: GpuCase, cupy: Any, shift: int, peers: Sequence[str]) -> Prepared:
     """Make the input and the calls."""
-    return (_ragged if case.row else _fold)(case, cupy, scale, peers)
+    return (_ragged if case.row else _fold)(case, cupy, shift, peers)
 
 
 def values(case: GpuCase, cupy: Any, shape: tuple[int, ...]) -> Any:
@@ -147,8 +189,8 @@ def values(case: GpuCase, cupy: Any, shape: tuple[int, ...]) -> Any:
     return x.view(case.type).reshape(shape)
 
 
-def _fold(case: GpuCase, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
-    replicas, elements = scaled(case, scale)
+def _fold(case: GpuCase, cupy: Any, shift: int, peers: Sequence[str]) -> Prepared:
+    replicas, elements = scaled(case, shift)
     x = values(case, cupy, (replicas, elements))
     moved = (replicas + 1) * elements * case.type.itemsize
     prepared = Prepared({}, moved)
@@ -163,7 +205,7 @@ def _fold(case: GpuCase, cupy: Any, scale: float, peers: Sequence[str]) -> Prepa
         try:
             prepared.calls[name] = make(x)
         except Exception as error:  # whatever another library finds wrong
-            prepared.problems[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            prepared.problems[name] = _said(error)
     return prepared
 
 
@@ -184,7 +226,7 @@ def _jax_psum(x: Any) -> Call:
         raise RuntimeError("this JAX sees no GPU: pip install 'jax[cuda13]'")
     there = jax.dlpack.from_dlpack(x)
     summed = jax.jit(jax.vmap(lambda v: jax.lax.psum(v, "i"), axis_name="i", out_axes=None))
-    return lambda: summed(there).block_until_ready()
+    return lambda: summed(there)
 
 
 def _torch_sum(x: Any) -> Call:
@@ -192,12 +234,7 @@ def _torch_sum(x: Any) -> Call:
 
     there = torch.from_dlpack(x)
 
-    def summed() -> Any:
-        total = there.sum(0)
-        torch.cuda.synchronize()
-        return total
-
-    return summed
+    return lambda: there.sum(0)
 
 
 class Recorder(launch.CupyDevice):
@@ -213,13 +250,13 @@ class Recorder(launch.CupyDevice):
         return self.kept[-1]
 
     def run(self, launch: Launch) -> None:
-        self.launches.append(Launch(**{**vars(launch), "arguments": launch.arguments.copy()}))
+        self.launches.append(launch._replace(arguments=launch.arguments.copy()))
         super().run(launch)
 
 
-def _ragged(case: GpuCase, cupy: Any, scale: float, peers: Sequence[str]) -> Prepared:
+def _ragged(case: GpuCase, cupy: Any, shift: int, peers: Sequence[str]) -> Prepared:
     replicas, width = 64, case.row // 4
-    rows = max(256, int(BYTES * scale) // replicas // case.row)
+    rows = max(256, (BYTES >> shift) // replicas // case.row)
     sources = cupy.zeros((replicas, rows, width), np.float32)
     output = cupy.empty((replicas, rows, width), np.float32)
     segments = ragged_segments(replicas, rows)
@@ -269,15 +306,25 @@ def _sources_of_rows(segments: np.ndarray, rows: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GpuEntry:
-    """One participant's time for a call; its bytes in a second, of the copy's."""
+    """One participant's times of a call.
+
+    **Attributes**:
+
+    - `timing`: seconds on the GPU, between events; of JAX, which has streams of its own, `queued`.
+    - `host`: seconds until a call is queued.
+    - `queued`: seconds of a call of many, queued one after the other.
+    - `fraction`: its bytes in a second, of the copy's.
+    """
 
     timing: Timing
-    fraction: float
+    host: float
+    queued: float
+    fraction: float = 0.0
 
 
 @dataclass
 class GpuOutcome:
-    """A case, all who took part, and whether our bits are the CPU's."""
+    """A case, all who took part, and whether our bits are the CPU's. `error` where it failed."""
 
     case: str
     dtype: str
@@ -285,50 +332,150 @@ class GpuOutcome:
     elements: int
     row: int
     target: float | None
-    moved: int
-    entries: dict[str, GpuEntry]
-    problems: dict[str, str]
-    bits: str
+    kind: str
+    moved: int = 0
+    entries: dict[str, GpuEntry] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    bits: str = "not compared"
+    error: str | None = None
 
 
-def timed(cupy: Any, call: Call, seconds: float) -> Timing:
-    """Seconds of a call between two events, of some queued one after the other: the GPU does not
-    wait for Python then."""
-    call()
-    cupy.cuda.get_current_stream().synchronize()
-    start = time.perf_counter()
-    call()
-    cupy.cuda.get_current_stream().synchronize()
-    one = max(time.perf_counter() - start, 1e-6)
-    queued = max(1, min(50, int(BURST / one)))
-    found: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(found) < SAMPLES or time.perf_counter() < end:
-        first, last = cupy.cuda.Event(), cupy.cuda.Event()
+class Timer:
+    """Times calls on CuPy's current stream."""
+
+    def __init__(self, cupy: Any, shift: int) -> None:
+        self._cupy = cupy
+        half = max(1, (WASTE >> shift) // 2)
+        self._waste = cupy.zeros(half, np.uint8), cupy.empty(half, np.uint8)
+        self._units = 1
+        self._units = self._needed(0.0)
+
+    def wait(self) -> None:
+        """Until the device has done everything, of every library's streams."""
+        self._cupy.cuda.Device().synchronize()
+
+    def measure(self, call: Call, seconds: float, events: bool = True) -> GpuEntry:
+        """Time a call. Without `events`, the time on the GPU is that of queued calls."""
+        call()
+        self.wait()
+        host, queued = self._queued(call, seconds / 3)
+        found = queued
+        if events:
+            self._units = self._needed(host)
+            found, end = [], time.perf_counter() + seconds * 2 / 3
+            while len(found) < SAMPLES or (
+                time.perf_counter() < end and len(found) < MOST_SAMPLES
+            ):
+                found.append(self._sample(call))
+        return GpuEntry(Timing.of(found), host, min(queued))
+
+    def _queued(self, call: Call, seconds: float) -> tuple[float, list[float]]:
+        """The median time on the host, and the times of a call of several, in each round."""
+        start = time.perf_counter()
+        call()
+        self.wait()
+        number = max(3, min(MOST_QUEUED, int(BURST / max(time.perf_counter() - start, 1e-6))))
+        host, rounds, end = [], [], time.perf_counter() + seconds
+        while len(rounds) < 3 or (time.perf_counter() < end and len(rounds) < MOST_SAMPLES):
+            first = last = time.perf_counter()
+            for _ in range(number):
+                call()
+                now = time.perf_counter()
+                host.append(now - last)
+                last = now
+            self.wait()
+            rounds.append((time.perf_counter() - first) / number)
+        return statistics.median(host), rounds
+
+    def _sample(self, call: Call) -> float:
+        """Seconds between two events around a call. The work before them keeps the GPU busy until
+        the host has queued all three, and empties the caches."""
+        first, last = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+        source, target = self._waste
+        for _ in range(self._units):
+            target[...] = source
         first.record()
-        for _ in range(queued):
-            call()
+        call()
         last.record()
         last.synchronize()
-        found.append(cupy.cuda.get_elapsed_time(first, last) / 1e3 / queued)
-        if len(found) >= 200:
-            break
-    return Timing.of(found)
+        return max(float(self._cupy.cuda.get_elapsed_time(first, last)) / 1e3, 1e-9)
+
+    def _needed(self, host: float) -> int:
+        """How many copies take twice as long as the host needs for a call."""
+        source, target = self._waste
+
+        def copied() -> None:
+            target[...] = source
+
+        self._sample(copied)
+        unit = min(self._sample(copied) for _ in range(3))
+        return max(2, min(MOST_QUEUED, math.ceil(2 * (host + 50e-6) / unit)))
 
 
 def measure(
-    case: GpuCase, cupy: Any, scale: float, seconds: float, peers: Sequence[str]
+    case: GpuCase, cupy: Any, shift: int, seconds: float, peers: Sequence[str]
 ) -> GpuOutcome:
     """Time everybody, then compare bits on a small part."""
-    replicas, elements = (64, 0) if case.row else scaled(case, scale)
-    prepared = prepare(case, cupy, scale, peers)
-    timings = {name: timed(cupy, call, seconds) for name, call in prepared.calls.items()}
-    limit = timings[COPY].min
-    entries = {name: GpuEntry(timing, limit / timing.min) for name, timing in timings.items()}
-    del prepared.calls
+    replicas, elements = (64, 0) if case.row else scaled(case, shift)
+    about = (case.name, case.dtype, replicas, elements, case.row, case.target, case.kind)
+    prepared = prepare(case, cupy, shift, peers)
+    timer = Timer(cupy, shift)
+    entries: dict[str, GpuEntry] = {}
+    for name, call in prepared.calls.items():
+        try:
+            entries[name] = timer.measure(call, seconds, events=name != JAX)
+        except Exception as error:
+            if name in (OURS, COPY):
+                raise
+            prepared.problems[name] = _said(error)
+    limit = entries[COPY]
+    for name, entry in entries.items():
+        copied = limit.queued if name == JAX else limit.timing.min
+        entries[name] = replace(entry, fraction=copied / entry.timing.min)
+    prepared.calls.clear()
     bits = verified(case, cupy)
-    about = (case.name, case.dtype, replicas, elements, case.row, case.target, prepared.moved)
-    return GpuOutcome(*about, entries, prepared.problems, bits)
+    return GpuOutcome(*about, prepared.moved, entries, prepared.problems, bits)
+
+
+def attempt(
+    case: GpuCase, cupy: Any, shift: int, seconds: float, peers: Sequence[str]
+) -> GpuOutcome:
+    """`measure`; an exception is part of the outcome. Frees the memory of all libraries."""
+    try:
+        outcome = measure(case, cupy, shift, seconds, peers)
+    except Exception as error:
+        about = (case.name, case.dtype, case.replicas, case.elements, case.row)
+        outcome = GpuOutcome(*about, case.target, case.kind, error=_said(error))
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return outcome
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def launch_overhead(cupy: Any, calls: int = 1000) -> dict[str, float]:
+    """Microseconds on the host of a small fold, a psum, and CuPy's `x + y`."""
+    x, y = cupy.zeros((8, 64), np.float32), cupy.zeros((8, 64), np.float32)
+    found = {}
+    for name, call in (
+        ("fold", lambda: launch.fold(x)),
+        ("psum", lambda: collectives.psum(x)),
+        ("x + y", lambda: x + y),
+    ):
+        times = []
+        for number in range(calls + calls // 10):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+            if number % 100 == 0:  # the queue is never full
+                cupy.cuda.Device().synchronize()
+        found[name] = statistics.median(times[calls // 10 :]) * 1e6
+    return found
 
 
 def verified(case: GpuCase, cupy: Any) -> str:
@@ -355,30 +502,34 @@ def _verdict_on_bits(found: Any, expected: np.ndarray) -> str:
 # --- judging ------------------------------------------------------------------------------------
 
 
-def judge(outcomes: Sequence[GpuOutcome]) -> list[Verdict]:
+def judge(
+    outcomes: Sequence[GpuOutcome], overhead: dict[str, float] | None = None
+) -> list[Verdict]:
     """One verdict for each target, the worst case of each kind."""
-    return [*_fractions(outcomes), *_many_replicas(outcomes), *_peers(outcomes), _bits(outcomes)]
+    done = [outcome for outcome in outcomes if outcome.error is None]
+    return [
+        *_fractions(done),
+        *_many_replicas(done),
+        *_launches(overhead),
+        *_peers(done),
+        _bits(outcomes),
+    ]
 
 
 def _fractions(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
-    for least in sorted({o.target for o in outcomes if o.target is not None}, reverse=True):
-        kinds: dict[str, list[GpuOutcome]] = {}
-        for outcome in outcomes:
-            if outcome.target == least:
-                kinds.setdefault(_kind(outcome), []).append(outcome)
-        for kind, found in kinds.items():
-            worst = min(found, key=lambda o: o.entries[OURS].fraction)
-            ratio = worst.entries[OURS].fraction
-            yield Verdict(f"{kind}, of the copy", ratio, f"≥ {least:g}", ratio >= least, worst.case)
+    for kind, least in {(o.kind, o.target): None for o in outcomes if o.target is not None}:
+        found = [o for o in outcomes if (o.kind, o.target) == (kind, least)]
+        worst = min(found, key=lambda o: o.entries[OURS].fraction)
+        ratio = worst.entries[OURS].fraction
+        yield Verdict(f"{kind}, of the copy", ratio, f"≥ {least:g}", ratio >= least, worst.case)
 
 
-def _kind(outcome: GpuOutcome) -> str:
-    name = outcome.case
-    if outcome.row or "replicas" in name:
-        return name
-    narrow = "8-bit inputs, " if outcome.dtype.startswith("float8") else ""
-    _, _, how = name.partition("stochastic ")
-    return f"fold, {narrow}stochastic {how}" if how else "fold"
+def _launches(overhead: dict[str, float] | None) -> Iterator[Verdict]:
+    if overhead:
+        beyond = overhead["fold"] - overhead["x + y"]
+        target, basis = f"≤ {LAUNCH_LIMIT:g}", "8 replicas of 64 float32"
+        description = "µs of a fold's launch, beyond `x + y`"
+        yield Verdict(description, beyond, target, beyond <= LAUNCH_LIMIT, basis)
 
 
 def _many_replicas(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
@@ -395,7 +546,7 @@ def _many_replicas(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
 def _peers(outcomes: Sequence[GpuOutcome]) -> Iterator[Verdict]:
     for peer in (CUPY, JAX, TORCH):
         found = [
-            (o.entries[peer].timing.min / o.entries[OURS].timing.min, o.case)
+            (o.entries[peer].queued / o.entries[OURS].queued, o.case)
             for o in outcomes
             if peer in o.entries and "stochastic" not in o.case and not o.row
         ]
@@ -422,16 +573,20 @@ def tables(outcomes: Sequence[GpuOutcome], verdicts: Sequence[Verdict]) -> list[
     ]
     rows = []
     for outcome in outcomes:
+        if outcome.error is not None:
+            continue
         ours = outcome.entries[OURS]
-        rate = outcome.moved / ours.timing.min / 1e9
         row = [
             outcome.case,
             factor(ours.fraction),
             "-" if outcome.target is None else f"{outcome.target:g}",
+            duration(ours.timing.min),
+            duration(ours.timing.median),
+            f"{outcome.moved / ours.timing.min / 1e9:,.0f}",
+            duration(ours.host),
         ]
-        row += [duration(ours.timing.min), duration(ours.timing.median), f"{rate:,.0f}"]
         row += [
-            factor(outcome.entries[p].timing.min / ours.timing.min) if p in outcome.entries else "-"
+            factor(outcome.entries[p].queued / ours.queued) if p in outcome.entries else "-"
             for p in peers
         ]
         rows.append([*row, outcome.bits])
@@ -442,15 +597,14 @@ def tables(outcomes: Sequence[GpuOutcome], verdicts: Sequence[Verdict]) -> list[
         "min",
         "median",
         "GB/s",
+        "host",
         *(f"/ {p}" for p in peers),
         "bits",
     ]
     notes = sorted({f"{n}: {why}" for o in outcomes for n, why in o.problems.items()})
-    found = [
-        Table(
-            "Kernels; '/ peer': how many times as long the peer takes", headings, rows, tuple(notes)
-        )
-    ]
+    notes += [f"{o.case}: FAILED: {o.error}" for o in outcomes if o.error]
+    title = "Kernels; '/ peer': how many times as long the peer takes, of calls one after the other"
+    found = [Table(title, headings, rows, tuple(notes))]
     judged = [
         [table.VERDICTS[v.met], factor(v.ratio), v.target, v.description, v.basis] for v in verdicts
     ]
@@ -480,21 +634,10 @@ def describe(cupy: Any) -> dict[str, Any]:
     }
 
 
-def slug(name: str) -> str:
-    """A name for files.
-
-    >>> slug("NVIDIA H200 (SXM)")
-    'nvidia-h200-sxm'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     add = made.add_argument
-    add(
-        "--bytes", type=int, default=BYTES, help="of each input (default 2 GiB, as the targets say)"
-    )
+    add("--shift", type=int, default=0, help="divide all sizes by 2 ** this, for a dry run")
     add("--seconds", type=float, default=SECONDS, help="for each participant of a case")
     add("--only", metavar="TEXT", default="", help="the cases whose names contain this")
     add("--without", metavar="PEER", action="append", default=[], choices=[CUPY, JAX, TORCH])
@@ -521,48 +664,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench.gpu: nothing can be measured here: {cupy}", file=sys.stderr)
         return 1
     peers = [peer for peer in (CUPY, JAX, TORCH) if peer not in given.without]
-    about = describe(cupy)
-    path = given.json or FOLDER / f"gpu-{slug(about['name'])}.json"
-    started = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    content: dict[str, Any] = {
+        "schema": 2,
+        "machine": machine.survey(),
+        "gpu": (about := describe(cupy)),
+        "started": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "shift": given.shift,
+    }
+    path = given.json or FOLDER / f"gpu-{machine.slug(about['name'])}.json"
     outcomes: list[GpuOutcome] = []
+    overhead: dict[str, float] | None = None
+    try:
+        overhead = launch_overhead(cupy)
+        print(f"launch: {overhead}", file=sys.stderr, flush=True)
+    except Exception as error:
+        content["launch error"] = _said(error)
+        print(f"launch: FAILED: {_said(error)}", file=sys.stderr, flush=True)
     for case in all_cases():
         if given.only not in case.name:
             continue
-        try:
-            outcome = measure(case, cupy, given.bytes / BYTES, given.seconds, peers)
-        except MemoryError as error:  # CuPy's is one
-            print(f"{case.name}: {error}", file=sys.stderr)
-            continue
-        outcomes.append(outcome)
-        ours = outcomes[-1].entries[OURS]
-        print(f"{case.name}: {duration(ours.timing.min)}, {factor(ours.fraction)} of the copy, "
-              f"bits {outcomes[-1].bits}", file=sys.stderr, flush=True)  # fmt: skip
-        keep(path, about, started, given.bytes, outcomes)
-    verdicts = judge(outcomes)
-    print(f"{about['name']}, driver {about['driver']}, commit {machine.commit()}, {started}")
+        outcomes.append(attempt(case, cupy, given.shift, given.seconds, peers))
+        print(_line(outcomes[-1]), file=sys.stderr, flush=True)
+        keep(path, content, outcomes, overhead)
+    verdicts = judge(outcomes, overhead)
+    commit = content["machine"]["commit"]
+    print(f"{about['name']}, driver {about['driver']}, commit {commit}, {content['started']}")
     for drawn in tables(outcomes, verdicts):
         print()
         draw(drawn)
         for note in drawn.notes:
             print(f"  {note}")
     print(f"\nwritten to {path.name}")
-    return 0 if all(v.met is not False for v in verdicts if v.ratio is None) else 1
+    return int(overhead is None or any(outcome.bits != "equal" for outcome in outcomes))
+
+
+def _line(outcome: GpuOutcome) -> str:
+    if outcome.error is not None:
+        return f"{outcome.case}: FAILED: {outcome.error}"
+    ours = outcome.entries[OURS]
+    return (
+        f"{outcome.case}: {duration(ours.timing.min)}, {factor(ours.fraction)} of the copy, "
+        f"{duration(ours.host)} on the host, bits {outcome.bits}"
+    )
 
 
 def keep(
-    path: Path, about: dict[str, Any], started: str, size: int, outcomes: Sequence[GpuOutcome]
+    path: Path,
+    content: dict[str, Any],
+    outcomes: Sequence[GpuOutcome],
+    overhead: dict[str, float] | None,
 ) -> None:
     """Write the results so far."""
-    content = {
-        "schema": 1,
-        "machine": machine.survey(),
-        "gpu": about,
-        "started": started,
-        "bytes": size,
+    found = {
+        **content,
+        "launch": overhead,
         "cases": [asdict(outcome) for outcome in outcomes],
-        "targets": [asdict(verdict) for verdict in judge(outcomes)],
+        "targets": [asdict(verdict) for verdict in judge(outcomes, overhead)],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    with atomic_write(path) as file:
+        file.write(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

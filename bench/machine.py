@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -48,7 +49,12 @@ def available_bytes() -> int | None:
 
 
 def commit() -> str | None:
-    """The commit of this source tree, '-dirty' where files differ from it."""
+    """The commit of this source tree, '-dirty' where files differ from it.
+
+    $GPUSIM_COMMIT, if it is set: a copy of the tree may be without its repository.
+    """
+    if os.environ.get("GPUSIM_COMMIT"):
+        return os.environ["GPUSIM_COMMIT"]
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(
@@ -71,6 +77,15 @@ def cpu() -> str:
         return platform.processor() or platform.machine()
     numbers = f"family {known.get('cpu family')}, model {known.get('model')}"
     return f"{known['model name']} ({numbers})"
+
+
+def slug(name: str) -> str:
+    """A name for files.
+
+    >>> slug("NVIDIA H200 (SXM)")
+    'nvidia-h200-sxm'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _meminfo(name: str) -> int | None:

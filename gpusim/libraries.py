@@ -3,19 +3,27 @@ The differences between them that matter before NumPy's functions are called on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from . import trees
+
 __all__ = [
     "on_device",
+    "lacks_kernels",
+    "as_bits",
+    "call_on_bits",
     "to_host",
     "to_library_of",
     "constant_like",
     "zeros_like",
     "empty_like",
+    "allocate",
+    "copy_array",
+    "contiguous",
     "reshaped_view",
     "first_unlike",
     "owner",
@@ -42,10 +50,55 @@ def on_device(value: Any) -> bool:
     return known
 
 
+def lacks_kernels(dtype: np.dtype[Any]) -> bool:
+    """Whether CuPy only holds arrays of this dtype: those of ml_dtypes, except bfloat16.
+
+    CuPy views such arrays. It has no kernels for them, and it does not allocate them.
+
+    >>> import ml_dtypes
+    >>> [lacks_kernels(np.dtype(d)) for d in (np.float16, "bfloat16", ml_dtypes.float8_e5m2)]
+    [False, False, True]
+    """
+    return dtype.isbuiltin == 2 and dtype.name != "bfloat16"
+
+
+def as_bits(array: Array) -> Array:
+    """The array; as unsigned integers if it is on a GPU and its library has no kernels for it."""
+    if type(array) is np.ndarray or not lacks_kernels(array.dtype) or not on_device(array):
+        return array
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def call_on_bits(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """function(*args, **kwargs), for functions that move elements and compute nothing.
+
+    Arrays of dtypes that a GPU's library only holds (see `lacks_kernels`) are moved as unsigned
+    integers, and the results have their dtype again.
+
+    **Arguments**: `function`, and its arguments: arrays, sequences of arrays, or anything else.
+    """
+    leaves, structure = trees.flatten((args, kwargs))
+    bits = [as_bits(leaf) if on_device(leaf) else leaf for leaf in leaves]
+    held = {leaf.dtype for leaf, same in zip(leaves, bits, strict=True) if leaf is not same}
+    if len(held) != 1:
+        return function(*args, **kwargs)
+    (dtype,) = held
+    args, kwargs = trees.unflatten(structure, bits)
+    word = np.dtype(f"u{dtype.itemsize}")
+
+    def restore(result: Any) -> Any:
+        return result.view(dtype) if getattr(result, "dtype", None) == word else result
+
+    return trees.map(restore, function(*args, **kwargs))
+
+
 def to_host(value: Any) -> NDArray[Any]:
     """The values as a NumPy array; for an array on a GPU this copies, and waits for its stream."""
-    host: NDArray[Any] = value.get() if on_device(value) else np.asarray(value)
-    return host
+    if not on_device(value):
+        return np.asarray(value)
+    bits = as_bits(value)
+    host: NDArray[Any] = bits.get()
+    return host if bits is value else host.view(value.dtype)
 
 
 def to_library_of(like: Any, values: Any, dtype: DTypeLike | None = None) -> Array:
@@ -54,7 +107,10 @@ def to_library_of(like: Any, values: Any, dtype: DTypeLike | None = None) -> Arr
         return values if dtype is None else values.astype(dtype, copy=False)
     if not on_device(like):
         return np.asarray(values, dtype)
-    return np.asarray(np.asarray(values, dtype), like=like)
+    host = np.asarray(values, dtype)
+    if lacks_kernels(host.dtype):
+        return np.asarray(host.view(f"u{host.dtype.itemsize}"), like=like).view(host.dtype)
+    return np.asarray(host, like=like)
 
 
 def constant_like(like: Any, value: Any) -> Any:
@@ -71,17 +127,45 @@ def constant_like(like: Any, value: Any) -> Any:
 
 
 def zeros_like(array: Any, shape: tuple[int, ...], dtype: DTypeLike | None = None) -> Array:
-    """Zeros in C order. (CuPy takes the shape () for none given.)"""
-    if shape == () and on_device(array):
-        return np.zeros_like(array, dtype, order="C", shape=(1,)).reshape(())
-    return np.zeros_like(array, dtype, order="C", shape=shape)
+    """Zeros in C order, of the array's library; of its dtype if none is given."""
+    return _create_like(np.zeros_like, array, shape, dtype)
 
 
 def empty_like(array: Any, shape: tuple[int, ...], dtype: DTypeLike | None = None) -> Array:
-    """An array in C order with nothing in it yet."""
-    if shape == () and on_device(array):
-        return np.empty_like(array, dtype, order="C", shape=(1,)).reshape(())
-    return np.empty_like(array, dtype, order="C", shape=shape)
+    """An array in C order with nothing in it yet, of this one's library."""
+    return _create_like(np.empty_like, array, shape, dtype)
+
+
+def _create_like(
+    create: Callable[..., Any], array: Any, shape: tuple[int, ...], dtype: DTypeLike | None
+) -> Array:
+    if not on_device(array):
+        return create(array, dtype, order="C", shape=shape)
+    like, given = as_bits(array), shape or (1,)  # CuPy takes the shape () for none given
+
+    def create_on_device(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return create(like, dtype, order="C", shape=given).reshape(shape)
+
+    return allocate(create_on_device, shape, array.dtype if dtype is None else dtype)
+
+
+def allocate(create: Callable[..., Any], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """create(shape, dtype), for any dtype; `create` is a GPU library's, such as cupy.empty."""
+    kind = np.dtype(dtype)
+    if not lacks_kernels(kind):
+        return create(shape, kind)
+    return create(shape, np.dtype(f"u{kind.itemsize}")).view(kind)
+
+
+def copy_array(array: Array) -> Array:
+    """A copy in C order."""
+    bits = as_bits(array)
+    return bits.copy(order="C") if bits is array else bits.copy(order="C").view(array.dtype)
+
+
+def contiguous(array: Array) -> Array:
+    """The array itself where it is C-contiguous, else a copy."""
+    return array if array.flags.c_contiguous else copy_array(array)
 
 
 def reshaped_view(array: Any, shape: tuple[int, ...]) -> Array:
@@ -107,7 +191,7 @@ def first_unlike(copies: Array) -> int | None:
         return next((k for k in others if copies[k].tobytes() != bits), None)
     if not copies[0].size:
         return None
-    bits = copies.reshape(len(copies), -1).copy().view(np.uint8)
+    bits = as_bits(copies).reshape(len(copies), -1).copy().view(np.uint8)
     unlike = np.any(bits != bits[:1], axis=1)
     found = int(np.argmax(unlike))  # of the first True, else 0, which is like itself
     return found or None

@@ -118,15 +118,17 @@ def quantise_fpx(
     target = Format(
         exponent_bits, mantissa_bits, bias=top + 1, has_infinities=False, high_nans=0
     ).info
-    rounder = kernels(data)
-    values = np.clip(rounder.round_to(data, np.float32), -target.largest, target.largest)
-    # As in the original, subnormal values keep 23 bits.
-    scale = np.float32(2.0 ** min(0, top - 126))
-    wide = (values * scale / scale).astype(np.float64)
+    round_to = kernels(data).round_to
+    # In float64, in which CuPy's functions keep float32's subnormal numbers.
+    wide = round_to(round_to(data, np.float32), np.float64)
+    wide = np.clip(wide, -target.largest, target.largest)
+    # As in the original, values below 2**-top are subnormal numbers of 23 bits.
+    scaled = Format(8, 23, bias=127 + min(0, top - 126)).info
+    wide = round_to(round_to(wide, scaled), np.float64)
     if rounding == "nearest":  # just below a tie the nearest value is the lower one
         wide = np.nextafter(wide, np.copysign(0.0, wide))
-    quantised = rounder.round_to(wide, target, rounding=rounding, seed=seed, batch_ndim=len(axes))
-    return _like(x, rounder.round_to(quantised, data.dtype))
+    quantised = round_to(wide, target, rounding=rounding, seed=seed, batch_ndim=len(axes))
+    return _like(x, round_to(quantised, data.dtype))
 
 
 def _check_bits(field: str, given: int, least: int, most: int) -> None:

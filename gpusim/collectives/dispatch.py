@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..groups import Groups
+from ..libraries import call_on_bits, lacks_kernels, on_device
 from ..reduction import Reduction, current
 from ..runtime.world import MAIN_TAG, World
 from .distributed.layout import Layout
@@ -125,6 +126,10 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
         assert call.reduction is not None
         options["fold"] = Fold(call.reduction, number, leaf.batch_offset)
     assert collective.local is not None
+    held = operands[0].dtype
+    bits = collective.moves and lacks_kernels(held) and on_device(operands[0].array)
+    if bits:
+        operands[0] = operands[0].view(f"u{held.itemsize}")
     if layout is None:
         results = collective.local(*operands, **options)
     else:
@@ -137,7 +142,16 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
                 results = _gather_and_run(collective.local, layout, operands, options)
             else:
                 results = collective.distributed(layout, *operands, **options)
-    return [results] if type(results) is Result else list(results)
+    found = [results] if type(results) is Result else list(results)
+    return [_view(result, held) for result in found] if bits else found
+
+
+def _view(result: Result, dtype: np.dtype[Any]) -> Result:
+    """The result with its bits in another dtype of the same width."""
+    value, mapped = result
+    if isinstance(value, list):
+        return Result([part.view(dtype) for part in value], mapped)
+    return Result(value.view(dtype), mapped)
 
 
 def _gather_and_run(
@@ -162,7 +176,7 @@ def _local_part(layout: Layout, value: Any) -> Any:
     if evenly is not None:
         return value[evenly]
     rows = [value[member] for member in members]
-    return rows if isinstance(value, list) else np.stack(rows)
+    return rows if isinstance(value, list) else call_on_bits(np.stack, rows)
 
 
 # The terms that all callers have to agree on

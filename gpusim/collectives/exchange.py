@@ -111,6 +111,7 @@ def _exchange_lists(
     local=_all_to_all,
     distributed=_all_to_all_distributed,
     result=_all_to_all_result,
+    moves=True,
     groups="even",
 )
 def all_to_all(
@@ -184,7 +185,9 @@ def _swap_result(operands: list[ShapeDtype], members: int, *, axis: int) -> list
     return _all_to_all_result(operands, members, split_axis=axis, concat_axis=axis, tiled=False)
 
 
-@collective(local=_swap, distributed=_swap_distributed, result=_swap_result, groups="even")
+@collective(
+    local=_swap, distributed=_swap_distributed, result=_swap_result, moves=True, groups="even"
+)
 def pswapaxes(
     x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: AxisIndexGroups = None
 ) -> Call:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..groups import Groups
-from ..libraries import on_device
+from ..libraries import on_device, to_library_of
 from .distributed import algorithms
 from .distributed.layout import Layout
 from .fold import MAX, MIN, Fold, fold_all, fold_groups, to_replicas
+from .kernels import kernels
 from .operand import Array, Operand, Result, read_only
 from .record import AxisIndexGroups, AxisName, Call, ShapeDtype, collective, same_shape
 
@@ -123,10 +125,6 @@ def _first_holder(fold: Fold, x: Operand) -> Result:
     """The first replica whose value compares equal to the extreme."""
     _ordered(x)
     extreme = x[0] if x.same else fold_all(x, fold)
-    if on_device(extreme):  # as many launches for any number of replicas
-        held = x.stacked()[: 1 if x.same else x.size] == extreme
-        first = np.where(np.any(held, axis=0), np.argmax(held, axis=0), NO_REPLICA)
-        return Result(first.astype(np.int32), False)
     return Result(_lowest_holder(x, extreme, range(1 if x.same else x.size)), False)
 
 
@@ -139,12 +137,30 @@ def _first_holder_distributed(fold: Fold, layout: Layout, x: Operand) -> Result:
     return algorithms.reduce(layout, candidates, None, Fold(MIN))
 
 
-def _lowest_holder(x: Operand, extreme: Array, numbers: Any) -> Array:
-    """The smallest of the replicas' numbers where their values equal the extreme."""
+def _lowest_holder(x: Operand, extreme: Array, numbers: Sequence[int]) -> Array:
+    """The smallest of the replicas' ascending numbers where their values equal the extreme."""
+    if on_device(extreme):  # as many launches for any number of replicas
+        held = _equal_on_device(x.stacked()[: len(numbers)], extreme)
+        number = to_library_of(extreme, numbers, np.int32)[np.argmax(held, axis=0)]
+        first: Array = np.where(np.any(held, axis=0), number, np.int32(NO_REPLICA))
+        return first
     holder: Array = np.full_like(extreme, NO_REPLICA, dtype=np.int32, order="C", subok=False)
     for place, number in reversed([*enumerate(numbers)]):
         np.copyto(holder, np.int32(number), where=x[place] == extreme)
     return holder
+
+
+def _equal_on_device(values: Array, extreme: Array) -> Array:
+    """values == extreme, by bits: CuPy takes subnormal numbers for zeros, and has no 8-bit formats.
+
+    Beyond equal bits two zeros are equal, and a NaN (the extreme, where there is one) is not.
+    """
+    if values.dtype.kind in "biu":
+        return values == extreme
+    word = f"u{values.dtype.itemsize}"
+    bits, most = values.view(word), extreme.view(word)
+    equal: Array = (bits == most) | ((bits | most) << 1 == 0)
+    return equal & ~np.isnan(kernels(extreme).round_to(extreme, np.float64))
 
 
 def _holder_of_largest(x: Operand) -> Result:

@@ -3,6 +3,7 @@ between values per replica and values per group."""
 
 from __future__ import annotations
 
+import operator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..formats import kernel_format
 from ..groups import Groups
-from ..libraries import on_device
+from ..libraries import call_on_bits, on_device
 from ..reduction import Reduction
 from .kernels import FoldSpec, copy, empty, replace_fields, rows, run_fold
 from .operand import Array, Operand, Result, read_only
@@ -136,7 +137,7 @@ def _fold_batched(
 def by_group(x: Array, groups: Groups) -> Array:
     """(R, ...) as (groups, group size, ...): a view of consecutive and of orthogonal groups."""
     if not groups.strided:
-        return x[groups.matrix]
+        return call_on_bits(operator.getitem, x, groups.matrix)
     blocks = _blocks(x, groups).swapaxes(1, 2)
     return blocks.reshape(groups.group_count, groups.group_size, *x.shape[1:])
 
@@ -152,7 +153,7 @@ def _blocks(x: Array, groups: Groups) -> Array:
 def by_replica(pieces: Array | list[Array], groups: Groups) -> Array:
     """Copy pieces (groups, group size, ...), an array or one for each group, to (R, ...)."""
     if on_device(pieces[0]):
-        every = np.concatenate(list(pieces))
+        every = call_on_bits(np.concatenate, list(pieces))
         order = np.argsort([replica for group in groups.members for replica in group])
         return rows(every, order.tolist())
     out = empty(pieces[0], (groups.size, *pieces[0].shape[1:]))
@@ -175,7 +176,7 @@ def to_replicas(values: Array | list[Array], operand: Operand, groups: Groups) -
         value = read_only(values[0])
         return Result(np.broadcast_to(value, (groups.size, *value.shape)), True)
     if on_device(values[0]):
-        each = np.stack(values) if isinstance(values, list) else values
+        each = call_on_bits(np.stack, values) if isinstance(values, list) else values
         return Result(rows(each, groups.assignment), True)
     out = empty(values[0], (groups.size, *values[0].shape))
     copy([(out[replica, ...], values[g]) for replica, g in enumerate(groups.assignment)])

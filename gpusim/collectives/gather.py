@@ -79,6 +79,7 @@ def _gather(members: Array, axis: int, tiled: bool) -> Array:
     local=_gather_all,
     distributed=_gather_all_distributed,
     result=_gather_all_result,
+    moves=True,
     groups="even",
     replicated=True,
 )
@@ -341,6 +342,7 @@ def _choose_from_list(source: Operand, numbers: Array, mapped: bool) -> Array:
     local=_gather_chosen,
     distributed=_gather_chosen_distributed,
     result=_gather_chosen_result,
+    moves=True,
     operands=2,
 )
 def pgather(src: Any, idx: Any, axes: AxisName) -> Call:

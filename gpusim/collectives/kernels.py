@@ -108,11 +108,24 @@ def empty(like: Any, shape: tuple[int, ...] | None = None, dtype: DTypeLike | No
 def rows(array: Array, chosen: Sequence[int | None]) -> Array:
     """These rows of a GPU's array, zeros for None: as many launches for any number of them."""
     numbers = np.array([0 if row is None else row for row in chosen], np.int64)
-    taken: Array = np.take(_bits(array), libraries.to_library_of(array, numbers), axis=0)
+    bits = libraries.as_bits(array)
+    taken: Array = np.take(bits, libraries.to_library_of(array, numbers), axis=0)
     nothing = [place for place, row in enumerate(chosen) if row is None]
     if nothing:
         taken[libraries.to_library_of(array, np.array(nothing, np.int64))] = 0
     return taken.view(array.dtype)
+
+
+def convert(array: Any, dtype: DTypeLike) -> Array:
+    """array.astype(dtype, copy=False); on a GPU also from and to the 8-bit formats of folds."""
+    target = np.dtype(dtype)
+    lacking = libraries.lacks_kernels(array.dtype), libraries.lacks_kernels(target)
+    if target == array.dtype or not any(lacking) or not libraries.on_device(array):
+        converted: Array = array.astype(target, copy=False)
+        return converted
+    round_to = kernels(array).round_to
+    single = round_to(array, np.float32) if lacking[0] else array.astype(np.float32, copy=False)
+    return round_to(single, target) if lacking[1] else single.astype(target, copy=False)
 
 
 def copy(pairs: Sequence[tuple[Any, Any]]) -> None:
@@ -121,9 +134,4 @@ def copy(pairs: Sequence[tuple[Any, Any]]) -> None:
         fallback.copy(pairs)
         return
     for target, source in pairs:
-        _bits(target)[...] = _bits(source)
-
-
-def _bits(array: Any) -> Any:
-    """The array as integers, if it is in a format for which CuPy has no kernels to copy it."""
-    return array.view(np.uint8) if array.dtype.name.startswith("float8") else array
+        libraries.as_bits(target)[...] = libraries.as_bits(source)

@@ -10,10 +10,11 @@ from operator import index as as_index
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..errors import ReplicaIndexError
 from ..groups import Groups
+from ..libraries import call_on_bits
 
 #: An array of any supported library; NumPy's stand for all of them.
 Array: TypeAlias = NDArray[Any]
@@ -134,7 +135,16 @@ class Operand:
             return array
         if self.same:
             return np.broadcast_to(self[0], (self.size, *self[0].shape))
-        return np.stack(self.values)
+        stacked: Array = call_on_bits(np.stack, self.values)
+        return stacked
+
+    def view(self, dtype: DTypeLike) -> Operand:
+        """The same bits in another dtype of the same width."""
+        if not self.listed:
+            return Operand(self.values.view(dtype), self.batch_ndim, self.collective)
+        viewed = {id(value): value.view(dtype) for value in self.values}
+        values = [viewed[id(value)] for value in self.values]
+        return Operand(values, self.batch_ndim, self.collective)
 
     def astype(self, dtype: np.dtype[Any]) -> Operand:
         """The same values in another dtype; one value for all remains one."""

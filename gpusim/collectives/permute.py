@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ReplicaIndexError
-from ..libraries import on_device
+from ..libraries import on_device, zeros_like
 from ..reduction import Reduction
 from .distributed import algorithms, rearrange
 from .distributed.layout import Layout
@@ -127,7 +127,7 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(tuple(item) if isinstance(item, list) else item for item in items)
 
 
-@collective(local=_permute, distributed=_permute_distributed, result=same_shape)
+@collective(local=_permute, distributed=_permute_distributed, result=same_shape, moves=True)
 def ppermute(x: Any, axis_name: AxisName, perm: Iterable[Sequence[int]]) -> Call:
     """Each source sends its value to its destination; a replica that receives nothing holds zeros.
 
@@ -168,6 +168,7 @@ def _permute_back_distributed(
     local=_permute_back,
     distributed=_permute_back_distributed,
     result=same_shape,
+    moves=True,
 )
 def _ppermute_transpose(ct: Any, axis_name: AxisName, perm: Iterable[Sequence[int]]) -> Call:
     """Every value goes back to its source; a value that was not sent has no cotangent."""
@@ -178,7 +179,7 @@ def _ppermute_transpose(ct: Any, axis_name: AxisName, perm: Iterable[Sequence[in
 ppermute.transpose, _ppermute_transpose.transpose = _ppermute_transpose, ppermute
 
 
-@collective(local=_shuffle, distributed=_shuffle_distributed, result=same_shape)
+@collective(local=_shuffle, distributed=_shuffle_distributed, result=same_shape, moves=True)
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Call:
     """Replica i gets the value of replica ``perm[i]``; otherwise as a full `ppermute`.
 
@@ -213,6 +214,7 @@ def _shuffle_back_distributed(layout: Layout, x: Operand, *, perm: Iterable[int]
     local=_shuffle_back,
     distributed=_shuffle_back_distributed,
     result=same_shape,
+    moves=True,
 )
 def _pshuffle_transpose(ct: Any, axis_name: AxisName, perm: Sequence[int]) -> Call:
     """The inverse permutation."""
@@ -235,7 +237,11 @@ def _broadcast_distributed(layout: Layout, x: Operand, *, source: int) -> Result
 
 
 @collective(
-    local=_broadcast, distributed=_broadcast_distributed, result=same_shape, replicated=True
+    local=_broadcast,
+    distributed=_broadcast_distributed,
+    result=same_shape,
+    moves=True,
+    replicated=True,
 )
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Call:
     """The value of one replica, on every replica; of stacked arrays a read-only view.
@@ -262,7 +268,7 @@ def _sum_at_source(x: Operand, *, source: int, fold: Fold) -> Result:
     source = replica_index(source, x.size, "pbroadcast: source")
     total = fold_all(x, fold)
     if x.listed:
-        nothing = read_only(np.zeros_like(total, order="C"))
+        nothing = read_only(zeros_like(total, total.shape))
         return Result([total if r == source else nothing for r in range(x.size)], True)
     return Result(_only_at(source, total, x.size), True)
 
@@ -277,9 +283,9 @@ def _sum_at_source_distributed(layout: Layout, x: Operand, *, source: int, fold:
 
 def _only_at(place: int | None, value: Any, count: int) -> Any:
     """(count, ...): the value at a place, zeros elsewhere."""
-    out = np.zeros_like(value, shape=(count, *value.shape), order="C")
+    out = zeros_like(value, (count, *value.shape))
     if place is not None:
-        out[place] = value
+        copy([(out[place, ...], value)])
     return out
 
 

@@ -35,8 +35,8 @@ def zeros_like(like: Operand, operand: Operand) -> Any:
     """Zeros in the shape of the operand's values, in ``like``'s form and array library."""
     shape = (*operand.batch_shape, *operand.shape)
     if like.listed:
-        return [np.zeros_like(value, shape=shape, order="C") for value in like.values]
-    return np.zeros_like(like.values, shape=(operand.size, *shape), order="C")
+        return [libraries.zeros_like(value, shape) for value in like.values]
+    return libraries.zeros_like(like.values, (operand.size, *shape))
 
 
 def entries_of(values: Any, operand: Operand) -> Sequence[Array]:
@@ -83,16 +83,19 @@ def _add_repeated(
     turn = np.arange(len(rows)) - np.repeat(starts, times)
     shape = (int(times.max()), len(times), *cotangents.shape[1:])
     layers = empty(received[0], shape)
+    bits = libraries.as_bits(layers)
     # -0 is the number that changes no other, -0 included: rows sent less often are padded with it.
-    layers[...] = np.negative(libraries.zeros_like(received[0], ()))
+    padding = libraries.to_library_of(layers, np.negative(np.zeros((), layers.dtype)))
+    copy([(layers, padding)])
     for receiver in np.unique(rows[:, RECEIVER]).tolist():
         here = rows[:, RECEIVER] == receiver
-        layers[turn[here], target[here]] = received[receiver][rows[here, WRITTEN_TO]]
-    totals = run_fold(FoldSpec(), layers)
+        arrived = libraries.as_bits(received[receiver])
+        bits[turn[here], target[here]] = arrived[rows[here, WRITTEN_TO]]
+    totals = libraries.as_bits(run_fold(FoldSpec(), layers))
     destination = rows[starts]
     for sender in np.unique(destination[:, SENDER]).tolist():
         here = destination[:, SENDER] == sender
-        returned[sender][destination[here, SENT_FROM]] = totals[here]
+        libraries.as_bits(returned[sender])[destination[here, SENT_FROM]] = totals[here]
 
 
 def _rows_of(segments: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -111,7 +114,7 @@ def clear_received(
 ) -> None:
     """Zero the rows that were received, by copying rows of zeros over them."""
     longest = int(segments[:, ROWS].max())
-    nothing = np.zeros_like(output_ct[0], shape=(longest, *cotangents.shape[1:]), order="C")
+    nothing = libraries.zeros_like(output_ct[0], (longest, *cotangents.shape[1:]))
     from_nothing = segments.copy()
     from_nothing[:, [SENDER, SENT_FROM]] = 0
     kernels(nothing).ragged_copy(nothing[None], output_ct, from_nothing)

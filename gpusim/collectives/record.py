@@ -74,6 +74,7 @@ class Collective(Generic[P]):
     - `key`: its name in `COLLECTIVES`, and in graphs of tensors.
     - `operands`: how many operands there are.
     - `folds`: whether it sums, and so takes a reduction and counts as a call.
+    - `moves`: whether it only moves elements of its first operand, which may have any dtype.
     - `groups`: "any", "even" (of one size) or None (takes no groups).
     - `replicated`: whether without groups every replica has the same result.
     - `scalar`: the result for a Python number that all replicas hold, (number, group size) ->
@@ -98,6 +99,7 @@ class Collective(Generic[P]):
         result: Callable[..., list[ShapeDtype]] | None = None,
         operands: int = 1,
         folds: bool = False,
+        moves: bool = False,
         groups: str | None = None,
         replicated: bool = False,
         scalar: Callable[[Any, int], Any] | None = None,
@@ -113,6 +115,7 @@ class Collective(Generic[P]):
         self.operands = operands
         self.operand_names = self._operand_names()
         self.folds = folds
+        self.moves = moves
         self.groups = groups
         self.replicated = replicated
         self.scalar = scalar

@@ -1,33 +1,35 @@
-"""Compile the kernels ahead of time, with nvcc or NVRTC, and read the resources from ptxas.
-This needs neither a driver nor a GPU."""
+"""Compile the kernels: with NVRTC for a launch, and ahead of time to read resources from ptxas.
+This needs neither a driver nor a GPU; ahead of time nvcc serves too."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
+import hashlib
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from ..optional import load
+from .cache import cached, once
 from .device import Kernel
 
 SOURCES = Path(__file__).parent
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 # Every operation is rounded on its own, and subnormal numbers are kept.
-_NUMERICS = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
-NVRTC_OPTIONS = ("-std=c++17", *(option.replace("-ftz", "--ftz") for option in _NUMERICS))
-NVCC_OPTIONS = ("-std=c++17", *_NUMERICS)
+OPTIONS = ("-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
 
 ARGUMENTS = {
     "fold.cu": "Fold",
     "logical.cu": "Logical",
     "round.cu": "Round",
     "ragged.cu": "Ragged",
+    "scatter.cu": "Scatter",
 }
 
 
@@ -42,10 +44,32 @@ class Resources:
 
 
 def compiler() -> str | None:
-    """ "nvcc", "nvrtc" (the wheel nvidia-cuda-nvrtc), or None where neither is installed."""
+    """What compiles ahead of time: "nvcc", or else "nvrtc", through CuPy; None without both."""
     if shutil.which("nvcc"):
         return "nvcc"
-    return "nvrtc" if _nvrtc_library() else None
+    try:
+        load("NVRTC needs", "cupy").cuda.nvrtc.getVersion()
+    except (ImportError, RuntimeError):  # CuPy is not installed, or does not find NVRTC
+        return None
+    return "nvrtc"
+
+
+@once
+def machine_code(kernel: Kernel, architecture: str) -> bytes:
+    """The cubin of one instance, by NVRTC, which other processes find on disk."""
+    unit = translation_unit([kernel])
+    version = load("arrays on a GPU need", "cupy").cuda.nvrtc.getVersion()
+    key = repr((unit, _sources_digest(), OPTIONS, architecture, version))
+    name = f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+    return cached(name, lambda: with_nvrtc(unit, architecture)[0])
+
+
+@cache
+def _sources_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.glob("*.cu*")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def translation_unit(kernels: Iterable[Kernel]) -> str:
@@ -69,56 +93,51 @@ def resources(
     """
     kernels = list(kernels)
     text = translation_unit(kernels)
-    with tempfile.TemporaryDirectory() as folder:
-        made = cubin or Path(folder) / "unit.cubin"
-        if shutil.which("nvcc"):
-            log = _with_nvcc(text, architecture, Path(folder), made)
-        else:
-            log = _with_nvrtc(text, architecture, made)
+    match compiler():
+        case "nvrtc":
+            made, log = with_nvrtc(text, architecture, "--ptxas-options=-v")
+        case "nvcc":
+            made, log = _with_nvcc(text, architecture)
+        case _:
+            raise FileNotFoundError("neither nvcc nor CuPy with NVRTC is installed")
+    if cubin is not None:
+        cubin.write_bytes(made)
     found = dict(_parse(log))
     return {kernel: found[mangled(kernel)] for kernel in kernels}
 
 
-def _with_nvcc(text: str, architecture: str, folder: Path, made: Path) -> str:
-    source = folder / "unit.cu"
-    source.write_text(text)
-    command = ["nvcc", "-cubin", f"-arch={architecture}", *NVCC_OPTIONS, "-Xptxas=-v"]
-    command += [f"-I{SOURCES}", str(source), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"nvcc -arch={architecture}:\n{done.stderr}")
-    return done.stderr
+def _with_nvcc(text: str, architecture: str) -> tuple[bytes, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder) / "unit.cu", Path(folder) / "unit.cubin"
+        source.write_text(text)
+        command = ["nvcc", "-cubin", f"-arch={architecture}", *OPTIONS, "-Xptxas=-v"]
+        command += [f"-I{SOURCES}", str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"nvcc -arch={architecture}:\n{done.stderr}")
+        return made.read_bytes(), done.stderr
 
 
-def _nvrtc_library() -> Path | None:
-    spec = importlib.util.find_spec("nvidia")
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    libraries = [path for place in places for path in Path(place).glob("*/lib/libnvrtc.so.*")]
-    return min(libraries, default=None)
+def with_nvrtc(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
+    """Compile a source: the cubin, and the compiler's messages. `more` are further options.
 
+    It goes through CuPy's bindings of NVRTC. `cupy.RawModule` appends `-ftz=true` to the options,
+    and NVRTC obeys the last one.
 
-def _with_nvrtc(text: str, architecture: str, made: Path) -> str:
-    path = _nvrtc_library()
-    if path is None:
-        raise FileNotFoundError("neither nvcc nor the wheel nvidia-cuda-nvrtc is installed")
-    nvrtc = ctypes.CDLL(str(path))
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"unit.cu", 0, None, None)
-    options = [*NVRTC_OPTIONS, f"-I{SOURCES}", f"-arch={architecture}", "--ptxas-options=-v"]
-    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    message = log.value.decode()
-    if failed:
-        raise RuntimeError(f"NVRTC for {architecture}:\n{message}")
-    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
-    code = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetCUBIN(program, code)
-    made.write_bytes(code.raw)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return message
+    **Raises**: RuntimeError with the messages if it fails; ImportError without CuPy.
+    """
+    nvrtc: Any = load("arrays on a GPU need", "cupy").cuda.nvrtc
+    program = nvrtc.createProgram(text, "unit.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (*OPTIONS, f"-I{SOURCES}", f"-arch={architecture}", *more))
+        # CuPy drops the last byte. A cubin is an ELF file whose last field is the alignment of a
+        # segment, a little-endian number of 8 bytes: its last byte is 0.
+        return nvrtc.getCUBIN(program) + b"\0", nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError as error:
+        log = nvrtc.getProgramLog(program)
+        raise RuntimeError(f"NVRTC for {architecture}: {error}\n{log}") from error
+    finally:
+        nvrtc.destroyProgram(program)
 
 
 _ENTRY = re.compile(

@@ -3,25 +3,25 @@ CuPy's GPU is one such device (launch.py); the tests' host build is another."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import DTypeLike, NDArray
+
+#: So many keep a GPU busy: each has 128 bytes of loads under way.
+THREADS_PER_MULTIPROCESSOR = 512
 
 Array = Any  # an array of the device: shape, strides and dtype as NumPy's
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """An instance of a template: `name` is a C++ expression in the source file."""
 
     source: str
     name: str
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch; `arguments` is the struct that the kernel takes."""
+class Launch(NamedTuple):
+    """One kernel launch; `arguments` is the struct that the kernel takes, an array of one."""
 
     kernel: Kernel
     arguments: NDArray[Any]
@@ -37,7 +37,7 @@ class Launch:
 class Device(Protocol):
     """A machine with memory of its own that runs launches, in order."""
 
-    #: How many threads keep it busy; with fewer chunks than these, chunks are made smaller.
+    #: How many threads keep it busy: THREADS_PER_MULTIPROCESSOR on each of its multiprocessors.
     busy_threads: int
 
     def is_array(self, value: Any) -> bool: ...
@@ -47,6 +47,9 @@ class Device(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array: ...
 
     def upload(self, values: NDArray[Any]) -> Array: ...
+
+    def constant(self, data: bytes) -> Array:
+        """An array of these bytes, which callers share and never write."""
 
     def download(self, array: Array) -> NDArray[Any]: ...
 

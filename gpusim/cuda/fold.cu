@@ -1,5 +1,6 @@
 // fold: each thread reduces a chunk of consecutive elements over all members, in registers.
-// Inputs are read once, 16 bytes at a time and several members ahead; nothing is shared.
+// Inputs are read once, 16 bytes at a time and eight members ahead; where elements are few, 4 bytes
+// at a time and many more members ahead. Threads share nothing.
 #include "finish.cuh"
 
 enum Op { SUM, PROD, MAX, MIN, COMPLEX_PROD };
@@ -25,7 +26,20 @@ struct Fold {
   u64 edges, starts;  // a LISTED_RING's blocks: edges[k]..edges[k + 1] begin at member starts[k]
   u64 graph;          // of a TREE whose pairs are not neighbours: its instructions, or 0
   i64 instructions;   // m >= 0 pushes member m, -k adds the two last values as step k
+  i64 share;          // members that a block folds, if several blocks share the members; or 0
+  i64 share_blocks;   // the blocks that hold every element once
+  i64 batches;        // of in_stages: batches of members in a stage
 };
+
+// Two float16 in a word, which are added at once. Sums of two float16, rounded to float16, have the
+// same bits by way of float32: its 24 bits of significand are at least 2 * 11 + 2.
+struct Halves {
+  u32 word;
+};
+template <class C>
+constexpr int LANES = 1;  // elements in a value of the computing type
+template <>
+constexpr int LANES<Halves> = 2;
 
 template <class S>
 struct IsInteger {
@@ -88,6 +102,14 @@ __device__ __forceinline__ void combine(C (&left)[COUNT], const C (&right)[COUNT
   }
 }
 
+template <class S, class C, bool SUMS, int COUNT>
+__device__ __forceinline__ void combine(Halves (&left)[COUNT], const Halves (&right)[COUNT], i64) {
+#pragma unroll
+  for (int index = 0; index < COUNT; ++index) {
+    left[index].word = add_halves(left[index].word, right[index].word);
+  }
+}
+
 // The rounding after one operation, step `step` of the order's enumeration.
 template <class C, int STEP, bool DRAWN, int COUNT>
 __device__ __forceinline__ void round_step(C (&values)[COUNT], const Target& target,
@@ -115,11 +137,37 @@ __device__ __forceinline__ void round_step(C (&values)[COUNT], const Target& tar
   }
 }
 
+template <class C, int STEP, bool DRAWN, int COUNT>
+__device__ __forceinline__ void round_step(Halves (&)[COUNT], const Target&, const Draw&, u64) {}
+
 template <class S, class C, int COUNT>
 __device__ __forceinline__ void decode(const Raw<S::BYTES, COUNT>& raw, C (&values)[COUNT]) {
+  if constexpr (reads_halves<S>() && S::BYTES == 1 && COUNT % 2 == 0) {
+#pragma unroll
+    for (int index = 0; index < COUNT; index += 2) {
+      const u32 word = halves_of(S(), raw, index);
+      values[index] = static_cast<C>(float_of_half(static_cast<u16>(word)));
+      values[index + 1] = static_cast<C>(float_of_half(static_cast<u16>(word >> 16)));
+    }
+  } else {
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) {
+      values[index] = static_cast<C>(value_of(S(), raw.code(index)));
+    }
+  }
+}
+
+template <class S, int COUNT>
+__device__ __forceinline__ void decode(const Raw<S::BYTES, 2 * COUNT>& raw,
+                                       Halves (&values)[COUNT]) {
 #pragma unroll
   for (int index = 0; index < COUNT; ++index) {
-    values[index] = static_cast<C>(value_of(S(), raw.code(index)));
+    if constexpr (reads_halves<S>()) {
+      values[index].word = halves_of(S(), raw, 2 * index);
+    } else {
+      values[index].word = halves_of_floats(value_of(S(), raw.code(2 * index)),
+                                            value_of(S(), raw.code(2 * index + 1)));
+    }
   }
 }
 
@@ -165,11 +213,23 @@ __device__ __forceinline__ void take_partial(C (&total)[COUNT], const Fold& fold
   }
 }
 
-// The members of a chunk, which are added one after the other.
+template <class S, class C, int COUNT>
+__device__ __forceinline__ void take_partial(Halves (&total)[COUNT], const Fold& fold, i64 place,
+                                             int from, int to) {
+  float values[2 * COUNT];
+  take_partial<S, float>(values, fold, place, from, to);
+#pragma unroll
+  for (int index = 0; index < COUNT; ++index) {  // exact: float16 holds all such partial results
+    total[index].word = halves_of_floats(values[2 * index], values[2 * index + 1]);
+  }
+}
+
+// The members of a chunk.
 struct Chain {
   Members members;
   i64 stride, offset;
   i64 place;  // elements from the partial result's address to element 0
+  i64 node;   // the first member's number among the nodes of its level, in a tree
   int count, from, to;
   bool whole;  // whether a chunk is read by wide accesses
 };
@@ -184,66 +244,201 @@ __device__ __forceinline__ int around(int member, int count) {
   return member < count ? member : member - count;
 }
 
-// Members start, start + 1, ... and around, one after the other. AHEAD of them are loaded at once;
-// if that is one, it is loaded while the one before it is added.
+// Members first, first + 1, ... and around, `rest` of them (at most AHEAD). All addresses of a list
+// are loaded before its members.
+template <class S, int COUNT, int AHEAD>
+__device__ __forceinline__ void read_batch(Raw<S::BYTES, COUNT> (&raw)[AHEAD], const Chain& chain,
+                                           int first, int rest) {
+  if (chain.members.table) {
+    const char* at[AHEAD];
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      at[ahead] = chain.members.at(around(ahead < rest ? first + ahead : first, chain.count), chain.offset);
+    }
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      raw[ahead] = load_chunk<S::BYTES, COUNT>(at[ahead], chain.stride, chain.from, chain.to,
+                                               chain.whole, ahead < rest);
+    }
+  } else {
+    const i64 stride = chain.members.stride, back = stride - chain.count * stride;
+    const char* at = chain.members.at(first, chain.offset);
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      raw[ahead] = load_chunk<S::BYTES, COUNT>(at, chain.stride, chain.from, chain.to, chain.whole,
+                                               ahead < rest);
+      at += first + ahead + 1 == chain.count ? back : stride;
+    }
+  }
+}
+
+// Add `rest` members (at most AHEAD), which have been read, to the `seen` before them. The very
+// first member is the total, unless a partial result came before it.
+template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT, int AHEAD>
+__device__ __forceinline__ void add_batch(C (&total)[COUNT],
+                                          const Raw<S::BYTES, COUNT * LANES<C>> (&raw)[AHEAD],
+                                          int rest, int seen, const Fold& fold, const Draw& draw) {
+#pragma unroll
+  for (int ahead = 0; ahead < AHEAD; ++ahead) {
+    if (ahead >= rest) continue;
+    C next[COUNT];
+    decode<S>(raw[ahead], next);
+    if (ahead == 0 && seen == 0 && !fold.before) {
+#pragma unroll
+      for (int index = 0; index < COUNT; ++index) total[index] = next[index];
+      continue;
+    }
+    combine<S, C, SUMS>(total, next, fold.op);
+    round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before + seen + ahead);
+  }
+}
+
+// Members start, start + 1, ... and around, one after the other. AHEAD of them are loaded before the
+// first is added, and as many as there are in the last batch; if AHEAD is one, a member is loaded
+// while the one before it is added.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT, int AHEAD>
 __device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Chain& chain, int start,
                                             const Fold& fold, const Draw& draw) {
+  constexpr int ELEMENTS = COUNT * LANES<C>;
   const int count = chain.count;
-  C next[COUNT];
-  decode<S>(read<S, COUNT>(chain, start), total);
-  if (fold.before) {
-#pragma unroll
-    for (int index = 0; index < COUNT; ++index) next[index] = total[index];
-    take_partial<S>(total, fold, chain.place, chain.from, chain.to);
-    combine<S, C, SUMS>(total, next, fold.op);
-    round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before);
-  }
-  int seen = 1;  // members; adding the next one is step before + seen
+  if (fold.before) take_partial<S, C>(total, fold, chain.place, chain.from, chain.to);
   if constexpr (AHEAD > 1) {
+    Raw<S::BYTES, ELEMENTS> raw[AHEAD];
+    int seen = 0;
+#pragma unroll 1
     for (; seen + AHEAD <= count; seen += AHEAD) {
-      Raw<S::BYTES, COUNT> raw[AHEAD];
-#pragma unroll
-      for (int ahead = 0; ahead < AHEAD; ++ahead) {
-        raw[ahead] = read<S, COUNT>(chain, around(start + seen + ahead, count));
-      }
-#pragma unroll
-      for (int ahead = 0; ahead < AHEAD; ++ahead) {
-        decode<S>(raw[ahead], next);
-        combine<S, C, SUMS>(total, next, fold.op);
-        round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before + seen + ahead);
-      }
+      read_batch<S>(raw, chain, around(start + seen, count), AHEAD);
+      add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, AHEAD, seen, fold, draw);
+    }
+    const int rest = count - seen;
+    if (rest == 0) return;
+    read_batch<S>(raw, chain, around(start + seen, count), rest);
+    add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, rest, seen, fold, draw);
+  } else {
+    Raw<S::BYTES, ELEMENTS> raw[1], coming = read<S, ELEMENTS>(chain, start);
+#pragma unroll 1
+    for (int seen = 0; seen < count; ++seen) {
+      raw[0] = coming;
+      if (seen + 1 < count) coming = read<S, ELEMENTS>(chain, around(start + seen + 1, count));
+      add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, 1, seen, fold, draw);
     }
   }
-  if (seen >= count) return;
-  Raw<S::BYTES, COUNT> coming = read<S, COUNT>(chain, around(start + seen, count));
+}
+
+// in_stages: threads of a block, stages of its buffer in shared memory, and members in a batch.
+const int STAGE_THREADS = 32, STAGES = 3, STAGE_BATCH = 16;
+
+template <int BYTES>
+struct Word {
+  typedef u32 type;
+};
+template <>
+struct Word<8> {
+  typedef uint2 type;
+};
+
+// The members that come, from the chain's start and around.
+struct Coming {
+  const Chain& chain;
+  int member, left;
+
+  // Copy the next `most` members, or as many as are left, to a stage: neighbours STAGE_THREADS apart.
+  template <int BYTES>
+  __device__ __forceinline__ void copy(typename Word<BYTES>::type* to, int most) {
+    most = most < left ? most : left;
+    left -= most;
+    while (most) {  // twice at most: up to the last member, and from the first
+      const int run = most < chain.count - member ? most : chain.count - member;
+      if (chain.members.table) {
+        const u64* table = chain.members.table + member;
+#pragma unroll 8
+        for (int index = 0; index < run; ++index) {
+          const char* from = reinterpret_cast<const char*>(__ldg(table + index)) + chain.offset;
+          copy_async<BYTES>(to + index * STAGE_THREADS, from);
+        }
+      } else {
+        const char* from = chain.members.at(member, chain.offset);
+#pragma unroll 8
+        for (int index = 0; index < run; ++index) {
+          copy_async<BYTES>(to + index * STAGE_THREADS, from);
+          from += chain.members.stride;
+        }
+      }
+      to += run * STAGE_THREADS;
+      most -= run;
+      member = around(member + run, chain.count);
+    }
+    commit_copies();  // an empty group, too, where none is left
+  }
+};
+
+// As in_sequence, where elements are few: a multiprocessor has few threads then, and each has to
+// have many members under way. Stages of them are copied to shared memory, which takes no registers,
+// while those of earlier stages are added. Each thread reads only what it copied: no barrier.
+template <class S, class C, int STEP, bool SUMS, int COUNT>
+__device__ __forceinline__ void in_stages(C (&total)[COUNT], const Chain& chain, int start,
+                                          const Fold& fold) {
+  constexpr int ELEMENTS = COUNT * LANES<C>, BYTES = S::BYTES * ELEMENTS;
+  typedef typename Word<BYTES>::type Unit;
+  DYNAMIC_SHARED(Unit, stages);
+  const int members = STAGE_BATCH * static_cast<int>(fold.batches);  // of a stage
+  Unit* const column = stages + threadIdx.x;
+  Coming coming = {chain, start, chain.count};
+  if (fold.before) take_partial<S, C>(total, fold, chain.place, chain.from, chain.to);
 #pragma unroll 1
-  for (; seen < count; ++seen) {
-    decode<S>(coming, next);
-    if (seen + 1 < count) coming = read<S, COUNT>(chain, around(start + seen + 1, count));
-    combine<S, C, SUMS>(total, next, fold.op);
-    round_step<C, STEP, DRAWN>(total, fold.accumulator, draw, fold.before + seen);
+  for (int stage = 0; stage + 1 < STAGES; ++stage) {
+    coming.copy<BYTES>(column + stage * members * STAGE_THREADS, members);
+  }
+  int stage = 0, empty = STAGES - 1;
+#pragma unroll 1
+  for (int seen = 0; seen < chain.count;) {
+    coming.copy<BYTES>(column + empty * members * STAGE_THREADS, members);
+    wait_for_copies<STAGES - 1>();
+    const Unit* at = column + stage * members * STAGE_THREADS;
+#pragma unroll 1
+    for (int batch = 0; batch < fold.batches && seen < chain.count; ++batch) {
+      Raw<S::BYTES, ELEMENTS> raw[STAGE_BATCH];
+#pragma unroll
+      for (int ahead = 0; ahead < STAGE_BATCH; ++ahead) {
+        const Unit unit = at[ahead * STAGE_THREADS];
+        if constexpr (BYTES == 8) {
+          raw[ahead].words[0] = unit.x;
+          raw[ahead].words[1] = unit.y;
+        } else {
+          raw[ahead].words[0] = unit;
+        }
+      }
+      at += STAGE_BATCH * STAGE_THREADS;
+      const int rest = chain.count - seen;
+      if (rest >= STAGE_BATCH) {
+        add_batch<S, C, STEP, false, SUMS>(total, raw, STAGE_BATCH, seen, fold, Draw{});
+        seen += STAGE_BATCH;
+      } else {
+        add_batch<S, C, STEP, false, SUMS>(total, raw, rest, seen, fold, Draw{});
+        seen += rest;
+      }
+    }
+    empty = stage;
+    stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
 }
 
 // The step at which node `index` of the level above `level` is made, both counted from the members:
 // the levels below it hold leaves - ceil(leaves / 2**level) additions.
-__device__ __forceinline__ u64 tree_step(const Fold& fold, int level, int index) {
+__device__ __forceinline__ u64 tree_step(const Fold& fold, i64 node, int level, int index) {
   i64 depth = fold.level + level;
   i64 left = (fold.leaves + (1ll << depth) - 1) >> depth;
-  return static_cast<u64>(fold.leaves - left + (fold.node >> (level + 1)) + index + 1);
+  return static_cast<u64>(fold.leaves - left + (node >> (level + 1)) + index + 1);
 }
 
 // Eight members (or as many as there are) become one subtree, in registers.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
 __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, int first,
                                         const Fold& fold, const Draw& draw) {
+  constexpr int ELEMENTS = COUNT * LANES<C>;
   const int here = chain.count - first < 8 ? chain.count - first : 8;
-  Raw<S::BYTES, COUNT> raw[8];
-#pragma unroll
-  for (int member = 0; member < 8; ++member) {
-    if (member < here) raw[member] = read<S, COUNT>(chain, first + member);
-  }
+  Raw<S::BYTES, ELEMENTS> raw[8];
+  read_batch<S>(raw, chain, first, here);
   C nodes[4][COUNT], right[COUNT];
 #pragma unroll
   for (int node = 0; node < 4; ++node) {
@@ -253,7 +448,7 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, i
     decode<S>(raw[2 * node + 1], right);
     combine<S, C, SUMS>(nodes[node], right, fold.op);
     round_step<C, STEP, DRAWN>(nodes[node], fold.accumulator, draw,
-                               tree_step(fold, 0, first / 2 + node));
+                               tree_step(fold, chain.node, 0, first / 2 + node));
   }
 #pragma unroll
   for (int level = 1; level < 3; ++level) {  // node k of a level is kept in nodes[k << level]
@@ -263,7 +458,7 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, i
       if (2 * other >= here) continue;
       combine<S, C, SUMS>(nodes[node], nodes[other], fold.op);
       round_step<C, STEP, DRAWN>(nodes[node], fold.accumulator, draw,
-                                 tree_step(fold, level, (first / 2 + node) >> level));
+                                 tree_step(fold, chain.node, level, (first / 2 + node) >> level));
     }
   }
 #pragma unroll
@@ -287,7 +482,7 @@ __device__ __forceinline__ void by_graph(C (&total)[COUNT], const Chain& chain, 
         for (int element = 0; element < COUNT; ++element) slot[element * blockDim.x] = total[element];
         slot += COUNT * blockDim.x;
       }
-      decode<S>(read<S, COUNT>(chain, static_cast<int>(instruction)), total);
+      decode<S>(read<S, COUNT * LANES<C>>(chain, static_cast<int>(instruction)), total);
     } else {
       C left[COUNT];
       slot -= COUNT * blockDim.x;
@@ -314,7 +509,7 @@ __device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Chain& chain,
     if constexpr (AHEAD == 8) {
       subtree<S, C, STEP, DRAWN, SUMS>(total, chain, first, fold, draw);
     } else {
-      decode<S>(read<S, COUNT>(chain, first), total);
+      decode<S>(read<S, COUNT * LANES<C>>(chain, first), total);
     }
     const bool last = first + AHEAD >= chain.count;
     int index = first / AHEAD, level = LEAF;
@@ -327,7 +522,7 @@ __device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Chain& chain,
         for (int element = 0; element < COUNT; ++element) left[element] = slot[element * blockDim.x];
         combine<S, C, SUMS>(left, total, fold.op);
         round_step<C, STEP, DRAWN>(left, fold.accumulator, draw,
-                                   tree_step(fold, level, index >> 1));
+                                   tree_step(fold, chain.node, level, index >> 1));
 #pragma unroll
         for (int element = 0; element < COUNT; ++element) total[element] = left[element];
       }
@@ -374,38 +569,76 @@ __device__ __forceinline__ int ring_start(const Fold& fold, int block) {
   return static_cast<int>(__ldg(reinterpret_cast<const i64*>(fold.starts) + block));
 }
 
+// Whether a chunk is added as pairs of float16: all members and partial results are of that format.
+template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
+constexpr __device__ bool packs() {
+  return SUMS && STEP == FLOAT16 && !DRAWN && LANES<C> == 1 && COUNT % 2 == 0 && is_in_float16<S>();
+}
+
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
 __device__ __forceinline__ void reduce(C (&total)[COUNT], const Chain& chain, const Fold& fold,
                                        int start, const Draw& draw) {
-  if constexpr (ORDER == TREE) {
+  if constexpr (packs<S, C, STEP, DRAWN, SUMS, COUNT>()) {
+    Halves halves[COUNT / 2];
+    reduce<S, Halves, STEP, DRAWN, ORDER, SUMS, COUNT / 2, AHEAD>(halves, chain, fold, start, draw);
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) {
+      total[index] = float_of_half(static_cast<u16>(halves[index / 2].word >> (16 * (index % 2))));
+    }
+  } else if constexpr (ORDER == TREE) {
     if (fold.graph) {
       by_graph<S, C, STEP, DRAWN, SUMS, COUNT>(total, chain, fold, draw);
       return;
     }
     in_a_tree<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, chain, fold, draw);
   } else {
-    in_sequence<S, C, STEP, DRAWN, SUMS, COUNT, AHEAD>(total, chain, start, fold, draw);
+    if constexpr (AHEAD == STAGE_BATCH) {
+      if (chain.whole) {
+        in_stages<S, C, STEP, SUMS, COUNT>(total, chain, start, fold);
+        return;
+      }
+    }
+    constexpr int LOADS = AHEAD == STAGE_BATCH ? STAGE_BATCH / (COUNT * LANES<C>) : AHEAD;
+    in_sequence<S, C, STEP, DRAWN, SUMS, COUNT, LOADS>(total, chain, start, fold, draw);
   }
 }
 
+// Blocks of 256 threads that a multiprocessor has to hold: three leave each thread 80 registers.
+// Doubles, and trees of eight values or more in a chunk, need more.
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
-__global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
-  const i64 thread = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const Chunk chunk = chunk_of<COUNT>(fold.layout, thread);
+constexpr __device__ int blocks() {
+  if (AHEAD == STAGE_BATCH) return 20;  // of STAGE_THREADS
+  const bool tree = ORDER == TREE && COUNT >= (packs<S, C, STEP, DRAWN, SUMS, COUNT>() ? 16 : 8);
+  if (sizeof(C) == 8) return tree ? 1 : 2;
+#if __CUDA_ARCH__ >= 1000
+  if (DRAWN) return 2;
+#endif
+  return tree ? 2 : 3;
+}
+
+template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
+__global__ void __launch_bounds__(
+    AHEAD == STAGE_BATCH ? STAGE_THREADS : 256,
+    (blocks<S, C, STEP, DRAWN, ORDER, SUMS, COUNT, AHEAD>()))
+    fold(const Fold fold) {
+  const Share share = share_of(fold.layout, fold.share, fold.share_blocks);
+  Chunk chunk = chunk_of<COUNT>(fold.layout, share.thread);
   if (chunk.from >= chunk.to) return;
-  Chain chain = {members_of(fold.layout), fold.layout.stride, chunk.offset, chunk.out_offset,
-               static_cast<int>(fold.layout.members), chunk.from, chunk.to, false};
+  Chain chain = {members_of(fold.layout).from(share.first), fold.layout.stride, chunk.offset,
+                 chunk.out_offset, fold.node + share.first, share.count, chunk.from, chunk.to, false};
+  chunk.out_offset += share.out_offset;
   const int width = access_width(S::BYTES * COUNT);
-  chain.whole = chunk.from == 0 && chunk.to == COUNT && fold.layout.alike &&
-               (COUNT == 1 || fold.layout.stride == S::BYTES) &&
-               (reinterpret_cast<u64>(chain.members.at(0, chain.offset)) & (width - 1)) == 0;
+  chain.whole = chunk.from == 0 && chunk.to == COUNT && fold.layout.alike >= width &&
+                (COUNT == 1 || fold.layout.stride == S::BYTES) &&
+                (reinterpret_cast<u64>(chain.members.at(0, chain.offset)) & (width - 1)) == 0;
   const bool ring = ORDER == SEQUENCE && fold.ring != NO_RING;
   int block = ring ? ring_block(fold, chunk.index + chunk.from) : 0;
   int start = ring ? ring_start(fold, block) : 0;
   const bool one_chain = !ring || ring_block(fold, chunk.index + chunk.to - 1) == block;
   C total[COUNT];
-  if constexpr (DRAWN) {
-    Draw draw = draw_of(fold.finish, chunk);
+  if constexpr (DRAWN || AHEAD == STAGE_BATCH) {
+    Draw draw = {};
+    if constexpr (DRAWN) draw = draw_of(fold.finish, chunk);
     // A chain for each block of a ring that the chunk touches; the others' elements are not stored.
     for (int from = chunk.from; from < chunk.to; from = chain.to) {
       chain.from = from;
@@ -427,7 +660,7 @@ __global__ void __launch_bounds__(256, 1) fold(const Fold fold) {
     } else {
       // At the edges of rows and of a ring's blocks: element by element, complex ones whole.
       constexpr int EACH = SUMS || !IsFloat<C>::value || COUNT == 1 ? 1 : 2;
-      constexpr int EDGE_AHEAD = AHEAD == 1 ? 1 : ORDER == TREE ? 8 : 4;
+      constexpr int EDGE_AHEAD = AHEAD == 1 ? 1 : 8;
       const int parts = EACH == 1 ? 1 : static_cast<int>(fold.parts);
       chain.from = 0;
       chain.to = parts;

@@ -4,13 +4,14 @@ Everything is decided here, so that the kernels only load, add, round and store.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fallback.arguments import check_batch_offset, check_out, check_partial
-from fallback.arithmetic import Arithmetic
 from fallback.formats import (
     BFLOAT16,
     FLOAT16,
@@ -24,11 +25,11 @@ from fallback.formats import (
 from fallback.plan import FoldPlan, plan_fold
 from fallback.rounding import check_counter
 from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
-from fallback.spec import FoldPart, FoldSpec
+from fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
 
-from .device import Array, Device, Kernel, Launch
-from .layout import Members, laid_out, layout_of
-from .structs import FOLD, LOGICAL, struct
+from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
+from .layout import MemberLayout, Members, layout_of, rows_of
+from .structs import FOLD, LAYOUT, LOGICAL, struct, writer
 from .targets import NAMES, code, target
 
 #: Enumerations of fold.cu and finish.cuh, by position.
@@ -38,6 +39,12 @@ ROUNDINGS = ("none", "float16", "bfloat16", "float32", "target")
 ENCODINGS = ("float32", "float64", "float16", "bfloat16", "float8", "integer")
 
 TREE_MEMBERS = 1 << 16
+# in_stages of fold.cu: threads of a block, and the members of all stages for each of its `batches`.
+STAGE_THREADS, STAGE_BATCH, STAGES = 32, 16, 3
+STAGED_BYTES = 192 * 1024  # shared memory of a multiprocessor that stages may fill
+# Members are split over blocks if they and their bytes are at least so many: else a second launch
+# costs more than it saves. A block gets at least SHARE_MEMBERS.
+SPLIT_MEMBERS, SPLIT_BYTES, SHARE_MEMBERS = 128, 1 << 17, 32
 SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
 _FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 
@@ -53,6 +60,7 @@ class Numbers:
         self.divisor, self.from_zero = arithmetic.divisor, arithmetic.from_zero
         self.members = plan.folded
         self.integer = self.source not in _FLOATS
+        self.any_order = self.integer or self.op in ("max", "min")  # gives the same bits
         self.step = self._step()
         drawn = plan.spec.stochastic and not self.complex
         self.step_drawn = drawn and self.step != "EXACT" and is_sub_32_bit(self.accumulator)
@@ -71,6 +79,46 @@ class Numbers:
         return "TARGET"
 
 
+# The words of a launch's arguments that its plan leaves open.
+write_members = writer(LAYOUT, "base", "table")
+write_out = writer(LAYOUT, "out")
+_write_counters = writer(FOLD, "finish.call", "finish.batch_offset", "finish.batch_offsets")
+_write_partial = {dtype: writer(dtype, "partial") for dtype in (FOLD, LOGICAL)}
+
+
+@dataclass(frozen=True, eq=False)
+class FoldLaunch:
+    """The launch of a fold, without addresses and counters.
+
+    **Attributes**:
+
+    - `plan`: what is folded.
+    - `kernel`, `threads`, `block`, `shared`: as in `Launch`. `kernel` is None if the result is
+      empty, or if the members have too many axes.
+    - `arguments`: the kernel's struct, of `dtype`; addresses and counters are zero.
+    - `copies`: whether the members have too many axes, and have to be copied first.
+    - `turned`: whether the last member comes first.
+    - `draws`: whether the batch offsets matter.
+    - `tables`: arrays of int64 that the kernel reads, by the words that hold their addresses.
+    - `shares`, `last`: the launch gives this many partial results, each of a share of the members.
+      The fold `last` of them gives the result.
+    """
+
+    plan: FoldPlan
+    kernel: Kernel | None = None
+    dtype: np.dtype[Any] = FOLD
+    arguments: bytes = b""
+    threads: int = 0
+    block: int = 256
+    shared: int = 0
+    copies: bool = False
+    turned: bool = False
+    draws: bool = False
+    tables: dict[str, bytes] = field(default_factory=dict)
+    shares: int = 1
+    last: tuple[FoldSpec, FoldPart] | None = None
+
+
 def run_fold(
     device: Device,
     spec: FoldSpec,
@@ -85,43 +133,110 @@ def run_fold(
     """`fallback.run_fold` for arrays of `device`: the same arguments, errors and bits."""
     group = Members.of(members, device)
     extent = None if part is None else part.extent
-    plan = plan_fold(spec, extent, group.dtype, group.count, group.shape, batch_ndim)
-    counter = check_counter("call", call)
-    earlier = None
+    launch = plan_launch(spec, extent, group.layout, batch_ndim, device.busy_threads)
+    plan, earlier, offset, offsets = launch.plan, None, 0, None
+    if type(call) is not int or not 0 <= call < 2**64:
+        call = check_counter("call", call)
     if part is not None and part.partial is not None:
-        earlier = _earlier(part.partial, group, plan.arithmetic, device)
-    offsets = check_batch_offset(batch_offset, plan.batch).reshape(-1)
-    if plan.order == "tree" and plan.count > TREE_MEMBERS:
-        raise ValueError(
-            f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
-        )
+        earlier = _earlier(part.partial, plan, device)
+    given: Any = batch_offset
+    if type(given) is int and 0 <= given < 2**64:
+        offset = given
+    else:
+        offsets = check_batch_offset(given, plan.batch)
     if out is None:
         out = device.empty(plan.shape, plan.arithmetic.result)
     else:
         check_out(out, plan.shape, plan.arithmetic.result)
-    if not math.prod(plan.shape):
+    if launch.copies:
+        group = group.contiguous(device)
+        launch = plan_launch(spec, extent, group.layout, batch_ndim, device.busy_threads)
+    if launch.kernel is None:
         return out
-    if plan.arithmetic.computing == np.bool_:
-        _fold_logical(device, group, spec.op, plan.arithmetic.result, earlier, out)
-    else:
-        _fold_numbers(device, group, plan, counter, offsets, earlier, out)
+    # The arrays whose addresses the launch takes stay alive until it is queued.
+    table = group.table(device, turned=launch.turned)
+    buffer = bytearray(launch.arguments)
+    base, step = group.base, group.layout.step
+    if launch.turned and step is not None:
+        base += (plan.count - 1) * step
+    write_members(buffer, base, 0 if table is None else device.pointer(table))
+    result = out
+    if launch.last is not None:
+        result = device.empty((launch.shares, *plan.shape), plan.arithmetic.partial)
+    write_out(buffer, device.pointer(result))
+    if earlier is not None:
+        _write_partial[launch.dtype](buffer, device.pointer(earlier))
+    if launch.dtype is FOLD:
+        listed = None
+        if launch.draws and offsets is not None:
+            listed = device.constant(offsets.tobytes())
+        _write_counters(buffer, call, offset, 0 if listed is None else device.pointer(listed))
+    tables = {name: device.constant(data) for name, data in launch.tables.items()}
+    for name, array in tables.items():
+        _write_table[name](buffer, device.pointer(array))
+    arguments = np.frombuffer(buffer, launch.dtype)
+    device.run(Launch(launch.kernel, arguments, launch.threads, launch.block, launch.shared))
+    if launch.last is not None:
+        last, rest = launch.last
+        run_fold(
+            device,
+            last,
+            result,
+            batch_ndim=batch_ndim,
+            call=call,
+            batch_offset=batch_offset,
+            part=rest,
+            out=out,
+        )
     return out
 
 
-def _earlier(partial: Any, group: Members, arithmetic: Arithmetic, device: Device) -> Array:
+def _earlier(partial: Any, plan: FoldPlan, device: Device) -> Array:
     """The partial result of the members folded before, contiguous."""
     if not device.is_array(partial):
         raise TypeError(f"partial is a {type(partial).__name__}: expected an array of the device")
-    check_partial(partial, group.shape, arithmetic.partial)
+    check_partial(partial, plan.shape, plan.arithmetic.partial)
     return device.contiguous(partial)
 
 
-def template(
-    numbers: Numbers, order: CompiledOrder, *, small: bool = False
-) -> tuple[Kernel, int, np.dtype[Any]]:
-    """The kernel for these numbers, its chunk's elements, and the C++ type that it computes in.
+@lru_cache(maxsize=4096)
+def plan_launch(
+    spec: FoldSpec,
+    extent: Extent | None,
+    members: MemberLayout,
+    batch_ndim: int,
+    busy_threads: int,
+) -> FoldLaunch:
+    """Check the arguments of a fold, and plan its launch on a device of so many busy threads.
 
-    `small`: chunks of one element with many members ahead, where elements are few or scattered.
+    **Raises**: ValueError and TypeError for arguments that do not fit.
+    """
+    plan = plan_fold(spec, extent, members.dtype, members.number, members.shape, batch_ndim)
+    if plan.order == "tree" and plan.count > TREE_MEMBERS:
+        raise ValueError(
+            f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
+        )
+    if not math.prod(plan.shape):
+        return FoldLaunch(plan)
+    if plan.arithmetic.computing == np.bool_:
+        return _plan_logical(plan, members, busy_threads)
+    return _plan_numbers(plan, members, busy_threads)
+
+
+class Template(NamedTuple):
+    """A kernel, the elements of its chunk, the members it loads at once, and its C++ type."""
+
+    kernel: Kernel
+    chunk: int
+    ahead: int
+    computing: np.dtype[Any]
+
+
+def template(numbers: Numbers, order: CompiledOrder, *, small: bool = False) -> Template:
+    """The kernel for these numbers in this order.
+
+    `small`: chunks of 4 bytes (at least an element) that are copied ahead in stages, where elements
+    are few or scattered; in a tree, chunks of one element.
     """
     integer = numbers.integer
     computing = numbers.computing
@@ -129,7 +244,7 @@ def template(
         wide = 8 in (numbers.source.itemsize, computing.itemsize)
         computing = np.dtype(np.uint64 if wide else np.uint32)
     tree = order == "tree" or isinstance(order, ReductionGraph)
-    kind = "TREE" if tree and not integer else "SEQUENCE"
+    kind = "TREE" if tree and not numbers.any_order else "SEQUENCE"
     sums = numbers.op == "sum"
     chunk, ahead = 16 // numbers.source.itemsize, 8
     if numbers.step_drawn:
@@ -139,13 +254,15 @@ def template(
     if numbers.step_drawn or numbers.step == "TARGET":
         ahead = 1  # arithmetic rules there, not memory
     if small and not numbers.step_drawn and not (numbers.complex and numbers.op == "prod"):
-        chunk, ahead = 1, 32 if ahead > 1 and kind == "SEQUENCE" else ahead
+        chunk = 1
+        if ahead > 1 and kind == "SEQUENCE":
+            chunk, ahead = max(1, 4 // numbers.source.itemsize), STAGE_BATCH
     flags = ("false", "true")
     name = (
         f"fold<{NAMES[numbers.source]}, {C_NAMES[computing]}, {numbers.step}, "
         f"{flags[numbers.step_drawn]}, {kind}, {flags[sums]}, {chunk}, {ahead}>"
     )
-    return Kernel("fold.cu", name), chunk, computing
+    return Template(Kernel("fold.cu", name), chunk, ahead, computing)
 
 
 C_NAMES = {
@@ -156,70 +273,68 @@ C_NAMES = {
 }
 
 
-def _fold_numbers(
-    device: Device,
-    group: Members,
-    plan: FoldPlan,
-    call: int,
-    offsets: NDArray[np.uint64],
-    earlier: Array | None,
-    out: Array,
-) -> None:
+def _plan_numbers(
+    plan: FoldPlan, members: MemberLayout, busy_threads: int, share: int | None = None
+) -> FoldLaunch:
+    """`share`: how many members a block folds, 0 if all; by default it is decided here."""
     numbers, order, window = Numbers(plan), plan.order, plan.extent.window
-    parts = 2 if group.dtype.kind == "c" else 1
+    free = numbers.any_order
+    parts = 2 if plan.dtype.kind == "c" else 1
     integer = numbers.integer
-    drawn = numbers.step_drawn or numbers.last_drawn
+    draws = numbers.step_drawn or numbers.last_drawn
     # Where neither blocks nor random numbers depend on them, batch axes are axes like others.
-    counted = plan.batch_ndim if drawn or plan.in_blocks else 0
+    counted = plan.batch_ndim if draws or plan.in_blocks else 0
     itemsize = numbers.source.itemsize
-    group, rows = laid_out(device, group, counted, itemsize, parts)
-    if order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0):
-        group = group.turned()
-    few = rows.count * rows.length * itemsize // 16 < device.busy_threads
+    rows = rows_of(members, counted, itemsize, parts)
+    if rows.too_many_axes:
+        return FoldLaunch(plan, copies=True)
     # Wide accesses need elements side by side, and one alignment for all members.
-    small = few or not group.alike or rows.stride != itemsize
-    kernel, chunk, computing = template(numbers, order, small=small)
-    table = None if group.pointers is None else device.upload(np.array(group.pointers, np.uint64))
-    uploaded = device.upload(offsets) if drawn and offsets.size > 1 else None
+    wide = members.alike == 16 and rows.stride == itemsize
+    elements = rows.count * rows.length
+    chunks = elements * itemsize // 16 if wide else elements
+    if share is None:
+        share = _share(plan, free, chunks, busy_threads)
+        if share:
+            launch = _plan_numbers(_share_plan(plan), members, busy_threads, share)
+            return _with_last(launch, plan, share)
+    turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
+    if turned:
+        members = members.turned()
+    tree = not free and (order == "tree" or isinstance(order, ReductionGraph))
+    # Up to eight members are all in flight at once, in chunks of any size.
+    few = not share and not tree and plan.count > 8 and chunks < busy_threads // 2
+    kernel, chunk, ahead, computing = template(numbers, order, small=few or not wide)
     complex_product = parts == 2 and numbers.op == "prod"
     arguments = struct(FOLD, op=OPS.index("complex prod" if complex_product else numbers.op))
     arguments["layout"] = layout_of(
-        group,
+        members,
         rows,
-        device.pointer(out),
         chunk=chunk,
         itemsize=itemsize,
-        table=0 if table is None else device.pointer(table),
         first=parts * (window[0] if window else 0),
-        fixed=drawn or complex_product,
+        fixed=draws or complex_product,
     )
     arguments["parts"] = parts
     if not integer and numbers.step == "TARGET":
         arguments["accumulator"] = target(numbers.accumulator)
-    if order == "ring" and not integer:
+    if order == "ring" and not free:
         arguments["ring"] = RINGS.index("flat" if plan.slice is None else "sliced")
-        arguments["total"], arguments["count"] = plan.total, group.count
+        arguments["total"], arguments["count"] = plan.total, plan.count
         if plan.slice is not None and plan.spec.cut_axis is not None:
             inner = plan.value[plan.spec.cut_axis + 1 :]
             arguments["slice"] = plan.slice * math.prod(inner)
-    listed = [] if integer else _listed(device, order, group.count)
-    for name, array in listed:
-        arguments[name] = device.pointer(array)
-    if isinstance(order, ChainSchedule) and not integer:
+    if isinstance(order, ChainSchedule) and not free:
         arguments["ring"], arguments["count"] = RINGS.index("listed"), len(order.starts)
-    if isinstance(order, ReductionGraph) and not integer:
+    if isinstance(order, ReductionGraph) and not free:
         arguments["instructions"] = len(order.postfix)
-    if earlier is not None:
-        stored = real_of(earlier.dtype)
-        arguments["before"], arguments["partial"] = plan.extent.before, device.pointer(earlier)
+    if plan.extent.before:
+        stored = real_of(plan.arithmetic.partial)
+        arguments["before"] = plan.extent.before
         arguments["stored_bytes"] = stored.itemsize
         arguments["stored"] = ENCODINGS.index("integer" if integer else encoding_of(stored))
     arguments["level"], arguments["node"], arguments["leaves"] = plan.tree
     finish = arguments["finish"]
-    finish["seed"], finish["call"] = plan.spec.seed, call
-    finish["step"] = numbers.members
-    finish["batch_offset"] = offsets[0] if offsets.size else 0
-    finish["batch_offsets"] = 0 if uploaded is None else device.pointer(uploaded)
+    finish["seed"], finish["step"] = plan.spec.seed, numbers.members
     if integer:
         _finish_integer(finish, numbers)
     else:
@@ -233,29 +348,113 @@ def _fold_numbers(
         finish["from_zero"] = numbers.from_zero
         finish["divides"] = numbers.divisor is not None
         finish["divisor"] = numbers.divisor or 0
-    threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
+    threads = thread_count(arguments["layout"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
-    block, shared = (64 if threads < device.busy_threads else 256), 0
-    if isinstance(order, ReductionGraph) and not integer:
+    shares = -(-plan.count // share) if share else 1
+    block, shared = (64 if threads * shares < busy_threads else 256), 0
+    if ahead == STAGE_BATCH:
+        batches = stage_batches(threads, chunk * itemsize, plan.count, busy_threads)
+        arguments["batches"] = batches
+        block, shared = STAGE_THREADS, batches * stage_bytes(chunk * itemsize)
+    elif isinstance(order, ReductionGraph) and not free:
         levels = 1 << max(0, order.depth - 1)  # the stack holds all values but the last
         block, shared = tree_block(levels, 1, chunk * computing.itemsize, block)
-    elif order == "tree" and not integer:
-        leaves = 1 if kernel.name.endswith(", 1>") else 8
-        block, shared = tree_block(group.count, leaves, chunk * computing.itemsize, block)
-    device.run(Launch(kernel, arguments, threads, block, shared))
+    elif order == "tree" and not free:
+        block, shared = tree_block(share or plan.count, ahead, chunk * computing.itemsize, block)
+    if share:
+        arguments["share"], arguments["share_blocks"] = share, -(-threads // block)
+        threads = -(-threads // block) * block * shares
+    return FoldLaunch(
+        plan,
+        kernel,
+        FOLD,
+        arguments.tobytes(),
+        threads,
+        block,
+        shared,
+        turned=turned,
+        draws=draws,
+        tables={} if free else _tables(order, plan.count),
+    )
 
 
-def _listed(device: Device, order: CompiledOrder, members: int) -> list[tuple[str, Array]]:
-    """The arrays of chain schedules and graphs, on the device, by the names of their addresses."""
+def _share(plan: FoldPlan, any_order: bool, chunks: int, busy_threads: int) -> int:
+    """How many members a block folds, if several blocks share the members of many replicas; or 0.
+
+    Shares are aligned subtrees, so trees keep their bits, and so do folds with the same bits in any
+    order. There are as many shares as keep the device busy.
+    """
+    tree = plan.order == "tree" or (any_order and isinstance(plan.order, str))
+    whole = isinstance(plan.spec.order, str) and not plan.extent.before
+    size = plan.count * math.prod(plan.shape) * plan.dtype.itemsize
+    many = plan.count >= SPLIT_MEMBERS and size >= SPLIT_BYTES
+    shares = min(-(-3 * busy_threads // (2 * chunks or 1)), TREE_MEMBERS)
+    if not (tree and whole and many) or shares < 2:
+        return 0
+    share = max(SHARE_MEMBERS, 1 << (-(-plan.count // shares) - 1).bit_length())
+    return share if share < plan.count else 0
+
+
+def _share_plan(plan: FoldPlan) -> FoldPlan:
+    """The plan as a tree of which subtrees are folded, to partial results."""
+    spec = replace(plan.spec, order="tree", cut_axis=None)
+    extent = Extent(plan.extent.window, 0, False, plan.tree)
+    return plan_fold(spec, extent, plan.dtype, plan.count, plan.shape, plan.batch_ndim)
+
+
+def _with_last(launch: FoldLaunch, plan: FoldPlan, share: int) -> FoldLaunch:
+    """The launch of the shares, followed by the fold of their partial results."""
+    if launch.kernel is None:
+        return launch
+    arithmetic = plan.arithmetic
+    spec = replace(
+        plan.spec,
+        order="tree",
+        cut_axis=None,
+        accumulate=arithmetic.accumulator,
+        out_dtype=arithmetic.result,
+    )
+    level, first, total = plan.tree
+    up = share.bit_length() - 1
+    part = FoldPart(
+        window=plan.extent.window,
+        final=plan.extent.final,
+        nodes=TreeNodes(level + up, first >> up, total),
+    )
+    return replace(launch, plan=plan, shares=-(-plan.count // share), last=(spec, part))
+
+
+def stage_bytes(chunk_bytes: int) -> int:
+    """The shared memory of a block, for each batch that its stages hold."""
+    return STAGE_THREADS * STAGE_BATCH * STAGES * chunk_bytes
+
+
+def stage_batches(threads: int, chunk_bytes: int, members: int, busy_threads: int) -> int:
+    """Batches in a stage: the fewer threads a multiprocessor has, the more each has under way."""
+    multiprocessors = max(1, busy_threads // THREADS_PER_MULTIPROCESSOR)
+    blocks = -(-threads // (STAGE_THREADS * multiprocessors))
+    room = min(SHARED_BYTES, STAGED_BYTES // blocks) // stage_bytes(chunk_bytes)
+    return max(1, min(room, -(-members // (STAGE_BATCH * STAGES))))
+
+
+def thread_count(layout: NDArray[Any]) -> int:
+    """The number of threads that a layout needs: one for each chunk."""
+    return int(layout["rows"] * layout["chunks"])
+
+
+_write_table = {name: writer(FOLD, name) for name in ("edges", "starts", "graph")}
+
+
+def _tables(order: CompiledOrder, members: int) -> dict[str, bytes]:
+    """The arrays of chain schedules and graphs, by the names of their addresses."""
     if isinstance(order, ChainSchedule):
-        edges = np.array(order.edges, np.int64)
         starts = np.array(order.starts, np.int64)
         if order.step < 0:
             starts = members - 1 - starts  # the members are turned
-        return [("edges", device.upload(edges)), ("starts", device.upload(starts))]
+        return {"edges": np.array(order.edges, np.int64).tobytes(), "starts": starts.tobytes()}
     if isinstance(order, ReductionGraph):
-        return [("graph", device.upload(np.array(order.postfix, np.int64)))]
-    return []
+        return {"graph": np.array(order.postfix, np.int64).tobytes()}
+    return {}
 
 
 def tree_block(members: int, leaf: int, chunk_bytes: int, most: int) -> tuple[int, int]:
@@ -308,39 +507,36 @@ def finish_float(
     finish["rounding"] = ROUNDINGS.index(name if name in ROUNDINGS else "target")
 
 
-def _fold_logical(
-    device: Device,
-    group: Members,
-    op: str,
-    out_type: np.dtype[Any],
-    earlier: Array | None,
-    out: Array,
-) -> None:
+def _plan_logical(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> FoldLaunch:
     """0 or 1 according to whether members are nonzero; max of bools is their logical_or."""
-    itemsize = min(group.dtype.itemsize, 8)
-    words = group.dtype.itemsize // itemsize
-    group, rows = laid_out(device, group, 0, itemsize, words)
-    table = None if group.pointers is None else device.upload(np.array(group.pointers, np.uint64))
-    chunk = 16 // itemsize
+    op, dtype, result = plan.spec.op, plan.dtype, plan.arithmetic.result
+    itemsize = min(dtype.itemsize, 8)
+    words = dtype.itemsize // itemsize
+    rows = rows_of(members, 0, itemsize, words)
+    if rows.too_many_axes:
+        return FoldLaunch(plan, copies=True)
+    share = _share(plan, True, rows.count * rows.length * itemsize // 16, busy_threads)
+    if share:
+        result = plan.arithmetic.partial
     arguments = struct(
         LOGICAL,
         all=op in ("logical_and", "min"),
-        mask=_mask(group.dtype),
-        one=_one(out_type),
-        bytes=out_type.itemsize,
-        partial=0 if earlier is None else device.pointer(earlier),
+        mask=_mask(dtype),
+        one=_one(result),
+        bytes=result.itemsize,
     )
     arguments["layout"] = layout_of(
-        group,
-        rows,
-        device.pointer(out),
-        chunk=chunk,
-        itemsize=itemsize,
-        table=0 if table is None else device.pointer(table),
-        fixed=words == 2,
+        members, rows, chunk=16 // itemsize, itemsize=itemsize, fixed=words == 2
     )
-    threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
-    device.run(Launch(Kernel("logical.cu", f"logical<{itemsize}, {words}>"), arguments, threads))
+    kernel = Kernel("logical.cu", f"logical<{itemsize}, {words}>")
+    threads = thread_count(arguments["layout"])
+    block = 64 if threads < busy_threads else 256
+    if not share:
+        return FoldLaunch(plan, kernel, LOGICAL, arguments.tobytes(), threads, block)
+    arguments["share"], arguments["share_blocks"] = share, -(-threads // block)
+    threads = -(-threads // block) * block * -(-plan.count // share)
+    launch = FoldLaunch(plan, kernel, LOGICAL, arguments.tobytes(), threads, block)
+    return _with_last(launch, plan, share)
 
 
 def _mask(dtype: np.dtype[Any]) -> int:

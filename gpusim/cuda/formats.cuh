@@ -57,18 +57,28 @@ __device__ constexpr float power_of_two(int exponent) {
   return power;
 }
 
+// From the code's bits. No input or output of its one subtraction is subnormal in float32, so the
+// value is right even where subnormal numbers are flushed.
 template <int FRACTION, int BIAS, Top TOP>
 __device__ __forceinline__ float value_of(Float8<FRACTION, BIAS, TOP>, u32 code) {
-  u32 magnitude = code & 0x7f;
-  // The bits in their place have float32's bias; a product with a power of two is exact.
-  constexpr float scale = power_of_two(127 - BIAS);
-  float value = __uint_as_float(magnitude << (23 - FRACTION)) * scale;
-  if (TOP == IEEE && magnitude >= (0x7fu >> FRACTION << FRACTION)) {
-    value = __uint_as_float(0x7f800000u | (magnitude << (23 - FRACTION)));
+  constexpr u32 HIDDEN = 1u << FRACTION, LEAST = static_cast<u32>(128 - BIAS) << 23;
+  const u32 magnitude = code & 0x7f;
+  u32 bits = (magnitude << (23 - FRACTION)) + LEAST - (1u << 23);
+  if (magnitude < HIDDEN) {  // subnormal: the fraction of the least normal number, less that number
+    const float fraction = __uint_as_float(bits + (1u << 23)) - __uint_as_float(LEAST);
+    bits = __float_as_uint(fraction);
   }
-  if (TOP == FN && magnitude == 0x7f) value = __uint_as_float(0x7fc00000u);
-  if (TOP == FNUZ && code == 0x80) value = __uint_as_float(0x7fc00000u);
-  return __uint_as_float(__float_as_uint(value) | (code & 0x80) << 24);
+  if (TOP == IEEE && magnitude >= (0x7fu >> FRACTION << FRACTION)) {
+    bits = 0x7f800000u | (magnitude << (23 - FRACTION));
+  }
+  if (TOP == FN && magnitude == 0x7f) bits = 0x7fc00000u;
+  if (TOP == FNUZ && code == 0x80) bits = 0x7fc00000u;
+  return __uint_as_float(bits | (code & 0x80) << 24);
+}
+
+// float8_e5m2 is float16's upper byte.
+__device__ __forceinline__ float value_of(float8_e5m2, u32 code) {
+  return float_of_half(static_cast<u16>(code << 8));
 }
 
 __device__ __forceinline__ float value_of(float16, u32 code) {
@@ -127,6 +137,51 @@ struct Raw {
   }
 };
 
+// Whether float16 has all values of S.
+template <class S>
+constexpr __device__ bool is_in_float16() {
+  return S::BYTES == 1;
+}
+template <>
+constexpr __device__ bool is_in_float16<float16>() {
+  return true;
+}
+
+// Elements index and index + 1 as two float16 in a word, where that takes an instruction at most.
+template <class S>
+constexpr __device__ bool reads_halves() {
+  return false;
+}
+
+template <>
+constexpr __device__ bool reads_halves<float16>() {
+  return true;
+}
+template <int COUNT>
+__device__ __forceinline__ u32 halves_of(float16, const Raw<2, COUNT>& raw, int index) {
+  return raw.words[index / 2];
+}
+
+template <>
+constexpr __device__ bool reads_halves<float8_e5m2>() {
+  return true;
+}
+template <int COUNT>
+__device__ __forceinline__ u32 halves_of(float8_e5m2, const Raw<1, COUNT>& raw, int index) {
+  return __byte_perm(raw.words[index / 4], 0, index & 2 ? 0x3424 : 0x1404);  // the upper bytes
+}
+
+#ifdef HAS_HALVES_OF_E4M3
+template <>
+constexpr __device__ bool reads_halves<float8_e4m3fn>() {
+  return true;
+}
+template <int COUNT>
+__device__ __forceinline__ u32 halves_of(float8_e4m3fn, const Raw<1, COUNT>& raw, int index) {
+  return halves_of_e4m3(raw.words[index / 4] >> (8 * (index & 2)));
+}
+#endif
+
 // The access that moves a chunk of SIZE bytes: 16 bytes at a time where there are as many.
 constexpr __device__ int access_width(int size) { return size < 16 ? size : 16; }
 
@@ -147,23 +202,26 @@ __device__ __forceinline__ void store_element(char* at, u64 code) {
 }
 
 // Elements from..to-1 of a chunk, `stride` bytes apart; `whole`: all, aligned to the access width.
+// A chunk that is not `present` is not loaded.
 template <int BYTES, int COUNT>
-__device__ __forceinline__ Raw<BYTES, COUNT> load_chunk(const char* at, i64 stride, int from,
-                                                        int to, bool whole) {
+__device__ __forceinline__ Raw<BYTES, COUNT> load_chunk(const char* at, i64 stride, int from, int to,
+                                                        bool whole, bool present = true) {
   Raw<BYTES, COUNT> raw;
   constexpr int SIZE = BYTES * COUNT;
   if (whole) {
     if constexpr (SIZE >= 16) {
 #pragma unroll
       for (int part = 0; part < SIZE / 16; ++part) {
-        uint4 four = __ldg(reinterpret_cast<const uint4*>(at) + part);
+        const uint4 four = load_if(at + 16 * part, present);
         raw.words[4 * part] = four.x;
         raw.words[4 * part + 1] = four.y;
         raw.words[4 * part + 2] = four.z;
         raw.words[4 * part + 3] = four.w;
       }
+    } else if (!present) {
+      raw.clear();
     } else if constexpr (SIZE == 8) {
-      uint2 two = __ldg(reinterpret_cast<const uint2*>(at));
+      const uint2 two = __ldg(reinterpret_cast<const uint2*>(at));
       raw.words[0] = two.x;
       raw.words[1] = two.y;
     } else {
@@ -174,7 +232,9 @@ __device__ __forceinline__ Raw<BYTES, COUNT> load_chunk(const char* at, i64 stri
   raw.clear();
 #pragma unroll
   for (int index = 0; index < COUNT; ++index) {
-    if (from <= index && index < to) raw.put(index, load_element<BYTES>(at + index * stride));
+    if (present && from <= index && index < to) {
+      raw.put(index, load_element<BYTES>(at + index * stride));
+    }
   }
   return raw;
 }

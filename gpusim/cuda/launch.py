@@ -1,12 +1,14 @@
 """The kernels on CuPy arrays: each launch on the array's device and the current stream.
-CuPy is imported by the first call, and compiles each kernel when it is first launched."""
+CuPy is imported by the first call; a kernel is compiled when it is first launched."""
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
+import sys
+from contextlib import nullcontext
+from functools import cache, lru_cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -15,12 +17,16 @@ from fallback.formats import SUB_32_BIT, FormatInfo
 from fallback.spec import FoldSpec, run_arguments
 
 from ..optional import load
-from . import folding, ragged
+from . import folding, ragged, scatter
 from . import rounding as rounding_on_device
-from .compile import NVRTC_OPTIONS, SOURCES, mangled, translation_unit
-from .device import Array, Kernel, Launch
+from .cache import once
+from .compile import OPTIONS, machine_code, mangled
+from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 
-THREADS_PER_MULTIPROCESSOR = 512
+CONSTANTS = 256  # that a device keeps
+CONSTANT_BYTES = 1 << 14  # of one that is kept
+EIGHT_BITS = {dtype for dtype in SUB_32_BIT if dtype.itemsize == 1}
+PER_THREAD_STREAM = 2  # cudaStreamPerThread, which means another stream in each thread
 
 
 def require_cupy() -> Any:
@@ -28,28 +34,17 @@ def require_cupy() -> Any:
     return load("arrays on a GPU need", "cupy")
 
 
-@cache
-def _function(kernel: Kernel, device: int) -> Any:
-    """A compiled instance, for one device: they may differ in architecture.
-
-    It is instantiated in the source and found by its mangled name, since CuPy keeps on disk only
-    what it compiles without name expressions.
-    """
-    cupy = require_cupy()
-    module = cupy.RawModule(
-        code=translation_unit([kernel]) + _fingerprint(),
-        options=(*NVRTC_OPTIONS, f"-I{SOURCES}"),
-    )
+@once
+def _function(kernel: Kernel, number: int) -> Any:
+    """A compiled instance, loaded on one device, which is the current one."""
+    module = require_cupy().cuda.function.Module()
+    module.load(machine_code(kernel, _device(number).architecture))
     return module.get_function(mangled(kernel))
 
 
 @cache
-def _fingerprint() -> str:
-    """The sources' hash as a comment: CuPy's cache on disk does not see into included files."""
-    digest = hashlib.sha256()
-    for path in sorted(SOURCES.glob("*.cu*")):
-        digest.update(path.read_bytes())
-    return f"// {digest.hexdigest()}\n"
+def _bytes(size: int) -> np.dtype[Any]:
+    return np.dtype((np.void, size))
 
 
 class CupyDevice:
@@ -58,8 +53,11 @@ class CupyDevice:
     def __init__(self, number: int) -> None:
         self._cupy = require_cupy()
         self._number = number
-        attributes = self._cupy.cuda.Device(number).attributes
-        self.busy_threads = attributes["MultiProcessorCount"] * THREADS_PER_MULTIPROCESSOR
+        device = self._cupy.cuda.Device(number)
+        self.architecture = f"sm_{device.compute_capability}"
+        multiprocessors: int = device.attributes["MultiProcessorCount"]
+        self.busy_threads = multiprocessors * THREADS_PER_MULTIPROCESSOR
+        self._constant = lru_cache(CONSTANTS)(self._upload_constant)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self._cupy.ndarray)
@@ -69,10 +67,22 @@ class CupyDevice:
         return pointer
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        if (held := np.dtype(dtype)) in EIGHT_BITS:  # CuPy views memory as such, no more
+            return self._cupy.empty(shape, np.uint8).view(held)
         return self._cupy.empty(shape, dtype)
 
     def upload(self, values: NDArray[Any]) -> Array:
         return self._cupy.asarray(values)
+
+    def constant(self, data: bytes) -> Array:
+        # Streams share none: they do not wait for each other, and each has memory of its own.
+        stream = self._cupy.cuda.get_current_stream().ptr
+        if len(data) > CONSTANT_BYTES or stream == PER_THREAD_STREAM:
+            return self._upload_constant(stream, data)
+        return self._constant(stream, data)
+
+    def _upload_constant(self, stream: int, data: bytes) -> Array:
+        return self._cupy.asarray(np.frombuffer(data, np.uint8))
 
     def download(self, array: Array) -> NDArray[Any]:
         host: NDArray[Any] = self._cupy.asnumpy(array)
@@ -85,26 +95,62 @@ class CupyDevice:
 
     def run(self, launch: Launch) -> None:
         function = _function(launch.kernel, self._number)
-        # A NumPy array of one element is passed by value.
-        arguments = (launch.arguments.reshape(1),)
-        function((launch.grid,), (launch.block,), arguments, shared_mem=launch.shared)
+        # A NumPy array of one element is passed by value. Of a struct, CuPy would read the fields'
+        # names and types on every launch.
+        given = launch.arguments
+        arguments = given.reshape(1).view(_bytes(given.itemsize))
+        function((launch.grid,), (launch.block,), (arguments,), launch.shared)
 
 
-@cache
+@once
 def _device(number: int) -> CupyDevice:
     return CupyDevice(number)
 
 
+@once
+def _checked(number: int) -> CupyDevice:
+    """The device, once it is known that its kernels keep subnormal numbers."""
+    device = _device(number)
+    with require_cupy().cuda.Device(number):
+        require_subnormals(device, f"GPU {number}")
+    return device
+
+
+def require_subnormals(device: Device, name: str) -> None:
+    """Check that a device's kernels add subnormal numbers and read those of 8-bit formats.
+
+    **Raises**: RuntimeError if they flush them to zero: their results would not have the bits of
+    the contract.
+    """
+    codes = np.arange(1, 8, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    tiny = np.full((2, 1), 2.0**-149, np.float32)
+    total = folding.run_fold(device, FoldSpec(), device.upload(tiny))
+    given = device.upload(codes.view(np.uint8)).view(codes.dtype)
+    read = rounding_on_device.round_to(device, given, np.float32)
+    exact = device.download(total)[0] == np.float32(2.0**-148)
+    if not exact or not np.array_equal(device.download(read), codes.astype(np.float32)):
+        raise RuntimeError(
+            f"the kernels of {name} flush subnormal numbers to zero, and their results would not "
+            f"have the specified bits. NVRTC was given {' '.join(OPTIONS)}: remove what changes "
+            "these options, empty the folder of compiled kernels ($GPUSIM_CACHE_DIR, or "
+            "~/.cache/gpusim), or move the arrays to the host"
+        )
+
+
+_NOTHING = nullcontext()
+
+
 def _on(value: Any) -> tuple[Any, CupyDevice]:
     """The context of the device that holds the array (or the list's first), and that device."""
-    cupy = require_cupy()
+    cupy = sys.modules.get("cupy") or require_cupy()
     array = value if isinstance(value, cupy.ndarray) else value[0]
     if not isinstance(array, cupy.ndarray):
         raise TypeError(f"expected CuPy arrays, got {type(array).__name__}")
-    number = int(array.device.id)
-    context = cupy.cuda.Device(number)
-    with context:
-        return context, _device(number)
+    number = array.device.id
+    device = _checked(number)
+    if cupy.cuda.runtime.getDevice() == number:
+        return _NOTHING, device
+    return cupy.cuda.Device(number), device
 
 
 def fold(members: Any, **keywords: Any) -> Array:
@@ -129,6 +175,13 @@ def round_to(x: Any, dtype: DTypeLike | FormatInfo, **arguments: Any) -> Array:
     context, device = _on(x)
     with context:
         return rounding_on_device.round_to(device, x, dtype, **arguments)
+
+
+def update_at(ufunc: np.ufunc, x: Any, places: Any, values: Any) -> None:
+    """ufunc.at of a flat CuPy array: see `gpusim.cuda.scatter`."""
+    context, device = _on(x)
+    with context:
+        scatter.update_at(device, ufunc, x, places, values)
 
 
 def ragged_copy(sources: Any, output: Any, segments: NDArray[np.int64]) -> None:

@@ -12,7 +12,7 @@ struct Layout {
   u64 table;          // the members' addresses, or 0
   i64 member_stride;  // bytes from member to member, where no table is given
   i64 members;
-  i64 alike;             // whether all members' addresses agree modulo 16 bytes
+  i64 alike;             // all members' addresses agree modulo this power of two, at most 16
   i64 rows, length;      // length: the elements of a row
   i64 chunks;            // chunks that a row may touch
   i64 stride;            // bytes from element to element of a row
@@ -55,6 +55,7 @@ __device__ __forceinline__ Chunk chunk_of(const Layout& layout, i64 thread) {
   chunk.to = after < COUNT ? static_cast<int>(after) : COUNT;
   chunk.offset = -before * layout.stride;
   chunk.out_offset = row * layout.length - before;
+#pragma unroll 1
   for (int axis = 0; axis < layout.axes; ++axis) {
     i64 rest = quotient(row, layout.sizes[axis]);
     chunk.offset += (row - rest * layout.sizes[axis]) * layout.strides[axis];
@@ -72,7 +73,30 @@ struct Members {
     if (table) return reinterpret_cast<const char*>(__ldg(table + member)) + offset;
     return base + member * stride + offset;
   }
+
+  __device__ __forceinline__ Members from(int member) const {  // without those before it
+    return {base + member * stride, table ? table + member : table, stride};
+  }
 };
+
+// What a thread folds. If blocks share the members, those of the same elements are `blocks` apart:
+// the first ones fold the first `members`, to a result of their own.
+struct Share {
+  i64 thread;  // among those of its share
+  int first, count;
+  i64 out_offset;
+};
+
+__device__ __forceinline__ Share share_of(const Layout& layout, i64 members, i64 blocks) {
+  const int count = static_cast<int>(layout.members);
+  if (!members) return {static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x, 0, count, 0};
+  const u32 number = blockIdx.x / static_cast<u32>(blocks);
+  const u32 block = blockIdx.x - number * static_cast<u32>(blocks);
+  const int first = static_cast<int>(number) * static_cast<int>(members), rest = count - first;
+  return {static_cast<i64>(block) * blockDim.x + threadIdx.x, first,
+          rest < members ? rest : static_cast<int>(members),
+          static_cast<i64>(number) * layout.rows * layout.length};
+}
 
 __device__ __forceinline__ Members members_of(const Layout& layout) {
   return {reinterpret_cast<const char*>(layout.base),

@@ -1,11 +1,11 @@
 """The layout of a launch: where the elements lie, and which thread has which.
-It depends only on shapes, strides and addresses."""
+It depends only on shapes, strides and the alignment of addresses."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,27 +18,58 @@ from .structs import AXES, LAYOUT, struct
 Axes = tuple[tuple[int, int], ...]  # (length, stride in bytes) of each axis
 
 
-@dataclass(frozen=True)
-class Members:
-    """The members of one group: equal-shaped, and equally strided, wherever each lies."""
+#: Layouts tell addresses apart modulo so many bytes: a multiple of every chunk's length.
+ALIGNMENT = 64
 
-    arrays: list[Array]  # those that hold the memory
-    pointers: list[int] | None  # of a list; None: stacked
-    base: int
-    stride: int
-    count: int
+
+class MemberLayout(NamedTuple):
+    """How the members of a group lie, without their addresses: what plans of launches depend on.
+
+    **Attributes**:
+
+    - `number`: of members, which differ only in their addresses.
+    - `shape`, `strides`, `dtype`: of each.
+    - `step`: bytes from one member to the next; None for a list, which may lie anywhere.
+    - `offset`: the first address modulo ALIGNMENT.
+    - `alike`: the bytes, a power of two of at most 16, modulo which the members' addresses agree.
+    """
+
+    number: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
+    step: int | None
+    offset: int
+    alike: int
+
+    def turned(self) -> MemberLayout:
+        """The layout of the same members, the last one first."""
+        if self.step is None:
+            return self
+        last = (self.offset + (self.number - 1) * self.step) % ALIGNMENT
+        return self._replace(step=-self.step, offset=last)
+
+
+class Members(NamedTuple):
+    """The members of one group: where they lie, and the arrays that hold them."""
+
+    layout: MemberLayout
+    base: int  # the first one's address
+    pointers: list[int] | None  # of a list; None: stacked
+    arrays: list[Array]
 
     @classmethod
     def of(cls, given: Any, device: Device) -> Members:
         """Check the caller's members: ValueError or TypeError names the member that differs."""
         if device.is_array(given):
-            check_stacked(given)
-            shape, strides = given.shape[1:], given.strides[1:]
-            base, step, count = device.pointer(given), given.strides[0], len(given)
-            return cls([given], None, base, step, count, shape, strides, given.dtype)
+            shape, strides = given.shape, given.strides
+            if not shape or not shape[0]:
+                check_stacked(given)
+            count, step, base = shape[0], strides[0], device.pointer(given)
+            alike = math.gcd(16, step if count > 1 else 0)
+            axes = shape[1:], strides[1:]
+            layout = MemberLayout(count, *axes, given.dtype, step, base % ALIGNMENT, alike)
+            return cls(layout, base, None, [given])
         arrays = list(given)
         for index, array in enumerate(arrays):
             if not device.is_array(array):
@@ -46,32 +77,27 @@ class Members:
                     f"members[{index}] is a {type(array).__name__}: expected an array of the device"
                 )
         check_listed(arrays)
-        if any(array.strides != arrays[0].strides for array in arrays):
+        strides = arrays[0].strides
+        if any(array.strides != strides for array in arrays):
             arrays = [device.contiguous(array) for array in arrays]
         pointers = [device.pointer(array) for array in arrays]
-        first = arrays[0]
-        return cls(
-            arrays, pointers, pointers[0], 0, len(arrays), first.shape, first.strides, first.dtype
-        )
-
-    def turned(self) -> Members:
-        """The same members, the last one first."""
-        pointers = None if self.pointers is None else self.pointers[::-1]
-        last = self.base + (self.count - 1) * self.stride
-        base = last if pointers is None else pointers[0]
-        return replace(self, pointers=pointers, base=base, stride=-self.stride)
+        first, base = arrays[0], pointers[0]
+        alike = math.gcd(16, *(pointer - base for pointer in pointers))
+        axes = first.shape, first.strides
+        layout = MemberLayout(len(arrays), *axes, first.dtype, None, base % ALIGNMENT, alike)
+        return cls(layout, base, pointers, arrays)
 
     def contiguous(self, device: Device) -> Members:
-        """Copies in C order, for arrays of too many unmergeable axes."""
+        """Copies in C order."""
         arrays = [device.contiguous(array) for array in self.arrays]
         return Members.of(arrays[0] if self.pointers is None else arrays, device)
 
-    @property
-    def alike(self) -> bool:
-        """Whether the members' addresses agree modulo 16 bytes."""
+    def table(self, device: Device, *, turned: bool) -> Array | None:
+        """The addresses of a list, on the device: of its last member first if it is `turned`."""
         if self.pointers is None:
-            return self.stride % 16 == 0 or self.count == 1
-        return all((pointer - self.base) % 16 == 0 for pointer in self.pointers)
+            return None
+        pointers = self.pointers[::-1] if turned else self.pointers
+        return device.constant(np.array(pointers, np.uint64).tobytes())
 
 
 def merged(axes: Axes) -> Axes:
@@ -100,23 +126,17 @@ class Rows:
     def count(self) -> int:
         return math.prod(length for length, _ in self.outer)
 
+    @property
+    def too_many_axes(self) -> bool:
+        """Whether no layout holds them: the members have to be copied."""
+        return len(self.outer) > AXES
 
-def laid_out(
-    device: Device, members: Members, batch_ndim: int, itemsize: int, parts: int
-) -> tuple[Members, Rows]:
-    """The members with their axes merged; `batch_ndim` of these are batch entries of their own.
 
-    `itemsize` is an element's; with 2 `parts` each is half of a complex number. Members of more
-    axes than a layout has are copied.
+def rows_of(members: MemberLayout, batch_ndim: int, itemsize: int, parts: int) -> Rows:
+    """A member with its axes merged; `batch_ndim` of these are batch entries of their own.
+
+    `itemsize` is an element's; with 2 `parts` each is half of a complex number.
     """
-    rows = _rows_of(members, batch_ndim, itemsize, parts)
-    if len(rows.outer) > AXES:
-        members = members.contiguous(device)
-        rows = _rows_of(members, batch_ndim, itemsize, parts)
-    return members, rows
-
-
-def _rows_of(members: Members, batch_ndim: int, itemsize: int, parts: int) -> Rows:
     axes = tuple(zip(members.shape, members.strides, strict=True))
     tail = ((2, itemsize),) if parts == 2 else ()
     batch = merged(axes[:batch_ndim])
@@ -126,24 +146,23 @@ def _rows_of(members: Members, batch_ndim: int, itemsize: int, parts: int) -> Ro
 
 
 def layout_of(
-    members: Members,
+    members: MemberLayout,
     rows: Rows,
-    out: int,
     *,
     chunk: int,
     itemsize: int,
-    table: int = 0,
     first: int = 0,
     fixed: bool = False,
 ) -> NDArray[Any]:
-    """The struct for chunks of `chunk` elements.
+    """The struct for chunks of `chunk` elements, without addresses.
 
     `first` is the index of the first element; `fixed`: chunks begin at multiples of their length,
     as the random numbers' blocks do, and not where the memory is aligned.
     """
+    assert ALIGNMENT % (chunk * itemsize) == 0, (chunk, itemsize)
     shift = 0
-    if not fixed and members.base % itemsize == 0:
-        shift = (members.base // itemsize - first) % chunk
+    if not fixed and members.offset % itemsize == 0:
+        shift = (members.offset // itemsize - first) % chunk
     if rows.count == 1:
         chunks = -(-((first + shift) % chunk + rows.length) // chunk)
     elif rows.length % chunk == 0 and (first + shift) % chunk == 0:
@@ -152,10 +171,8 @@ def layout_of(
         chunks = (rows.length + 2 * chunk - 2) // chunk
     result = struct(
         LAYOUT,
-        base=members.base,
-        table=table,
-        member_stride=members.stride,
-        members=members.count,
+        member_stride=members.step or 0,
+        members=members.number,
         alike=members.alike,
         rows=rows.count,
         length=rows.length,
@@ -165,7 +182,6 @@ def layout_of(
         rows_of_value=rows.count // rows.batch,
         first=first,
         shift=shift,
-        out=out,
     )
     for position, (length, stride) in enumerate(reversed(rows.outer)):
         result["sizes"][position], result["strides"][position] = length, stride

@@ -9,6 +9,8 @@ struct Logical {
   u64 one;             // the output's code of 1
   i64 bytes;           // of an output element; of 16 bytes the second eight are zero
   u64 partial;         // the address of the earlier members' result, a byte per value, or 0
+  i64 share;           // members that a block folds, if several blocks share the members; or 0
+  i64 share_blocks;    // the blocks that hold every element once
 };
 
 template <int BYTES, int COUNT>
@@ -22,24 +24,34 @@ __device__ __forceinline__ u32 nonzero(const Raw<BYTES, COUNT>& raw, u64 mask) {
 // WORDS: 2 for complex128, whose parts are read as two elements of 8 bytes; else 1.
 template <int BYTES, int WORDS>
 __global__ void __launch_bounds__(256, 1) logical(const Logical logical) {
-  constexpr int COUNT = 16 / BYTES;
+  constexpr int COUNT = 16 / BYTES, AHEAD = 8;
   constexpr u32 PAIRS = 0x55555555u;
-  const i64 thread = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const Chunk chunk = chunk_of<COUNT>(logical.layout, thread);
+  const Share share = share_of(logical.layout, logical.share, logical.share_blocks);
+  Chunk chunk = chunk_of<COUNT>(logical.layout, share.thread);
   if (chunk.from >= chunk.to) return;
-  const Members members = members_of(logical.layout);
+  chunk.out_offset += share.out_offset;
+  const Members members = members_of(logical.layout).from(share.first);
   const bool whole = chunk.from == 0 && chunk.to == COUNT && logical.layout.stride == BYTES &&
-                     logical.layout.alike &&
+                     logical.layout.alike >= 16 &&
                      (reinterpret_cast<u64>(members.at(0, chunk.offset)) & 15) == 0;
-  const int count = static_cast<int>(logical.layout.members);
   u32 flags = logical.all ? ~0u : 0u;
-#pragma unroll 4
-  for (int member = 0; member < count; ++member) {
-    u32 here = nonzero(load_chunk<BYTES, COUNT>(members.at(member, chunk.offset),
-                                                logical.layout.stride, chunk.from, chunk.to, whole),
-                       logical.mask);
-    if (WORDS == 2) here = (here | here >> 1) & PAIRS;
-    flags = logical.all ? flags & here : flags | here;
+#pragma unroll 1
+  for (int first = 0; first < share.count; first += AHEAD) {
+    const int rest = share.count - first;
+    Raw<BYTES, COUNT> raw[AHEAD];
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      const char* at = members.at(ahead < rest ? first + ahead : first, chunk.offset);
+      raw[ahead] = load_chunk<BYTES, COUNT>(at, logical.layout.stride, chunk.from, chunk.to, whole,
+                                            ahead < rest);
+    }
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      if (ahead >= rest) continue;
+      u32 here = nonzero(raw[ahead], logical.mask);
+      if (WORDS == 2) here = (here | here >> 1) & PAIRS;
+      flags = logical.all ? flags & here : flags | here;
+    }
   }
   char* out = reinterpret_cast<char*>(logical.layout.out);
 #pragma unroll

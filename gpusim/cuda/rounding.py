@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,24 @@ from fallback.formats import FormatInfo, computing_dtype, is_sub_32_bit, kind_of
 from fallback.rounding import check_counter, check_rounding
 
 from .device import Array, Device, Kernel, Launch
-from .folding import C_NAMES, finish_float
-from .layout import Members, laid_out, layout_of
-from .structs import ROUND, struct
+from .folding import C_NAMES, finish_float, thread_count, write_members, write_out
+from .layout import ALIGNMENT, MemberLayout, layout_of, rows_of
+from .structs import ROUND, struct, writer
 from .targets import NAMES
+
+_write_counters = writer(ROUND, *(f"finish.{name}" for name in ("seed", "step", "call")))
+_write_offset = writer(ROUND, "finish.batch_offset")
+
+
+@dataclass(frozen=True, eq=False)
+class RoundLaunch:
+    """The launch of a rounding to `dtype`, without addresses and counters; see `FoldLaunch`."""
+
+    dtype: np.dtype[Any]
+    kernel: Kernel | None = None
+    arguments: bytes = b""
+    threads: int = 0
+    copies: bool = False
 
 
 def round_to(
@@ -33,32 +49,53 @@ def round_to(
     """`fallback.round_to` for arrays of `device`: the same arguments, errors and bits."""
     stochastic = check_rounding(rounding)
     counters = {"seed": seed, "step": step, "call": call, "place": place}
-    words = {name: check_counter(name, value) for name, value in counters.items()}
+    *words, offset = (check_counter(name, value) for name, value in counters.items())
     target = dtype if isinstance(dtype, FormatInfo) else np.dtype(dtype)
+    launch = plan_launch(target, stochastic, _layout(x, device), batch_ndim)
+    out = device.empty(x.shape, launch.dtype)
+    if launch.copies:
+        x = device.contiguous(x)
+        launch = plan_launch(target, stochastic, _layout(x, device), batch_ndim)
+    if launch.kernel is not None:
+        buffer = bytearray(launch.arguments)
+        write_members(buffer, device.pointer(x), 0)
+        write_out(buffer, device.pointer(out))
+        _write_counters(buffer, *words)
+        _write_offset(buffer, offset)
+        device.run(Launch(launch.kernel, np.frombuffer(buffer, ROUND), launch.threads))
+    return out
+
+
+def _layout(x: Array, device: Device) -> MemberLayout:
+    offset = device.pointer(x) % ALIGNMENT
+    return MemberLayout(1, x.shape, x.strides, x.dtype, 0, offset, True)
+
+
+@lru_cache(maxsize=1024)
+def plan_launch(
+    target: np.dtype[Any] | FormatInfo, stochastic: bool, members: MemberLayout, batch_ndim: int
+) -> RoundLaunch:
     held = target.carrier if isinstance(target, FormatInfo) else target
-    for name, given in (("x", x.dtype), ("dtype", held)):
+    source = members.dtype
+    for name, given in (("x", source), ("dtype", held)):
         if kind_of(given) != "float":
             raise TypeError(f"{name}: {given} given, expected a floating-point dtype")
-    out = device.empty(x.shape, held)
-    if not math.prod(x.shape):
-        return out
+    if not math.prod(members.shape):
+        return RoundLaunch(held)
     # A format whose carrier is float64 is rounded to in float64; of dtypes only float64 itself is.
-    computing = computing_dtype(x.dtype, held if isinstance(target, FormatInfo) else x.dtype)
+    computing = computing_dtype(source, held if isinstance(target, FormatInfo) else source)
     drawn = stochastic and is_sub_32_bit(target)
-    counted = batch_ndim if drawn else 0
-    only, rows = laid_out(device, Members.of([x], device), counted, x.dtype.itemsize, 1)
-    kernel, chunk = template(x.dtype, computing)
+    rows = rows_of(members, batch_ndim if drawn else 0, source.itemsize, 1)
+    if rows.too_many_axes:
+        return RoundLaunch(held, copies=True)
+    kernel, chunk = template(source, computing)
     arguments = struct(ROUND)
     arguments["layout"] = layout_of(
-        only, rows, device.pointer(out), chunk=chunk, itemsize=x.dtype.itemsize, fixed=drawn
+        members, rows, chunk=chunk, itemsize=source.itemsize, fixed=drawn
     )
-    arguments["finish"]["batch_offset"] = words.pop("place")
-    for name, word in words.items():
-        arguments["finish"][name] = word
-    finish_float(arguments["finish"], computing, target, rounds=target != x.dtype, drawn=drawn)
-    threads = int(arguments["layout"]["rows"] * arguments["layout"]["chunks"])
-    device.run(Launch(kernel, arguments, threads))
-    return out
+    finish_float(arguments["finish"], computing, target, rounds=target != source, drawn=drawn)
+    threads = thread_count(arguments["layout"])
+    return RoundLaunch(held, kernel, arguments.tobytes(), threads)
 
 
 def template(source: np.dtype[Any], computing: np.dtype[Any]) -> tuple[Kernel, int]:

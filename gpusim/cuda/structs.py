@@ -3,6 +3,8 @@ One struct per kernel, passed by value."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,9 @@ FOLD = np.dtype(
         ("starts", "u8"),
         ("graph", "u8"),
         ("instructions", "i8"),
+        ("share", "i8"),
+        ("share_blocks", "i8"),
+        ("batches", "i8"),
     ]
 )
 LOGICAL = np.dtype(
@@ -95,6 +100,8 @@ LOGICAL = np.dtype(
         ("one", "u8"),
         ("bytes", "i8"),
         ("partial", "u8"),
+        ("share", "i8"),
+        ("share_blocks", "i8"),
     ]
 )
 ROUND = np.dtype([("layout", LAYOUT), ("finish", FINISH)])
@@ -120,8 +127,30 @@ RAGGED = np.dtype(
         ("count", "i8"),
         ("row_units", "i8"),
         ("units", "i8"),
+        ("tiles", "u8"),
     ]
 )
+SCATTER = np.dtype(
+    [
+        ("array", "u8"),
+        ("values", "u8"),
+        ("places", "u8"),
+        ("order", "u8"),
+        ("count", "i8"),
+        ("op", "i8"),
+        ("first_of_equals", "i8"),
+        ("is_signed", "i8"),
+        ("target", TARGET),
+    ]
+)
+#: The struct that the kernels of a source file take.
+OF_SOURCE = {
+    "fold.cu": FOLD,
+    "logical.cu": LOGICAL,
+    "round.cu": ROUND,
+    "ragged.cu": RAGGED,
+    "scatter.cu": SCATTER,
+}
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
@@ -130,3 +159,33 @@ def struct(dtype: np.dtype[Any], **values: Any) -> NDArray[Any]:
     for name, value in values.items():
         result[name] = value
     return result
+
+
+def writer(dtype: np.dtype[Any], *paths: str) -> Callable[..., None]:
+    """A function that writes neighbouring 8-byte words of a struct into a buffer that holds it.
+
+    `paths` names the words in order, with dots for structs in structs.
+
+    >>> buffer = bytearray(LAYOUT.itemsize)
+    >>> writer(LAYOUT, "base", "table")(buffer, 3, 4)
+    >>> np.frombuffer(buffer, LAYOUT)["table"].tolist()
+    [4]
+    """
+    offsets = [_offset(dtype, path) for path in paths]
+    first = offsets[0]
+    assert offsets == [first + 8 * position for position in range(len(paths))], paths
+    pack = Struct(f"={len(paths)}Q").pack_into
+
+    def write(buffer: bytearray, *words: int) -> None:
+        pack(buffer, first, *words)
+
+    return write
+
+
+def _offset(dtype: np.dtype[Any], path: str) -> int:
+    offset = 0
+    for name in path.split("."):
+        assert dtype.fields is not None
+        dtype, start = dtype.fields[name][:2]
+        offset += start
+    return offset

@@ -20,7 +20,7 @@ from fallback.formats import (
 from fallback.plan import plan_fold
 from fallback.spec import FoldSpec
 
-from . import folding, ragged, rounding
+from . import folding, ragged, rounding, scatter
 from .device import Kernel
 from .folding import Numbers
 from .targets import NAMES, info_of
@@ -28,6 +28,7 @@ from .targets import NAMES, info_of
 FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 INTEGERS = tuple(dtype for dtype in NAMES if dtype.kind in "iu" and dtype not in FLOATS)
 
+COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
 
 #: A format of fewer than 32 bits whose values only float64 holds.
 WIDE = FormatInfo(20, -254, 2.0**-274, 2.0**255, -(2.0**255), True, True, True)
@@ -50,7 +51,29 @@ def fold_templates(source: np.dtype[Any]) -> list[Kernel]:
     ):
         spec = FoldSpec(op=op, order=order, accumulate=accumulate, rounding=mode)
         plan = plan_fold(spec, None, source, 2, (1,), 0)
-        found[folding.template(Numbers(plan), order, small=small)[0]] = None
+        found[folding.template(Numbers(plan), order, small=small).kernel] = None
+    return list(found)
+
+
+def main_folds() -> list[Kernel]:
+    """The sums that have targets of speed: wide and staged, in sequence and as trees."""
+    found: dict[Kernel, None] = {}
+    for name, accumulate, mode in (
+        ("float32", FLOAT32, "nearest"),
+        ("float16", FLOAT16, "nearest"),
+        ("float16", FLOAT32, "nearest"),
+        ("bfloat16", FLOAT32, "nearest"),
+        ("float8_e4m3fn", FLOAT16, "nearest"),
+        ("float8_e5m2", FLOAT16, "nearest"),
+        ("float64", FLOAT64, "nearest"),
+        ("float16", FLOAT16, "stochastic"),
+        ("float8_e4m3fn", FLOAT16, "stochastic"),
+    ):
+        (source,) = (dtype for dtype, other in NAMES.items() if other == name)
+        for order, small in (("linear", False), ("tree", False), ("linear", True)):
+            spec = FoldSpec(order=order, accumulate=accumulate, rounding=mode)
+            plan = plan_fold(spec, None, source, 2, (1,), 0)
+            found[folding.template(Numbers(plan), order, small=small).kernel] = None
     return list(found)
 
 
@@ -70,6 +93,8 @@ def units() -> dict[str, list[Kernel]]:
         ],
         "ragged": [
             Kernel("ragged.cu", "ragged_check"),
+            ragged.TILES,
             *(ragged.template(width) for width in ragged.UNIT_NAMES),
         ],
+        "scatter": [scatter.template(dtype) for dtype in (*FLOATS, *INTEGERS, *COMPLEX)],
     }

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from .. import trees
-from ..libraries import on_device, owner
+from ..libraries import copy_array, on_device, owner
 from .axis_environment import AxisEntry
 from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap
 
@@ -176,7 +176,7 @@ def enter(leaf: Any, axis: int | None, entry: AxisEntry) -> Any:
         return wrap(read_only(data), ())
     if axis:
         # in C order, so that reductions add in the same order however the argument was laid out
-        data = np.moveaxis(data, len(axes) + axis, len(axes)).copy(order="C")
+        data = copy_array(np.moveaxis(data, len(axes) + axis, len(axes)))
     return wrap(read_only(data), (*axes, entry))
 
 

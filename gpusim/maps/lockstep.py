@@ -13,7 +13,7 @@ import numpy as np
 from ..collectives import Result, dispatch
 from ..collectives.dispatch import Leaf, Resolved
 from ..collectives.distributed.layout import Layout
-from ..libraries import reshaped_view
+from ..libraries import call_on_bits, reshaped_view
 from ..runtime.world import CHANNELS
 from .arguments import read_only
 from .axis_environment import Axes, AxisEntry, AxisName, union
@@ -118,7 +118,9 @@ def _prepare_simple(data: Array, group: Axes, shared: AxisEntry | None, enclosin
         value, mapped = results[0]
         if not mapped:
             return [(value, ())]
-        return [(np.stack(value) if isinstance(value, list) else value, group)]
+        if isinstance(value, list):
+            value = call_on_bits(np.stack, value)
+        return [(value, group)]
 
     layout = None if shared is None else layout_of(group, enclosing)
     return Leaf((data,), layout=layout, finish=finish)
@@ -187,7 +189,7 @@ def _unstack(result: Result, group: Axes, batch: Axes) -> Stacked:
     if not mapped:
         return value, batch
     if isinstance(value, list):
-        value = np.stack(value)
+        value = call_on_bits(np.stack, value)
     axes = (*group, *batch)
     if len(axes) == 1:
         return value, axes

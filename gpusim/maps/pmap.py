@@ -17,7 +17,7 @@ from fallback.threads import cores
 from .. import reduction as reductions
 from .. import trees
 from ..errors import GpusimError, ReplicaError
-from ..libraries import first_unlike, on_device, to_host
+from ..libraries import call_on_bits, copy_array, first_unlike, on_device, to_host
 from .arguments import (
     MapArguments,
     as_array,
@@ -276,10 +276,10 @@ def _gather_leaf(
         if sharding is not None:
             agree_on(to_host(data), sharding, "pmap's result for out_axes=None")
         # A GPU's memory goes back to the replica's stream: the caller has a copy on its own.
-        data = data.copy() if on_device(data) else read_only(data)
+        data = copy_array(data) if on_device(data) else read_only(data)
     else:
         place = len(sizes(axes)) + normalize_axis_index(axis, arrays[0].ndim + 1)
-        data = np.stack(parts, axis=place)
+        data = call_on_bits(np.stack, parts, axis=place)
     return wrap(data, axes) if outer else data
 
 
@@ -287,7 +287,7 @@ def _first_unlike(parts: list[Array]) -> int | None:
     """The first replica with other bits than replica 0, or None."""
     for index, part in enumerate(parts):
         if part is not parts[0] and first_unlike(
-            np.stack([parts[0], part]) if on_device(part) else [parts[0], part]
+            call_on_bits(np.stack, [parts[0], part]) if on_device(part) else [parts[0], part]
         ):
             return index
     return None

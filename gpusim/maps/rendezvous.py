@@ -13,7 +13,7 @@ import numpy as np
 from ..collectives import Result, dispatch
 from ..collectives.dispatch import Leaf, Resolved, describe
 from ..collectives.distributed.layout import all_gather_bytes
-from ..libraries import owner
+from ..libraries import call_on_bits, copy_array, owner
 from .agreement import agreement, kind_of
 from .axis_environment import Axes, AxisEntry, AxisName, union
 from .lockstep import (
@@ -274,7 +274,7 @@ def _changeable_roots(members: list[list[Array]]) -> set[int]:
 
 def _detach(value: Array, changeable: set[int]) -> Array:
     """A copy, if the replica that sent the value could still change it."""
-    return value.copy() if changeable and id(owner(value)) in changeable else value
+    return copy_array(value) if changeable and id(owner(value)) in changeable else value
 
 
 # Threads and lockstep axes in one group: stack the threads, run in lockstep, take apart.
@@ -300,7 +300,7 @@ def _stack_threads(column: list[Stacked], threaded_axes: Axes) -> Stacked:
     axes: Axes = ()
     for _, own in column:
         axes = union(axes, own)
-    stacked = np.stack([expand(*operand, axes) for operand in column])
+    stacked = call_on_bits(np.stack, [expand(*operand, axes) for operand in column])
     stacked = stacked.reshape(sizes(threaded_axes) + stacked.shape[1:])
     mixed = (*threaded_axes, *axes)
     order = sorted(range(len(mixed)), key=lambda place: mixed[place].depth)

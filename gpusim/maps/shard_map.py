@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import trees
-from ..libraries import first_unlike, on_device
+from ..libraries import call_on_bits, copy_array, first_unlike, on_device
 from .arguments import as_array, is_array, read_only, separate
 from .axis_environment import (
     Axes,
@@ -252,9 +252,9 @@ def _split(leaf: Any, spec: P, mesh_axes: Axes, what: str) -> Any:
     order = [*range(outer), *(mesh_places[mesh_axis] for mesh_axis in own), *rest_places]
     for mesh_axis in own if on_device(data) else ():
         mesh_axis.like = data
-    shards = data.reshape(shape).transpose(order)
+    shards = call_on_bits(np.reshape, data, shape).transpose(order)
     if order != sorted(order):
-        shards = shards.copy(order="C")  # as moved axes of vmap
+        shards = copy_array(shards)  # as moved axes of vmap
     return wrap(read_only(shards), (*axes, *own))
 
 

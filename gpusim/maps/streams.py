@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..libraries import on_device, to_host
+from ..libraries import allocate, as_bits, on_device, to_host, to_library_of
 from .axis_environment import AxisEntry
 from .mapped_array.array import Array, MappedArray, unpack, wrap
 
@@ -275,12 +275,13 @@ def move(value: Any, gpu: int | None) -> Any:
         return to_host(value) if on_device(value) else value
     if on_device(value):
         return value if int(value.device.id) == gpu else _from_another_gpu(value)
-    return _cupy().asarray(value) if isinstance(value, (np.ndarray, np.generic)) else value
+    host = isinstance(value, (np.ndarray, np.generic))
+    return to_library_of(_cupy().empty(0), value) if host else value
 
 
 def _from_another_gpu(array: Array) -> Array:
-    target = _cupy().empty(array.shape, array.dtype)
-    np.copyto(target, array)
+    target = allocate(_cupy().empty, array.shape, array.dtype)
+    np.copyto(as_bits(target), as_bits(array))
     return target
 
 

@@ -100,6 +100,7 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     finder = _finder.get()
     if finder is None:
         return REDUCTIONS[reduction](x)
+    x = finder.substitute(x)  # as the mode does for functions of torch, which it does not see here
     with torch._C.DisableTorchFunction():
         result = REDUCTIONS[reduction](x)
     finder.mark("identity_loss", [x], result)
@@ -129,9 +130,14 @@ class LossFinder:
     """The losses of one run of a model, and the tensors that depend on them.
 
     Tensors are identified by their memory, so that views and in-place changes are followed.
+
+    **Arguments**:
+
+    - `substitute`: gives the replica's tensor for one of the model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, substitute: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        self.substitute = substitute
         self.marks: list[Mark] = []
         self._upon: dict[int, tuple[Any, frozenset[int]]] = {}  # memory -> losses it depends on
 

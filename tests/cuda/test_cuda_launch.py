@@ -4,7 +4,9 @@ The stand-in checks the calls' form; only a GPU can check CuPy itself."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,9 @@ import pytest
 
 import fallback
 from gpusim.collectives.kernels import kernels
+from gpusim.cuda import cache, launch
 from gpusim.cuda import compile as compiling
-from gpusim.cuda import launch, templates
-from tests.cuda.host_cuda.device import HostDevice
+from tests.cuda.host_cuda.driver import driver
 
 
 class CupyArray(np.ndarray):
@@ -36,55 +38,36 @@ class Pointed(CupyArray):
         return SimpleNamespace(ptr=self.ctypes.data)
 
 
-class RawModule:
-    """Finds the instance by its mangled name and runs the host's."""
-
-    def __init__(self, code: str, options: tuple[str, ...]) -> None:
-        assert "--fmad=false" in options and "--ftz=false" in options
-        self.code = code
-
-    def get_function(self, name: str) -> Any:
-        every = [kernel for unit in templates.units().values() for kernel in unit]
-        (kernel,) = [kernel for kernel in every if compiling.mangled(kernel) == name]
-        assert kernel.source in self.code
-        assert kernel.name in self.code or "<" not in kernel.name
-
-        def run(grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
-            (given,) = arguments
-            assert type(given) is np.ndarray and given.size == 1
-            made = launch.Launch(kernel, given, grid[0] * block[0], block[0], shared_mem)
-            HostDevice().run(made)
-
-        return run
-
-
 def pointed(values: Any) -> Any:
     return np.ascontiguousarray(values).view(Pointed)
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNamespace]:
     attributes = {"MultiProcessorCount": 132}
 
     class Device(nullcontext):
         def __init__(self, number: int) -> None:
             super().__init__()
             self.attributes = attributes
+            self.compute_capability = "90"
 
+    stream = SimpleNamespace(ptr=0)
     fake = SimpleNamespace(
         ndarray=CupyArray,
-        RawModule=RawModule,
-        cuda=SimpleNamespace(Device=Device),
+        cuda=SimpleNamespace(Device=Device, get_current_stream=lambda: stream, **driver()),
         empty=lambda shape, dtype: pointed(np.empty(shape, dtype)).reshape(shape),
         asarray=pointed,
         asnumpy=np.asarray,
         ascontiguousarray=pointed,
     )
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    for cached in (launch._function, launch._device):
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "cache"))
+    caches = (launch._function, launch._device, launch._checked, compiling.machine_code)
+    for cached in caches:
         cached.cache_clear()
     yield fake
-    for cached in (launch._function, launch._device):
+    for cached in caches:
         cached.cache_clear()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fallback.formats import SUB_32_BIT
+from tests.cuda import fake_cuda
 from tests.cuda.on_device import Library
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
@@ -17,6 +19,9 @@ except cupy.cuda.runtime.CUDARuntimeError:
     GPUS = 0
 if not GPUS:
     pytest.skip("needs a GPU", allow_module_level=True)
+
+#: Whether the GPU is this machine's processor, which is slow, and does all work at once.
+FAKE = fake_cuda.SWITCH in os.environ
 
 
 def to_device(values: Any) -> Any:

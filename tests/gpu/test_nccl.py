@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.gpu.cupy_arrays import GPUS
 ROOT = Path(__file__).parents[2]
 SCRIPT = "tests.gpu.nccl_ranks"
 LIMIT = 120  # seconds: ranks that do not find each other wait for ever
+IDENTITY = re.compile(r"\b[0-9a-f]{256}\b")
 FEW = {"NCCL_MAX_CTAS": "2", "NCCL_P2P_DISABLE": "0"}  # both ranks' kernels must fit on the GPU
 
 nccl = importlib.import_module("cupy.cuda.nccl")
@@ -52,14 +54,23 @@ def ended(*processes: subprocess.Popen[str]) -> None:
             process.kill()
 
 
+def identity_of(process: subprocess.Popen[str]) -> str:
+    """The 256 hexadecimal digits that it prints, maybe after warnings of libraries."""
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        if found := IDENTITY.search(line):
+            return found[0]
+        said.append(line)
+    raise AssertionError(f"no identity of NCCL: {''.join(said)}")
+
+
 def test_two_ranks_exchange_and_sum() -> None:
     if IN_ONE_PROCESS:
         ended(start("threads", NCCL_MULTI_RANK_GPU_ENABLE="1"))
         return
     first = start("rank", "0", NCCL_HOSTID="first")
-    assert first.stdout is not None
-    identity = first.stdout.readline().strip()
-    ended(first, start("rank", "1", identity, NCCL_HOSTID="second"))
+    ended(first, start("rank", "1", identity_of(first), NCCL_HOSTID="second"))
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")

@@ -28,6 +28,7 @@ from gpusim.poptorch.data import (
     DataLoader,
     Partition,
 )
+from gpusim.poptorch.data.elements import combined
 from gpusim.poptorch.data.loader import micro_batches
 from gpusim.poptorch.executor.micro_batches import MicroBatchLayout
 
@@ -612,3 +613,58 @@ def test_terminate_means_nothing_to_a_loader_that_loads_by_itself() -> None:
     loader = DataLoader(Options(), Numbers(4))
     loader.terminate()
     assert len(list(loader)) == 4
+
+
+def padded(samples: list[torch.Tensor]) -> torch.Tensor:
+    """Pad a batch of two with a float: batches have different dtypes."""
+    return torch.cat([*samples, *[torch.zeros(1)] * (2 - len(samples))])
+
+
+@pytest.mark.parametrize("mode", [SYNC, ASYNC])
+def test_batches_of_a_step_are_promoted_to_one_dtype(mode: DataLoaderMode) -> None:
+    loader = DataLoader(
+        Options().deviceIterations(2),
+        Numbers(7),
+        batch_sampler=batches_of(7, 2),
+        collate_fn=padded,
+        drop_last=False,
+        mode=mode,
+        async_options=FORKED,
+    )
+    found = list(loader)
+    assert [(x.dtype, x.tolist()) for x in found] == [
+        (torch.int64, [0, 1, 2, 3]),
+        (torch.float32, [4, 5, 6, 0]),
+    ]
+    loader.terminate()
+
+
+class Pieces(IterableDataset[Any]):
+    """Batches of one, whose keys are in another order and whose dtypes vary."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(6):
+            piece = {"x": torch.tensor(number), "y": torch.tensor(float(10 * number))}
+            if number % 2:
+                yield {"y": piece["y"].int(), "x": piece["x"]}
+            else:
+                yield piece
+
+
+def test_elements_of_different_dtypes_are_rebatched() -> None:
+    accessor = AsynchronousDataAccessor(Pieces(), rebatched_size=3, **FORKED)
+    found = list(accessor)
+    assert [x["y"].dtype for x in found] == [torch.float32] * 2
+    assert [x["y"].tolist() for x in found] == [[0, 10, 20], [30, 40, 50]]
+    assert [x["x"].tolist() for x in found] == [[0, 1, 2], [3, 4, 5]]
+    accessor.terminate()
+
+
+def test_dictionaries_are_batched_by_key() -> None:
+    pieces = [{"x": torch.zeros(2), "y": torch.ones(2)}, {"y": torch.ones(1), "x": torch.zeros(1)}]
+    (found,) = combined(pieces, 2, drop_last=False)
+    assert found["x"].tolist() == [0, 0, 0] and found["y"].tolist() == [1, 1, 1]
+    with pytest.raises(ValueError, match="expected the keys"):
+        list(combined([pieces[0], {"x": torch.zeros(1)}], 2, drop_last=False))
+    with pytest.raises(ValueError, match="cannot be batched"):
+        list(combined([torch.zeros(1, 2), torch.zeros(1, 3)], 2, drop_last=False))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -404,3 +405,75 @@ def test_dicts_are_warned_of_once(infer: Any, caplog: pytest.LogCaptureFixture) 
     for _ in range(2):
         assert model({"x": ONE}).tolist() == [2, 2]
     assert len([m for m in caplog.messages if m.startswith("Dicts as inputs only have")]) == 1
+
+
+# ---------------------------------------------------------------- dictionaries
+
+
+class Named(NamedTuple):
+    inner: Any
+
+
+@dataclass
+class Holder:
+    inner: Any
+
+
+ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dict": lambda d: d,
+    "ordered": OrderedDict,
+    "nested": lambda d: {"inner": d},
+    "in a list": lambda d: [d, 2.0],
+    "in a named tuple": lambda d: Named([d]),
+    "in a dataclass": lambda d: Holder(d),
+}
+
+
+def difference(value: Any) -> Tensor:
+    while not isinstance(value, dict) or "inner" in value:
+        if isinstance(value, dict):
+            value = value["inner"]
+        else:
+            value = value[0] if isinstance(value, (list, Named)) else getattr(value, "inner", None)
+    return value["x"] - 2 * value["y"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", ORDERS)
+def test_dictionaries_are_taken_by_key(infer: Any, kind: str, replicas: int) -> None:
+    x, y = torch.arange(2.0 * replicas), torch.full((2 * replicas,), 10.0)
+    model = infer(Apply(lambda given: difference(given)), options_of(replicas))
+    for _ in range(2):
+        for keys in ("xy", "yx"):
+            given = {key: {"x": x, "y": y}[key] for key in keys}
+            assert torch.equal(model(ORDERS[kind](given)), x - 2 * y)
+
+
+def test_named_arguments_are_taken_by_name(infer: Any) -> None:
+    model = infer(Apply(lambda **given: given["x"] - 2 * given["y"]))
+    x, y = torch.ones(2), torch.full((2,), 10.0)
+    assert torch.equal(model(x=x, y=y), x - 2 * y)
+    assert torch.equal(model(y=y, x=x), x - 2 * y)
+
+
+def test_an_input_that_is_changed_in_place_is_that_of_its_key(infer: Any) -> None:
+    def change(given: dict[str, Tensor]) -> Tensor:
+        given["x"] += 1
+        return given["x"] * given["y"]
+
+    model = infer(Apply(change))
+    model({"x": torch.zeros(2), "y": torch.ones(2)})
+    given = {"y": torch.full((2,), 10.0), "x": torch.zeros(2)}
+    assert model(given).tolist() == [10, 10]
+    assert given["x"].tolist() == [1, 1] and given["y"].tolist() == [10, 10]
+
+
+@pytest.mark.parametrize(("replicas", "iterations"), [(1, 2), (2, 1), (2, 3)])
+def test_results_are_returned_by_key(infer: Any, replicas: int, iterations: int) -> None:
+    def results(x: Tensor) -> dict[str, Tensor]:
+        found = {"x": x * 1, "y": -x}
+        return found if bool(x.sum() > 0) else {key: found[key] for key in ("y", "x")}
+
+    x = torch.arange(float(replicas * iterations))
+    found = infer(Apply(results), options_of(replicas, iterations))(x)
+    assert torch.equal(found["x"], x) and torch.equal(found["y"], -x)

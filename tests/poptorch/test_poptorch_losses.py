@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gpusim import poptorch
 from gpusim.poptorch import Error
 from gpusim.poptorch.losses import FUNCTIONAL, NO_LOSS, SEVERAL, LossFinder, identity_loss
 from gpusim.poptorch.replicas import compile_model
@@ -147,6 +148,74 @@ def test_a_loss_that_is_not_reduced_is_differentiated_as_its_sum(execution: str)
     expected = gradient_of(model, lambda y: F.mse_loss(y, target(), reduction="sum"))
     torch.testing.assert_close(step.gradients["layer.weight"][0], expected)
     assert step.outputs.shape == (1, ROWS, COLUMNS)
+
+
+class OfAParameter(nn.Module):
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.reduction = reduction
+
+    def forward(self, x: Tensor) -> Tensor:
+        return identity_loss(self.w, self.reduction)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("reduction", REDUCED)
+def test_identity_loss_of_a_parameter_trains_it(reduction: str, replicas: int) -> None:
+    model = OfAParameter(reduction)
+    options = poptorch.Options().replicationFactor(replicas)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    train = poptorch.trainingModel(model, options, sgd)
+    expected = torch.tensor([1.0, 2.0])
+    for _ in range(3):
+        loss = train(torch.zeros(replicas))
+        reduced = REDUCED[reduction](expected).reshape(-1).repeat(replicas)
+        torch.testing.assert_close(loss.reshape(-1), reduced)
+        expected = expected - (0.25 if reduction == "mean" else 0.5)
+    assert torch.equal(model.w.detach(), expected)
+    train.destroy()
+
+
+class OfABuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.copy_(self.total + x)
+        return identity_loss(self.total, "none")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_identity_loss_of_a_buffer_has_its_new_values(replicas: int) -> None:
+    options = poptorch.Options().replicationFactor(replicas).broadcastBuffers(False)
+    infer = poptorch.inferenceModel(OfABuffer(), options)
+    x = torch.arange(2.0 * replicas)
+    assert torch.equal(infer(x), x)
+    assert torch.equal(infer(x), 2 * x)
+    infer.destroy()
+
+
+class BelowTorch(nn.Module):
+    """Adds by a function that function modes do not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            result = self.w + x
+        return identity_loss(result, "sum")
+
+
+def test_a_parameter_that_torch_functions_do_not_see_is_trained() -> None:
+    model = BelowTorch()
+    train = poptorch.trainingModel(model, None, torch.optim.SGD(model.parameters(), lr=0.5))
+    train(torch.zeros(1))
+    assert model.w.tolist() == [0.5, 1.5]
+    train.destroy()
 
 
 def test_outside_a_model_identity_loss_only_reduces() -> None:

@@ -17,7 +17,7 @@ from ...groups import Groups
 from ...libraries import on_device
 from ...runtime.world import MAIN_TAG
 from ..fold import Fold
-from ..kernels import FoldPart, FoldSpec, copy, empty, replace_fields
+from ..kernels import FoldPart, FoldSpec, convert, copy, empty, replace_fields
 from ..operand import Array, Operand, Result
 from .chain import pipelined_chain
 from .job import DistributedFold
@@ -132,11 +132,11 @@ def _by_engine(job: DistributedFold) -> Array:
     if len(job.values) > 1:
         total = job.fold(job.values, replace_fields(job.spec, divisor=None))
     if job.like.dtype.itemsize <= 2 and not _associative(job):
-        total = total.astype(np.float32)
+        total = convert(total, np.float32)
     total = job.layout.engine.all_reduce(total, job.op)
     if job.spec.divisor is not None:
         total = np.divide(total, job.spec.divisor, out=total)
-    return total.astype(job.like.dtype, copy=False)
+    return convert(total, job.like.dtype)
 
 
 def _fold_associative(job: DistributedFold) -> Array:

@@ -6,13 +6,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-
+from ...libraries import contiguous
 from ...runtime.engines import Pending
-from ..kernels import FoldPart, empty, replace_fields
+from ..kernels import FoldPart, copy, empty, replace_fields
 from ..operand import Array
 from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
-from .layout import contiguous
 
 
 def pipelined_chain(job: DistributedFold) -> Array:
@@ -110,7 +108,7 @@ class _Delivery:
             first, end = self.blocks[self.asked]
             target = self.result[:, first:end]
             contiguous = target.flags.c_contiguous
-            buffer = target if contiguous else np.empty_like(target, order="C")
+            buffer = target if contiguous else empty(target)
             pending = self.layout.exchange([], [(buffer, self.source)], results=True)
             self.coming.append((buffer, pending))
             self.asked += 1
@@ -123,7 +121,7 @@ class _Delivery:
             buffer, pending = self.coming.popleft()
             pending.wait()
             if not part.flags.c_contiguous:
-                part[...] = buffer
+                copy([(part, buffer)])
             part = buffer
         if self.target is not None:
             sent = contiguous(part)

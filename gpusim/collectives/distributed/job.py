@@ -14,7 +14,8 @@ import numpy as np
 from fallback import partial_dtype
 from fallback.schedules import Order
 
-from ..kernels import FoldPart, FoldSpec, empty, run_fold
+from ...libraries import call_on_bits
+from ..kernels import FoldPart, FoldSpec, copy, empty, run_fold
 from ..operand import Array
 from .layout import Layout, Numbers
 
@@ -118,7 +119,7 @@ class DistributedFold:
             out=out if direct else None,
         )
         if out is not None and not direct:
-            out[...] = folded
+            copy([(out, folded)])
         return folded
 
 
@@ -127,7 +128,8 @@ def flat(job: DistributedFold, array: Array) -> Array:
     # Orders that may cut a value into blocks do so in each entry.
     apart = job.stochastic or job.order not in ("linear", "reverse", "tree")
     entries = math.prod(array.shape[: job.batch_ndim]) if apart else 1
-    return array.reshape(entries, -1) if array.size else array.reshape(entries, 0)
+    rows: Array = call_on_bits(np.reshape, array, (entries, -1 if array.size else 0))
+    return rows
 
 
 def row_offsets(job: DistributedFold) -> Any:

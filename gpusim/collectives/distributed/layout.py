@@ -191,11 +191,6 @@ def fetch(
     return out
 
 
-def contiguous(part: Array) -> Array:
-    """The part itself where it is C-contiguous, else a copy."""
-    return part if part.flags.c_contiguous else part.copy()
-
-
 def pack(arrays: Sequence[Array], like: Array) -> Array:
     """Arrays of one shape, one behind the other; a single contiguous one as it is."""
     if len(arrays) == 1 and arrays[0].flags.c_contiguous:

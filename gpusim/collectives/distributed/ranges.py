@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ...libraries import contiguous
 from ...runtime.engines import Buffer, Pending
 from ..kernels import FoldPart, copy, empty
 from ..operand import Array
 from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
-from .layout import LONG_MESSAGE, contiguous
+from .layout import LONG_MESSAGE
 
 Share = tuple[int, int]  # first element, end
 
@@ -111,7 +112,7 @@ class _Ranges:
             target = self.result[:, start:stop]
             buffer = target
             if not target.flags.c_contiguous:
-                buffer = np.empty_like(target, order="C")
+                buffer = empty(target)
                 arrived.append((target, buffer))
             receives.append((buffer, other))
         self.finals.append((self.layout.exchange(sends, receives, results=True), arrived))

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...groups import Groups
+from ...libraries import contiguous, to_host
 from ...runtime.engines import Buffer
 from ..kernels import copy, empty
 from ..operand import Array, Operand, Result
-from .layout import LONG_MESSAGE, Layout, Numbers, contiguous, fetch, rows_of
+from .layout import LONG_MESSAGE, Layout, Numbers, fetch, rows_of
 
 
 def fetch_all(layout: Layout, x: Operand) -> Array:
@@ -53,7 +54,7 @@ def fetch_chosen(layout: Layout, x: Operand, idx: Operand) -> tuple[Array | None
     The values are None where there is no index. Indices that differ between replicas are small:
     all instances see all of them.
     """
-    indices = (idx.stacked() if idx.varies else idx[0]).astype(np.intp)
+    indices = to_host(idx.stacked() if idx.varies else idx[0]).astype(np.intp)
     if idx.varies:
         everyone = [np.arange(layout.size)] * layout.world.instances
         rows = {int(n): indices[place] for place, n in enumerate(layout.local.tolist())}
@@ -150,7 +151,7 @@ def all_to_all(
         outgoing = [own[member][place, ...] for member, place in between(layout.instance, other)]
         targets = [target(member, place) for member, place in between(other, layout.instance)]
         sends += [(contiguous(part), other) for part in outgoing]
-        buffers = [t if t.flags.c_contiguous else np.empty_like(t, order="C") for t in targets]
+        buffers = [t if t.flags.c_contiguous else empty(t) for t in targets]
         receives += [(buffer, other) for buffer in buffers]
         arrived += [(t, b) for t, b in zip(targets, buffers, strict=True) if t is not b]
     pending = layout.exchange(sends, receives)
@@ -187,7 +188,7 @@ def _all_to_all_packed(
     arrivals = []
     for other in layout.others:
         senders, _, places = between(layout.instance, other)
-        sends.append((np.ascontiguousarray(pieces[layout.position[senders], places]), other))
+        sends.append((contiguous(pieces[layout.position[senders], places]), other))
         senders, receivers, _ = between(other, layout.instance)
         buffer = empty(operand[0], (len(senders), *shape))
         arrivals.append((other, buffer, layout.position[receivers], place[senders]))

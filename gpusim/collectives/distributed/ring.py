@@ -10,11 +10,11 @@ import numpy as np
 
 from fallback.orders import ring_bounds
 
+from ...libraries import call_on_bits, contiguous
 from ...runtime.engines import Pending
-from ..kernels import FoldPart, empty, replace_fields
+from ..kernels import FoldPart, copy, empty, replace_fields
 from ..operand import Array
 from .job import PREFETCH, DistributedFold, blocks_of, flat, new_result, row_offsets
-from .layout import contiguous
 
 Piece = tuple[int, int, int]  # ring block, first element, end
 
@@ -140,7 +140,7 @@ class _Ring:
         for part in self._apart(piece):
             members = self.members(part, slice(part[0] - first, None))
             parts.append(self.fold(part, members, None, 0))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return parts[0] if len(parts) == 1 else call_on_bits(np.concatenate, parts, 1)
 
     def _finish(self, piece: Piece, partial: Array, first: int) -> None:
         """The piece, come home, folded with the members before its block's."""
@@ -200,9 +200,9 @@ class _Ring:
                 target = self.result[:, low:high]
                 buffer = target
                 if not target.flags.c_contiguous:
-                    buffer = np.empty_like(target, order="C")
+                    buffer = empty(target)
                     arrived.append((target, buffer))
                 receives.append((buffer, self.job.instances[other]))
         self.layout.exchange(sends, receives, results=True).wait()
         for target, source in arrived:
-            target[...] = source
+            copy([(target, source)])

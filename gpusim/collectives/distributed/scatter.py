@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...groups import Groups
+from ...libraries import as_bits, call_on_bits, contiguous
 from ..fold import Fold
-from ..kernels import FoldPart, FoldSpec, empty, replace_fields, run_fold
+from ..kernels import FoldPart, FoldSpec, copy, empty, replace_fields, run_fold
 from ..operand import Array, Operand, Result
 from .layout import LONG_MESSAGE, Layout
 
@@ -29,16 +30,17 @@ def sum_scatter(
     outer, inner = math.prod(shape[:axis]), each * math.prod(shape[axis + 1 :])
     entries = math.prod(batch)
     values = {
-        member: operand[place].reshape(entries, outer, count, inner)
+        member: call_on_bits(np.reshape, operand[place], (entries, outer, count, inner))
         for place, member in enumerate(layout.local.tolist())
     }
     like = operand[0]
     out = empty(like, (len(layout.local), *batch, *piece))
     alone = spec.order == "ring" or _by_index(spec)  # each receiver's fold
     if partition is None and like.nbytes < count * LONG_MESSAGE and not alone:
-        whole = operand.stacked().reshape(-1, entries, outer, count, inner)
+        shape = (-1, entries, outer, count, inner)
+        whole = call_on_bits(np.reshape, operand.stacked(), shape)
         folded = _fold_packed(layout, whole, spec)
-        out.reshape(-1, entries, outer, inner)[...] = np.moveaxis(folded, 2, 0)
+        copy([(out.reshape(-1, entries, outer, inner), np.moveaxis(folded, 2, 0))])
         return Result(out, True)
     rows = out.reshape(len(layout.local), entries, outer, inner)
     contributions = _exchange(layout, groups, values, (entries, outer, inner), like)
@@ -46,7 +48,7 @@ def sum_scatter(
         for position, member in enumerate(members):
             if layout.instance_of[member] != layout.instance:
                 continue
-            rows[layout.position[member]] = _fold(
+            kept = _fold(
                 [contributions[sender, position] for sender in members],
                 position,
                 count,
@@ -54,6 +56,7 @@ def sum_scatter(
                 fold.call,
                 offsets * groups.group_count + number,
             )
+            copy([(rows[layout.position[member]], kept)])
     return Result(out, True)
 
 
@@ -62,18 +65,18 @@ def _fold_packed(layout: Layout, values: Array, spec: FoldSpec) -> Array:
     many: all for one instance in one message, and all in one fold."""
     _, entries, outer, _, inner = values.shape
     shape = (entries, outer, len(layout.local), inner)
-    everyone = empty(values, (layout.size, *shape))
-    arrived = [empty(values, (len(layout.members_of[other]), *shape)) for other in layout.others]
+    bits = as_bits(values)
+    everyone = empty(bits, (layout.size, *shape))
+    arrived = [empty(bits, (len(layout.members_of[other]), *shape)) for other in layout.others]
     sends = [
-        (np.ascontiguousarray(values[:, :, :, layout.members_of[other]]), other)
-        for other in layout.others
+        (contiguous(bits[:, :, :, layout.members_of[other]]), other) for other in layout.others
     ]
     pending = layout.exchange(sends, list(zip(arrived, layout.others, strict=True)))
-    everyone[layout.local] = values[:, :, :, layout.local]
+    everyone[layout.local] = bits[:, :, :, layout.local]
     pending.wait()
     for other, pieces in zip(layout.others, arrived, strict=True):
         everyone[layout.members_of[other]] = pieces
-    return run_fold(spec, everyone)
+    return run_fold(spec, everyone.view(values.dtype))
 
 
 def _exchange(
@@ -93,7 +96,7 @@ def _exchange(
             continue
         buffer = empty(like, (len(outgoing), *shape))
         for target, (sender, position) in zip(buffer, outgoing, strict=True):
-            target[...] = values[sender][:, :, position, :]
+            copy([(target, values[sender][:, :, position, :])])
         sends.append((buffer, other))
         incoming = _wanted(layout, groups, other, layout.instance)
         buffer = empty(like, (len(incoming), *shape))
@@ -134,7 +137,7 @@ def _fold(
     where = np.broadcast_to(np.asarray(offsets).reshape(-1), (entries,))
     for row in range(outer):
         first = (row * count + position) * inner
-        result[:, row] = run_fold(
+        folded = run_fold(
             spec,
             [piece[:, row] for piece in pieces],
             batch_ndim=1,
@@ -142,4 +145,5 @@ def _fold(
             batch_offset=where,
             part=FoldPart(window=(first, total)),
         )
+        copy([(result[:, row], folded)])
     return result

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ... import trees
-from ...libraries import on_device, to_host
+from ...collectives.kernels import convert
+from ...libraries import copy_array, on_device, to_host
 from ..axis_environment import Axes, check_active, lockstep_axes
 
 Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protocols
@@ -309,7 +310,8 @@ class MappedArray:
         if on_device(data):  # CuPy's astype knows no casting
             if not np.can_cast(data.dtype, dtype, casting):
                 raise TypeError(f"cannot cast {data.dtype} to {np.dtype(dtype)} by {casting!r}")
-            return wrap(data.astype(dtype, copy=copy), axes)
+            converted = convert(data, dtype)
+            return wrap(copy_array(data) if copy and converted is data else converted, axes)
         return wrap(data.astype(dtype, casting=casting, copy=copy), axes)
 
     def view(self, dtype: Any) -> MappedArray:
@@ -324,7 +326,7 @@ class MappedArray:
     def copy(self, order: Any = "C") -> MappedArray:
         """A copy. It is rarely needed, as MappedArrays do not change."""
         data, axes = unpack(self)
-        return wrap(data.copy(), axes)
+        return wrap(copy_array(data), axes)
 
     def reshape(self, *shape: Any, order: Any = "C", copy: bool | None = None) -> Any:
         """The array in another shape: ``x.reshape(2, -1)`` or ``x.reshape((2, -1))``."""

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ... import trees
-from ...libraries import of_one_library
+from ...libraries import lacks_kernels, of_one_library, on_device
 from .align import library_here
 from .array import MappedArray, binary_operator, unpack, wrap
-from .per_replica import call_per_replica
+from .per_replica import call_per_replica, name_of
 from .settings import fallback_settings
 
 Rule = Callable[..., Any]
@@ -55,6 +55,14 @@ CREATE: set[Callable[..., Any]] = {
     *(np.array, np.asanyarray, np.asarray, np.ascontiguousarray),
 }
 """NumPy functions that create arrays; a MappedArray among their arguments is like=."""
+
+
+MOVES: set[Callable[..., Any]] = {
+    *(operator.getitem, np.copy, np.take, np.take_along_axis, np.compress, np.repeat, np.tile),
+    *(np.reshape, np.ravel, np.roll, np.delete, np.empty_like, np.zeros_like),
+    *(np.concatenate, np.stack, np.vstack, np.hstack, np.dstack, np.column_stack),
+}
+"""NumPy functions that move the elements of the first argument and compute nothing."""
 
 
 class NoRule(Exception):
@@ -114,13 +122,48 @@ def call_ufunc(
             pass
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
-    _check_libraries(name, (inputs, kwargs))
-    return call_per_replica(called, inputs, kwargs, name)
+    return _call_per_replica(called, inputs, kwargs, name)
 
 
-def _check_libraries(name: str, arguments: Any) -> None:
-    """TypeError where a call that no rule served mixes NumPy's arrays with a GPU's."""
-    of_one_library(name, (unpack(leaf)[0] for leaf in trees.flatten(arguments)[0]))
+def _call_per_replica(
+    called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> Any:
+    """Call a function that no rule served once per replica.
+
+    **Raises**:
+
+    - TypeError: if NumPy's arrays are mixed with a GPU's.
+    - The GPU library's own error, which then says what the library lacks.
+    """
+    arrays = [unpack(leaf)[0] for leaf in trees.flatten((args, kwargs))[0]]
+    of_one_library(name, arrays)
+    try:
+        return call_per_replica(called, args, kwargs, name)
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        lack = _lack([array for array in arrays if on_device(array)], name, kwargs, error)
+        if lack is None:
+            raise
+        kind = NotImplementedError if isinstance(error, NotImplementedError) else TypeError
+        raise kind(f"{lack}; cupy.asnumpy moves the map's arguments to the host") from error
+
+
+def _lack(arrays: list[Any], name: str, kwargs: dict[str, Any], error: Exception) -> str | None:
+    """What the library of arrays on a GPU lacks of a function of NumPy, if it failed for that."""
+    if not arrays:
+        return None
+    package = type(arrays[0]).__module__.partition(".")[0]
+    found: Any = sys.modules[package]
+    library = f"CuPy {found.__version__}"
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    if found is None or isinstance(error, NotImplementedError):
+        return f"{library} lacks {name}"
+    if kwargs and "argument" in str(error):
+        return f"{library}'s {name} lacks one of the arguments {', '.join(kwargs)} ({error})"
+    held = next((array.dtype for array in arrays if lacks_kernels(array.dtype)), None)
+    if held is not None:
+        return f"{library} lacks {name} of {held}, which it only holds: convert it by astype"
+    return None
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -168,10 +211,13 @@ def call_function(
             return batched(*args, **kwargs)
         except FALLBACK_ERRORS:
             pass
+    if called in MOVES and (dtype := _held_dtype(args)) is not None:
+        first, *others = args
+        bits = trees.map(lambda part: part.view(f"u{dtype.itemsize}"), first)
+        return call_function(array, called, types, (bits, *others), kwargs).view(dtype)
     if called in CREATE and (like := library_here()) is not None:
         return wrap(called(*args, **kwargs, like=like), ())
-    _check_libraries(f"np.{called.__name__}", (args, kwargs))
-    return call_per_replica(called, args, kwargs)
+    return _call_per_replica(called, args, kwargs, name_of(called))
 
 
 def get_item(array: Any, index: Any) -> Any:
@@ -181,7 +227,20 @@ def get_item(array: Any, index: Any) -> Any:
             return RULES[operator.getitem](array, index)
         except NoRule:
             pass
+        except ValueError:
+            if _held_dtype((array,)) is None:
+                raise
+            return get_item(array.view(f"u{array.itemsize}"), index).view(array.dtype)
     return call_per_replica(operator.getitem, (array, index), {}, "indexing")
+
+
+def _held_dtype(args: tuple[Any, ...]) -> np.dtype[Any] | None:
+    """The dtype of the arrays in the first argument, if a GPU's library has no kernels for it."""
+    parts = trees.flatten(args[0])[0] if args else []
+    dtypes = {part.dtype if isinstance(part, MappedArray) else None for part in parts}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    held = dtype is not None and lacks_kernels(dtype) and on_device(unpack(parts[0])[0])
+    return dtype if held else None
 
 
 def power(base: Any, exponent: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import trees
-from ...libraries import on_device
+from ...libraries import call_on_bits, on_device
 from ..axis_environment import Axes, union
 from ..call_site import call_site
 from .array import MappedArray, read_only, unpack, wrap
@@ -119,5 +119,5 @@ def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> 
                 "needed (np.where instead of selecting by a mask), or gpusim.pmap, where shapes "
                 "may differ inside the function"
             )
-    stacked = np.stack(arrays).reshape(sizes + arrays[0].shape)
+    stacked = call_on_bits(np.stack, arrays).reshape(sizes + arrays[0].shape)
     return wrap(stacked, axes)

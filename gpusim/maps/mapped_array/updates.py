@@ -6,11 +6,13 @@ For plain arrays gpusim.at(x)[index].set(value).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ...libraries import on_device, to_library_of
+from ...collectives.kernels import convert
+from ...libraries import as_bits, contiguous, copy_array, lacks_kernels, on_device, to_library_of
 from ..axis_environment import Axes
 from .align import common_axes, lead, lead_full, sizes, visible_ndim
 from .array import Array, MappedArray, wrap
@@ -197,7 +199,7 @@ class Indexed:
 
 
 def _assign(x: Array, index: Any, value: Any) -> None:
-    x[index] = value
+    as_bits(x)[index] = as_bits(value)
 
 
 ROUNDED_ONCE = frozenset(
@@ -210,16 +212,57 @@ def _accumulating(ufunc: np.ufunc) -> Write:
     """ufunc.at, in one call of the ufunc where no element is named twice and bits are the same."""
 
     def write(x: Array, index: Any, *values: Any) -> None:
+        _check_dtype(ufunc, x.dtype)
         entries = as_tuple(index)
-        if is_basic(entries) and (
-            on_device(x) or (ufunc in ROUNDED_ONCE and x.dtype.kind in "biuf")
-        ):
+        gpu = on_device(x)
+        lacking = gpu and lacks_kernels(x.dtype)
+        at_once = gpu or (ufunc in ROUNDED_ONCE and x.dtype.kind in "biuf")
+        if is_basic(entries) and at_once and not lacking:
             part = x[stack_basic(entries, 0)]
             ufunc(part, *values, out=part)
+        elif gpu:
+            _update_on_device(ufunc, x, index, values)
         else:
             ufunc.at(x, index, *values)
 
     return write
+
+
+@lru_cache(256)
+def _check_dtype(ufunc: np.ufunc, dtype: np.dtype[Any]) -> None:
+    """NumPy's TypeError where the ufunc's results do not go into an array of this dtype.
+
+    ufunc.at itself converts them without a word: it divides integers, say.
+    """
+    one = np.ones(1, dtype)
+    ufunc(*[one] * ufunc.nin, out=one)
+
+
+def _update_on_device(ufunc: np.ufunc, x: Array, index: Any, values: tuple[Any, ...]) -> None:
+    """ufunc.at, which CuPy has for few dtypes, and there for floats in any order.
+
+    Values that go to one element are taken in their order: by one launch where gpusim has a
+    kernel, else by a call of the ufunc for all first values, one for all second values and so on.
+    """
+    from ... import cuda  # loaded when an array is on a GPU
+
+    numbers = np.arange(x.size, dtype=np.int64, like=as_bits(x)).reshape(x.shape)[index]
+    places = numbers.reshape(-1)
+    flat = x.reshape(-1)
+    spread = [
+        contiguous(np.broadcast_to(as_bits(value), numbers.shape)).reshape(-1) for value in values
+    ]
+    if cuda.has_update(ufunc, x.dtype):
+        (value,) = spread
+        cuda.update_at(ufunc, flat, places, value.view(x.dtype))
+        return
+    order = np.argsort(places)  # CuPy's sorts are stable
+    ascending = places[order]
+    turn = np.arange(len(places), like=places) - np.searchsorted(ascending, ascending)
+    for number in range(int(turn.max()) + 1 if len(places) else 0):
+        chosen = order[turn == number]
+        here = places[chosen]
+        flat[here] = ufunc(flat[here], *(value[chosen] for value in spread))
 
 
 def _mapped(tree: Any) -> Iterator[MappedArray]:
@@ -257,13 +300,15 @@ def _one_array(value: Any) -> Any:
 def _converted(value: Any, x: Array) -> Any:
     """`value` in the dtype and library of `x`, converted as in assignment: 1.5 becomes the int 1,
     and 300 does not fit uint8."""
-    if isinstance(value, MappedArray) or on_device(value):
+    if isinstance(value, MappedArray):
         return value.astype(x.dtype, copy=False)
+    if on_device(value):
+        return convert(value, x.dtype)
     return to_library_of(x, value, x.dtype)
 
 
 def _write_copy(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> Any:
-    copy = np.copy(x)
+    copy = copy_array(x) if on_device(x) else np.copy(x)
     write(copy, index, *(_converted(value, copy) for value in values))
     return copy
 
@@ -271,7 +316,7 @@ def _write_copy(x: Any, index: Any, values: tuple[Any, ...], write: Write) -> An
 def _write_stacked(
     x: Any, index: tuple[Any, ...], values: tuple[Any, ...], write: Write, axes: Axes
 ) -> MappedArray:
-    copy = lead_full(x, axes).copy()
+    copy = copy_array(lead_full(x, axes))
     if isinstance(copy, np.generic):  # a sum over all axes, say: NumPy's scalars do not change
         copy = np.asarray(copy)
     place = stack_index(index, copy, axes)

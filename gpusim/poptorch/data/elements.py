@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim.poptorch.replicas.structures import flatten
+from gpusim.poptorch.replicas.structures import flatten, flatten_like
 
 __all__ = ["checked", "combined", "rebatched"]
 
@@ -46,22 +46,22 @@ def checked(element: Any) -> Any:
 
 
 def joined(batches: list[Any]) -> Any:
-    """Join batches along dimension 0.
+    """Join batches along dimension 0. Different dtypes are promoted, as by torch.cat.
 
     **Raises**:
 
-    - ValueError: if dtypes or the other dimensions differ.
+    - ValueError: if structures or the other dimensions differ.
     """
     if len(batches) == 1:
         return batches[0]
     found, rebuild = flatten(batches[0])
-    columns = list(zip(found, *(flatten(batch)[0] for batch in batches[1:]), strict=True))
-    for first, *others in columns:
-        for other in others:
-            if first.dtype != other.dtype or first.shape[1:] != other.shape[1:]:
+    others = [flatten_like(batches[0], batch) for batch in batches[1:]]
+    columns = list(zip(found, *others, strict=True))
+    for first, *rest in columns:
+        for other in rest:
+            if first.shape[1:] != other.shape[1:]:
                 raise ValueError(
-                    f"a tensor {tuple(first.shape)} of {first.dtype} cannot be batched with one "
-                    f"{tuple(other.shape)} of {other.dtype}"
+                    f"a tensor {tuple(first.shape)} cannot be batched with one {tuple(other.shape)}"
                 )
     return rebuild(torch.cat([piece.detach() for piece in column]) for column in columns)
 

@@ -17,7 +17,7 @@ import torch
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.executor.custom_parsers import parsed
 from gpusim.poptorch.poptorch_core import Error, createPoptorchError
-from gpusim.poptorch.replicas.structures import StandIn, flatten, standing_in
+from gpusim.poptorch.replicas.structures import StandIn, flatten, flatten_like, standing_in
 
 __all__ = ["DEVICE_DTYPES", "Arguments", "Binder", "for_device"]
 
@@ -71,8 +71,14 @@ class Arguments:
         """The same with zeros, to compile a model with that runs for its trace."""
         return self.with_tensors(torch.zeros_like(one, device="cpu") for one in self.tensors)
 
-    def check(self, given: Arguments) -> None:
-        """Raise poptorch.Error if a call's arguments differ from these, the compiled ones."""
+    def check(self, given: Arguments) -> list[torch.Tensor]:
+        """The tensors of a call's arguments, in the order of these, the compiled ones.
+
+        **Raises**:
+
+        - poptorch.Error: if the arguments differ in more than the tensors' values, and the order of
+          keys.
+        """
         if len(given.args) != len(self.args):
             raise mismatch(
                 f"Number of positional arguments mismatch: expected {len(self.args)} arguments "
@@ -82,6 +88,15 @@ class Arguments:
             compare(name, compiled, value)
         if self.kwargs or given.kwargs:
             compare("named arguments", self.kwargs, given.kwargs, "{key}")
+        if not self._has_order:
+            return given.tensors
+        return flatten_like((self.args, self.kwargs), (given.args, given.kwargs))
+
+    @cached_property
+    def _has_order(self) -> bool:
+        """Whether arguments like these can hold their tensors in another order."""
+        direct = (*self.args, *self.kwargs.values())
+        return len(self.kwargs) > 1 or not all(isinstance(x, torch.Tensor) for x in direct)
 
 
 def mismatch(text: str) -> Error:
@@ -108,9 +123,17 @@ def compare(name: str, compiled: Any, given: Any, inner: str = "{name}[{key}]") 
         for key in compiled:
             compare(inner.format(name=name, key=key), compiled[key], given[key])
     elif tensors := flatten(compiled)[0]:
-        compare_sequences(name, tensors, flatten(given)[0])
+        compare_sequences(name, tensors, in_order(name, compiled, given))
     elif not same(compiled, given):
         raise mismatch(f"Value mismatch for {name}: expected {compiled} but got {given}.")
+
+
+def in_order(name: str, compiled: Any, given: Any) -> list[torch.Tensor]:
+    """The tensors of a given structure in the compiled one's order."""
+    try:
+        return flatten_like(compiled, given)
+    except ValueError as error:
+        raise mismatch(f"Structure mismatch for {name}: {error}.") from None
 
 
 def compare_tensors(name: str, compiled: torch.Tensor, given: torch.Tensor) -> None:

@@ -20,12 +20,12 @@ from gpusim.poptorch.executor.outputs import Collector
 from gpusim.poptorch.executor.profile import Profile, Span
 from gpusim.poptorch.executor.training import Training
 from gpusim.poptorch.poptorch_core import createPoptorchError
-from gpusim.poptorch.replicas import Step, flatten
+from gpusim.poptorch.replicas import Step, flatten, flatten_like
+from gpusim.poptorch.replicas.results import CHECKED, INVALID
 
 __all__ = ["Result", "run"]
 
 SYNTHETIC = "syntheticDataMode"  # PopART's names for what the options' methods set
-CHECKED = "enableFloatingPointChecks"
 KEPT = (
     "The model returned a tensor that it kept when it was compiled, which has no values; outputs "
     "have to be made of the inputs each time"
@@ -38,13 +38,13 @@ class Result:
 
     - `outputs`: as forward returned them, of the micro-batches that the options ask for;
       `tensors`: those in them.
-    - `changed`: the inputs that were changed in place, by number, whole.
+    - `changed`: the inputs that were changed in place, and their new values, whole.
     - `anchors`: kept tensors by their short names; `counters`: when things happened.
     """
 
     outputs: Any
     tensors: list[Tensor]
-    changed: dict[int, Tensor]
+    changed: list[tuple[Tensor, Tensor]]
     anchors: dict[str, Tensor]
     counters: Counters
 
@@ -57,30 +57,35 @@ def run(
     **Raises**:
 
     - poptorch.Error: if the arguments differ from the compiled ones.
-    - RuntimeError: for infinities and NaNs, if the options forbid them.
+    - poptorch.Error: for infinities and NaNs, if the options forbid them.
     """
-    executable.arguments.check(given)
+    tensors = executable.arguments.check(given)
     with executable.instances.together(), executable.weights.model_kept(), on_ipu():
-        return ModelCall(executable, given, training, profile).run()
+        return ModelCall(executable, tensors, training, profile).run()
 
 
 class ModelCall:
     """A call in progress."""
 
     def __init__(
-        self, executable: Executable, given: Arguments, training: Training | None, profile: Profile
+        self,
+        executable: Executable,
+        tensors: list[Tensor],
+        training: Training | None,
+        profile: Profile,
     ) -> None:
         self._of, self._training, self._profile = executable, training, profile
         popart = executable.options._Popart.options
         made = bool(popart.get(SYNTHETIC, 0))
         self._checked = bool(popart.get(CHECKED, False))
-        self._host = given.tensors
+        self._host = tensors
         self._device = executable.weights.device
         with profile.span("upload inputs", "upload", tensors=len(self._host)):
             self._batches = MicroBatches(executable.layout, self._on_device(made))
         self._counters = Counters(executable.layout.replicas, enabled=not made)
         self._outputs: Collector | None = None
         self._count = 0  # of tensors that forward returns
+        self._first: Any = None  # step's outputs, as all others' are ordered
         self._rebuild: Any = None
         self._anchors = executable.anchors.collectors()
 
@@ -111,7 +116,7 @@ class ModelCall:
             return Result(
                 self._rebuild(iter(results)),
                 results,
-                self._batches.changed(),
+                [(self._host[place], x) for place, x in self._batches.changed().items()],
                 {name: one.results()[0].to(host) for name, one in self._anchors.items()},
                 self._counters,
             )
@@ -143,14 +148,18 @@ class ModelCall:
         return step
 
     def _collect(self, iteration: int, accumulation: int, step: Step) -> None:
-        tensors, rebuild = flatten(step.outputs)
+        if self._outputs is None:
+            tensors, self._rebuild = flatten(step.outputs)
+            self._first = step.outputs
+        else:
+            tensors = flatten_like(self._first, step.outputs)
         for tensor in tensors:
             if isinstance(tensor, FakeTensor):
                 raise createPoptorchError(KEPT)
         if self._outputs is None:
             mode, period = self._of.options.output_mode, self._of.options.output_return_period
             self._outputs = Collector(mode, period, self._of.layout)
-            self._count, self._rebuild = len(tensors), rebuild
+            self._count = len(tensors)
         returned = len(tensors) if self._outputs.transfers(iteration, accumulation) else 0
         self._counters.note("output", returned)
         self._outputs.add(iteration, accumulation, tensors)
@@ -176,12 +185,21 @@ def synthetic(tensor: Tensor, seed: int) -> Tensor:
 
 
 def check_finite(step: Step) -> None:
-    """Raise RuntimeError if a step has made infinities or NaNs."""
+    """Raise poptorch.Error if a step has made infinities or NaNs, or has compared NaNs."""
     made = {f"output {place}": x for place, x in enumerate(flatten(step.outputs)[0])}
     made |= {f"the gradient of {name}": x for name, x in step.gradients.items()}
-    for what, value in made.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise RuntimeError(
-                f"floating-point exception: {what} has infinities or NaNs "
-                "(Options.Precision.enableFloatingPointExceptions)"
-            )
+    invalid = [
+        f"{what} has infinities or NaNs"
+        for what, x in made.items()
+        if x.is_floating_point() and not bool(torch.isfinite(x).all())
+    ]
+    invalid += [
+        f"{name.removeprefix(INVALID)} compares NaNs"
+        for name, x in step.anchors.items()
+        if name.startswith(INVALID) and bool(x.any())
+    ]
+    if invalid:
+        raise createPoptorchError(
+            f"floating-point exception: {invalid[0]} "
+            "(Options.Precision.enableFloatingPointExceptions)"
+        )

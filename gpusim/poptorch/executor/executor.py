@@ -20,7 +20,7 @@ from gpusim.poptorch.executor.context import living
 from gpusim.poptorch.executor.counters import Counters, Latency
 from gpusim.poptorch.executor.devices import Ipus, ipus_per_replica
 from gpusim.poptorch.executor.executable import Executable
-from gpusim.poptorch.executor.grouping import Grouping, OnGrouping, assign
+from gpusim.poptorch.executor.grouping import Grouping, OnGrouping, assign, groupings_of
 from gpusim.poptorch.executor.hooks import call_hooks, postcompile, precompile
 from gpusim.poptorch.executor.logs import log_options, log_to_file
 from gpusim.poptorch.executor.micro_batches import MicroBatchLayout
@@ -29,6 +29,7 @@ from gpusim.poptorch.executor.saving import Exported, Invalid, Saved, read, writ
 from gpusim.poptorch.executor.training import Training
 from gpusim.poptorch.executor.weights import HostWeights, described
 from gpusim.poptorch.executor.wrapping import (
+    fetch,
     groupable,
     is_wrapped,
     not_groupable,
@@ -77,6 +78,11 @@ class PoplarExecutor:
     - `model`: a shallow copy of the user's, which is traced; `user_model`: the user's.
     - `options`: frozen here; the executor keeps a clone.
     - `training`: whether it trains; `optimizer`: only for training.
+
+    **Attributes**
+
+    - `per_replica_params`: the groupings of parameters by name, which `replicaGrouping` writes and
+      compiling reads: (CommGroupType, number of replicas of a group, VariableRetrievalMode).
     """
 
     def __init__(
@@ -93,13 +99,14 @@ class PoplarExecutor:
         self._model, self._training, self._version = model, training, poptorch_version
         self._bind = Binder(model)
         self._seed = seed_from(self._options)
-        self._groupings: dict[str, Grouping] = {}
+        #: By parameter: (CommGroupType, number of replicas of a group, VariableRetrievalMode).
+        self.per_replica_params: dict[str, Any] = {}
         self._executable: Executable | None = None
         self._ipus: Ipus | None = None
         self._updates: Training | None = None
         self._updater: Updater | None = None
         self._optimizer: Any = None
-        self._host = HostWeights()
+        self._host = HostWeights(weakref.ref(self))
         self._beyond_host: dict[str, Tensor] = {}  # of a file, until weights are copied
         self._first_call = False  # is to come, and copies the weights
         self._counters = Counters()
@@ -156,6 +163,9 @@ class PoplarExecutor:
         """From here on `replicaGrouping` of the model's parameters is this executor's."""
         groupable(self._user_model, self._grouping_callback())
 
+    def _groupings(self) -> dict[str, Grouping]:
+        return groupings_of(self.per_replica_params, self._user_model)
+
     def _grouping_callback(self) -> OnGrouping:
         """A callback that notes groupings, without keeping the executor alive."""
         parent = weakref.ref(self)
@@ -164,7 +174,7 @@ class PoplarExecutor:
             executor = parent()
             if executor is None or executor.isCompiled():
                 raise createPoptorchError(NO_GROUPING)
-            assign(executor._groupings, executor._user_model, parameter, grouping)
+            assign(executor.per_replica_params, executor._user_model, parameter, grouping)
 
         return on_grouping
 
@@ -205,7 +215,7 @@ class PoplarExecutor:
             self._first_call = False  # the weights are those that were just copied
         if not self.isAttachedToDevice():
             self.attachToDevice()
-        elif self._first_call:
+        elif self._first_call or (not self._training and self._is_behind()):
             self._upload()
         assert self._executable is not None
         with self._profiling.tracepoint("modelExecution"):
@@ -216,8 +226,8 @@ class PoplarExecutor:
         self._counters, self._anchored = result.counters, result.anchors
         if self._options._Popart.options.get(CYCLES):
             logger.debug("Total number of IPU cycles: %d", self._counters.cycles())
-        for place, value in result.changed.items():
-            put_back(value, given.tensors[place])
+        for tensor, value in result.changed:
+            put_back(value, tensor)
         for tensor in result.tensors:
             tensor.backward = no_backward  # type: ignore[method-assign]  # it may not be called
         return result.outputs
@@ -265,7 +275,7 @@ class PoplarExecutor:
                 self._options,
                 training=self._training,
                 seed=self._seed,
-                groupings=self._groupings,
+                groupings=self._groupings(),
             )
         done(1, PHASES)
         each = ipus_per_replica(self._options, executable.plan.highest_ipu)
@@ -349,6 +359,15 @@ class PoplarExecutor:
             logger.info("Writing weights from host to IPU memory.")
             with self._profile.span("upload weights", "upload"):
                 executable.weights.upload()
+
+    def _is_behind(self) -> bool:
+        """Whether the model has weights that were trained elsewhere since the last upload.
+
+        A training model around these weights copies them to the host first.
+        """
+        weights = self._compiled().weights
+        fetch(weights.tensors)
+        return weights.is_behind()
 
     def _upload(self) -> None:
         """Copy the weights as a part of another call, with the full precision that a file has."""
@@ -445,8 +464,8 @@ class PoplarExecutor:
             training=self._training,
             arguments=executable.arguments,
             layout=executable.layout.described(),
-            weights=described(self._model, self._groupings),
-            groupings=dict(self._groupings),
+            weights=described(self._model, self._groupings()),
+            groupings=self._groupings(),
         )
         if export_model:
             self.copyWeightsToHostIfNeeded()
@@ -501,7 +520,7 @@ class PoplarExecutor:
     def _restore(self, saved: Saved) -> None:
         """Compile, and go on where the file was saved."""
         assert saved.arguments is not None
-        self._groupings |= saved.groupings
+        self.per_replica_params |= saved.groupings
         if saved.rng_state is not None:
             self._seed = saved.rng_state[0]
             self._forget_updater()  # its random numbers are of another seed

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gpusim.poptorch._version import VERSION
+from gpusim.poptorch.enums import ConnectionType
 from gpusim.poptorch.executor.executor import PoplarExecutor
 from gpusim.poptorch.executor.saving import Invalid, read
 from gpusim.poptorch.options import Options
@@ -66,8 +67,10 @@ def trainingModel(
 def inferenceModel(model: Model, options: Options | None = None) -> PoplarExecutor:
     """A model that infers when it is called.
 
-    It copies the weights when it is first called, and when it attaches to its device; after that
-    only `copyWeightsToDevice()` and `load_state_dict()` do. Arguments as for `trainingModel`.
+    It copies the weights when it is first called, when it attaches to its device, and when a
+    training model has copied newer ones to the host since; one that trains these weights does so
+    first. Weights that you change yourself need `copyWeightsToDevice()` or `load_state_dict()`.
+    Arguments as for `trainingModel`.
 
     >>> import torch
     >>> double = inferenceModel(torch.nn.Identity(), Options().replicationFactor(2))
@@ -92,7 +95,8 @@ def load(
 
     **Arguments**
 
-    - `edit_opts_fn`: given the options before the executor is made, to change them.
+    - `edit_opts_fn`: given the options before the executor is made, to change them. Those of a
+      model that was compiled for an offline target say ConnectionType.Always here.
 
     AssertionError for a file that is damaged, of another version, none of PopTorch's, or without a
     model; OSError; what unpickling raises, as where the model's class is not found.
@@ -108,6 +112,8 @@ def load(
     )
     exported = saved.exported
     options = exported.options.clone()
+    if options.connection_type == ConnectionType.Never:
+        options.connectionType(ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(options)
     if saved.training:

@@ -6,12 +6,13 @@ replica where replicas may change their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpusim.groups import Groups
 from gpusim.poptorch._logging import logger
@@ -30,6 +31,27 @@ NOT_BROADCAST = (
 )
 # The dtypes of weights on the device instead of those that an IPU lacks; integers are unchanged.
 HELD = {torch.float64: torch.float32, torch.bfloat16: torch.float32}
+
+
+class Downloads:
+    """The copies from devices to models: their number, and the last one of each tensor."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: Any = WeakTensorKeyDictionary()
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Count a copy to these tensors of a model."""
+        self.count += 1
+        for tensor in tensors:
+            self._last[tensor] = self.count
+
+    def reached(self, tensors: Iterable[Tensor], since: int) -> bool:
+        """Whether a copy after number `since` wrote one of these tensors."""
+        return any(self._last.get(tensor, 0) > since for tensor in tensors)
+
+
+downloads = Downloads()
 
 
 class Weights:
@@ -88,6 +110,21 @@ class Weights:
             for name, parameter in self._state.parameters.items()
         }
         self.upload_buffers(self._state.buffers)
+        self._synchronized_at = downloads.count
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The model's parameters and buffers."""
+        return [*self._state.parameters.values(), *self._state.buffers.values()]
+
+    def is_behind(self) -> bool:
+        """Whether another executor's weights were copied to the model since this one's were."""
+        if downloads.count == self._synchronized_at:
+            return False
+        if downloads.reached(self.tensors, self._synchronized_at):
+            return True
+        self._synchronized_at = downloads.count  # those copies were to other models
+        return False
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -109,6 +146,8 @@ class Weights:
                 parameter.data = value.to(parameter.dtype)
         for name, buffer in self._state.buffers.items():
             buffer.data.copy_(self.buffers[name][0])
+        downloads.add(self.tensors)
+        self._synchronized_at = downloads.count
 
     @torch.no_grad()
     def beyond_host(self) -> dict[str, Tensor]:
@@ -223,9 +262,15 @@ class HostWeights:
 
     - `weights`, `profile`: None until a model is compiled.
     - `outdated`: whether the weights were trained since the last copy.
+
+    **Arguments**
+
+    - `executor`: its executor, or None once that is collected. Copies that nobody asked for go
+      through the executor's `copyWeightsToHost`, which the user may replace.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, executor: Callable[[], Any]) -> None:
+        self._executor = executor
         self.weights: Weights | None = None
         self.profile: Profile | None = None
         self.outdated = False
@@ -235,12 +280,14 @@ class HostWeights:
         if not self.outdated:
             return False
         logger.debug("Implicit copyWeightsToHost()")
-        self.copy()
+        self.outdated = False  # first: access to the model's tensors fetches
+        executor = self._executor()
+        (self.copy if executor is None else executor.copyWeightsToHost)()
         return True
 
     def copy(self) -> None:
         """Copy them to the model."""
-        self.outdated = False  # first: access to the model's tensors fetches
+        self.outdated = False
         if self.weights is not None:
             logger.info("Writing weights from IPU to host.")
             with (

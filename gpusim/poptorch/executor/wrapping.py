@@ -6,7 +6,7 @@ Pickles, copies and state_dicts have the original classes, and `unwrap` restores
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from gpusim.poptorch.executor.grouping import Groupable, OnGrouping
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
 __all__ = [
+    "fetch",
     "groupable",
     "is_wrapped",
     "not_groupable",
@@ -102,6 +103,13 @@ def original_class(value: object) -> type:
     return getattr(kind, "poptorch_original", kind)
 
 
+def fetch(tensors: Iterable[Tensor]) -> None:
+    """Let the executors that train these tensors copy them to the host if they are newer there."""
+    for kind in set(map(type, tensors)):
+        if issubclass(kind, WrappedTensor):
+            kind.poptorch_fetch()
+
+
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
     """A block in which the model's tensors are of their original classes.
@@ -110,9 +118,8 @@ def plain(model: nn.Module) -> Iterator[None]:
     """
     tensors = [*model.parameters(), *model.buffers()]
     classes = [type(tensor) for tensor in tensors]
-    for tensor, kind in zip(tensors, classes, strict=True):
-        if issubclass(kind, WrappedTensor):
-            kind.poptorch_fetch()
+    fetch(tensors)
+    for tensor in tensors:
         tensor.__class__ = original_class(tensor)
     try:
         yield

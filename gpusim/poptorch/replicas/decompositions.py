@@ -6,7 +6,7 @@ values in place that replicas share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -87,11 +87,17 @@ def _one_hot(x: Tensor, classes: int = -1) -> Tensor:
     return (x.unsqueeze(-1) == torch.arange(classes, device=x.device)).to(torch.int64)
 
 
-def check_traced(node: Node) -> None:
-    """Raise Untraceable for a node that does something else in a graph than in the model."""
+def check_traced(node: Node, own: Container[int]) -> None:
+    """Raise Untraceable for a node that does something else in a graph than in the model.
+
+    `own` are the ids of the model's parameters and buffers, which have to be arguments of the
+    graph.
+    """
 
     if node.op == "get_attr":
         constant = getattr(node.graph.owning_module, str(node.target))
+        if id(constant) in own:
+            raise Untraceable("a function that torch does not see uses a parameter or buffer")
         if isinstance(constant, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
             constant
         ):

@@ -54,6 +54,7 @@ def is_ipu(device: Any) -> bool:
 
 # ---------------------------------------------------------------- int32 indices
 
+INDEXED = "gather scatter scatter_add scatter_reduce index_fill index_copy index_reduce"
 INT64_OPERAND: dict[Callable[..., Any], int] = {
     getattr(module, name): position
     for position, module, names in (
@@ -62,9 +63,9 @@ INT64_OPERAND: dict[Callable[..., Any], int] = {
         (2, functional, "linear_cross_entropy"),
         (1, torch, "take take_along_dim"),
         (1, Tensor, "take take_along_dim"),
-        (2, torch, "gather scatter scatter_add scatter_reduce index_fill index_copy"),
-        (2, Tensor, "gather scatter scatter_add scatter_reduce index_fill index_copy"),
-        (2, Tensor, "scatter_ scatter_add_ scatter_reduce_ index_fill_ index_copy_"),
+        (2, torch, INDEXED),
+        (2, Tensor, INDEXED),
+        (2, Tensor, "scatter_ scatter_add_ scatter_reduce_ index_fill_ index_copy_ index_reduce_"),
     )
     for name in names.split()
     if hasattr(module, name)
@@ -72,16 +73,25 @@ INT64_OPERAND: dict[Callable[..., Any], int] = {
 """The operand that PyTorch takes in int64 only. PopTorch takes int32: an IPU has no int64."""
 
 
+SEARCHES = (torch.bucketize, torch.searchsorted)
+"""Functions whose `out` is int64 unless `out_int32` says otherwise."""
+
+
 def with_int64_indices(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function of torch, with int32 indices converted to int64.
+
+    Searches get `out_int32` instead, as their `out` says.
 
     >>> with_int64_indices(torch.take, (torch.ones(2), torch.tensor([1], dtype=torch.int32)), {})
     ((tensor([1., 1.]), tensor([1])), {})
     """
     position = INT64_OPERAND.get(function)
     if position is None:
+        out = kwargs.get("out")
+        if function in SEARCHES and isinstance(out, Tensor):
+            kwargs = kwargs | {"out_int32": out.dtype == torch.int32}
         return args, kwargs
     after = position + 1
     args = (*args[:position], *map(_as_int64, args[position:after]), *args[after:])
@@ -186,10 +196,10 @@ def _steps(arguments: Arguments) -> str | None:
 
 
 def _upsampled(arguments: Arguments) -> str | None:
-    if arguments.get("align_corners"):
+    mode = arguments.get("mode")
+    if mode == "bicubic" and arguments.get("align_corners"):
         return "Only support align_corners=False."
-    if arguments.get("mode") in ("linear", "bicubic", "trilinear"):
-        mode = arguments["mode"]
+    if mode in ("linear", "trilinear"):
         return f"Unsupported upsample mode {mode}: currently only 'nearest' is supported"
     return None
 

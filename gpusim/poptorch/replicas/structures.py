@@ -26,6 +26,7 @@ __all__ = [
     "Rebuild",
     "StandIn",
     "flatten",
+    "flatten_like",
     "flatten_outputs",
     "map_leaves",
     "standing_in",
@@ -61,6 +62,33 @@ def flatten(value: Any) -> tuple[list[Tensor], Rebuild]:
     """
     found: list[Tensor] = []
     return found, _flatten(value, found, None)
+
+
+def flatten_like(like: Any, value: Any) -> list[Tensor]:
+    """The tensors in a structure in the order of another one: mappings in that one's order of keys.
+
+    **Raises**:
+
+    - ValueError: for mappings with other keys, and structures with other numbers of children.
+
+    >>> import torch
+    >>> flatten_like({"x": 0, "y": 0}, {"y": torch.tensor(1), "x": torch.tensor(2)})
+    [tensor(2), tensor(1)]
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    kinds = type(value).__mro__
+    node = None if PARSERS and any(kind in PARSERS for kind in kinds) else _node(value)
+    of_like = None if node is None else _node(like)
+    if node is None or of_like is None:
+        return flatten(value)[0]
+    children: Iterable[Any] = node[0]
+    if isinstance(value, Mapping):
+        if value.keys() != like.keys():
+            raise ValueError(f"expected the keys {[*like]}, got {[*value]}")
+        children = [value[key] for key in like]
+    pairs = zip(of_like[0], children, strict=True)
+    return [x for inner, child in pairs for x in flatten_like(inner, child)]
 
 
 def flatten_outputs(value: Any) -> tuple[list[Tensor], Rebuild]:

@@ -23,7 +23,7 @@ from .forward import ForwardMode, track_modules
 from .random_operators import TABLE, is_random
 from .results import GRADIENT, MicroBatch, Step, Summary
 from .state import ModelState, parameter_changed
-from .structures import Rebuild, flatten_outputs
+from .structures import flatten, flatten_like, flatten_outputs
 
 __all__ = ["Threads"]
 
@@ -34,7 +34,7 @@ class Replica:
 
     **Attributes**:
 
-    - `outputs`, `rebuild`: the tensors that the model returned, and the structure around them.
+    - `outputs`: what the model returned, detached.
     - `gradients`: of the parameters that require them; None if the loss does not reach it.
     - `buffers`, `inputs`: their values afterwards.
     - `changed`: which of parameters, buffers and inputs changed in place.
@@ -43,8 +43,7 @@ class Replica:
     - `mode`: the mode in which forward ran.
     """
 
-    outputs: list[Tensor]
-    rebuild: Rebuild
+    outputs: Any
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
     inputs: list[Tensor]
@@ -140,7 +139,9 @@ class Threads:
         """Run one micro-batch."""
         replicas = self._run_all(batch)
         first, summary = replicas[0], self.summary
-        outputs = _stacked("outputs", [one.outputs for one in replicas])
+        outputs = _stacked(
+            "outputs", [flatten_like(first.outputs, one.outputs) for one in replicas]
+        )
         gradients = {
             name: torch.stack(
                 [_or_zeros(one.gradients[name], batch.parameters[name][0]) for one in replicas]
@@ -148,10 +149,11 @@ class Threads:
             for name in summary.trained
         }
         changed = _stacked("inputs", [one.inputs for one in replicas])
-        anchors = _stacked("anchors", [[*one.anchors.values()] for one in replicas])
+        by_name = [[one.anchors[n] for n in first.anchors if n in one.anchors] for one in replicas]
+        anchors = _stacked("anchors", by_name)
         losses = [one.loss for one in replicas if one.loss is not None]
         return Step(
-            outputs=first.rebuild(iter(outputs)),
+            outputs=flatten(first.outputs)[1](iter(outputs)),
             gradients=gradients,
             buffers={
                 name: torch.stack([one.buffers[name] for one in replicas])
@@ -225,8 +227,7 @@ class Threads:
             for name, gradient in inner.items()
         }
         return Replica(
-            outputs=[mode.substitute(x).detach() for x in outputs],
-            rebuild=rebuild,
+            outputs=rebuild(mode.substitute(x).detach() for x in outputs),
             gradients=gradients,
             buffers=buffers,
             inputs=inputs,

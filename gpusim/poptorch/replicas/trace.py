@@ -90,6 +90,9 @@ def trace(
         run = ForwardRun(call, state, attributes, training, wanted)
         leaves = [*state.parameters.values(), *state.buffers.values(), *inputs]
         graph = _traced(run, model, leaves, total)
+        held = {*map(id, (*state.parameters.values(), *state.buffers.values()))}
+        for node in graph.graph.nodes:
+            check_traced(node, held)
     parameters, buffers = [*state.parameters], [*state.buffers]
     before, after = len(parameters), len(parameters) + len(buffers)
     *places, stream = (node for node in graph.graph.nodes if node.op == "placeholder")
@@ -196,8 +199,6 @@ def _traced(run: ForwardRun, model: nn.Module, leaves: list[Tensor], total: int)
             pre_dispatch=True,
             _allow_non_fake_inputs=True,
         )(*fake_like([*leaves, stream]))
-    for node in graph.graph.nodes:
-        check_traced(node)
     return graph
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...errors import InstanceError
-from ...libraries import on_device
+from ...libraries import allocate, as_bits, copy_array, on_device
 from . import Buffer, interruption
 
 __all__ = ["NcclEngine", "NcclExchange", "send_between_gpus", "unique_id"]
@@ -75,11 +75,17 @@ def unique_id() -> bytes:
     return bytes(byte % 256 for byte in identity)  # older CuPys give a tuple of signed numbers
 
 
-def _as_cupy_id(identity: bytes) -> Any:
-    """The identity as this CuPy's communicators take it."""
-    if isinstance(_nccl().get_unique_id(), bytes):
-        return identity
-    return tuple(byte - 256 if byte > 127 else byte for byte in identity)
+def _join(instances: int, identity: bytes, instance: int) -> Any:
+    """A communicator; it waits for all others.
+
+    Asking NCCL for an identity, only to see its type, would open a socket that stays.
+    """
+    create = _nccl().NcclCommunicator
+    try:
+        return create(instances, identity, instance)
+    except TypeError:  # older CuPys take a tuple of signed numbers
+        signed = tuple(byte - 256 if byte > 127 else byte for byte in identity)
+        return create(instances, signed, instance)
 
 
 # --- in one process -----------------------------------------------------------------------------
@@ -104,7 +110,7 @@ def send_between_gpus(
     targets = []
     for array, gpu in moves:
         with cupy.cuda.Device(gpu), streams[gpu]:
-            targets.append(cupy.empty(array.shape, array.dtype))
+            targets.append(allocate(cupy.empty, array.shape, array.dtype))
     if _bindings().available:
         _by_nccl(sources, targets, streams)
     else:
@@ -117,7 +123,7 @@ def _contiguous(array: Array, streams: Mapping[int, Any]) -> Array:
         return array
     gpu = int(array.device.id)
     with _cupy().cuda.Device(gpu), streams[gpu]:
-        return array.copy(order="C")
+        return copy_array(array)
 
 
 def _by_nccl(sources: list[Array], targets: list[Array], streams: Mapping[int, Any]) -> None:
@@ -151,7 +157,7 @@ def _by_the_driver(sources: list[Array], targets: list[Array], streams: Mapping[
             before = streams[start].record(cupy.cuda.Event(disable_timing=True))
         with cupy.cuda.Device(end), streams[end]:
             streams[end].wait_event(before)
-            np.copyto(target, source)
+            np.copyto(as_bits(target), as_bits(source))
             after = streams[end].record(cupy.cuda.Event(disable_timing=True))
         streams[start].wait_event(after)  # later work may overwrite the source
 
@@ -194,7 +200,7 @@ class NcclEngine:
         self._lock = threading.Lock()  # a group belongs to a thread
         self._gpu = int(cupy.cuda.Device(gpu).id)
         with cupy.cuda.Device(self._gpu):
-            self._communicator = nccl.NcclCommunicator(instances, _as_cupy_id(identity), instance)
+            self._communicator = _join(instances, identity, instance)
             self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def prepare(self, array: Array) -> None:

@@ -8,7 +8,9 @@
 
 #include <vector>
 
+#ifndef __global__
 #define __global__ static
+#endif
 #define __device__
 #define __host__
 #define __forceinline__ inline
@@ -38,6 +40,10 @@ inline T __ldg(const T* at) {
   return value;
 }
 
+inline uint4 load_if(const char* at, bool present) {
+  return present ? __ldg(reinterpret_cast<const uint4*>(at)) : uint4{~0u, ~0u, ~0u, ~0u};
+}
+
 template <class To, class From>
 inline To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From), "one width");
@@ -54,6 +60,15 @@ inline int __clzll(long long bits) { return bits ? __builtin_clzll(bits) : 64; }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
+inline unsigned int __byte_perm(unsigned int low, unsigned int high, unsigned int selector) {
+  unsigned long long bytes = low | static_cast<unsigned long long>(high) << 32;
+  unsigned int result = 0;
+  for (int index = 0; index < 4; ++index) {
+    result |= static_cast<unsigned int>(bytes >> (8 * (selector >> (4 * index) & 7)) & 255)
+              << (8 * index);
+  }
+  return result;
+}
 inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
   unsigned long long old = *at;
   if (value < old) *at = value;
@@ -67,15 +82,61 @@ inline float float_of_half(unsigned short bits) {
   if (field == 31) magnitude = fraction ? NAN : INFINITY;
   return static_cast<float>(bits >> 15 ? -magnitude : magnitude);
 }
-inline unsigned short half_of_float(float value) {
+inline unsigned short half_of(double value) {
   unsigned short sign = signbit(value) ? 0x8000 : 0;
   if (value != value) return 0x7e00;
-  double magnitude = fabs(static_cast<double>(value));
+  double magnitude = fabs(value);
   if (magnitude >= 65520) return sign | 0x7c00;
   int exponent = magnitude < 0x1p-14 ? -14 : ilogb(magnitude);
   // nearbyint: to nearest, ties to even; 1024 units carry into the exponent.
   int units = static_cast<int>(nearbyint(ldexp(magnitude, 10 - exponent)));
   return sign | static_cast<unsigned short>(((exponent + 14) << 10) + units);
+}
+inline unsigned short half_of_float(float value) { return half_of(value); }
+inline unsigned int halves_of_floats(float low, float high) {
+  return half_of(low) | static_cast<unsigned int>(half_of(high)) << 16;
+}
+inline unsigned short add_half(unsigned short a, unsigned short b) {  // a double holds the sum
+  return half_of(static_cast<double>(float_of_half(a)) + float_of_half(b));
+}
+inline unsigned int add_halves(unsigned int a, unsigned int b) {
+  return add_half(a & 0xffff, b & 0xffff) | static_cast<unsigned int>(add_half(a >> 16, b >> 16)) << 16;
+}
+
+// cvt.rn.f16x2.e4m3x2 by its definition: 4 exponent bits of bias 7, 3 fraction bits, one NaN.
+inline unsigned short half_of_e4m3(unsigned int code) {
+  int field = code >> 3 & 15, fraction = code & 7;
+  double magnitude = field ? ldexp(8 + fraction, field - 10) : ldexp(fraction, -9);
+  if ((code & 127) == 127) magnitude = NAN;
+  return half_of(code >> 7 & 1 ? -magnitude : magnitude);
+}
+#define HAS_HALVES_OF_E4M3 1
+inline unsigned int halves_of_e4m3(unsigned int codes) {
+  return half_of_e4m3(codes & 255) | static_cast<unsigned int>(half_of_e4m3(codes >> 8 & 255)) << 16;
+}
+
+// Asynchronous copies: what they write is unknown until the thread has waited for their group.
+struct Copy {
+  char* to;
+  const char* from;
+  int bytes;
+};
+static unsigned long long copied = 0;
+static std::vector<std::vector<Copy>> copies(1);  // the thread's groups; the last one is open
+template <int BYTES>
+inline void copy_async(void* to, const char* from) {
+  if (reinterpret_cast<uintptr_t>(from) % BYTES) ++misaligned;
+  ++copied;
+  memset(to, 0xff, BYTES);
+  copies.back().push_back({static_cast<char*>(to), from, BYTES});
+}
+inline void commit_copies() { copies.emplace_back(); }
+template <int PENDING>
+inline void wait_for_copies() {
+  while (copies.size() > PENDING + 1) {
+    for (const Copy& copy : copies.front()) memcpy(copy.to, copy.from, copy.bytes);
+    copies.erase(copies.begin());
+  }
 }
 
 // Each thread has its own columns of a block's shared memory here, as the sources promise.
@@ -91,7 +152,10 @@ inline void run_grid(void (*kernel)(Arguments), unsigned int grid, unsigned int 
   gridDim = {grid, 1, 1};
   blockDim = {block, 1, 1};
   for (blockIdx = {0, 0, 0}; blockIdx.x < grid; ++blockIdx.x) {
-    for (threadIdx = {0, 0, 0}; threadIdx.x < block; ++threadIdx.x) kernel(given);
+    for (threadIdx = {0, 0, 0}; threadIdx.x < block; ++threadIdx.x) {
+      kernel(given);
+      copies.assign(1, {});
+    }
   }
 }
 
@@ -103,3 +167,4 @@ inline void run_grid(void (*kernel)(Arguments), unsigned int grid, unsigned int 
   extern "C" unsigned long long bytes_##number() { return sizeof(arguments); }
 extern "C" unsigned long long count_misaligned() { return misaligned; }
 extern "C" unsigned long long count_wide_loads() { return wide_loads; }
+extern "C" unsigned long long count_copies() { return copied; }

@@ -100,6 +100,9 @@ class HostDevice:
     def upload(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.array(values, order="C")
 
+    def constant(self, data: bytes) -> NDArray[Any]:
+        return np.frombuffer(data, np.uint8)
+
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         return array
 

@@ -1,0 +1,100 @@
+"""Results that threads share, each made once; and machine code on disk, shared by processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Hashable
+from functools import wraps
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol, TypeVar
+
+from ..files import atomic_write
+
+Result = TypeVar("Result", covariant=True)
+ENVIRONMENT = "GPUSIM_CACHE_DIR"
+_DIGEST = hashlib.sha256().digest_size
+
+
+class Once(Protocol[Result]):
+    """A function of hashable arguments whose results are kept."""
+
+    def __call__(self, *arguments: Any) -> Result: ...
+
+    def cache_clear(self) -> None: ...
+
+
+def once(function: Callable[..., Result]) -> Once[Result]:
+    """Keep a function's results. One thread computes each, and others that need it wait.
+
+    Different results are computed in parallel. An exception is not kept.
+    """
+    results: dict[Hashable, Result] = {}
+    locks: dict[Hashable, Lock] = {}
+
+    @wraps(function)
+    def kept(*arguments: Hashable) -> Result:
+        if arguments not in results:
+            with locks.setdefault(arguments, Lock()):
+                if arguments not in results:
+                    results[arguments] = function(*arguments)
+        return results[arguments]
+
+    kept.cache_clear = results.clear  # type: ignore[attr-defined]
+    return kept  # type: ignore[return-value]
+
+
+def folder() -> Path | None:
+    """The folder of the cache: $GPUSIM_CACHE_DIR, or gpusim in the user's folder of caches.
+
+    None if the variable is set to nothing, or if there is no home.
+    """
+    given = os.environ.get(ENVIRONMENT)
+    if given is not None:
+        return Path(given).absolute() if given else None
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(caches):  # the standard ignores relative paths
+        caches = os.path.expanduser("~/.cache")
+    return Path(caches) / "gpusim" if os.path.isabs(caches) else None
+
+
+def cached(key: str, make: Callable[[], bytes]) -> bytes:
+    """The file of this key, or what `make` returns, which becomes that file.
+
+    A file that is damaged is made anew. Where the folder cannot be written, or where other users
+    can write to it, nothing is read or kept.
+    """
+    place = folder()
+    if place is None or not _is_private(place):
+        return make()
+    path = place / key
+    found = _read(path)
+    if found is None:
+        found = make()
+        try:
+            with atomic_write(path, "wb") as file:
+                file.write(found + hashlib.sha256(found).digest())
+        except OSError:  # a full disk, or a folder that is read-only
+            pass
+    return found
+
+
+def _is_private(place: Path) -> bool:
+    """Whether the folder, made if needed, is the user's and no others can write to it."""
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = place.stat()
+    except OSError:
+        return False
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _read(path: Path) -> bytes | None:
+    """The content, which ends with its digest; None if there is no such file or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    made, digest = content[:-_DIGEST], content[-_DIGEST:]
+    return made if hashlib.sha256(made).digest() == digest else None

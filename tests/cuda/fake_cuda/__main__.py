@@ -1,0 +1,15 @@
+"""python -m tests.cuda.fake_cuda MODULE [ARGUMENTS]: run a module as `python -m` does, on the fake."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from . import install
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    install()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

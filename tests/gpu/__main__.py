@@ -1,0 +1,306 @@
+"""make gpu: everything that a machine with a GPU can check, from what is installed there.
+
+Needs no network: packages that the machine lacks come from the folder `wheels`, which
+`make gpu-wheels` fills. Results are written as they come. Steps that have passed, of the same
+sources on the same GPU, are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+from tests.gpu import needs, results, wheels
+from tests.gpu.process import GRACE, ROOT, Done
+from tests.gpu.process import run as run_process
+from tests.gpu.steps import STEPS, Context, Step
+
+WORK = ROOT / ".gpu"  # the installed wheels, and compiled kernels
+LIMIT = 540.0  # seconds for one step
+PROBE = 90.0  # seconds for the first look at the GPU
+WORDS = {True: "passed", False: "FAILED", None: "not run"}
+LEFT = "left"
+FAILED, WRONG_ARGUMENTS, UNFINISHED, INTERRUPTED = 1, 2, 3, 130  # exit codes
+
+
+class Display:
+    """What is printed: the lines of the steps, and how far they are.
+
+    On a terminal the last line tells the time; else a line does after half a minute of silence.
+    """
+
+    SILENCE = 30.0
+
+    def __init__(self, log: Path) -> None:
+        self._log = log.open("a", encoding="utf-8", errors="replace")
+        self._terminal = sys.stdout.isatty()
+        self._said = self._start = self._step_start = time.monotonic()
+        self._name, self._limit, self._later, self._percent = "", 0.0, 0.0, 0
+
+    def begin(self, name: str, limit: float, later: float) -> None:
+        """A step begins, which may take `limit` seconds; those behind it take about `later`."""
+        self._name, self._limit, self._later, self._percent = name, limit, later, 0
+        self._step_start = time.monotonic()
+        self.line(f"--- {name}\n")
+
+    def line(self, text: str) -> None:
+        self._log.write(text)
+        self._log.flush()
+        if self._terminal:
+            print("\r\033[K", end="")
+        print(text, end="" if text.endswith("\n") else "\n", flush=True)
+        self._said = time.monotonic()
+        percent = re.search(r"\[ *(\d+)%\]$", text.rstrip())
+        self._percent = int(percent[1]) if percent else self._percent
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if not self._terminal and now - self._said < self.SILENCE:
+            return
+        spent = now - self._step_start
+        left = self._limit - spent
+        if self._percent:
+            left = min(left, spent * (100 - self._percent) / self._percent)
+        text = (
+            f"{self._name}: {_clock(spent)} of at most {_clock(self._limit)}; in all "
+            f"{_clock(now - self._start)}, at most {_clock(left + self._later)} left"
+        )
+        if self._terminal:
+            print(f"\r\033[K{text}", end="", flush=True)
+        else:
+            print(f"... {text}", flush=True)
+            self._said = now
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(max(0, seconds)) // 60}:{int(max(0, seconds)) % 60:02}"
+
+
+Probe = Callable[[dict[str, str]], dict[str, Any]]
+
+
+def parser(steps: Sequence[str]) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="make gpu", description=__doc__, epilog=f"steps, in this order: {', '.join(steps)}"
+    )
+    add = made.add_argument
+    step: dict[str, Any] = {"action": "append", "choices": list(steps), "metavar": "STEP"}
+    add("--only", **step, help="run this step; may be repeated")
+    add("--skip", **step, default=[], help="leave this step out; may be repeated")
+    add("--again", action="store_true", help="run steps and tests that have passed before, too")
+    add("--limit", type=_seconds, help="seconds for all; what is left runs the next time")
+    add("--step-limit", type=_seconds, default=LIMIT, help="seconds for one step (default 540)")
+    add("--out", type=Path, help="folder of the results (default $OUT, else bench/results)")
+    add("--wheels", type=Path, default=wheels.FOLDER, help="folder of wheels (default wheels)")
+    add("--fake", action="store_true", help="on a simulated GPU: CuPy on the host's memory")
+    return made
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+_seconds.__name__ = "number of seconds"  # argparse names it in errors
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    steps: Mapping[str, Step] = STEPS,
+    probe: Probe | None = None,
+) -> int:
+    """Run the steps; see the module.
+
+    **Arguments**:
+
+    - `steps`, `probe`: others than those of `make gpu`, for tests.
+
+    **Returns**: the exit code: 0 if all steps have passed, 1 if one has failed or nothing can run,
+    2 for wrong arguments, 3 if the time is over and steps are left, 130 after Ctrl-C.
+    """
+    given = parser(list(steps)).parse_args(arguments)
+    out = given.out or Path(os.environ.get("OUT") or ROOT / "bench" / "results")
+    try:
+        out = out.resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        display = Display(out / "gpu-log.txt")
+    except OSError as error:
+        print(f"make gpu: the results cannot be written: {error}", file=sys.stderr)
+        return WRONG_ARGUMENTS
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # also where a shell ignores them
+        signal.signal(number, _interrupt)
+    try:
+        return _run(given, out, display, steps, probe or _probe)
+    except KeyboardInterrupt:
+        print("\nmake gpu: interrupted; run it again to go on", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(
+    given: argparse.Namespace,
+    out: Path,
+    display: Display,
+    steps: Mapping[str, Step],
+    probe: Probe,
+) -> int:
+    end = time.monotonic() + (given.limit or float("inf"))
+    try:
+        environment = _environment(given.wheels, given.fake)
+        found = probe(environment)
+    except RuntimeError as error:
+        print(f"make gpu: {error}", file=sys.stderr)
+        return FAILED
+    lacking = needs.missing(found)
+    if lacking:
+        print(needs.screen(lacking))
+    if any(need.costs == needs.ALL for need in lacking):
+        print("make gpu: nothing can run here", file=sys.stderr)
+        return FAILED
+    gpu, file = found["gpu"], out / "gpu-results.jsonl"
+    key = results.key_of(gpu, found["versions"])
+    about = machine.survey()
+    began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    results.append(file, step="run", key=key, found=found, machine=about, started=began)
+    print(f"{gpu['name']}, driver {gpu['driver']}, commit {about['commit']}; results in {out}")
+    chosen = [name for name in given.only or steps if name not in given.skip]
+    passed = set() if given.again else _passed(file, key)
+    table: list[tuple[str, str, float, str]] = []
+    for index, name in enumerate(chosen):
+        limit = min(given.step_limit, end - time.monotonic() - GRACE)
+        if name in passed:
+            table.append((name, WORDS[True], 0.0, "by an earlier run"))
+        elif limit < min(steps[name].least, given.step_limit):
+            table.append((name, LEFT, 0.0, "no time"))
+        elif table and table[-1][:2] == ("smoke", WORDS[False]):
+            table += [(later, LEFT, 0.0, "smoke has failed") for later in chosen[index:]]
+            break
+        else:
+            later = sum(steps[n].expected for n in chosen[index + 1 :] if n not in passed)
+            display.begin(name, limit, min(later, end - time.monotonic() - limit))
+            until = time.monotonic() + limit
+            command = _command(name, file, key, environment, until, display)
+            device, count = machine.slug(gpu["name"]), len(results.records(file, key))
+            context = Context(command, out, file, key, count, device, given.fake, given.again)
+            over = until if limit < given.step_limit else float("inf")
+            table.append(_step(name, steps[name], context, over))
+    display.line("---\n")
+    for name, word, seconds, said in table:
+        display.line(f"{name:10} {word:8} {seconds:7.1f} s  {said}\n")
+    words = {word for _, word, _, _ in table}
+    if LEFT in words and WORDS[False] not in words:
+        display.line("make gpu: time is over; run it again for the steps that are left\n")
+    return FAILED if WORDS[False] in words else UNFINISHED if LEFT in words else 0
+
+
+def _step(
+    name: str, step: Step, context: Context, over: float
+) -> tuple[str, str, float, str]:
+    """Run a step and record its end: its name, the word for it, seconds, and a line about it.
+
+    A step that is cut at the time `over` has not failed: the whole run's time is over then.
+    """
+    start = time.monotonic()
+    word = "interrupted"
+    said = ""
+    try:
+        verdict, said = step.run(context)
+        word = WORDS[verdict]
+    except TimeoutError:
+        word, said = WORDS[False], "cut before its last command"
+    finally:
+        seconds = round(time.monotonic() - start, 1)
+        if word == WORDS[False] and time.monotonic() >= over:
+            word = LEFT
+        ended = {"ended": word, "seconds": seconds, "said": said}
+        results.append(context.file, step=name, key=context.key, **ended)
+    return name, word, seconds, said
+
+
+def _passed(file: Path, key: str) -> set[str]:
+    """The steps whose last end, of the same key, is that they passed."""
+    ends = {line["step"]: line["ended"] for line in results.records(file, key) if "ended" in line}
+    return {step for step, ended in ends.items() if ended == WORDS[True]}
+
+
+def _command(name: str, file: Path, key: str, environment: dict[str, str], end: float,
+             display: Display) -> Callable[..., Done]:  # fmt: skip
+    """What runs the commands of a step, which ends at the time `end`."""
+    recorded = {results.FILE: str(file), results.KEY: key, results.STEP: name}
+
+    def command(words: Sequence[str], most: float | None = None, **variables: str) -> Done:
+        left = min(most or float("inf"), end - time.monotonic())
+        if left <= 0:
+            raise TimeoutError
+        everything = environment | recorded | variables
+        return run_process(words, left, everything, display.line, display.tick)
+
+    return command
+
+
+def _environment(folder: Path, fake: bool) -> dict[str, str]:
+    """The variables of all commands: packages from wheels, caches, and settings for one GPU."""
+    paths = [str(ROOT)]
+    environment = dict(os.environ)
+    if any(folder.glob("*.whl")):
+        site = WORK / "site"
+        problem = wheels.install(folder, site)
+        if problem:
+            print(f"make gpu: the wheels in {folder} are not used: {problem}", file=sys.stderr)
+        else:
+            paths.append(str(site))
+        if not problem and (site / "bin" / "mpirun").exists():
+            environment["PATH"] = f"{site / 'bin'}:{environment.get('PATH', '')}"
+            libraries = environment.get("LD_LIBRARY_PATH")
+            environment["LD_LIBRARY_PATH"] = f"{site / 'lib'}" + (f":{libraries}" if libraries else "")
+            environment["OPAL_PREFIX"] = str(site)
+    paths += [path for path in [environment.get("PYTHONPATH")] if path]
+    environment["PYTHONPATH"] = ":".join(paths)
+    caches = WORK / ("fake-cache" if fake else "cache")
+    environment |= {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CUPY_CACHE_DIR": str(caches / "cupy"),
+        "GPUSIM_CACHE_DIR": str(caches / "gpusim"),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # else JAX takes most of the GPU's memory
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    if fake:
+        environment["GPUSIM_FAKE_CUDA"] = "1"
+    caches.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return environment
+
+
+def _probe(environment: dict[str, str]) -> dict[str, Any]:
+    """What is here, as a process of its own sees it: a broken driver may hang."""
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
+        said: list[str] = []
+        command = [sys.executable, "-m", "tests.gpu.needs", answer.name]
+        done = run_process(command, PROBE, environment, said.append)
+        try:
+            found: dict[str, Any] = json.loads(answer.read())
+        except ValueError:
+            reason = "it hangs" if done.code is None else f"exit code {done.code}"
+            raise RuntimeError(f"the GPU cannot be asked: {reason}: {''.join(said[-3:])}") from None
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

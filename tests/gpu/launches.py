@@ -1,0 +1,152 @@
+"""python -m tests.gpu.launches: each kernel once or twice, for compute-sanitizer and ncu.
+
+Every array is an allocation of its own, without CuPy's memory pool: an access outside an array is
+one outside an allocation, and memory is uninitialised until it is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import fallback
+from bench import gpu
+from gpusim.cuda import fold, ragged_copy, round_to
+from gpusim.cuda.launch import require_cupy
+from tests.contract.test_fold_passed_on import passed_on, subtrees
+from tests.contract.test_ragged_copy import random_segments
+from tests.cuda.host_cuda.values import moderate, same
+from tests.gpu.cupy_arrays import to_device, to_host
+from tests.gpu.smoke import NARROW, ORDERS, dtype_of
+
+Case = tuple[str, Callable[[], tuple[Any, np.ndarray]]]
+
+
+def folded(shape: tuple[int, ...], dtype: str = "float32", **how: Any) -> Case:
+    def run() -> tuple[Any, np.ndarray]:
+        x = moderate(shape, dtype_of(dtype))
+        return fold(to_device(x), **how), fallback.fold(x, **how)
+
+    return f"fold {shape} {dtype} {how or ''}", run
+
+
+def folded_as(what: str, take: Callable[[Any], Any], order: str) -> Case:
+    """A fold of members that are a view, or a list."""
+
+    def run() -> tuple[Any, np.ndarray]:
+        x = moderate((9, 4099), np.float32)
+        return fold(take(to_device(x)), order=order), fallback.fold(take(x), order=order)
+
+    return f"fold of {what}, {order}", run
+
+
+def in_parts(order: str) -> Case:
+    """A fold that is continued from an unrounded partial result."""
+
+    def run() -> tuple[Any, np.ndarray]:
+        x = moderate((12, 3, 1025), np.float16)
+        how: dict[str, Any] = {"rounding": "stochastic", "seed": 5, "batch_ndim": 1}
+        if order == "tree":
+            found = subtrees(to_device(x), 4, fold, **how)
+        else:
+            found = passed_on(to_device(x), [2, 7], order, fold, **how)
+        return found, fallback.fold(x, order=order, **how)
+
+    return f"fold in parts, {order}", run
+
+
+def rounded(dtype: str, rounding: str) -> Case:
+    def run() -> tuple[Any, np.ndarray]:
+        x = moderate((7001,), np.float32)
+        how: dict[str, Any] = {"rounding": rounding, "seed": 4}
+        return round_to(to_device(x), dtype_of(dtype), **how), fallback.round_to(
+            x, dtype_of(dtype), **how
+        )
+
+    return f"round to {dtype}, {rounding}", run
+
+
+def copied(row: int) -> Case:
+    def run() -> tuple[Any, np.ndarray]:
+        random = np.random.default_rng(row)
+        sources = random.integers(0, 100, (3, 400, row)).astype(np.float32)
+        segments = random_segments(random, 3, 400, 90)
+        found, expected = to_device(np.zeros_like(sources)), np.zeros_like(sources)
+        ragged_copy(to_device(sources), found, segments)
+        fallback.ragged_copy(sources, expected, segments)
+        return found, expected
+
+    return f"ragged copy of rows of {row}", run
+
+
+def cases() -> Iterator[Case]:
+    """Every kernel and code path, at sizes that a hundredfold slower GPU ends with."""
+    every: dict[str, Any] = {"rounding": "stochastic", "accumulate": "float16", "seed": 3}
+    for order in ORDERS:
+        yield folded((8, 4099), order=order)
+        yield folded((70, 333), "float16", order=order)
+        yield folded((9, 4, 6, 37), order=order, batch_ndim=2, divisor=9)
+    yield folded((9, 4099), "bfloat16")
+    for dtype in ("float8_e4m3fn", "float8_e5m2", "float64", "int8", "int64"):
+        yield folded((9, 517), dtype)
+    for dtype in ("float16", "float8_e4m3fn"):
+        yield folded((9, 517), dtype, **every)
+    yield folded((9, 517), "float16", **(every | {"order": "tree"}))
+    yield folded((5000, 33))
+    yield folded((5000, 33), order="tree")
+    yield folded((5000, 33), "int32")
+    yield folded((5000, 33), op="max")
+    for op in ("min", "prod", "logical_and", "logical_or"):
+        yield folded((11, 1234), op=op)
+    for order in ("linear", "tree"):
+        yield folded_as("every third element", lambda x: x[:, ::3], order)
+        yield folded_as("unaligned rows", lambda x: x[:, 1:], order)
+        yield folded_as("a list", list, order)
+    for order in ("linear", "reverse", "tree"):
+        yield in_parts(order)
+    for dtype in NARROW:
+        yield rounded(dtype, "nearest")
+    yield rounded("float16", "stochastic")
+    for row in (1, 3, 16, 256):
+        yield copied(row)
+
+
+def profiled(shift: int) -> None:
+    """Six folds of the size of the benchmark's."""
+    cupy = require_cupy()
+    for case in gpu.six_folds():
+        call = gpu.prepare(case, cupy, shift, ()).calls[gpu.OURS]
+        call()
+        cupy.cuda.get_current_stream().synchronize()
+        print(case.name, flush=True)
+        del call
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.launches", description=__doc__)
+    parser.add_argument("--profile", action="store_true", help="six large folds instead")
+    parser.add_argument("--shift", type=int, default=0, help="divide their sizes by 2 ** this")
+    given = parser.parse_args(arguments)
+    require_cupy().cuda.set_allocator(None)
+    if given.profile:
+        profiled(given.shift)
+        return 0
+    failed = 0
+    for name, run in cases():
+        try:
+            found, expected = run()
+            same(to_host(found), expected)
+        except Exception as error:
+            failed += 1
+            said = "DIFFERENT" if isinstance(error, AssertionError) else repr(error)
+            print(f"{name}: {said}", flush=True)
+        else:
+            print(f"{name}: equal", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

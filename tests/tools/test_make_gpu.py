@@ -1,0 +1,379 @@
+"""make gpu: steps that hang, fail and are interrupted, in real processes; and what it says where
+something is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import needs, process, wheels
+from tests.gpu.process import Done
+from tests.gpu.steps import STEPS, Context
+from tests.oracles.machine_time import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+# The real command with other steps, on a GPU that is only claimed.
+DRIVER = """
+import os, sys
+from pathlib import Path
+from tests.gpu import __main__ as command, needs
+from tests.gpu.steps import Step
+
+def probe(environment):
+    gpu = {"name": "A GPU", "driver": 1}
+    versions = {name: "9999" for name, _ in needs.requirements()}
+    found = dict.fromkeys(("mpirun", "nccl", "nvrtc", "compute-sanitizer", "ncu"), True)
+    return found | {"fake": False, "driver": None, "gpu": gpu, "cupy": "14", "devices": 1,
+                    "versions": versions | {"torch": "9", "jax": "9"}}
+
+def step(code):
+    def run(context):
+        done = context.command([sys.executable, "-c", code])
+        lines = [line["n"] for line in context.lines("X".replace("X", NAMES[code]))if "n" in line]
+        return done.code == 0, f"code {done.code}, lines {lines}"
+    return Step(run, 1.0, 0.5)
+
+NAMES = {}
+steps = {}
+for text in os.environ["STEPS"].split("|||"):
+    name, _, code = text.partition(":::")
+    NAMES[code] = name
+    steps[name] = step(code)
+raise SystemExit(command.main(sys.argv[1:], steps, probe))
+"""
+RECORD = "from tests.gpu.results import record; record(n={})\n"
+HANG = "import time\nwhile True: time.sleep(1)\n"
+# A process that ignores everything, in a session of its own, with the pipe of its parent.
+STUBBORN = (
+    "import subprocess, sys, signal, time\n"
+    "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    "child = 'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)'\n"
+    "p = subprocess.Popen([sys.executable, '-c', child], start_new_session=True)\n"
+    "open({path!r}, 'w').write(str(p.pid))\n"
+)
+
+
+def start(out: Path, steps: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "STEPS": "|||".join(f"{name}:::{code}" for name, code in steps.items()),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, f"--out={out}", f"--wheels={out}", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(out: Path, steps: dict[str, str], *arguments: str) -> tuple[int, str]:
+    running = start(out, steps, *arguments)
+    said, _ = running.communicate(timeout=PATIENCE)
+    return running.returncode, said
+
+
+def recorded(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "gpu-results.jsonl").read_text().splitlines()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_silent_step_is_killed_with_all_its_processes_and_the_next_one_runs(
+    tmp_path: Path,
+) -> None:
+    pid = tmp_path / "pid"
+    hanging = RECORD.format(1) + STUBBORN.format(path=str(pid)) + HANG
+    start = time.monotonic()
+    code, said = run(
+        tmp_path, {"hangs": hanging, "goes on": "print('here')"}, "--step-limit=4"
+    )
+    assert time.monotonic() - start < 60
+    assert code == 1, said
+    assert re.search(r"hangs +FAILED +\d.* code None, lines \[1\]", said)
+    assert re.search(r"goes on +passed", said) and "\nhere\n" in said
+    assert not alive(int(pid.read_text()))
+    assert {"step": "hangs", "n": 1}.items() <= recorded(tmp_path)[1].items()
+    assert "here" in (tmp_path / "gpu-log.txt").read_text()
+
+
+def test_what_has_passed_is_not_run_again_and_what_has_failed_is(tmp_path: Path) -> None:
+    fails = f"import pathlib; raise SystemExit(not pathlib.Path({str(tmp_path / 'ok')!r}).exists())"
+    steps = {"passes": RECORD.format(1), "fails": fails}
+    assert run(tmp_path, steps)[0] == 1
+    (tmp_path / "ok").touch()
+    code, said = run(tmp_path, steps)
+    assert code == 0 and re.search(r"passes +passed .*by an earlier run", said)
+    assert len([line for line in recorded(tmp_path) if "n" in line]) == 1
+    assert run(tmp_path, steps, "--again")[0] == 0
+    assert len([line for line in recorded(tmp_path) if "n" in line]) == 2
+    assert run(tmp_path, steps, "--skip=fails", "--again")[1].count("---") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_processes_and_keeps_what_was_found(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    code = RECORD.format(7) + STUBBORN.format(path=str(pid)).replace("SIG_IGN)\nchild", "SIG_DFL)\nchild")
+    running = start(tmp_path, {"first": "", "second": code + HANG})
+    deadline = time.monotonic() + PATIENCE
+    while not (pid.exists() and pid.read_text()):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    running.send_signal(number)
+    said, _ = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 130 and "interrupted" in said
+    assert not alive(int(pid.read_text()))
+    lines = recorded(tmp_path)
+    assert any(line.get("n") == 7 for line in lines) and lines[-1]["ended"] == "interrupted"
+    code, said = run(tmp_path, {"first": "", "second": ""})
+    assert code == 0 and re.search(r"first +passed .*by an earlier run", said)
+
+
+def test_the_limit_of_all_steps_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
+    steps = {"first": "", "second": HANG, "third": ""}
+    code, said = run(tmp_path, steps, "--limit=19")  # of which 15 are kept for an orderly end
+    assert code == 3, said
+    assert re.search(r"first +passed(?s:.)*second +left(?s:.)*third +left", said)
+    assert "run it again" in said
+    code, said = run(tmp_path, steps | {"second": ""})
+    assert code == 0 and said.count("by an earlier run") == 1
+
+
+def test_wrong_bits_end_everything(tmp_path: Path) -> None:
+    code, said = run(tmp_path, {"smoke": "raise SystemExit(1)", "tests": RECORD.format(1)})
+    assert code == 1 and re.search(r"tests +left .* smoke has failed", said)
+    assert not any("n" in line for line in recorded(tmp_path))
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.gpu", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables},  # also where there is a GPU
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "nothing"], "choose from"),
+        (["--limit", "soon"], "invalid number of seconds value: 'soon'"),
+        (["--limit", "-3"], "invalid number of seconds value: '-3'"),
+        (["--out", "/dev/null/results"], "the results cannot be written"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], message: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2 and message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_packages_or_a_gpu_one_screen_says_what_is_missing(tmp_path: Path) -> None:
+    """In an environment in which nothing was installed."""
+    python = tmp_path / "bare" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True)
+    done = subprocess.run(
+        [python, "-m", "tests.gpu", f"--out={tmp_path}", f"--wheels={tmp_path}"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 160
+    assert lines[0] == "not run: all steps"
+    for what in ("optree", "pytest", "CuPy", "gfloat", "compute-sanitizer", "ncu", "mpirun"):
+        assert re.search(rf"\b{what}\b", done.stdout), what
+    assert "make gpu-wheels" in done.stdout and done.stderr.endswith("nothing can run here\n")
+
+
+def test_packages_that_are_too_old_are_named() -> None:
+    found = needs.find()
+    found["versions"]["optree"] = "0.1"
+    lacking = {need.what for need in needs.missing(found)}
+    assert "optree 0.14 or later (found 0.1)" in lacking
+
+
+def wheel(folder: Path, name: str, tag: str = "py3-none-any") -> None:
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as file:
+        about = f"{name}-1.0.dist-info"
+        file.writestr(f"{name}.py", "answer = 42\n")
+        file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        file.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        file.writestr(f"{about}/RECORD", "")
+
+
+def test_wheels_are_installed_once_and_not_from_a_network(tmp_path: Path) -> None:
+    folder, target = tmp_path / "wheels", tmp_path / "work" / "site"
+    wheel(folder, "gpusim_example")
+    assert wheels.install(folder, target) is None
+    first = (target / "gpusim_example.py").stat()
+    assert wheels.install(folder, target) is None
+    assert (target / "gpusim_example.py").stat().st_ino == first.st_ino
+    wheel(folder, "gpusim_other")
+    assert wheels.install(folder, target) is None
+    assert {"gpusim_example.py", "gpusim_other.py"} <= {path.name for path in target.iterdir()}
+    assert [path.name for path in target.parent.iterdir()] == ["site"]
+
+
+def test_wheels_of_another_python_are_named(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "gpusim_example", "cp39-cp39-manylinux2014_x86_64")
+    done = command(f"--out={tmp_path}", f"--wheels={tmp_path / 'wheels'}")
+    assert done.returncode == 1  # of a machine without a GPU
+    assert "are not used" in done.stderr and "not a supported wheel" in done.stderr
+
+
+def test_outcomes_are_recorded_as_they_come_and_passed_tests_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import os, time\n"
+        "def test_a(): pass\n"
+        "def test_b(): assert 1 == 2\n"
+        "def test_c(): os._exit(3)\n"
+    )
+    passed = tmp_path / "passed"
+    passed.write_text("")
+    variables = {
+        "GPUSIM_GPU_RESULTS": str(tmp_path / "gpu-results.jsonl"),
+        "GPUSIM_GPU_KEY": "k",
+        "GPUSIM_GPU_STEP": "tests",
+        "GPUSIM_GPU_PASSED": str(passed),
+        "PYTHONPATH": str(ROOT),
+    }
+
+    def pytest_on(number: int) -> dict[str, tuple[str, str]]:
+        before = len(recorded(tmp_path)) if (tmp_path / "gpu-results.jsonl").exists() else 0
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", f"-n{number}", "-p", "tests.gpu.recorder",
+             "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path)],
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            capture_output=True,
+            timeout=PATIENCE,
+        )  # fmt: skip
+        lines = recorded(tmp_path)[before:]
+        return {line["test"].partition("::")[2]: (line["outcome"], line["said"]) for line in lines}
+
+    found = pytest_on(0)  # the process ends with the third test
+    assert found == {"test_a": ("passed", ""), "test_b": ("failed", "E   assert 1 == 2")}
+    passed.write_text("test_some.py::test_a\n")
+    found = pytest_on(2)
+    assert found.keys() == {"test_b", "test_c"} and found["test_c"][0] == "failed"
+
+
+def tool(folder: Path, name: str, text: str) -> None:
+    """A program of this name, first on the path of what runs with it."""
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+
+
+def context(tmp_path: Path, *, fake: bool = False) -> Context:
+    """Runs real commands, with tools from the folder."""
+
+    def run(words: Sequence[str], limit: float | None = None, **variables: str) -> Done:
+        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, **variables}
+        return process.run(words, min(limit or PATIENCE, PATIENCE), environment, lambda line: None)
+
+    file = tmp_path / "gpu-results.jsonl"
+    return Context(run, tmp_path, file, "k", 0, "gpu", fake, again=False)
+
+
+def test_the_sanitizer_runs_three_tools_over_launches_without_the_pool(tmp_path: Path) -> None:
+    tool(
+        tmp_path,
+        "compute-sanitizer",
+        "import sys; raise SystemExit(9 if '--tool=racecheck' in sys.argv else\n"
+        "    sys.argv[-3:] != [sys.executable, '-m', 'tests.gpu.launches'])",
+    )
+    verdict = STEPS["sanitizer"].run(context(tmp_path))
+    assert verdict == (False, "memcheck clean, racecheck exit code 9, initcheck clean")
+    codes = {line["tool"]: line["code"] for line in recorded(tmp_path)}
+    assert codes == {"memcheck": 0, "racecheck": 9, "initcheck": 0}
+
+
+def test_the_profilers_table_is_part_of_the_results(tmp_path: Path) -> None:
+    stalls = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+    names = [
+        "ID", "Kernel Name", "gpu__time_duration.sum", "launch__registers_per_thread",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        *(stalls.format(reason) for reason in ("wait", "long_scoreboard", "barrier")),
+    ]  # fmt: skip
+    rows = [names, ["", "", "us", "register/thread", "%", "", "", ""],
+            ["0", "fold", "1,040.5", "78", "91.25", "0.5", "12.1", "0"]]  # fmt: skip
+    table = "==PROF== Profiling\n" + "\n".join(
+        ",".join(f'"{cell}"' for cell in row) for row in rows
+    )
+    tool(
+        tmp_path,
+        "ncu",
+        "import sys; from pathlib import Path\n"
+        "assert sys.argv[sys.argv.index('--clock-control') + 1] == 'none'\n"
+        f"Path(sys.argv[sys.argv.index('--log-file') + 1]).write_text({table!r})",
+    )
+    assert STEPS["profile"].run(context(tmp_path)) == (True, "1 launches, dram 91 %")
+    (line,) = recorded(tmp_path)
+    assert line["time"] == 1040.5 and line["time unit"] == "us" and line["registers"] == 78
+    assert list(line["stalls"].items())[:2] == [("long_scoreboard", 12.1), ("wait", 0.5)]
+
+
+def test_on_the_fake_the_tools_are_named_as_not_run(tmp_path: Path) -> None:
+    for name in ("sanitizer", "profile"):
+        verdict, said = STEPS[name].run(context(tmp_path, fake=True))
+        assert verdict is None and "not on the fake" in said
+
+
+def test_every_test_file_belongs_to_one_step(tmp_path: Path) -> None:
+    """What the steps ask pytest for, as it is called."""
+    asked: dict[str, set[str]] = {}
+    for step in ("tests", "suites", "worlds"):
+        words: list[str] = []
+
+        def note(command: Sequence[str], limit: float | None = None, **variables: str) -> Done:
+            words.extend(command)  # noqa: B023: the step runs at once
+            return Done(0, 0.0)
+
+        given = dataclasses.replace(context(tmp_path), command=note)
+        verdict, said = STEPS[step].run(given)
+        assert verdict is False and "no test ran" in said  # though pytest has not failed
+        asked[step] = {Path(word).name for word in words if word.startswith("tests/gpu/")}
+        assert f"--junitxml={tmp_path}/gpu-{step}.xml" in words
+    everything = {path.name for path in (ROOT / "tests/gpu").glob("test_*.py")}
+    assert set().union(*asked.values()) == everything
+    assert sum(map(len, asked.values())) == len(everything)
+    assert list(STEPS)[0] == "smoke" and list(STEPS)[-1] == "worlds"
+
+
+def test_the_command_for_a_borrowed_machine_is_short_and_valid() -> None:
+    page = (ROOT / "docs" / "contributing.md").read_text()
+    (block,) = re.findall(r"```sh\n(cp \.gpu/last.*?)```", page, re.DOTALL)
+    assert len(block) <= 2000
+    subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+    assert 0 < int(re.search(r"--limit (\d+)", block)[1]) < 600  # type: ignore[index]
