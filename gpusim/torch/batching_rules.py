@@ -32,7 +32,7 @@ def _index_put_(
 
 
 def _squeeze_(x: Tensor) -> Tensor:
-    """squeeze_ one dimension at a time. Torch's rule removes the mapped one too if its size is 1."""
+    """squeeze_ one dimension at a time. Torch's rule removes a mapped one of size 1 too."""
     for dim in reversed(range(x.dim())):
         x.squeeze_(dim)
     return x

@@ -70,6 +70,7 @@ class Device:
     def __init__(self) -> None:
         self.compiled = self.attached = self.first = False
         self.weights: State = {}
+        self.id: int | None = None  # of the device that it was attached to first
         self.synchronized = 0  # the number of copies to the host at the last copy of these
 
 
@@ -137,15 +138,28 @@ class Executors(RuleBasedStateMachine):
         device = self.devices[which]
         self.upload(which)
         device.compiled = device.first = True
-        device.attached = self.options.connection_type == ConnectionType.Always
+        if self.options.connection_type == ConnectionType.Always:
+            assert self.acquire(which)
 
-    def before_run(self, which: str) -> None:
+    def acquire(self, which: str) -> bool:
+        """Attach to the device from before, or the first that is free; whether that worked."""
+        device = self.devices[which]
+        other = self.devices["infer" if which == "train" else "train"]
+        taken = other.id if other.attached else None
+        if device.id is None:
+            device.id = 1 if taken == 0 else 0
+        device.attached = device.id != taken
+        return device.attached
+
+    def before_run(self, which: str) -> bool:
+        """What happens before a model runs; False if it cannot run without a device."""
         device = self.devices[which]
         if not device.compiled:
             self.compile_reference(which)
             device.first = False
         if not device.attached:
-            device.attached = True
+            if not self.acquire(which):
+                return False
             self.upload(which)
         elif device.first:
             self.upload(which)
@@ -153,6 +167,7 @@ class Executors(RuleBasedStateMachine):
             self.fetch()
             if device.synchronized < self.copies:
                 self.upload(which)
+        return True
 
     def module(self, which: str) -> Model:
         """Plain PyTorch's module with a device's weights."""
@@ -168,7 +183,10 @@ class Executors(RuleBasedStateMachine):
             (self.train_step if which == "train" else self.infer_step)()
 
     def train_step(self) -> None:
-        self.before_run("train")
+        if not self.before_run("train"):
+            with pytest.raises(Error, match="Failed to acquire device"):
+                self.train(X, Y)
+            return
         module = self.module("train")
         replicas = int(self.options.replication_factor)
         parts = zip(X.chunk(replicas), Y.chunk(replicas), strict=True)
@@ -183,7 +201,10 @@ class Executors(RuleBasedStateMachine):
         self.outdated = True
 
     def infer_step(self) -> None:
-        self.before_run("infer")
+        if not self.before_run("infer"):
+            with pytest.raises(Error, match="Failed to acquire device"):
+                self.infer(X)
+            return
         torch.testing.assert_close(self.infer(X), self.module("infer")(X).detach())
 
     @rule(which=st.sampled_from(["train", "infer"]))
@@ -209,12 +230,11 @@ class Executors(RuleBasedStateMachine):
     @rule(which=st.sampled_from(["train", "infer"]))
     def attach(self, which: str) -> None:
         device = self.devices[which]
-        if not device.compiled or device.attached:
+        if not device.compiled or device.attached or not self.acquire(which):
             with pytest.raises(Error):
                 self.executor(which).attachToDevice()
             return
         self.executor(which).attachToDevice()
-        device.attached = True
         self.upload(which)
 
     @rule(which=st.sampled_from(["train", "infer"]))
