@@ -262,9 +262,10 @@ def _environment(folder: Path, fake: bool) -> dict[str, str]:
         site = WORK / "site"
         problem = wheels.install(folder, site)
         if problem:
-            raise RuntimeError(f"the wheels in {folder} cannot be installed: {problem}")
-        paths.append(str(site))
-        if (site / "bin" / "mpirun").exists():
+            print(f"make gpu: the wheels in {folder} are not used: {problem}", file=sys.stderr)
+        else:
+            paths.append(str(site))
+        if not problem and (site / "bin" / "mpirun").exists():
             environment["PATH"] = f"{site / 'bin'}:{environment.get('PATH', '')}"
             libraries = environment.get("LD_LIBRARY_PATH")
             environment["LD_LIBRARY_PATH"] = f"{site / 'lib'}" + (f":{libraries}" if libraries else "")
