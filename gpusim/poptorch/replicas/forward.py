@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...torch.private import TENSOR_ATTRIBUTES, tree_leaves, tree_map_only
 from ..blocks.placement import Recorder, recording
 from ..losses import LossFinder
 from .draws import SEEDS, Draws, seeds
@@ -75,7 +75,7 @@ ORDERED = {
 }
 """The names of comparisons that are invalid operations if an operand is a NaN."""
 
-DATA = vars(torch._C.TensorBase)["data"].__get__
+DATA = TENSOR_ATTRIBUTES["data"].__get__
 """x.data. x.detach() has the same value and memory, and in-place changes of it can be seen."""
 
 

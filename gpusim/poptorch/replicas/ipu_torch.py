@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...torch.private import TENSOR_ATTRIBUTES
 from ..poptorch_core import compiler_error
 
 __all__ = ["OVERRIDES", "call", "on_this_device", "refuse_unsupported", "with_int64_indices"]
 
 # ---------------------------------------------------------------- the device "ipu"
 
-OF_TENSORS = vars(torch._C.TensorBase)
 
 #: Methods of tensors whose results differ on an IPU from those on the device that stands for it.
 OVERRIDES: dict[Any, Callable[..., Any]] = {
-    OF_TENSORS["is_ipu"].__get__: lambda tensor: True,
-    OF_TENSORS["ipu"]: lambda tensor, *args, **kwargs: tensor,
+    TENSOR_ATTRIBUTES["is_ipu"].__get__: lambda tensor: True,
+    TENSOR_ATTRIBUTES["ipu"]: lambda tensor, *args, **kwargs: tensor,
 }
 
 
