@@ -1,10 +1,8 @@
-"""GPUSIM_FAKE_CUDA=1 runs these tests on this machine's processor (tests/cuda/fake_cuda)."""
+"""Without a GPU, or with GPUSIM_FAKE_CUDA=1, these tests run on this machine's processor."""
 
 from __future__ import annotations
 
-import os
-
 from tests.cuda import fake_cuda
 
-if os.environ.get(fake_cuda.SWITCH):
+if not fake_cuda.why_not():
     fake_cuda.install()
