@@ -85,7 +85,9 @@ def fold_case(dtype: str, order: str, target: float, kind: str, **how: Any) -> G
     reduction = Reduction(order=order, seed=1, **how)
     parts = [dtype, order]
     if reduction.rounding == "stochastic":
-        parts.append("stochastic at every step" if "every step" in kind else "stochastic at the end")
+        parts.append(
+            "stochastic at every step" if "every step" in kind else "stochastic at the end"
+        )
     itemsize = np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
     elements = BYTES // 64 // itemsize
     return GpuCase(" ".join(parts), dtype, 64, elements, reduction, 0, target, kind)
@@ -129,8 +131,13 @@ def all_cases() -> list[GpuCase]:
 
 def first_look() -> list[GpuCase]:
     """A case of each size, for the smoke test."""
-    sizes = [case for case in all_cases() if "replicas of" in case.name and "as much" not in case.name]
-    return [*sizes, *(case for case in all_cases() if case.name in ("float32 linear", "float16 tree"))]
+    sizes = [
+        case for case in all_cases() if "replicas of" in case.name and "as much" not in case.name
+    ]
+    return [
+        *sizes,
+        *(case for case in all_cases() if case.name in ("float32 linear", "float16 tree")),
+    ]
 
 
 def six_folds() -> list[GpuCase]:
@@ -363,9 +370,7 @@ class Timer:
         if events:
             self._units = self._needed(host)
             found, end = [], time.perf_counter() + seconds * 2 / 3
-            while len(found) < SAMPLES or (
-                time.perf_counter() < end and len(found) < MOST_SAMPLES
-            ):
+            while len(found) < SAMPLES or (time.perf_counter() < end and len(found) < MOST_SAMPLES):
                 found.append(self._sample(call))
         return GpuEntry(Timing.of(found), host, min(queued))
 
@@ -375,7 +380,9 @@ class Timer:
         call()
         self.wait()
         number = max(3, min(MOST_QUEUED, int(BURST / max(time.perf_counter() - start, 1e-6))))
-        host, rounds, end = [], [], time.perf_counter() + seconds
+        host: list[float] = []
+        rounds: list[float] = []
+        end = time.perf_counter() + seconds
         while len(rounds) < 3 or (time.perf_counter() < end and len(rounds) < MOST_SAMPLES):
             first = last = time.perf_counter()
             for _ in range(number):

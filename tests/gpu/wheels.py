@@ -43,15 +43,15 @@ def requirements() -> list[str]:
     return found
 
 
-def download(folder: Path, python: str, machine: str, extra: Sequence[str] = ()) -> int:
-    """Fill the folder, whose old wheels are removed once the new ones are there. pip's exit code."""
+def download(folder: Path, python: str, machine: str) -> int:
+    """Fill the folder, and remove its old wheels if that succeeds. Returns pip's exit code."""
     tags = [f"--platform=manylinux_2_{minor}_{machine}" for minor in GLIBC]
     tags += [f"--platform=manylinux{old}_{machine}" for old in ("2014", "2010", "1")]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
-        done = subprocess.run([*command, f"--dest={fresh}", *requirements(), *extra], check=False)
+        done = subprocess.run([*command, f"--dest={fresh}", *requirements()], check=False)
         if done.returncode:
             return done.returncode
         for old in folder.glob("*.whl"):
