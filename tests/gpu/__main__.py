@@ -74,7 +74,7 @@ class Display:
             left = min(left, spent * (100 - self._percent) / self._percent)
         text = (
             f"{self._name}: {_clock(spent)} of at most {_clock(self._limit)}; in all "
-            f"{_clock(now - self._start)}, at most {_clock(left + self._later)} left"
+            f"{_clock(now - self._start)}, about {_clock(left + self._later)} left"
         )
         if self._terminal:
             print(f"\r\033[K{text}", end="", flush=True)

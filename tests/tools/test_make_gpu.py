@@ -229,6 +229,7 @@ def wheel(folder: Path, name: str, tag: str = "py3-none-any") -> None:
         file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         file.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
         file.writestr(f"{about}/RECORD", "")
+        file.writestr(f"{name}-1.0.data/data/lib/lib{name}.so", "a library")
 
 
 def test_wheels_are_installed_once_and_not_from_a_network(tmp_path: Path) -> None:
@@ -241,6 +242,7 @@ def test_wheels_are_installed_once_and_not_from_a_network(tmp_path: Path) -> Non
     wheel(folder, "gpusim_other")
     assert wheels.install(folder, target) is None
     assert {"gpusim_example.py", "gpusim_other.py"} <= {path.name for path in target.iterdir()}
+    assert (target / "lib" / "libgpusim_other.so").read_text() == "a library"
     assert [path.name for path in target.parent.iterdir()] == ["site"]
 
 
@@ -375,7 +377,7 @@ def test_every_test_file_belongs_to_one_step(tmp_path: Path) -> None:
 
 def test_the_command_for_a_borrowed_machine_is_short_and_valid() -> None:
     page = (ROOT / "docs" / "contributing.md").read_text()
-    (block,) = re.findall(r"```sh\n(cp \.gpu/last.*?)```", page, re.DOTALL)
+    (block,) = re.findall(r"```sh\n(mkdir -p .gpu/cache.*?)```", page, re.DOTALL)
     assert len(block) <= 2000
     subprocess.run(["bash", "-n"], input=block, text=True, check=True)
     assert 0 < int(re.search(r"--limit (\d+)", block)[1]) < 600  # type: ignore[index]
