@@ -21,6 +21,7 @@ __all__ = [
     "constant_like",
     "zeros_like",
     "empty_like",
+    "allocate",
     "copy_array",
     "contiguous",
     "reshaped_view",
@@ -140,12 +141,20 @@ def _create_like(
 ) -> Array:
     if not on_device(array):
         return create(array, dtype, order="C", shape=shape)
-    kind = array.dtype if dtype is None else np.dtype(dtype)
-    held = lacks_kernels(kind)
-    word = np.dtype(f"u{kind.itemsize}") if held else kind
-    # CuPy takes the shape () for none given.
-    created = create(as_bits(array), word, order="C", shape=shape or (1,)).reshape(shape)
-    return created.view(kind) if held else created
+    like, given = as_bits(array), shape or (1,)  # CuPy takes the shape () for none given
+
+    def create_on_device(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return create(like, dtype, order="C", shape=given).reshape(shape)
+
+    return allocate(create_on_device, shape, array.dtype if dtype is None else dtype)
+
+
+def allocate(create: Callable[..., Any], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """create(shape, dtype), for any dtype; `create` is a GPU library's, such as cupy.empty."""
+    kind = np.dtype(dtype)
+    if not lacks_kernels(kind):
+        return create(shape, kind)
+    return create(shape, np.dtype(f"u{kind.itemsize}")).view(kind)
 
 
 def copy_array(array: Array) -> Array:

@@ -54,7 +54,7 @@ class Batch:
 
 
 def disassembler() -> Path | None:
-    """The path of nvdisasm: on the PATH, or in the wheel nvidia-cuda-nvdisasm; None without both."""
+    """The path of nvdisasm: on PATH, or in the wheel nvidia-cuda-nvdisasm; None without both."""
     if found := shutil.which("nvdisasm"):
         return Path(found)
     spec = importlib.util.find_spec("nvidia")

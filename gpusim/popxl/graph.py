@@ -72,6 +72,11 @@ class Graph(OpHooks):
         return {tensor.name: tensor for tensor in self._inputs}
 
     @property
+    def _by_ref_inputs(self) -> set[Tensor]:
+        """The inputs that are taken by reference."""
+        return {tensor for tensor in self._inputs if tensor._by_ref}
+
+    @property
     def outputs(self) -> tuple[Tensor, ...]:
         """Its outputs."""
         return tuple(self._outputs)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpusim.cuda import compile as compiling
-from gpusim.cuda import report, templates
+from gpusim.cuda import report, sass, templates
 from gpusim.cuda.device import Kernel
 from tests.cuda import fake_cuda
 from tests.oracles.budget import slow
@@ -79,6 +79,78 @@ def test_the_other_kernels_compile_and_do_not_spill(architecture: str, unit: str
         assert needs.spill_stores == 0, kernel
 
 
+needs_disassembler = pytest.mark.skipif(
+    sass.disassembler() is None, reason="nvdisasm is not installed (nvidia-cuda-nvdisasm)"
+)
+
+
+def listings(kernels: list[Kernel], architecture: str, folder: Path) -> dict[Kernel, str]:
+    """The machine code of kernels that do not spill."""
+    cubin = folder / "unit.cubin"
+    for kernel, needs in compiling.resources(kernels, architecture, cubin).items():
+        assert (needs.stack, needs.spill_stores, needs.spill_loads) == (0, 0, 0), kernel
+        wide = (
+            kernel.name.endswith("SEQUENCE, true, 4, 8>") or "SEQUENCE, true, 8, 8>" in kernel.name
+        )
+        warps = report.warps(kernel, needs.registers, architecture)
+        assert warps >= (24 if wide else 16), (kernel, needs)
+    text = sass.listing(cubin)
+    return {kernel: text[compiling.mangled(kernel)] for kernel in kernels}
+
+
+WIDE = [
+    Kernel("fold.cu", f"fold<{source}, float, {step}, false, SEQUENCE, true, {chunk}, 8>")
+    for source, step, chunk in (
+        ("float32", "EXACT", 4),
+        ("float16", "FLOAT16", 8),
+        ("bfloat16", "EXACT", 8),
+    )
+]
+
+
+@needs_compiler
+@needs_disassembler
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_eight_members_are_in_flight_at_once(architecture: str, tmp_path: Path) -> None:
+    """In the loop over batches, and in the last batch, which may have fewer members."""
+    for kernel, text in listings(WIDE, architecture, tmp_path).items():
+        wide = [batch for batch in sass.batches(text) if batch.bytes == 16]
+        loops = [batch.loads for batch in wide if batch.loops]
+        assert loops and min(loops) == 8, (kernel, wide)
+        assert [batch.loads for batch in wide if not batch.loops].count(8) >= 1, (kernel, wide)
+
+
+@needs_compiler
+@needs_disassembler
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_the_main_folds_keep_memory_busy(architecture: str, tmp_path: Path) -> None:
+    kernels = templates.main_folds()
+    assert set(WIDE) < set(kernels)
+    for kernel, text in listings(kernels, architecture, tmp_path).items():
+        wide = [batch for batch in sass.batches(text) if batch.bytes == 16 and batch.loops]
+        if kernel.name.endswith(", 16>"):
+            assert sass.copies(text) >= 16, kernel
+        elif kernel.name.endswith(", 8>"):
+            # Trees of any graph load one member at a time.
+            assert max(batch.loads for batch in wide) == 8, (kernel, wide)
+            assert "TREE" in kernel.name or min(batch.loads for batch in wide) == 8, (kernel, wide)
+
+
+@needs_compiler
+@needs_disassembler
+@pytest.mark.parametrize("architecture", ["sm_90", *slow("sm_80", "sm_100")])
+def test_pairs_of_float16_are_added_without_conversions(architecture: str, tmp_path: Path) -> None:
+    """Eight-bit formats too, which the hardware converts in pairs from sm_89 on."""
+    sources = ["float16", "float8_e5m2"] + ["float8_e4m3fn"] * (architecture != "sm_80")
+    for source in sources:
+        kernel = Kernel("fold.cu", f"fold<{source}, float, FLOAT16, false, SEQUENCE, true, 4, 16>")
+        (text,) = listings([kernel], architecture, tmp_path).values()
+        names = Counter(each.name.split(".")[0] for each in sass.instructions(text))
+        # 16 members in pairs, in the whole batch, the last one, and those without stages.
+        assert names["FADD"] < 32 <= names["HADD2"] + names["HFMA2"], (kernel, names)
+
+
 @needs_compiler
 def test_what_does_not_compile_is_an_error_with_the_compilers_words() -> None:
     with pytest.raises(RuntimeError, match="float17"):
@@ -133,6 +205,7 @@ def test_the_report_has_a_line_for_each_kernel(capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(templates.units()["ragged"])
     assert "ragged_copy<uint4, 4>" in lines[-1] and lines[-1].split()[3:5] == ["0", "0"]
+    assert ("4x16" in lines[-1]) == (sass.disassembler() is not None)
 
 
 def test_without_cupy_a_gpu_array_is_told_what_to_install() -> None:

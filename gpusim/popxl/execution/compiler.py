@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpusim.libraries import to_host
+
+from ..exceptions import poplar_application_runtime_error
 from ..tensor import Constant, Variable
 from .aliasing import Aliasing, changed_by
 from .program import CompiledGraph, Step
@@ -102,6 +105,9 @@ class GraphCompiler:
         """The step of an op that is one call of its `run`."""
         definition, attributes, xp = op.definition, op.attributes, self.machine.xp
         run: Any = definition.run
+        options = self.graph.ir.getSessionOptions()
+        if "log2_scale" in definition.names and options.throwIfLog2ScaleTensorNotInRange:
+            run = in_range(run, op.debugName(), definition.names.index("log2_scale"))
         if self.machine.one_by_one and not definition.collective:
             run = one_by_one(definition)
         if definition.collective:
@@ -253,6 +259,20 @@ def one_by_one(definition: Definition) -> Any:
         ]
 
     return each
+
+
+def in_range(run: Any, name: str, scale: int) -> Any:
+    """A `run` with a check of the scales of 8-bit floats, an input."""
+
+    def checked(xp: Any, inputs: list[Array], attributes: Any) -> Any:
+        scales = inputs[scale]
+        if bool(((scales < -32) | (scales > 31)).any()):
+            raise poplar_application_runtime_error(
+                f"{name}: log2_scale must be -32 to 31, got {to_host(scales).tolist()}"
+            )
+        return run(xp, inputs, attributes)
+
+    return checked
 
 
 def for_all(run: Any, name: str, machine: Machine) -> Any:

@@ -23,7 +23,7 @@ def install() -> None:
         return
     if "cupy" in sys.modules:
         raise RuntimeError("CuPy is imported already: install the fake CUDA before")
-    # What CuPy keeps on disk is apart from that of GPUs. Its kernels are compiled, not cub's.
+    # What is kept on disk is apart from that of GPUs. CuPy compiles its own kernels, not cub's.
     os.environ["CUPY_CACHE_DIR"] = str(compiler.folder() / "kernels")
     # gpusim's does not know which compiler says that it is NVRTC 13.0.
     os.environ["GPUSIM_CACHE_DIR"] = str(compiler.folder() / f"gpusim-{compiler.fingerprint()}")
