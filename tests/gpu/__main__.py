@@ -222,6 +222,8 @@ def _step(name: str, step: Step, context: Context, over: float) -> tuple[str, st
         word = WORDS[verdict]
     except TimeoutError:
         word, said = WORDS[False], "cut before its last command"
+    except Exception as error:  # the other steps go on
+        word, said = WORDS[False], f"{type(error).__name__}: {error}"
     finally:
         seconds = round(time.monotonic() - start, 1)
         if word == WORDS[False] and time.monotonic() >= over:
@@ -266,12 +268,9 @@ def _environment(folder: Path, fake: bool) -> dict[str, str]:
         if not problem and (site / "bin" / "mpirun").exists():
             environment["PATH"] = f"{site / 'bin'}:{environment.get('PATH', '')}"
             libraries = environment.get("LD_LIBRARY_PATH")
-            environment["LD_LIBRARY_PATH"] = f"{site / 'lib'}" + (
-                f":{libraries}" if libraries else ""
-            )
+            environment["LD_LIBRARY_PATH"] = ":".join(filter(None, [f"{site / 'lib'}", libraries]))
             environment["OPAL_PREFIX"] = str(site)
-    paths += [path for path in [environment.get("PYTHONPATH")] if path]
-    environment["PYTHONPATH"] = ":".join(paths)
+    environment["PYTHONPATH"] = ":".join(filter(None, [*paths, environment.get("PYTHONPATH")]))
     caches = WORK / ("fake-cache" if fake else "cache")
     environment |= {
         "PYTHONUNBUFFERED": "1",

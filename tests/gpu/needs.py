@@ -91,8 +91,10 @@ def find() -> dict[str, Any]:
         found["nvrtc reason"] = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
     with contextlib.suppress(ImportError):
         found["torch sees it"] = bool(importlib.import_module("torch").cuda.is_available())
-    with contextlib.suppress(ImportError):
+    try:
         found["gpu"] = importlib.import_module("bench.gpu").describe(cupy)
+    except Exception as error:
+        found["gpusim"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
 
 
@@ -130,6 +132,8 @@ def missing(found: dict[str, Any]) -> list[Need]:
         needs.append(
             Need(f"NVRTC or CUDA's headers: {reason}", "tests, suites, speed", "cupy-cuda13x[ctk]")
         )
+    if "gpusim" in found:
+        needs.append(Need(f"gpusim itself: {found['gpusim']}", ALL, "the packages above"))
     needs += [
         Need(name, STEPS[name], f"pip install {name}")
         for name in ("torch", "jax")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -207,8 +208,8 @@ def speed(context: Context) -> Verdict:
 
 def sanitizer(context: Context) -> Verdict:
     """compute-sanitizer over some thirty launches: memory, races, uninitialised reads."""
-    if context.fake:
-        return None, "compute-sanitizer: not on the fake"
+    if context.fake or not shutil.which("compute-sanitizer"):
+        return None, f"compute-sanitizer: not on the {'fake' if context.fake else 'path'}"
     passed, said = True, []
     for tool in TOOLS:
         command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=20"]
@@ -223,8 +224,8 @@ def sanitizer(context: Context) -> Verdict:
 
 def profile(context: Context) -> Verdict:
     """ncu over six folds: memory throughput, warps, reasons of stalls."""
-    if context.fake:
-        return None, "ncu: not on the fake"
+    if context.fake or not shutil.which("ncu"):
+        return None, f"ncu: not on the {'fake' if context.fake else 'path'}"
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "ncu.csv"
         command = [

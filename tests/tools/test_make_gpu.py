@@ -41,6 +41,8 @@ def probe(environment):
 
 def step(code):
     def run(context):
+        if code == "X":
+            raise ValueError(code)
         done = context.command([sys.executable, "-c", code])
         lines = [line["n"] for line in context.lines("X".replace("X", NAMES[code]))if "n" in line]
         return done.code == 0, f"code {done.code}, lines {lines}"
@@ -290,27 +292,30 @@ def test_outcomes_are_recorded_as_they_come_and_passed_tests_are_left_out(tmp_pa
     assert found.keys() == {"test_b", "test_c"} and found["test_c"][0] == "failed"
 
 
-def tool(folder: Path, name: str, text: str) -> None:
-    """A program of this name, first on the path of what runs with it."""
+def tool(patch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> None:
+    """A program of this name, first on the path."""
+    patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     path = folder / name
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(0o755)
 
 
 def context(tmp_path: Path, *, fake: bool = False) -> Context:
-    """Runs real commands, with tools from the folder."""
+    """Runs real commands."""
 
     def run(words: Sequence[str], limit: float | None = None, **variables: str) -> Done:
-        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, **variables}
+        environment = {**os.environ, **variables}
         return process.run(words, min(limit or PATIENCE, PATIENCE), environment, lambda line: None)
 
     file = tmp_path / "gpu-results.jsonl"
     return Context(run, tmp_path, file, "k", 0, "gpu", fake, again=False)
 
 
-def test_the_sanitizer_runs_three_tools_over_launches_without_the_pool(tmp_path: Path) -> None:
+def test_the_sanitizer_runs_three_tools_over_launches_without_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool(
+        monkeypatch,
         tmp_path,
         "compute-sanitizer",
         "import sys; raise SystemExit(9 if '--tool=racecheck' in sys.argv else\n"
@@ -322,7 +327,9 @@ def test_the_sanitizer_runs_three_tools_over_launches_without_the_pool(tmp_path:
     assert codes == {"memcheck": 0, "racecheck": 9, "initcheck": 0}
 
 
-def test_the_profilers_table_is_part_of_the_results(tmp_path: Path) -> None:
+def test_the_profilers_table_is_part_of_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stalls = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
     names = [
         "ID", "Kernel Name", "gpu__time_duration.sum", "launch__registers_per_thread",
@@ -335,6 +342,7 @@ def test_the_profilers_table_is_part_of_the_results(tmp_path: Path) -> None:
         ",".join(f'"{cell}"' for cell in row) for row in rows
     )
     tool(
+        monkeypatch,
         tmp_path,
         "ncu",
         "import sys; from pathlib import Path\n"
@@ -347,10 +355,20 @@ def test_the_profilers_table_is_part_of_the_results(tmp_path: Path) -> None:
     assert list(line["stalls"].items())[:2] == [("long_scoreboard", 12.1), ("wait", 0.5)]
 
 
-def test_on_the_fake_the_tools_are_named_as_not_run(tmp_path: Path) -> None:
+def test_tools_that_are_missing_are_named_as_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("sanitizer", "profile"):
-        verdict, said = STEPS[name].run(context(tmp_path, fake=True))
-        assert verdict is None and "not on the fake" in said
+        for fake, where in ((True, "fake"), (False, "path")):
+            verdict, said = STEPS[name].run(context(tmp_path, fake=fake))
+            assert verdict is None and f"not on the {where}" in said
+
+
+def test_a_step_that_raises_has_failed_and_the_next_one_runs(tmp_path: Path) -> None:
+    code, said = run(tmp_path, {"raises": "X", "goes on": "print('here')"})
+    assert code == 1 and re.search(r"raises +FAILED .*ValueError: X", said)
+    assert re.search(r"goes on +passed", said)
 
 
 def test_every_test_file_belongs_to_one_step(tmp_path: Path) -> None:
