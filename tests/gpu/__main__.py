@@ -46,11 +46,13 @@ class Display:
         self._log = log.open("a", encoding="utf-8", errors="replace")
         self._terminal = sys.stdout.isatty()
         self._said = self._start = self._step_start = time.monotonic()
-        self._name, self._limit, self._later, self._percent = "", 0.0, 0.0, 0
+        self._name, self._percent = "", 0
+        self._limit = self._expected = self._later = 0.0
 
-    def begin(self, name: str, limit: float, later: float) -> None:
-        """A step begins, which may take `limit` seconds; those behind it take about `later`."""
-        self._name, self._limit, self._later, self._percent = name, limit, later, 0
+    def begin(self, name: str, limit: float, expected: float, later: float) -> None:
+        """A step begins: the seconds that it may take, that it and that those behind it need."""
+        self._name, self._limit, self._percent = name, limit, 0
+        self._expected, self._later = expected, later
         self._step_start = time.monotonic()
         self.line(f"--- {name}\n")
 
@@ -69,9 +71,10 @@ class Display:
         if not self._terminal and now - self._said < self.SILENCE:
             return
         spent = now - self._step_start
-        left = self._limit - spent
+        left = max(0.0, self._expected - spent)
         if self._percent:
-            left = min(left, spent * (100 - self._percent) / self._percent)
+            left = spent * (100 - self._percent) / self._percent
+        left = min(left, self._limit - spent)
         text = (
             f"{self._name}: {_clock(spent)} of at most {_clock(self._limit)}; in all "
             f"{_clock(now - self._start)}, about {_clock(left + self._later)} left"
@@ -193,7 +196,7 @@ def _run(
             break
         else:
             later = sum(steps[n].expected for n in chosen[index + 1 :] if n not in passed)
-            display.begin(name, limit, min(later, end - time.monotonic() - limit))
+            display.begin(name, limit, steps[name].expected, later)
             until = time.monotonic() + limit
             command = _command(name, file, key, environment, until, display)
             device, count = machine.slug(gpu["name"]), len(results.records(file, key))
