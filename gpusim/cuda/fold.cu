@@ -644,7 +644,7 @@ __device__ __forceinline__ void reduce(C (&total)[COUNT], const Chain& chain, co
 }
 
 // Blocks of 256 threads that a multiprocessor has to hold: three leave each thread 80 registers.
-// Doubles, and trees of eight values or more in a chunk, need more.
+// Doubles, and trees or other operators than sums of eight values or more in a chunk, need more.
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
 constexpr __device__ int blocks() {
   if (AHEAD == STAGE_BATCH) return 20;  // of STAGE_THREADS
@@ -653,7 +653,7 @@ constexpr __device__ int blocks() {
 #if __CUDA_ARCH__ >= 1000
   if (DRAWN) return 2;
 #endif
-  return tree ? 2 : 3;
+  return tree || (!SUMS && COUNT >= 8) ? 2 : 3;
 }
 
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
