@@ -116,15 +116,11 @@ class InferenceSession:
 
     def run(self, stepio: PyStepIO, debugName: str = "") -> None:
         """Run a step. The errors are those of `popxl.Session.run`."""
-        ir = self._session.ir
-        inputs, outputs = (
-            {streams[id]: array for id, array in arrays.items() if id in streams}
-            for streams, arrays in (
-                ({s.tensor_id: s for s in ir.get_all_h2d_streams()}, stepio.inputs),
-                ({s.tensor_id: s for s in ir.get_all_d2h_streams()}, stepio.outputs),
-            )
+        ir, given, wanted = self._session.ir, stepio.inputs, stepio.outputs
+        self._session.run_with_outputs(
+            {s: given[s.tensor_id] for s in ir.get_all_h2d_streams() if s.tensor_id in given},
+            {s: wanted[s.tensor_id] for s in ir.get_all_d2h_streams() if s.tensor_id in wanted},
         )
-        self._session.run_with_outputs(inputs, outputs)
 
 
 class TrainingSession(InferenceSession):
