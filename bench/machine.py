@@ -49,7 +49,12 @@ def available_bytes() -> int | None:
 
 
 def commit() -> str | None:
-    """The commit of this source tree, '-dirty' where files differ from it."""
+    """The commit of this source tree, '-dirty' where files differ from it.
+
+    $GPUSIM_COMMIT, if it is set: a copy of the tree may be without its repository.
+    """
+    if os.environ.get("GPUSIM_COMMIT"):
+        return os.environ["GPUSIM_COMMIT"]
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(

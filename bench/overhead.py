@@ -1,4 +1,5 @@
-"""The overhead of vmap and pmap beside the arithmetic: of each operation, and of the start."""
+"""The overhead of vmap and pmap beside the arithmetic: of each operation, and of the start.
+And that of launches on a GPU, beside CuPy's own: `python -m tests.cuda.fake_cuda bench` has one."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 
 import gpusim
 from bench.results import Overhead
-from gpusim import lax
+from fallback import FoldSpec
+from gpusim import collectives, lax
 
 REPLICAS = 8
 ELEMENTS = 16
 CALLS = 100  # of one operation, in one program
+BURST = 30  # calls that launch, between two looks at the clock
 STARTED = 1024  # replicas
 
 #: An operation in a vmapped program, and the same on stacked arrays in plain NumPy.
@@ -39,12 +42,13 @@ OPERATIONS: dict[str, Pair] = {
 
 CALLS_IN = {"np.where(x > 0, x, 0)": 2}  # NumPy calls that one line of OPERATIONS makes
 NUMPY_CALL = "a NumPy call"
+LAUNCH = "a launch"
 
 
 def overheads(seconds: float = 0.3) -> Iterator[Overhead]:
     """All overheads; each is the fastest of the calls that fit into `seconds`, or a failure."""
     x = np.linspace(-1, 1, REPLICAS * ELEMENTS, dtype=np.float32).reshape(REPLICAS, ELEMENTS)
-    for name, measure in chain(_vmap(x), _pmap(x)):
+    for name, measure in chain(_vmap(x), _pmap(x), _launches(x)):
         try:
             microseconds, note = measure(seconds)
             yield Overhead(name, microseconds, note)
@@ -130,3 +134,53 @@ def _pmap(x: NDArray[Any]) -> Iterator[tuple[str, Measure]]:
         f"pmap, {STARTED:,} replicas and one psum",
         lambda seconds: (best(partial(meet, many), seconds), ""),
     )
+
+
+def _launches(x: NDArray[Any]) -> Iterator[tuple[str, Measure]]:
+    """The host's time for calls that launch one kernel of gpusim's, beyond CuPy's `x + y`."""
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except (ImportError, RuntimeError):  # no CuPy, or no GPU
+        return
+    from gpusim import cuda
+
+    given, members = cupy.asarray(x), [cupy.asarray(row) for row in x]
+    half, spec = given.astype(np.float16), FoldSpec()
+    drawn = FoldSpec(accumulate=np.float16, rounding="stochastic", seed=1)
+    calls: dict[str, Callable[[], Any]] = {
+        "cuda.run_fold(spec, x)": lambda: cuda.run_fold(spec, given),
+        "cuda.fold(x)": lambda: cuda.fold(given),
+        "cuda.run_fold(spec, list)": lambda: cuda.run_fold(spec, members),
+        "cuda.run_fold(spec, x), stochastic": lambda: cuda.run_fold(drawn, half, call=1),
+        "cuda.round_to(x, float16)": lambda: cuda.round_to(given, np.float16),
+    }
+    for name, call in calls.items():
+        yield f"launch, {name}", partial(_beyond, LAUNCH, call, lambda: given + given)
+    whole: dict[str, Callable[[], Any]] = {
+        "collectives.psum(x)": lambda: collectives.psum(given),
+        "vmap of lax.psum(x)": partial(gpusim.vmap(_psum, axis_name="i"), given),
+    }
+    for name, call in whole.items():
+        yield f"launch, {name}", partial(_beyond, "a call", call, lambda: given + given)
+
+
+def _beyond(
+    what: str, call: Callable[[], Any], plain: Callable[[], Any], seconds: float
+) -> tuple[float, str]:
+    """The processor's time for a call beyond that for another one. Bursts of both take turns."""
+    fastest = [math.inf, math.inf]
+    end = time.perf_counter() + 2 * seconds
+    for turn in count():
+        for position, run in enumerate((call, plain)):
+            run()
+            start = time.thread_time()
+            for _ in range(BURST):
+                run()
+            fastest[position] = min(fastest[position], (time.thread_time() - start) / BURST)
+        if turn >= 2 and time.perf_counter() >= end:
+            break
+    ours, theirs = (1e6 * value for value in fastest)
+    beside = f"the {theirs:.1f} us of CuPy's x + y ({ours / theirs:.1f}x)"
+    return ours - theirs, f"{what}, beyond {beside}"

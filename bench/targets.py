@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bench.cases import COLLECTIVES, KI, MI, Case, Size
-from bench.overhead import NUMPY_CALL
+from bench.overhead import LAUNCH, NUMPY_CALL
 from bench.popxl import NOTE as OP
 from bench.results import LIMIT, Exchange, Outcome, Results, SmallCall, Training, Verdict
 
@@ -71,6 +71,7 @@ TARGETS = (
 )  # fmt: skip
 
 DISPATCH_MICROSECONDS = 10.0
+LAUNCH_MICROSECONDS = 20.0
 
 TRAINING = (64, 5.0)  # replicas, and how many times as fast as a loop over them
 
@@ -126,7 +127,8 @@ def judge(results: Results) -> list[Verdict]:
     worlds = [_judge_world(target, results.exchanges) for target in WORLD_TARGETS]
     training = _judge_training(results.trainings)
     small = _judge_small(results.small)
-    return [*verdicts, *worlds, training, *small, _dispatch(results), _session(results)]
+    overheads = _dispatch(results), _session(results), _launch(results)
+    return [*verdicts, *worlds, training, *small, *overheads]
 
 
 def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
@@ -207,7 +209,15 @@ def _session(results: Results) -> Verdict:
     return _judge_overhead(description, results, "popxl", OP)
 
 
-def _judge_overhead(description: str, results: Results, whose: str, what: str) -> Verdict:
+def _launch(results: Results) -> Verdict:
+    """The costliest launch on a GPU."""
+    description = "a kernel launch's time on the host beyond CuPy's x + y, in microseconds"
+    return _judge_overhead(description, results, "launch", LAUNCH, LAUNCH_MICROSECONDS)
+
+
+def _judge_overhead(
+    description: str, results: Results, whose: str, what: str, most: float = DISPATCH_MICROSECONDS
+) -> Verdict:
     """The costliest of those whose names and notes begin so."""
     found = [
         (overhead.microseconds, overhead.name)
@@ -216,8 +226,8 @@ def _judge_overhead(description: str, results: Results, whose: str, what: str) -
         and overhead.name.startswith(whose)
         and overhead.note.startswith(what)
     ]
-    bound = f"< {DISPATCH_MICROSECONDS:g} us"
+    bound = f"< {most:g} us"
     if not found:
         return Verdict(description, None, bound, None)
     worst, name = max(found)
-    return Verdict(description, worst, bound, worst < DISPATCH_MICROSECONDS, name)
+    return Verdict(description, worst, bound, worst < most, name)

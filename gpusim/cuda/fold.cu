@@ -244,6 +244,34 @@ __device__ __forceinline__ int around(int member, int count) {
   return member < count ? member : member - count;
 }
 
+// Members first, first + 1, ... and around, `rest` of them (at most AHEAD). All addresses of a list
+// are loaded before its members.
+template <class S, int COUNT, int AHEAD>
+__device__ __forceinline__ void read_batch(Raw<S::BYTES, COUNT> (&raw)[AHEAD], const Chain& chain,
+                                           int first, int rest) {
+  if (chain.members.table) {
+    const char* at[AHEAD];
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      at[ahead] = chain.members.at(around(ahead < rest ? first + ahead : first, chain.count), chain.offset);
+    }
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      raw[ahead] = load_chunk<S::BYTES, COUNT>(at[ahead], chain.stride, chain.from, chain.to,
+                                               chain.whole, ahead < rest);
+    }
+  } else {
+    const i64 stride = chain.members.stride, back = stride - chain.count * stride;
+    const char* at = chain.members.at(first, chain.offset);
+#pragma unroll
+    for (int ahead = 0; ahead < AHEAD; ++ahead) {
+      raw[ahead] = load_chunk<S::BYTES, COUNT>(at, chain.stride, chain.from, chain.to, chain.whole,
+                                               ahead < rest);
+      at += first + ahead + 1 == chain.count ? back : stride;
+    }
+  }
+}
+
 // Add `rest` members (at most AHEAD), which have been read, to the `seen` before them. The very
 // first member is the total, unless a partial result came before it.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT, int AHEAD>
@@ -279,18 +307,12 @@ __device__ __forceinline__ void in_sequence(C (&total)[COUNT], const Chain& chai
     int seen = 0;
 #pragma unroll 1
     for (; seen + AHEAD <= count; seen += AHEAD) {
-#pragma unroll
-      for (int ahead = 0; ahead < AHEAD; ++ahead) {
-        raw[ahead] = read<S, ELEMENTS>(chain, around(start + seen + ahead, count));
-      }
+      read_batch<S>(raw, chain, around(start + seen, count), AHEAD);
       add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, AHEAD, seen, fold, draw);
     }
     const int rest = count - seen;
     if (rest == 0) return;
-#pragma unroll
-    for (int ahead = 0; ahead < AHEAD - 1; ++ahead) {
-      if (ahead < rest) raw[ahead] = read<S, ELEMENTS>(chain, around(start + seen + ahead, count));
-    }
+    read_batch<S>(raw, chain, around(start + seen, count), rest);
     add_batch<S, C, STEP, DRAWN, SUMS>(total, raw, rest, seen, fold, draw);
   } else {
     Raw<S::BYTES, ELEMENTS> raw[1], coming = read<S, ELEMENTS>(chain, start);
@@ -315,32 +337,72 @@ struct Word<8> {
   typedef uint2 type;
 };
 
+// Addresses of members one after the other, in one array or in a list.
+struct Stacked {
+  const char* at;
+  i64 stride;
+
+  template <int COUNT>
+  __device__ __forceinline__ void next(const char* (&from)[COUNT]) {
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) from[index] = at + index * stride;
+    at += COUNT * stride;
+  }
+};
+
+struct Listed {
+  const u64* at;
+  i64 offset;
+
+  template <int COUNT>
+  __device__ __forceinline__ void next(const char* (&from)[COUNT]) {
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) {
+      from[index] = reinterpret_cast<const char*>(__ldg(at + index)) + offset;
+    }
+    at += COUNT;
+  }
+};
+
+// Copy `run` members to a stage: neighbours are STAGE_THREADS apart. Eight addresses at a time do not
+// wait for one another.
+template <int BYTES, class Addresses>
+__device__ __forceinline__ void copy_run(typename Word<BYTES>::type* to, int run, Addresses addresses) {
+  int index = 0;
+#pragma unroll 1
+  for (; index + 8 <= run; index += 8) {
+    const char* from[8];
+    addresses.next(from);
+#pragma unroll
+    for (int next = 0; next < 8; ++next) {
+      copy_async<BYTES>(to + (index + next) * STAGE_THREADS, from[next]);
+    }
+  }
+#pragma unroll 1
+  for (; index < run; ++index) {
+    const char* from[1];
+    addresses.next(from);
+    copy_async<BYTES>(to + index * STAGE_THREADS, from[0]);
+  }
+}
+
 // The members that come, from the chain's start and around.
 struct Coming {
   const Chain& chain;
   int member, left;
 
-  // Copy the next `most` members, or as many as are left, to a stage: neighbours STAGE_THREADS apart.
+  // Copy the next `most` members, or as many as are left.
   template <int BYTES>
   __device__ __forceinline__ void copy(typename Word<BYTES>::type* to, int most) {
+    const Members& members = chain.members;
     most = most < left ? most : left;
     left -= most;
     while (most) {  // twice at most: up to the last member, and from the first
       const int run = most < chain.count - member ? most : chain.count - member;
-      if (chain.members.table) {
-        const u64* table = chain.members.table + member;
-#pragma unroll 8
-        for (int index = 0; index < run; ++index) {
-          const char* from = reinterpret_cast<const char*>(__ldg(table + index)) + chain.offset;
-          copy_async<BYTES>(to + index * STAGE_THREADS, from);
-        }
+      if (members.table) {
+        copy_run<BYTES>(to, run, Listed{members.table + member, chain.offset});
       } else {
-        const char* from = chain.members.at(member, chain.offset);
-#pragma unroll 8
-        for (int index = 0; index < run; ++index) {
-          copy_async<BYTES>(to + index * STAGE_THREADS, from);
-          from += chain.members.stride;
-        }
+        copy_run<BYTES>(to, run, Stacked{members.at(member, chain.offset), members.stride});
       }
       to += run * STAGE_THREADS;
       most -= run;
@@ -416,10 +478,7 @@ __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, i
   constexpr int ELEMENTS = COUNT * LANES<C>;
   const int here = chain.count - first < 8 ? chain.count - first : 8;
   Raw<S::BYTES, ELEMENTS> raw[8];
-#pragma unroll
-  for (int member = 0; member < 8; ++member) {
-    if (member < here) raw[member] = read<S, ELEMENTS>(chain, first + member);
-  }
+  read_batch<S>(raw, chain, first, here);
   C nodes[4][COUNT], right[COUNT];
 #pragma unroll
   for (int node = 0; node < 4; ++node) {

@@ -42,7 +42,9 @@ TREE_MEMBERS = 1 << 16
 # in_stages of fold.cu: threads of a block, and the members of all stages for each of its `batches`.
 STAGE_THREADS, STAGE_BATCH, STAGES = 32, 16, 3
 STAGED_BYTES = 192 * 1024  # shared memory of a multiprocessor that stages may fill
-SPLIT_MEMBERS, SHARE_MEMBERS = 128, 32  # the fewest that are split over blocks, and that a block gets
+# Members are split over blocks if they and their bytes are at least so many: else a second launch
+# costs more than it saves. A block gets at least SHARE_MEMBERS.
+SPLIT_MEMBERS, SPLIT_BYTES, SHARE_MEMBERS = 128, 1 << 17, 32
 SHARED_BYTES = 48 * 1024  # what every block may have without asking for more
 _FLOATS = (*SUB_32_BIT, FLOAT32, FLOAT64)
 
@@ -137,10 +139,11 @@ def run_fold(
         call = check_counter("call", call)
     if part is not None and part.partial is not None:
         earlier = _earlier(part.partial, plan, device)
-    if type(batch_offset) is int and 0 <= batch_offset < 2**64:
-        offset = batch_offset
+    given: Any = batch_offset
+    if type(given) is int and 0 <= given < 2**64:
+        offset = given
     else:
-        offsets = check_batch_offset(batch_offset, plan.batch)
+        offsets = check_batch_offset(given, plan.batch)
     if out is None:
         out = device.empty(plan.shape, plan.arithmetic.result)
     else:
@@ -208,7 +211,7 @@ def plan_launch(
 
     **Raises**: ValueError and TypeError for arguments that do not fit.
     """
-    plan = plan_fold(spec, extent, members.dtype, members.count, members.shape, batch_ndim)
+    plan = plan_fold(spec, extent, members.dtype, members.number, members.shape, batch_ndim)
     if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
@@ -285,9 +288,6 @@ def _plan_numbers(
     rows = rows_of(members, counted, itemsize, parts)
     if rows.too_many_axes:
         return FoldLaunch(plan, copies=True)
-    turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
-    if turned:
-        members = members.turned()
     # Wide accesses need elements side by side, and one alignment for all members.
     wide = members.alike == 16 and rows.stride == itemsize
     elements = rows.count * rows.length
@@ -297,6 +297,9 @@ def _plan_numbers(
         if share:
             launch = _plan_numbers(_share_plan(plan), members, busy_threads, share)
             return _with_last(launch, plan, share)
+    turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
+    if turned:
+        members = members.turned()
     tree = not free and (order == "tree" or isinstance(order, ReductionGraph))
     # Up to eight members are all in flight at once, in chunks of any size.
     few = not share and not tree and plan.count > 8 and chunks < busy_threads // 2
@@ -347,7 +350,8 @@ def _plan_numbers(
         finish["divisor"] = numbers.divisor or 0
     threads = thread_count(arguments["layout"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
-    block, shared = (64 if threads * (-(-plan.count // share) if share else 1) < busy_threads else 256), 0
+    shares = -(-plan.count // share) if share else 1
+    block, shared = (64 if threads * shares < busy_threads else 256), 0
     if ahead == STAGE_BATCH:
         batches = stage_batches(threads, chunk * itemsize, plan.count, busy_threads)
         arguments["batches"] = batches
@@ -359,7 +363,7 @@ def _plan_numbers(
         block, shared = tree_block(share or plan.count, ahead, chunk * computing.itemsize, block)
     if share:
         arguments["share"], arguments["share_blocks"] = share, -(-threads // block)
-        threads = -(-threads // block) * block * -(-plan.count // share)
+        threads = -(-threads // block) * block * shares
     return FoldLaunch(
         plan,
         kernel,
@@ -375,15 +379,17 @@ def _plan_numbers(
 
 
 def _share(plan: FoldPlan, any_order: bool, chunks: int, busy_threads: int) -> int:
-    """How many members a block folds where the members of many replicas are split over blocks; or 0.
+    """How many members a block folds, if several blocks share the members of many replicas; or 0.
 
-    Shares are aligned subtrees, so trees keep their bits; other folds do if they do so in any
-    order. They are as many as keep the device busy.
+    Shares are aligned subtrees, so trees keep their bits, and so do folds with the same bits in any
+    order. There are as many shares as keep the device busy.
     """
-    splits = plan.order == "tree" or (any_order and isinstance(plan.order, str))
+    tree = plan.order == "tree" or (any_order and isinstance(plan.order, str))
     whole = isinstance(plan.spec.order, str) and not plan.extent.before
+    size = plan.count * math.prod(plan.shape) * plan.dtype.itemsize
+    many = plan.count >= SPLIT_MEMBERS and size >= SPLIT_BYTES
     shares = min(-(-3 * busy_threads // (2 * chunks or 1)), TREE_MEMBERS)
-    if not (splits and whole) or plan.count < SPLIT_MEMBERS or shares < 2:
+    if not (tree and whole and many) or shares < 2:
         return 0
     share = max(SHARE_MEMBERS, 1 << (-(-plan.count // shares) - 1).bit_length())
     return share if share < plan.count else 0

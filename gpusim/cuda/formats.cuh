@@ -202,23 +202,26 @@ __device__ __forceinline__ void store_element(char* at, u64 code) {
 }
 
 // Elements from..to-1 of a chunk, `stride` bytes apart; `whole`: all, aligned to the access width.
+// A chunk that is not `present` is not loaded.
 template <int BYTES, int COUNT>
-__device__ __forceinline__ Raw<BYTES, COUNT> load_chunk(const char* at, i64 stride, int from,
-                                                        int to, bool whole) {
+__device__ __forceinline__ Raw<BYTES, COUNT> load_chunk(const char* at, i64 stride, int from, int to,
+                                                        bool whole, bool present = true) {
   Raw<BYTES, COUNT> raw;
   constexpr int SIZE = BYTES * COUNT;
   if (whole) {
     if constexpr (SIZE >= 16) {
 #pragma unroll
       for (int part = 0; part < SIZE / 16; ++part) {
-        uint4 four = __ldg(reinterpret_cast<const uint4*>(at) + part);
+        const uint4 four = load_if(at + 16 * part, present);
         raw.words[4 * part] = four.x;
         raw.words[4 * part + 1] = four.y;
         raw.words[4 * part + 2] = four.z;
         raw.words[4 * part + 3] = four.w;
       }
+    } else if (!present) {
+      raw.clear();
     } else if constexpr (SIZE == 8) {
-      uint2 two = __ldg(reinterpret_cast<const uint2*>(at));
+      const uint2 two = __ldg(reinterpret_cast<const uint2*>(at));
       raw.words[0] = two.x;
       raw.words[1] = two.y;
     } else {
@@ -229,7 +232,9 @@ __device__ __forceinline__ Raw<BYTES, COUNT> load_chunk(const char* at, i64 stri
   raw.clear();
 #pragma unroll
   for (int index = 0; index < COUNT; ++index) {
-    if (from <= index && index < to) raw.put(index, load_element<BYTES>(at + index * stride));
+    if (present && from <= index && index < to) {
+      raw.put(index, load_element<BYTES>(at + index * stride));
+    }
   }
   return raw;
 }

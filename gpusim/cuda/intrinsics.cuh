@@ -43,6 +43,18 @@ __device__ __forceinline__ unsigned int halves_of_e4m3(unsigned int codes) {
 }
 #endif
 
+// 16 bytes if `present`, else whatever was in the registers. The load is predicated and stays where
+// it is: behind a branch the compiler may put the use of one load before the next load.
+__device__ __forceinline__ uint4 load_if(const char* at, bool present) {
+  uint4 four;
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n"
+      " @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+      : "l"(at), "r"(static_cast<unsigned int>(present)));
+  return four;
+}
+
 // A copy of 4 or 8 bytes from global to shared memory that needs no register on its way. A thread
 // commits its copies in groups, and waits until all groups but the last PENDING have arrived.
 #if __CUDA_ARCH__ >= 800

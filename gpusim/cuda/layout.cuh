@@ -55,6 +55,7 @@ __device__ __forceinline__ Chunk chunk_of(const Layout& layout, i64 thread) {
   chunk.to = after < COUNT ? static_cast<int>(after) : COUNT;
   chunk.offset = -before * layout.stride;
   chunk.out_offset = row * layout.length - before;
+#pragma unroll 1
   for (int axis = 0; axis < layout.axes; ++axis) {
     i64 rest = quotient(row, layout.sizes[axis]);
     chunk.offset += (row - rest * layout.sizes[axis]) * layout.strides[axis];

@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(256, 1) logical(const Logical logical) {
     Raw<BYTES, COUNT> raw[AHEAD];
 #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ++ahead) {
-      if (ahead >= rest) continue;
-      raw[ahead] = load_chunk<BYTES, COUNT>(members.at(first + ahead, chunk.offset),
-                                            logical.layout.stride, chunk.from, chunk.to, whole);
+      const char* at = members.at(ahead < rest ? first + ahead : first, chunk.offset);
+      raw[ahead] = load_chunk<BYTES, COUNT>(at, logical.layout.stride, chunk.from, chunk.to, whole,
+                                            ahead < rest);
     }
 #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ++ahead) {

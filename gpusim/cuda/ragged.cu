@@ -1,4 +1,5 @@
-// ragged copy: segments of rows, of any lengths, in one launch; and the checks before it.
+// ragged copy: segments of rows, of any lengths, in one launch; and the launches before it, which
+// check the segments and find where each block begins.
 // All rows that move are numbered; threads share them out evenly, whatever segment they are in.
 #include "formats.cuh"
 
@@ -20,7 +21,10 @@ struct Ragged {
   u64 fault;     // one word: the least 2 * segment that leaves its arrays, + 1: that overlaps
   i64 count;     // S
   i64 row_units, units;  // of one row, and of all that move
+  u64 tiles;     // (tiles + 1, 2): the segment and the row of each tile's first unit
 };
+
+const int THREADS = 256;  // of a block
 
 __device__ __forceinline__ char* row_at(const Rows& rows, i64 replica, i64 row) {
   u64 base = rows.table ? __ldg(reinterpret_cast<const u64*>(rows.table) + replica)
@@ -34,7 +38,7 @@ __device__ __forceinline__ bool inside(const Rows& rows, i64 replica, i64 row, i
   return row <= count && length <= count - row;  // a sum could overflow
 }
 
-__global__ void __launch_bounds__(256, 1) ragged_check(const Ragged ragged) {
+__global__ void __launch_bounds__(THREADS) ragged_check(const Ragged ragged) {
   const i64 thread = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (thread >= ragged.count) return;
   const i64* segments = reinterpret_cast<const i64*>(ragged.segments);
@@ -67,23 +71,35 @@ __device__ __forceinline__ i64 segment_of(const i64* ends, i64 row, i64 low, i64
   return low;
 }
 
+// A thread for each tile, and one for the end: the bisection over all segments, and the division of
+// 64 bits, are done once for all threads of the tile's block.
+template <int UNITS>
+__global__ void __launch_bounds__(THREADS) ragged_tiles(const Ragged ragged) {
+  const i64 thread = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const i64 unit = thread * (THREADS * UNITS);
+  if (unit >= ragged.units + THREADS * UNITS) return;
+  i64* tile = reinterpret_cast<i64*>(ragged.tiles) + 2 * thread;
+  const i64 row = unit / ragged.row_units;
+  tile[0] = segment_of(reinterpret_cast<const i64*>(ragged.ends), row, 0, ragged.count - 1);
+  tile[1] = row;
+}
+
 template <class Unit>
 struct Move {
   const Unit* from;
   Unit* to;
 };
 
-// `unit` is one of the row's units, counted over all rows that move.
+// Unit `within` of the rows from `row` on, which segment `low` or a later one, up to `high`, holds.
 template <class Unit>
-__device__ __forceinline__ Move<Unit> move_of(const Ragged& ragged, i64 unit, i64 low, i64 high) {
-  i64 row = unit, within = 0;
-  if (ragged.row_units > 1) {
-    if ((unit | ragged.row_units) >> 32 == 0) {
-      row = static_cast<u32>(unit) / static_cast<u32>(ragged.row_units);
-    } else {
-      row = unit / ragged.row_units;
-    }
-    within = unit - row * ragged.row_units;
+__device__ __forceinline__ Move<Unit> move_of(const Ragged& ragged, i64 row, i64 within, i64 low,
+                                              i64 high) {
+  if (within >= ragged.row_units) {
+    const i64 rows = (within | ragged.row_units) >> 32 == 0
+                         ? static_cast<u32>(within) / static_cast<u32>(ragged.row_units)
+                         : within / ragged.row_units;
+    row += rows;
+    within -= rows * ragged.row_units;
   }
   const i64* ends = reinterpret_cast<const i64*>(ragged.ends);
   i64 segment = segment_of(ends, row, low, high);
@@ -95,25 +111,22 @@ __device__ __forceinline__ Move<Unit> move_of(const Ragged& ragged, i64 unit, i6
   return {reinterpret_cast<const Unit*>(from) + within, reinterpret_cast<Unit*>(to) + within};
 }
 
-// A block moves UNITS units for each of its threads: neighbours move neighbouring units, and each
-// thread has all its loads under way before it stores.
+// A block moves a tile, UNITS units for each of its threads: neighbours move neighbouring units, and
+// each thread has all its loads under way before it stores.
 template <class Unit, int UNITS>
-__global__ void __launch_bounds__(256, 1) ragged_copy(const Ragged ragged) {
-  const i64 tile = static_cast<i64>(blockIdx.x) * blockDim.x * UNITS;
-  i64 past = tile + static_cast<i64>(blockDim.x) * UNITS;
-  if (past > ragged.units) past = ragged.units;
-  const i64* ends = reinterpret_cast<const i64*>(ragged.ends);
-  // The tile's first and last segment; between them lies every one that a thread looks for.
-  i64 low = segment_of(ends, tile / ragged.row_units, 0, ragged.count - 1);
-  i64 high = segment_of(ends, (past - 1) / ragged.row_units, low, ragged.count - 1);
+__global__ void __launch_bounds__(THREADS) ragged_copy(const Ragged ragged) {
+  const i64* tiles = reinterpret_cast<const i64*>(ragged.tiles) + 2 * static_cast<i64>(blockIdx.x);
+  const i64 low = __ldg(tiles), row = __ldg(tiles + 1), high = __ldg(tiles + 2);
+  const i64 tile = static_cast<i64>(blockIdx.x) * (THREADS * UNITS);
+  const i64 within = tile - row * ragged.row_units;  // the tile's first unit, in its row
   Unit held[UNITS];
   Unit* to[UNITS];
 #pragma unroll
   for (int index = 0; index < UNITS; ++index) {
-    i64 unit = tile + threadIdx.x + static_cast<i64>(index) * blockDim.x;
+    const int unit = threadIdx.x + index * THREADS;  // in the tile
     to[index] = nullptr;
-    if (unit >= past) continue;
-    Move<Unit> move = move_of<Unit>(ragged, unit, low, high);
+    if (tile + unit >= ragged.units) continue;
+    Move<Unit> move = move_of<Unit>(ragged, row, within + unit, low, high);
     held[index] = __ldg(move.from);
     to[index] = move.to;
   }

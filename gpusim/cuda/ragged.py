@@ -1,4 +1,4 @@
-"""ragged_copy on a device: checks, then one launch for all segments of all replicas.
+"""ragged_copy on a device: checks, then one launch that copies all segments of all replicas.
 The contract is fallback.ragged_copy's; here the device checks the segments too."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from .device import Array, Device, Kernel, Launch
 from .structs import RAGGED, ROWS, struct
 
-UNITS = 4  # accesses that a thread of the copy has under way
+UNITS, THREADS = 4, 256  # accesses that a thread of the copy has under way, and a block's threads
+TILES = Kernel("ragged.cu", f"ragged_tiles<{UNITS}>")
 UNIT_NAMES = {1: "u8", 2: "u16", 4: "u32", 8: "uint2", 16: "uint4"}
 NO_FAULT = (1 << 64) - 1
 
@@ -54,8 +55,11 @@ def ragged_copy(device: Device, sources: Any, output: Any, segments: NDArray[np.
     if found != NO_FAULT:
         raise ValueError(_complaint(found, table, order))
     units = int(ends[-1]) * (row_bytes // width)
-    arguments["units"] = units
-    device.run(Launch(template(width), arguments, -(-units // UNITS)))
+    count = -(-units // (UNITS * THREADS))
+    tiles = device.empty((count + 1, 2), np.int64)
+    arguments["units"], arguments["tiles"] = units, device.pointer(tiles)
+    device.run(Launch(TILES, arguments, count + 1, THREADS))
+    device.run(Launch(template(width), arguments, -(-units // UNITS), THREADS))
 
 
 def template(width: int) -> Kernel:

@@ -74,7 +74,8 @@ __device__ __forceinline__ Complex<C> apply(Complex<C> a, Complex<C> b, const Sc
     case DIVIDE: {  // Smith's method
       C real = b.real < 0 ? -b.real : b.real, imag = b.imag < 0 ? -b.imag : b.imag;
       if (real >= imag) {
-        if (real == 0 && imag == 0) return {a.real / real, a.imag / real};
+        const C zero = 0;
+        if (real == 0 && imag == 0) return {a.real / zero, a.imag / zero};
         C ratio = b.imag / b.real, scale = static_cast<C>(1) / (b.real + b.imag * ratio);
         return {(a.real + a.imag * ratio) * scale, (a.imag - a.real * ratio) * scale};
       }

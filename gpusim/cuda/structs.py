@@ -127,6 +127,7 @@ RAGGED = np.dtype(
         ("count", "i8"),
         ("row_units", "i8"),
         ("units", "i8"),
+        ("tiles", "u8"),
     ]
 )
 SCATTER = np.dtype(

@@ -55,6 +55,28 @@ def fold_templates(source: np.dtype[Any]) -> list[Kernel]:
     return list(found)
 
 
+def main_folds() -> list[Kernel]:
+    """The sums that have targets of speed: wide and staged, in sequence and as trees."""
+    found: dict[Kernel, None] = {}
+    for name, accumulate, mode in (
+        ("float32", FLOAT32, "nearest"),
+        ("float16", FLOAT16, "nearest"),
+        ("float16", FLOAT32, "nearest"),
+        ("bfloat16", FLOAT32, "nearest"),
+        ("float8_e4m3fn", FLOAT16, "nearest"),
+        ("float8_e5m2", FLOAT16, "nearest"),
+        ("float64", FLOAT64, "nearest"),
+        ("float16", FLOAT16, "stochastic"),
+        ("float8_e4m3fn", FLOAT16, "stochastic"),
+    ):
+        (source,) = (dtype for dtype, other in NAMES.items() if other == name)
+        for order, small in (("linear", False), ("tree", False), ("linear", True)):
+            spec = FoldSpec(order=order, accumulate=accumulate, rounding=mode)
+            plan = plan_fold(spec, None, source, 2, (1,), 0)
+            found[folding.template(Numbers(plan), order, small=small).kernel] = None
+    return list(found)
+
+
 def units() -> dict[str, list[Kernel]]:
     """All instances, by the name of the translation unit that holds them."""
     return {
@@ -71,6 +93,7 @@ def units() -> dict[str, list[Kernel]]:
         ],
         "ragged": [
             Kernel("ragged.cu", "ragged_check"),
+            ragged.TILES,
             *(ragged.template(width) for width in ragged.UNIT_NAMES),
         ],
         "scatter": [scatter.template(dtype) for dtype in (*FLOATS, *INTEGERS, *COMPLEX)],

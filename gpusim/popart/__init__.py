@@ -9,20 +9,30 @@ from gpusim.popxl._options import SessionOptions
 from gpusim.popxl.exceptions import (
     popart_exception,
     popart_internal_exception,
+    poplar_application_runtime_error,
     poplar_exception,
     poplibs_error,
 )
 
 from . import _internal
-from .devices import DeviceConnectionType, DeviceInfo, DeviceManager, DeviceType, SyncPattern
+from .devices import (
+    DeviceConnectionType,
+    DeviceInfo,
+    DeviceManager,
+    DeviceSelectionCriterion,
+    DeviceType,
+    SyncPattern,
+)
 from .settings import (
     CommGroup,
     CommGroupType,
+    DataType,
     ReplicatedTensorSharding,
     TensorLocation,
     TensorStorage,
     VariableRetrievalMode,
     VariableSettings,
+    VirtualGraphMode,
 )
 
 __version__ = "3.3.0+gpusim"  # the PopART whose names these are
@@ -30,9 +40,11 @@ __version__ = "3.3.0+gpusim"  # the PopART whose names these are
 __all__ = [
     "CommGroup",
     "CommGroupType",
+    "DataType",
     "DeviceConnectionType",
     "DeviceInfo",
     "DeviceManager",
+    "DeviceSelectionCriterion",
     "DeviceType",
     "ReplicatedTensorSharding",
     "SessionOptions",
@@ -41,8 +53,10 @@ __all__ = [
     "TensorStorage",
     "VariableRetrievalMode",
     "VariableSettings",
+    "VirtualGraphMode",
     "__version__",
     "_internal",
+    "poplar_application_runtime_error",
     "poplar_exception",
     "poplibs_error",
     "popart_exception",

@@ -6,7 +6,7 @@ Called graphs are differentiated too. Repeats and conditionals run again before 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ._definition import GradientSite, add_op
@@ -68,6 +68,11 @@ class Differentiation:
         It may take and make more. A given one that takes or makes less is refused.
         """
         existing = self.existing.get(graph)
+        if existing is None and not graph._differentiable:
+            raise popart_exception(
+                f"The graph {graph.name} is not to be differentiated for its caller: give its "
+                "gradient graph in called_graphs_grad_info"
+            )
         plan = existing or self.plans.get(graph)
         if plan is None:
             return self.differentiate(graph, outputs, inputs)
@@ -190,7 +195,7 @@ class GradientGraph:
             return
         special = {CALL: call_gradient, REPEAT: repeat_gradient, CONDITIONAL: if_gradient}
         site = GradientSite(self, op)
-        with nullcontext() if op.ipu is None else ipu(op.ipu):
+        with ipu(op.ipu):
             rule = special.get(op.definition, op.definition.gradient)
             if rule is None:
                 raise popart_exception(

@@ -13,7 +13,7 @@ from gpusim.libraries import reshaped_view
 
 from .streams import Stream
 from .tensor import Variable
-from .utils import DOWNCAST, FLOAT8
+from .utils import FLOAT8, downcast_np_dtypes
 
 if TYPE_CHECKING:
     from .execution import Machine
@@ -98,6 +98,12 @@ class Weights:
         self._ir, self._machine = ir, machine
         self.variables = ir.main_graph.variables
         self.stale = False  # whether a run may have changed values since the last transfer
+        #: those whose data is a file that cannot be written
+        self.read_only = [
+            v
+            for v in self.variables
+            if isinstance(v._host, np.memmap) and not v._host.flags.writeable
+        ]
         self._allocate()
 
     def _allocate(self) -> None:
@@ -158,12 +164,11 @@ class Weights:
 
     def to_host(self) -> None:
         """Bring every variable's values here; Exception if one is a read-only file."""
-        for variable in self.variables:
-            if isinstance(variable._host, np.memmap) and not variable._host.flags.writeable:
-                raise Exception(
-                    "Writing data from device to host is not possible as the `ir` contains a "
-                    "read-only memmap."
-                )
+        if self.read_only:
+            raise Exception(
+                "Writing data from device to host is not possible as the `ir` contains a read-only "
+                "memmap."
+            )
         for variable in self.variables:
             self._retrieve(variable)
             variable._stale = False
@@ -180,6 +185,7 @@ class Weights:
         values = values.reshape(variable.shape_on_host)
         if isinstance(variable._host, np.memmap):
             variable._host[...] = values
+            variable._host.flush()
         else:
             variable._host = values
 
@@ -218,7 +224,7 @@ class Weights:
             )
         array = np.asarray(data)
         if array.dtype != variable.dtype.as_numpy():
-            array = array.astype(DOWNCAST.get(array.dtype, array.dtype), copy=False)
+            array = array.astype(downcast_np_dtypes.get(array.dtype, array.dtype), copy=False)
         if array.dtype != variable.dtype.as_numpy():
             raise TypeError(
                 f"The dtype of the input array {array.dtype} must match the equivalent type of the "

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .context import get_current_graph
+from .exceptions import shape_exception
 from .graph import Graph
 from .tensor import Tensor, constant
 from .typing_ import is_numbers
@@ -18,30 +19,31 @@ def site_inputs(
     inputs: Iterable[Any],
     inputs_dict: Mapping[Tensor, Any] | None,
     check_inputs: bool = True,
+    role: str = "called",
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The caller's tensors, and the inputs of `graph` that they are for, in the graph's order.
 
     Positional ones are for the first inputs; `inputs_dict` names its inputs. Numbers become
-    constants.
+    constants. `role` names the graph in messages.
 
     **Raises**
 
     - ValueError: if there are too many inputs, an input is given twice or is not one of the graph;
-      if a tensor is not in the current graph, or has another shape or dtype; or if inputs are
-      missing and `check_inputs` is true.
+      if a tensor is not in the current graph; or if inputs are missing and `check_inputs` is true.
+    - popart_exception, which is a ValueError too: if a tensor has another shape or dtype.
     - TypeError: for values that are neither tensors nor numbers.
     """
     positional = flatten_lists(inputs)
     if len(positional) > len(graph.inputs):
         raise ValueError(
-            f"Too many inputs have been provided to the {graph.name} graph. The number of "
+            f"Too many inputs have been provided to the {role} graph. The number of "
             f"positional inputs exceeds the number of inputs of the graph. {len(positional)} > "
             f"{len(graph.inputs)}. For graph: {graph}"
         )
     arguments: dict[str, Tensor] = {}
     for place, (tensor, value) in enumerate(zip(graph.inputs, positional, strict=False)):
         what = f'Input at position "{place}"'
-        arguments[tensor._id] = argument = parent_tensor(graph, tensor, value, what)
+        arguments[tensor._id] = argument = parent_tensor(role, tensor, value, what)
         if argument not in get_current_graph():
             raise ValueError(
                 f'Parent input tensor "{value}" is not in parent graph "{get_current_graph()}".'
@@ -49,14 +51,14 @@ def site_inputs(
     for tensor, value in (inputs_dict or {}).items():
         if not isinstance(tensor, Tensor) or not any(tensor is i for i in graph._inputs):
             raise ValueError(
-                f'The graph input tensor "{tensor}" is not in the {graph.name} graph ({graph}).'
+                f'The graph input tensor "{tensor}" is not in the {role} graph ({graph}).'
             )
         if tensor._id in arguments:
             raise ValueError(
-                f"Graph input tensor is specified twice for the {graph.name} graph, in "
+                f"Graph input tensor is specified twice for the {role} graph, in "
                 f"`inputs_dict` and positionally in `inputs`: {tensor}"
             )
-        arguments[tensor._id] = argument = parent_tensor(graph, tensor, value, f'Input "{tensor}"')
+        arguments[tensor._id] = argument = parent_tensor(role, tensor, value, f'Input "{tensor}"')
         if argument not in get_current_graph():
             raise ValueError(
                 f'The parent input tensor "{value}" is not in the parent graph '
@@ -65,7 +67,7 @@ def site_inputs(
     missing = [tensor.name for tensor in graph.inputs if tensor._id not in arguments]
     if missing and check_inputs:
         raise ValueError(
-            f"Not all inputs have been provided to the {graph.name} graph ({graph}): {missing} are "
+            f"Not enough inputs have been provided to the {role} graph ({graph}): {missing} are "
             "missing"
         )
     called = [tensor for tensor in graph.inputs if tensor._id in arguments]
@@ -87,11 +89,11 @@ def flatten_lists(inputs: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def parent_tensor(graph: Graph, tensor: Tensor, value: Any, what: str) -> Tensor:
+def parent_tensor(role: str, tensor: Tensor, value: Any, what: str) -> Tensor:
     """A tensor of the current graph for an input of a called one."""
     if not isinstance(value, Tensor):
         fault = (
-            f"{what} could not be coerced into a tensor for the {graph.name} graph: Type "
+            f"{what} could not be coerced into a tensor for the {role} graph: Type "
             f"{type(value)}. Value: {value}"
         )
         if not is_numbers(value):
@@ -101,8 +103,8 @@ def parent_tensor(graph: Graph, tensor: Tensor, value: Any, what: str) -> Tensor
         except (TypeError, ValueError) as error:
             raise TypeError(fault) from error
     if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
-        raise ValueError(
-            f"{what} of the {graph.name} graph must have shape {tensor.shape} and dtype "
+        raise shape_exception(
+            f"{what} of the {role} graph must have shape {tensor.shape} and dtype "
             f"{tensor.dtype}, as {tensor} has, got {value}"
         )
     return value

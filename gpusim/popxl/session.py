@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from ._device import SessionDevice, acquire
 from ._host_data import Weights, as_transfers, host_buffer
-from .execution import Compiler
+from .context import FRAGMENTS, ExecutionContext
+from .execution import CompiledGraph, Compiler
 from .execution.machine import HostBuffer
 from .ir import Ir
 from .streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -29,9 +31,9 @@ class Session:
     """Runs an Ir: `with session: session.run(inputs)`.
 
     The constructor compiles the main graph. Entering the `with` block attaches to the device and
-    sends the variables there. Leaving it brings them back (if `weights_to_host_on_exit`, and unless
-    an exception passes) and detaches. Inside another `with` block of the same session both do
-    nothing.
+    sends the variables there. Leaving it brings them back (if `weights_to_host_on_exit`, unless the
+    data of one is a read-only memory-mapped array, and unless an exception passes) and detaches.
+    Inside another `with` block of the same session both do nothing.
 
     **Arguments**
 
@@ -68,10 +70,18 @@ class Session:
             )
         self._ir = ir
         self._device: SessionDevice = acquire(ir, device_desc)
-        self._weights_to_host_on_exit = weights_to_host_on_exit
         self._machine = self._device.machine()
         self._weights = Weights(ir, self._machine)
-        self._program = Compiler(self._machine).program(ir.main_graph)
+        if weights_to_host_on_exit and self._weights.read_only:
+            weights_to_host_on_exit = False
+            logging.getLogger(__name__).info(
+                "weights_to_host_on_exit is off: the data of %s is a read-only memmap",
+                self._weights.read_only[0],
+            )
+        self._weights_to_host_on_exit = weights_to_host_on_exit
+        compiler = Compiler(self._machine)
+        self._program = compiler.program(ir.main_graph)
+        self._fragments = {mode: compiler.program(ir.main_graph, mode) for mode in FRAGMENTS}
         self._depth: list[bool] = []  # for each `with` around: whether it has attached
         ir._prepared = True
 
@@ -123,11 +133,7 @@ class Session:
             for stream, data in given_outputs.items()
         }
         try:
-            with (
-                self._device.instances.exchanging(),
-                np.errstate(all="ignore"),
-            ):  # as an IPU: no warnings
-                self._program.run([])
+            self._execute(self._program)
         finally:
             machine.inputs, machine.outputs = {}, {}
         self._weights.run_done()
@@ -156,18 +162,37 @@ class Session:
     # Variables
 
     def weights_to_host(self) -> None:
-        """Bring all variables from the device to the host; ValueError if not attached."""
+        """Bring all variables from the device to the host, and memory-mapped ones to their files.
+
+        **Raises**
+
+        - ValueError: if the session is not attached.
+        - Exception: if the data of a variable is a read-only memory-mapped array.
+        """
         self._need_device()
         self._to_host()
 
     def _to_host(self) -> None:
+        self._execute(self._fragments[ExecutionContext.WeightsToHostFragment])
         with self._device.instances.exchanging():
             self._weights.to_host()
+
+    def _from_host(self) -> None:
+        self._weights.from_host()
+        self._execute(self._fragments[ExecutionContext.WeightsFromHostFragment])
+
+    def _execute(self, program: CompiledGraph) -> None:
+        if program.steps:
+            with (
+                self._device.instances.exchanging(),
+                np.errstate(all="ignore"),
+            ):  # as an IPU: no warnings
+                program.run([])
 
     def weights_from_host(self) -> None:
         """Send all variables from the host to the device; ValueError if not attached."""
         self._need_device()
-        self._weights.from_host()
+        self._from_host()
 
     def get_tensor_data(self, tensor: Variable | Constant) -> NDArray[Any]:
         """The values of a variable or constant.
@@ -252,7 +277,7 @@ class Session:
         attaches = not self.is_attached
         if attaches:
             self._device.attach()
-            self._weights.from_host()
+            self._from_host()
         self._depth.append(attaches)
         return self
 

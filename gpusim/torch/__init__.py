@@ -12,6 +12,7 @@ if _find_spec("torch") is None:
     raise ImportError("gpusim.torch needs PyTorch: pip install 'gpusim[torch]'")
 
 from .axes import trace_axes
+from .batching_rules import install as _install_batching_rules
 from .collectives import (
     all_gather,
     all_to_all,
@@ -34,6 +35,8 @@ from .collectives import (
 from .pmap import pmap
 from .tensors import as_array, as_tensor
 from .vmap import vmap
+
+_install_batching_rules()
 
 __all__ = [
     # maps

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gpusim.cuda import compile as compiling
 from gpusim.cuda import cache, launch
+from gpusim.cuda import compile as compiling
 from tests.cuda import device_streams as streams
 from tests.cuda.cupy_surface import signature, surface
 from tests.cuda.host_cuda.driver import driver
@@ -52,6 +51,7 @@ class DeviceArray:
     """An array as cupy.ndarray is one: `_host` holds what would be in the GPU's memory."""
 
     __slots__ = ("__weakref__", "_host", "base", "device")
+    __module__ = "cupy"
     __array_priority__ = 100
 
     def __init__(self, host: np.ndarray, base: DeviceArray | None = None) -> None:
@@ -167,10 +167,10 @@ class DeviceArray:
         if method not in UFUNC_METHODS or name not in UFUNC_METHODS[method]:
             counts.lacking.append(f"{name}.{method}")
             raise NotImplementedError(f"`{name}.{method}` is not supported yet")
-        for value in inputs:
-            if not isinstance(value, (DeviceArray, np.ndarray, *SCALARS)):
-                if method == "__call__":
-                    return NotImplemented
+        if not all(isinstance(value, (DeviceArray, np.ndarray, *SCALARS)) for value in inputs):
+            return NotImplemented  # of lists, and of tuples as the indices of `at`
+        if method == "at" and inputs[0].dtype.name not in SCATTER[name]:
+            raise TypeError(f"`{name}.at` is not supported for {inputs[0].dtype}")
         out = kwargs.pop("out", None)
         if out is not None:
             (out,) = out
@@ -185,12 +185,15 @@ class DeviceArray:
             else _host(value, f"numpy.{name}'s operand")
             for place, value in enumerate(inputs)
         ]
+        hosts = [_flushed(host) for host in hosts]
         called = ufunc if method == "__call__" else getattr(ufunc, method)
         if out is not None:
             kwargs["out"] = _host(out, "out")
         if method == "at":
             streams.launched(inputs, inputs[:1])
-        result = called(*hosts, **kwargs)
+        result = _flushed(called(*hosts, **kwargs))
+        if out is not None:
+            out._host[...] = result
         counts.launches += 1
         if method == "at":
             return None
@@ -302,7 +305,14 @@ for _name, _ufunc in {
 }.items():
     setattr(DeviceArray, f"__{_name}__", lambda self, ufunc=_ufunc: ufunc(self))
 
-SCATTER = ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor")
+INTEGERS = ("int32", "uint32", "int64", "uint64")
+SCATTER = {
+    "add": (*INTEGERS, "float16", "float32", "float64"),
+    "subtract": ("int32", "uint32"),
+    "maximum": (*INTEGERS, "float32", "float64"),
+    "minimum": (*INTEGERS, "float32", "float64"),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), INTEGERS),
+}
 UFUNC_METHODS: dict[str, Any] = {
     "__call__": surface(),
     "reduce": ("add", "multiply"),
@@ -319,6 +329,10 @@ CONVERTS = {"array", "asarray", "asanyarray", "ascontiguousarray"}
 INDICES_FROM_HOST = {"take": 1, "delete": 1, "repeat": 1, "linalg.tensorsolve": 9}
 NO_SUBOK = {"empty_like", "zeros_like", "ones_like", "full_like"}
 FROM_HOST_ALONE = {"arange", "eye", "zeros", "ones", "empty", "full", "identity", "tri", "linspace"}
+NO_LISTS = {"gradient", "isin", "interp", "choose"}
+FLUSHING = {"where", "clip", "maximum", "minimum", "isclose", "sum", "prod", "cumsum", "mean"}
+WIDE = {"where": "f4", "clip": "f4", "round": "f4", "around": "f4", "var": "f8", "std": "f8"}
+SHAPED_LIKE = ("empty_like", "zeros_like", "ones_like")
 IN_PLACE = {"copyto", "fill_diagonal", "put", "place", "putmask", "put_along_axis"}
 
 
@@ -335,6 +349,14 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise NotImplementedError("Keys with the rank of three or more are not supported")
         if name == "select" and not np.isscalar(given.get("default", 0)):
             raise TypeError("default only accepts scalar values")
+    if name in NO_LISTS and any(isinstance(value, list) for value in (*args, *kwargs.values())):
+        raise AttributeError("'list' object has no attribute 'dtype'")
+    if name == "clip":
+        _, *bounds = given = [*args, *kwargs.values()]
+        if given[0].dtype.kind == "c":
+            raise TypeError("Wrong type of arguments for cupy_clip")
+        if given[0].dtype.kind not in "iuf" and any(bound is None for bound in bounds):
+            raise TypeError("Unsupported type <class 'NoneType'>")
     kwargs = {key: value for key, value in kwargs.items() if key != "blocking"}
     if name == "ascontiguousarray" and isinstance(args[0], DeviceArray) and args[0].ndim == 0:
         return args[0]
@@ -355,14 +377,19 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = {key: _hosts(value, name) for key, value in kwargs.items()}
     if name in ("argsort", "sort"):
         hosts, options = hosts[:2], {**options, "kind": "stable"}  # as CuPy's always are
-    inputs = [*_arrays((args, tuple(kwargs.values())))]
+    # A shape and a dtype are read on the host.
+    inputs = [] if name in SHAPED_LIKE else [*_arrays((args, tuple(kwargs.values())))]
     if name in IN_PLACE:
         streams.launched(inputs, inputs[:1], peer=name == "copyto")  # between two GPUs, too
         counts.launches += 1
         function(*hosts, **options)
         return None
     with np.errstate(all="ignore"):
+        if name in FLUSHING:
+            hosts = [_flushed(host) for host in hosts]
         result = function(*hosts, **options)
+        if name in WIDE and "bfloat16" in {array.dtype.name for array in inputs}:
+            result = np.asarray(result, WIDE[name] if result.dtype.name == "bfloat16" else None)
     out = kwargs.get("out")
     if out is not None:
         streams.launched(inputs, (out,))
@@ -372,6 +399,18 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in ("count_nonzero", "allclose", "array_equal", "array_equiv"):
         result = np.asarray(result)
     return _all_made(result, inputs)
+
+
+def _flushed(value: Any) -> Any:
+    """The value without float32's subnormal numbers, which CuPy's kernels take for zeros."""
+    if isinstance(value, tuple):
+        return tuple(map(_flushed, value))
+    array = np.asarray(value) if isinstance(value, (np.ndarray, np.generic)) else None
+    if array is None or array.dtype.name not in ("float32", "bfloat16"):
+        return value
+    return np.where(
+        abs(array) < np.float32(2.0**-126), np.copysign(np.zeros_like(array), array), array
+    )
 
 
 def _assign(part: DeviceArray, value: Any) -> None:
@@ -474,6 +513,7 @@ def _ran(arguments: np.ndarray) -> None:
 
 def _empty(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
     made = DeviceArray(np.empty(shape, dtype))
+    _check_dtypes((made,))
     made._host.reshape(-1).view(np.uint8)[:] = 0xA5  # what no thread writes is seen
     streams.allocated(made)
     return made
@@ -483,20 +523,32 @@ def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
     return _launched(np.zeros(shape, dtype), ())
 
 
+def _function(name: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: call(name, args, kwargs)
+
+
 def package() -> SimpleNamespace:
     """The module that `import cupy` gives."""
     cuda = streams.cuda(NUMBER_OF_GPUS)
     vars(cuda).update(driver(_ran))
+    functions: dict[str, Any] = {}
+    for name in surface():
+        module, _, function = name.rpartition(".")
+        functions.setdefault(module, {})[function] = _function(name)
+    top = functions.pop("")
+    top |= {module: SimpleNamespace(**inner) for module, inner in functions.items()}
     return SimpleNamespace(
-        __version__="stand-in",
-        ndarray=DeviceArray,
-        cuda=cuda,
-        empty=_empty,
-        zeros=_zeros,
-        arange=lambda *args, **kwargs: _launched(np.arange(*args, **kwargs), ()),
-        asarray=to_device,
-        asnumpy=lambda array: array.get(),
-        ascontiguousarray=lambda array: call("ascontiguousarray", (array,), {}),
+        **top
+        | {
+            "__version__": "stand-in",
+            "ndarray": DeviceArray,
+            "cuda": cuda,
+            "empty": _empty,
+            "zeros": _zeros,
+            "arange": lambda *args, **kwargs: _launched(np.arange(*args, **kwargs), ()),
+            "asarray": to_device,
+            "asnumpy": lambda array: array.get(),
+        }
     )
 
 
@@ -512,6 +564,7 @@ def installed() -> Iterator[Counted]:
         cached.cache_clear()
     on_disk = os.environ.get(cache.ENVIRONMENT)
     os.environ[cache.ENVIRONMENT] = ""
+    streams.reset()
     for number in range(NUMBER_OF_GPUS):
         launch._checked(number)  # the host waits for this, once in a process
     counts.launches = counts.uploads = counts.downloads = 0

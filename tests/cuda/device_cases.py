@@ -3,6 +3,7 @@ Each module that imports these tests has a fixture `library`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import gpusim
-from gpusim import collectives, lax
+from fallback.formats import SUB_32_BIT
+from gpusim import collectives, lax, trees
 from gpusim.libraries import on_device
-from tests.cuda.host_cuda.values import same
-from tests.cuda.on_device import Library, run_on
+from tests.cuda.host_cuda.values import any_bits, same
+from tests.cuda.on_device import Library, alike, run_on
 from tests.oracles import programs
+from tests.oracles.replicated import names_on_the_route
 
 # Programs of collectives, in every map.
 
@@ -137,6 +140,211 @@ def test_what_replicas_of_a_mesh_should_share_is_compared_on_the_device(library:
     alike[5] = -0.0
     with pytest.raises(ValueError, match="replicas 0 and 2 hold different values"):
         run(alike)
+
+
+# 8-bit formats, which CuPy only holds; subnormal numbers, which its kernels flush.
+
+FLOAT8 = [dtype for dtype in SUB_32_BIT if dtype.itemsize == 1]
+PAIRS = [[0, 3], [2, 1]]
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "psum": lambda x: lax.psum(x, "i"),
+    "psum in pairs": lambda x: lax.psum(x, "i", axis_index_groups=PAIRS),
+    "pmean": lambda x: lax.pmean(x, "i"),
+    "pmax": lambda x: lax.pmax(x, "i"),
+    "pargmin": lambda x: lax.pargmin(x, "i"),
+    "psum_scatter": lambda x: lax.psum_scatter(x, "i", tiled=True, axis_index_groups=PAIRS),
+    "all_gather": lambda x: lax.all_gather(x, "i", axis=1, tiled=True),
+    "all_gather in pairs": lambda x: lax.all_gather(x, "i", axis_index_groups=PAIRS),
+    "all_to_all": lambda x: lax.all_to_all(x, "i", 0, 1, tiled=True),
+    "ppermute": lambda x: lax.ppermute(x, "i", [(0, 1), (3, 0)]),
+    "pshuffle": lambda x: lax.pshuffle(x, "i", [2, 0, 3, 1]),
+    "pbroadcast": lambda x: lax.pbroadcast(x, "i", 2),
+    "pbroadcast.transpose": lambda x: lax.pbroadcast.transpose(x, "i", 2),
+    "pgather": lambda x: lax.pgather(x, np.array([3, 0]), "i"),
+    "round_to": lambda x: gpusim.round_to(gpusim.round_to(x, np.float32), x.dtype),
+}
+MOVES: dict[str, Callable[[Any], Any]] = {
+    "copy": lambda x: x.copy(),
+    "stack": lambda x: np.stack([x, x], 1),
+    "concatenate": lambda x: np.concatenate([x, x[:1]]),
+    "take": lambda x: np.take(x, [1, 0], 0),
+    "indices": lambda x: x[[0, 2], 1],
+    "own indices": lambda x: x[lax.axis_index("i")],
+    "transposed": lambda x: x.T.reshape(-1),
+    "roll": lambda x: np.roll(x, 1),
+    "zeros": lambda x: np.zeros_like(x) + 0 if isinstance(x, np.ndarray) else np.zeros_like(x),
+    "where": lambda x: np.where(x.astype(np.float32) > 0, x, 0),
+    "set": lambda x: x.at[0].set(x[1]),
+    "set at indices": lambda x: x.at[[0, 2], 1].set(1.5),
+    "add at indices": lambda x: x.at[[0, 2, 2, 0, 2], 1].add(1.5),
+    "add to a slice": lambda x: x.at[:2].add(x[0]),
+    "astype": lambda x: x.astype(np.float32).astype(x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("name", [*CALLS, *MOVES])
+def test_arrays_of_8_bit_formats_are_moved_and_folded(
+    library: Library, dtype: np.dtype[Any], name: str
+) -> None:
+    every = np.arange(256, dtype=np.uint8).view(dtype)
+    x = np.random.default_rng(0).choice(every, (4, 4, 3))
+    with np.errstate(all="ignore"):
+        expected = gpusim.vmap((CALLS | MOVES)[name], axis_name="i")(x)
+        with names_on_the_route() as names:
+            found = gpusim.vmap((CALLS | MOVES)[name], axis_name="i")(library.to_device(x))
+    assert not names
+    same(library.to_host(found), expected)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_replicas_of_a_pmap_have_8_bit_formats(library: Library, name: str) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 4, 3)).astype(np.float32).astype(FLOAT8[0])
+    expected = gpusim.pmap(CALLS[name], "i")(x)
+    same(library.to_host(gpusim.pmap(CALLS[name], "i")(library.to_device(x))), expected)
+
+
+@pytest.mark.parametrize("dtype", [*SUB_32_BIT, np.float32, np.float64])
+@pytest.mark.parametrize("name", ["pargmax", "pargmin", "pmax", "pmin"])
+def test_extremes_are_found_among_subnormal_numbers(
+    library: Library, name: str, dtype: Any
+) -> None:
+    codes = np.array([0, 1, 2, 3], f"u{np.dtype(dtype).itemsize}").view(dtype)
+    special = np.array([-0.0, np.nan, 1.0]).astype(dtype)
+    x = np.random.default_rng(1).choice(np.concatenate([codes, -codes, special]), (5, 400))
+    call = getattr(collectives, name)
+    same(library.to_host(call(library.to_device(x)).value), call(x).value)
+
+
+@pytest.mark.parametrize("exponent_bits", [2, 5, 8])
+def test_quantising_keeps_subnormal_numbers(library: Library, exponent_bits: int) -> None:
+    x = np.random.default_rng(2).normal(size=500) * 2.0 ** np.repeat(np.arange(-149, -99), 10)
+    x = np.concatenate([x, x[::-1] * 2.0**100, [0.0, -0.0, np.inf, np.nan]]).astype(np.float32)
+    for rounding in ("nearest", "stochastic"):
+        expected = gpusim.quantise_fpx(x, exponent_bits, 2, rounding)
+        found = gpusim.quantise_fpx(library.to_device(x), exponent_bits, 2, rounding)
+        same(library.to_host(found), expected)
+
+
+# Updates of elements that are named more than once.
+
+UPDATES = ("set", "add", "subtract", "multiply", "divide", "min", "max")
+INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+DTYPES = [*SUB_32_BIT, *map(np.dtype, ("f4", "f8", "F", "D", "?")), *INTEGERS]
+INDICES: tuple[Any, ...] = (
+    [0, 2, 2, 0, 0],
+    (slice(None), [1, 1, 3]),
+    ([0, 2, 2], [1, 1, 3]),
+    np.array([[0, 1], [1, 1]]),
+    np.array([True, False, True]),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("update", UPDATES)
+@np.errstate(all="ignore")
+def test_updates_at_indices_have_numpys_bits(
+    library: Library, update: str, dtype: np.dtype[Any]
+) -> None:
+    x = any_bits((3, 4), dtype, 0)
+    for seed, index in enumerate(INDICES, 1):
+        values = any_bits(x[index].shape, dtype, seed)
+
+        def run(x: Any, values: Any, index: Any = index) -> Any:
+            return getattr(gpusim.at(x)[index], update)(values)
+
+        try:
+            expected = run(x, values)
+        except TypeError as error:
+            with pytest.raises(type(error)):
+                run(library.to_device(x), library.to_device(values))
+            continue
+        found = run(library.to_device(x), library.to_device(values))
+        same(library.to_host(found), expected)
+
+
+@np.errstate(all="ignore")
+def test_updates_at_indices_of_replicas_have_numpys_bits(library: Library) -> None:
+    random = np.random.default_rng(3)
+    x, values = (any_bits((5, n), np.dtype(np.float32), n) for n in (6, 900))
+    places = random.integers(0, 6, (5, 900))
+    for update in UPDATES[1:]:
+        run = gpusim.vmap(lambda x, i, v, update=update: getattr(x.at[i], update)(v))
+        found = run(*map(library.to_device, (x, places, values)))
+        same(library.to_host(found), run(x, places, values))
+
+
+def test_updates_without_a_kernel_take_turns(library: Library) -> None:
+    x = np.array([3, 2, 5])
+    there = library.to_device(x)
+    found = gpusim.at(there)[[0, 1, 0, 0]].power(np.array([2, 3, 1, 2]))
+    same(library.to_host(found), np.array([81, 8, 5]))
+    found = gpusim.at(there)[[0, 1, 0, 0]].apply(np.negative)
+    same(library.to_host(found), np.array([-3, -2, 5]))
+    with pytest.raises(TypeError, match="same_kind"):
+        gpusim.at(there)[[0, 1]].apply(np.sqrt)
+
+
+# What CuPy takes no lists for, and in which it knows fewer dtypes.
+
+LISTS: dict[str, Callable[[Any], Any]] = {
+    "gradient": lambda x: np.gradient(x, [0.0, 1.0, 3.0, 4.0], 2.0),
+    "isin": lambda x: np.isin(np.round(x), [1, 2]),
+    "interp": lambda x: np.interp(x, [0.0, 1.0, 2.0], [5.0, 6.0, 9.0]),
+    "choose": lambda x: np.choose((x > 0).astype(int), [x, -x]),
+    "choose a number": lambda x: np.choose((x > 0).astype(int), [0, 10]),
+    "reduceat": lambda x: np.add.reduceat(x, [0, 2]),
+}
+OF_DTYPES: dict[str, Callable[[Any], Any]] = {
+    "clip from": lambda x: np.clip(x, 0, None),
+    "clip to": lambda x: np.clip(x, None, x[0]),
+    "clip": lambda x: np.clip(x, 0, 1),
+    "clip between": lambda x: np.clip(x, x[0], x[1]),
+    "where": lambda x: np.where(x > 0, x, 0),
+    "where of floats": lambda x: np.where(x > 0, 0.1, x),
+    "select": lambda x: np.select([x > 1, x > 0], [x, x + x], 0),
+    "round": lambda x: np.round(x),
+    "square": lambda x: x**2,
+    "var": lambda x: np.var(x, 0, ddof=1),
+    "std": lambda x: np.std(x),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_go_with_arrays_on_a_gpu(library: Library, name: str) -> None:
+    x = np.random.default_rng(4).normal(size=(2, 4, 3))
+    expected, run = gpusim.vmap(LISTS[name])(x), gpusim.vmap(LISTS[name])
+    with names_on_the_route() as names:
+        found = run(library.to_device(x))
+    assert not names
+    for part, other in zip(trees.flatten(found)[0], trees.flatten(expected)[0], strict=True):
+        alike(library.to_host(part), other, library.exact)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "f4", "?", "F", "u1"])
+@pytest.mark.parametrize("name", OF_DTYPES)
+def test_results_have_numpys_dtypes(library: Library, name: str, dtype: str) -> None:
+    x = abs(np.random.default_rng(5).normal(size=(2, 4, 3)) * 2).astype(dtype)
+    if (name, dtype) in (("round", "?"), ("select", "?")):
+        return  # NumPy's result is float16, CuPy's is bool; x + x is another function in CuPy
+    expected = gpusim.vmap(OF_DTYPES[name])(x)
+    alike(library.to_host(gpusim.vmap(OF_DTYPES[name])(library.to_device(x))), expected, False)
+
+
+LACKING: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a function": (lambda x: np.insert(x, 1, 0, 0), r"lacks numpy.insert; cupy.asnumpy moves"),
+    "a ufunc": (lambda x: np.spacing(x), "lacks numpy.spacing"),
+    "a method": (lambda x: np.bitwise_or.reduce(x > 0), "lacks numpy.bitwise_or.reduce"),
+    "an argument": (lambda x: np.sum(x, where=np.True_), "numpy.sum lacks one of .* where"),
+    "a dtype": (lambda x: np.sort(x.astype(FLOAT8[0])), "lacks numpy.sort of float8_e5m2"),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_cupy_lacks_is_named(library: Library, name: str) -> None:
+    function, message = LACKING[name]
+    with pytest.raises((TypeError, NotImplementedError), match=f"CuPy .*{message}"):
+        gpusim.vmap(function)(library.to_device(np.ones((2, 4, 3), np.float32)))
 
 
 TESTS = {name: value for name, value in list(globals().items()) if name.startswith("test_")}

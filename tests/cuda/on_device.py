@@ -211,6 +211,7 @@ def excused(error: Exception, lacking: Sequence[str]) -> None:
 
 
 CUPYS_WORDS = (
+    " lacks ",  # gpusim's own word for what CuPy has not
     "got an unexpected keyword argument",  # where=, initial= and others that CuPy lacks
     "Wrong arguments",
     "Unsupported dtype",

@@ -3,20 +3,40 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import struct
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from gpusim.cuda import compile as compiling
-from gpusim.cuda import report, templates
+from gpusim.cuda import report, sass, templates
 from gpusim.cuda.device import Kernel
+from tests.cuda import fake_cuda
 from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 needs_compiler = pytest.mark.skipif(
-    compiling.compiler() is None, reason="neither nvcc nor the wheel nvidia-cuda-nvrtc is installed"
+    compiling.compiler() is None, reason="neither nvcc nor CuPy with NVRTC is installed"
 )
+
+
+def has_nvrtc() -> bool:
+    """Whether CuPy finds a real NVRTC, which needs no GPU."""
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError):
+        return False
+    return not os.environ.get(fake_cuda.SWITCH)
+
+
+needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="CuPy with NVRTC is not installed")
 
 
 def main_kernels(unit: str) -> list[Kernel]:
@@ -60,8 +80,120 @@ def test_the_other_kernels_compile_and_do_not_spill(architecture: str, unit: str
         assert needs.spill_stores == 0, kernel
 
 
+needs_disassembler = pytest.mark.skipif(
+    sass.disassembler() is None, reason="nvdisasm is not installed (nvidia-cuda-nvdisasm)"
+)
+
+
+def listings(kernels: list[Kernel], architecture: str, folder: Path) -> dict[Kernel, str]:
+    """The machine code of kernels that do not spill."""
+    cubin = folder / "unit.cubin"
+    for kernel, needs in compiling.resources(kernels, architecture, cubin).items():
+        assert (needs.stack, needs.spill_stores, needs.spill_loads) == (0, 0, 0), kernel
+        wide = (
+            kernel.name.endswith("SEQUENCE, true, 4, 8>") or "SEQUENCE, true, 8, 8>" in kernel.name
+        )
+        warps = report.warps(kernel, needs.registers, architecture)
+        assert warps >= (24 if wide else 16), (kernel, needs)
+    text = sass.listing(cubin)
+    return {kernel: text[compiling.mangled(kernel)] for kernel in kernels}
+
+
+WIDE = [
+    Kernel("fold.cu", f"fold<{source}, float, {step}, false, SEQUENCE, true, {chunk}, 8>")
+    for source, step, chunk in (
+        ("float32", "EXACT", 4),
+        ("float16", "FLOAT16", 8),
+        ("bfloat16", "EXACT", 8),
+    )
+]
+
+
+@needs_compiler
+@needs_disassembler
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_eight_members_are_in_flight_at_once(architecture: str, tmp_path: Path) -> None:
+    """In the loop over batches, and in the last batch, which may have fewer members."""
+    for kernel, text in listings(WIDE, architecture, tmp_path).items():
+        wide = [batch for batch in sass.batches(text) if batch.bytes == 16]
+        loops = [batch.loads for batch in wide if batch.loops]
+        assert loops and min(loops) == 8, (kernel, wide)
+        assert [batch.loads for batch in wide if not batch.loops].count(8) >= 1, (kernel, wide)
+
+
+@needs_compiler
+@needs_disassembler
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_the_main_folds_keep_memory_busy(architecture: str, tmp_path: Path) -> None:
+    kernels = templates.main_folds()
+    assert set(WIDE) < set(kernels)
+    for kernel, text in listings(kernels, architecture, tmp_path).items():
+        wide = [batch for batch in sass.batches(text) if batch.bytes == 16 and batch.loops]
+        if kernel.name.endswith(", 16>"):
+            assert sass.copies(text) >= 16, kernel
+        elif kernel.name.endswith(", 8>"):
+            # Trees of any graph load one member at a time.
+            assert max(batch.loads for batch in wide) == 8, (kernel, wide)
+            assert "TREE" in kernel.name or min(batch.loads for batch in wide) == 8, (kernel, wide)
+
+
+@needs_compiler
+@needs_disassembler
+def test_pairs_of_float16_are_added_at_once(tmp_path: Path) -> None:
+    """Members of 8 bits too: from sm_89 on, an instruction converts two."""
+    kernel = Kernel("fold.cu", "fold<float8_e4m3fn, float, FLOAT16, false, SEQUENCE, true, 4, 16>")
+    (text,) = listings([kernel], "sm_90", tmp_path).values()
+    names = Counter(each.name.split(".")[0] for each in sass.instructions(text))
+    converted = sum("E4M3" in each.name for each in sass.instructions(text))
+    # Pairs of 16 members, in the whole batch and in the last one; no addition of float32s.
+    assert names["HADD2"] + names["HFMA2"] >= 64 <= converted and names["FADD"] < 16, names
+
+
 @needs_compiler
 def test_what_does_not_compile_is_an_error_with_the_compilers_words() -> None:
+    with pytest.raises(RuntimeError, match="float17"):
+        compiling.resources([Kernel("round.cu", "round_to<float17, float, 8>")], "sm_90")
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+def test_no_operation_flushes_subnormal_numbers_or_is_fused(tmp_path: Path) -> None:
+    kernels = [
+        Kernel("fold.cu", "fold<float32, float, EXACT, false, SEQUENCE, true, 4, 8>"),
+        Kernel("fold.cu", "fold<float8_e4m3fn, float, FLOAT16, false, TREE, true, 16, 8>"),
+    ]
+    source = tmp_path / "unit.cu"
+    source.write_text(compiling.translation_unit(kernels))
+
+    def ptx(*more: str) -> str:
+        command = ["nvcc", "-ptx", "-arch=sm_90", *compiling.OPTIONS, f"-I{compiling.SOURCES}"]
+        command += [*more, str(source), "-o", str(source.with_suffix(".ptx"))]
+        subprocess.run(command, check=True, timeout=PATIENCE)
+        return source.with_suffix(".ptx").read_text()
+
+    text = ptx()
+    assert "add.rn.f32" in text and ".ftz" not in text and "fma.rn.f32" not in text
+    assert ".ftz" in ptx("-ftz=true")  # which this test would notice
+
+
+@needs_nvrtc
+def test_nvrtcs_machine_code_is_whole() -> None:
+    kernel = Kernel("fold.cu", "fold<float32, float, EXACT, false, SEQUENCE, true, 4, 8>")
+    for architecture in compiling.ARCHITECTURES:
+        cubin, _ = compiling.with_nvrtc(compiling.translation_unit([kernel]), architecture)
+        # An ELF file of 64 bits: its last part is the table of segments.
+        (table,) = struct.unpack_from("<Q", cubin, 32)
+        size, count = struct.unpack_from("<2H", cubin, 54)
+        assert cubin.startswith(b"\x7fELF") and len(cubin) == table + size * count
+        assert compiling.mangled(kernel).encode() in cubin
+
+
+@needs_nvrtc
+def test_nvrtc_reports_resources_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("ragged.cu", "ragged_check")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compiling.compiler() == "nvrtc"
+    assert compiling.resources([kernel], "sm_90")[kernel].registers > 8
     with pytest.raises(RuntimeError, match="float17"):
         compiling.resources([Kernel("round.cu", "round_to<float17, float, 8>")], "sm_90")
 
@@ -72,6 +204,7 @@ def test_the_report_has_a_line_for_each_kernel(capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(templates.units()["ragged"])
     assert "ragged_copy<uint4, 4>" in lines[-1] and lines[-1].split()[3:5] == ["0", "0"]
+    assert ("4x16" in lines[-1]) == (sass.disassembler() is not None)
 
 
 def test_without_cupy_a_gpu_array_is_told_what_to_install() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 import fallback
 from gpusim.collectives.kernels import kernels
-from gpusim.cuda import compile as compiling
 from gpusim.cuda import cache, launch
+from gpusim.cuda import compile as compiling
 from tests.cuda.host_cuda.driver import driver
 
 

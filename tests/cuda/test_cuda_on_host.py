@@ -3,6 +3,7 @@ Every instance of every template runs here; that they compile for GPUs is anothe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 import fallback
 import gpusim
 from fallback.formats import FormatInfo
-from gpusim.cuda import targets, templates
-from gpusim.cuda.device import Kernel
+from gpusim.cuda import folding, scatter, targets, templates
+from gpusim.cuda.device import Kernel, Launch
 from tests.contract.test_fold_contract import (
     COMPLEXES,
     INTS,
@@ -32,8 +33,8 @@ from tests.contract.test_fold_passed_on import cases as shares
 from tests.contract.test_fold_passed_on import passed_on, subtrees
 from tests.contract.test_ragged_copy import random_segments, row_by_row
 from tests.cuda.host_cuda.device import HostDevice, has_compiler, library
-from tests.cuda.host_cuda.values import moderate, same
-from tests.oracles.budget import budget
+from tests.cuda.host_cuda.values import any_bits, moderate, same
+from tests.oracles.budget import budget, slow
 
 assert has_compiler(), "these tests compile the CUDA sources for the host: install g++, or set CXX"
 
@@ -229,8 +230,11 @@ def test_logical_operators_see_zeros_of_every_dtype(dtype: np.dtype[Any]) -> Non
     assert device.launches[0].kernel in templates.units()["logical"]
 
 
+MANY = [3, 4, 5, 6, 10, 15, 31, 32, 33, 34, 47, 48, 49, 66, 127, 128, 129, 255, 256, 257, 258]
+
+
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("members", [1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097])
+@pytest.mark.parametrize("members", [1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097, *slow(*MANY)])
 def test_any_number_of_members(order: str, members: int) -> None:
     for busy_threads in (0, 1 << 30):
         x = moderate((members, 19), np.float16, members)
@@ -238,6 +242,140 @@ def test_any_number_of_members(order: str, members: int) -> None:
         for rounding in ROUNDINGS:
             check(x, device, order=order, rounding=rounding, seed=members)
         check(x.astype(np.float32), device, order=order)
+
+
+def staged(device: HostDevice) -> list[Launch]:
+    return [each for each in device.launches if each.kernel.name.endswith(", 16>")]
+
+
+# 2, 16 and very many multiprocessors: stages are shallow, and deep.
+@pytest.mark.parametrize("busy_threads", [1 << 10, 1 << 13, 1 << 30])
+@pytest.mark.parametrize("order", ["linear", "reverse", "ring"])
+def test_few_elements_are_copied_ahead_in_stages(order: str, busy_threads: int) -> None:
+    device = HostDevice(busy_threads)
+    batches = set()
+    for dtype, members in product(
+        (np.float32, np.float16, "bfloat16", "float8_e4m3fn", np.float64), (9, 48, 50, 97, 301)
+    ):
+        x = moderate((members, 80), dtype, members)
+        before = library(f"fold {np.dtype(dtype)}").count_copies()
+        for given_members in (x, list(x), x[:, 1:], x[:, :64], list(x[:, 3:]), x[:, ::2]):
+            check(given_members, device, order=order)
+        copied = library(f"fold {np.dtype(dtype)}").count_copies() > before
+        assert copied or (order == "ring" and members > 9)  # whose blocks are shorter than chunks
+        for launch in staged(device):
+            assert launch.block == 32 and launch.shared <= folding.SHARED_BYTES
+            batches.add(int(launch.arguments["batches"].item()))
+    if busy_threads == 1 << 30 and order == "linear":
+        assert {1, 2, 7} <= batches  # as many as 9, 97 and 301 members fill
+
+
+def test_up_to_eight_members_need_no_stages() -> None:
+    device = HostDevice(1 << 30)
+    for members in range(1, 9):
+        check(moderate((members, 72), np.float32, members), device)
+        check(moderate((members, 72), np.float16, members), device, order="ring")
+    assert not staged(device)
+
+
+def test_elements_of_two_bytes_are_staged_four_bytes_at_a_time() -> None:
+    """Also where rows begin anywhere, and the members' addresses agree modulo 4 only."""
+    flat = moderate((20000,), np.float16)
+    device = HostDevice(1 << 30)
+    for start, length, pitch in product(range(4), (1, 2, 63, 64), (66, 67)):
+        x = flat[start : start + 40 * pitch].reshape(40, pitch)[:, :length]
+        for order in ("linear", "ring"):
+            check(x, device, order=order)
+        check(x, device, accumulate=np.float32, divisor=40)
+    before = library("fold float16").count_copies()
+    check(flat[: 40 * 66].reshape(40, 66), device)
+    assert library("fold float16").count_copies() - before == 40 * 33
+
+
+@pytest.fixture
+def splitting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small folds are split over blocks too."""
+    monkeypatch.setattr(folding, "SPLIT_BYTES", 0)
+    folding.plan_launch.cache_clear()
+    yield
+    folding.plan_launch.cache_clear()
+
+
+def split(device: HostDevice) -> list[Launch]:
+    return [each for each in device.launches if each.arguments["share"].item()]
+
+
+SPLIT: list[dict[str, Any]] = [
+    {"order": "tree"},
+    {"order": "tree", "rounding": "stochastic", "seed": 3, "divisor": 7},
+    {"order": "tree", "accumulate": E3M2, "rounding": "stochastic"},
+    {"order": "tree", "op": "prod", "accumulate": np.float32},
+    {"op": "max"},
+    {"op": "min", "order": "ring", "out_dtype": "float8_e5m2", "rounding": "stochastic"},
+    {"op": "logical_or", "order": "reverse"},
+    {"op": "logical_and"},
+]
+
+
+@pytest.mark.usefixtures("splitting")
+@pytest.mark.parametrize("options", SPLIT, ids=str)
+@pytest.mark.parametrize("members", [128, 257, 1000, *slow(127, 129, 255, 256, 258, 4097, 65536)])
+def test_members_of_many_replicas_are_split_over_blocks(
+    options: dict[str, Any], members: int
+) -> None:
+    for dtype, length in product((np.float16, np.float32), (1, 9, 64, 100)):
+        x = moderate((members, length), dtype, members)
+        for busy_threads in (1 << 8, 1 << 11, 1 << 30):
+            device = HostDevice(busy_threads)
+            given_members = list(x) if busy_threads == 1 << 11 and members < 5000 else x
+            check(given_members, device, **options)
+            if busy_threads == 1 << 30 and members >= 128:
+                assert len(split(device)) == len(device.launches) - 1 >= 1
+
+
+@pytest.mark.usefixtures("splitting")
+def test_every_dtype_whose_order_is_free_is_split() -> None:
+    device = HostDevice(1 << 30)
+    for dtype, op in product(INTS, ("sum", "prod", "max", "min")):
+        x = moderate((131, 33), dtype)
+        for order, accumulate in (("linear", None), ("ring", np.int64), ("tree", np.uint8)):
+            check(x, device, op=op, order=order, accumulate=accumulate)
+        check(x, device, op=op, order="reverse")
+        check(x[::-1], device, op=op, order="reverse")
+    for dtype in (*REALS, BOOL):
+        x = moderate((131, 33), np.float32).astype(dtype)
+        for op in ("max", "min", "logical_or", "logical_and"):
+            check(x, device, op=op)
+    assert len(split(device)) * 2 == len(device.launches)
+
+
+def test_folds_of_little_are_not_split() -> None:
+    device = HostDevice(1 << 30)
+    check(moderate((4096, 2), np.float32), device, op="max")
+    assert not split(device) and len(device.launches) == 1
+    check(moderate((4096, 9), np.float32), device, op="max")
+    assert len(split(device)) == 1 and len(device.launches) == 3
+
+
+@pytest.mark.usefixtures("splitting")
+def test_a_split_fold_has_the_windows_batches_and_nodes_of_the_whole() -> None:
+    x = moderate((300, 3, 41), np.float16)
+    device = HostDevice(1 << 30)
+    options: dict[str, Any] = {"order": "tree", "rounding": "stochastic", "seed": 5}
+    for batch, places in ((0, 4), (1, np.array([5, 0, 7]))):
+        check(x, device, batch_ndim=batch, places=places, call=9, **options)
+    whole = x[:, 0]
+    for first, last in ((0, 41), (3, 30), (17, 18)):
+        check(whole[:, first:last], device, window=(first, 41), **options)
+    found = subtrees(whole, 128, device.fold, rounding="stochastic", seed=5)
+    same(found, fallback.fold(whole, **options))
+    check(whole, device, order="tree", final=False)
+    out = np.empty((3, 41), np.float32)
+    assert device.fold(x, op="max", out_dtype=np.float32, out=out) is out
+    same(out, fallback.fold(x, op="max", out_dtype=np.float32))
+    assert len(split(device)) == 9  # two of the three subtrees, which have 128 members
+    check(x[:, :, :0], device, order="tree")
+    check(x[:, 0, 0], device, order="tree")
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -429,3 +567,21 @@ def test_segments_are_checked_before_anything_is_written(segment: Any, complaint
     with pytest.raises(ValueError, match=complaint):
         DEVICE.ragged_copy(sources, output, segments)
     assert not output.any()
+
+
+@pytest.mark.parametrize("ufunc", scatter.OPERATIONS, ids=lambda ufunc: ufunc.__name__)
+@np.errstate(all="ignore")
+def test_updates_in_turn_have_numpys_bits(ufunc: np.ufunc) -> None:
+    launched: set[Kernel] = set()
+    for dtype in (*targets.NAMES, *map(np.dtype, "FD?")):
+        if not scatter.has_update(ufunc, dtype):
+            continue
+        x, values = any_bits((200,), dtype, 1), any_bits((700,), dtype, 2)
+        places = np.random.default_rng(3).integers(0, 200, 700)
+        expected, device = x.copy(), HostDevice()
+        ufunc.at(expected, places, values)
+        scatter.update_at(device, ufunc, x, places, values)
+        same(x, expected)
+        launched |= {launch.kernel for launch in device.launches}
+    if ufunc is np.add:
+        assert launched == set(templates.units()["scatter"])

@@ -19,11 +19,15 @@ with warnings.catch_warnings():
     cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
 
 NAMES = (
-    "RawModule asarray asnumpy ascontiguousarray empty zeros arange ones ndarray cuda.Device "
+    "asarray asnumpy ascontiguousarray empty zeros arange ones ndarray cuda.Device "
     "cuda.Event cuda.Stream cuda.get_current_stream cuda.get_elapsed_time "
     "cuda.runtime.getDeviceCount cuda.runtime.getDevice cuda.runtime.getDeviceProperties "
     "cuda.runtime.driverGetVersion cuda.runtime.runtimeGetVersion cuda.Stream.record "
     "cuda.Stream.wait_event cuda.Stream.synchronize cuda.Event.record cuda.Event.synchronize "
+    "cuda.function.Module.load cuda.function.Module.get_function "
+    "cuda.nvrtc.NVRTCError cuda.nvrtc.getVersion cuda.nvrtc.createProgram "
+    "cuda.nvrtc.compileProgram cuda.nvrtc.getCUBIN cuda.nvrtc.getProgramLog "
+    "cuda.nvrtc.destroyProgram cuda.Device.compute_capability "
     "cuda.Event.done cuda.Device.attributes ndarray.get ndarray.view ndarray.device ndarray.base"
 )
 OF_NCCL = (
@@ -129,4 +133,5 @@ def test_streams_and_events_take_what_they_are_given() -> None:
     stream, event = cupy.cuda.Stream.__init__.__doc__, cupy.cuda.Event.__init__.__doc__
     assert "non_blocking=False" in stream and "disable_timing=False" in event
     assert "event=None" in cupy.cuda.Stream.record.__doc__
-    assert "options" in cupy.RawModule.__doc__ and "code" in cupy.RawModule.__doc__
+    compiled = cupy.cuda.nvrtc.createProgram.__doc__, cupy.cuda.nvrtc.compileProgram.__doc__
+    assert "headers, include_names" in compiled[0] and "options" in compiled[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.cupy_arrays import GPUS
+from tests.gpu.cupy_arrays import AS_MODULE, GPUS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "tests.gpu.nccl_ranks"
@@ -34,7 +34,7 @@ IN_ONE_PROCESS = not SHARED or nccl.get_version() >= 23000
 def start(*arguments: str, **settings: str) -> subprocess.Popen[str]:
     environment = {**os.environ, **FEW, **settings}
     return subprocess.Popen(
-        [sys.executable, "-m", SCRIPT, *arguments],
+        [sys.executable, *AS_MODULE, SCRIPT, *arguments],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.PIPE,
@@ -54,19 +54,23 @@ def ended(*processes: subprocess.Popen[str]) -> None:
             process.kill()
 
 
+def identity_of(process: subprocess.Popen[str]) -> str:
+    """The 256 hexadecimal digits that it prints, maybe after warnings of libraries."""
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        if found := IDENTITY.search(line):
+            return found[0]
+        said.append(line)
+    raise AssertionError(f"no identity of NCCL: {''.join(said)}")
+
+
 def test_two_ranks_exchange_and_sum() -> None:
     if IN_ONE_PROCESS:
         ended(start("threads", NCCL_MULTI_RANK_GPU_ENABLE="1"))
         return
     first = start("rank", "0", NCCL_HOSTID="first")
-    assert first.stdout is not None
-    said = ""  # warnings may come before the identity
-    while not (found := IDENTITY.search(said)):
-        line = first.stdout.readline()
-        assert line, said
-        said += line
-    identity = found[0]
-    ended(first, start("rank", "1", identity, NCCL_HOSTID="second"))
+    ended(first, start("rank", "1", identity_of(first), NCCL_HOSTID="second"))
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")

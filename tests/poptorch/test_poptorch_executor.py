@@ -738,8 +738,23 @@ def test_infinities_and_nans_are_an_error_if_asked() -> None:
     options.Precision.enableFloatingPointExceptions(True)
     executor = poptorch.inferenceModel(lambda x: 1 / x, options)
     assert executor(torch.ones(2)).tolist() == [1, 1]
-    with pytest.raises(RuntimeError, match="floating-point exception: output 0 has infinities"):
+    with pytest.raises(Error, match="floating-point exception: output 0 has infinities"):
         executor(torch.tensor([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("execution", ["lockstep", "threads"])
+@pytest.mark.parametrize("compare", [torch.gt, torch.le, lambda x, y: x < y, Tensor.ge_])
+def test_a_comparison_of_nans_is_an_error_if_asked(execution: str, compare: Any) -> None:
+    options = Options().replicationFactor(2)
+    options._Popart.set("gpusim.execution", execution)
+    options.Precision.enableFloatingPointExceptions(True)
+    executor = poptorch.inferenceModel(lambda x, y: compare(x * 1, 2 * y), options)
+    x = torch.tensor([1.0, 3.0])
+    assert torch.equal(executor(x, X[0]), compare(x.clone(), 2 * X[0]))
+    with pytest.raises(Error, match="floating-point exception: comparison 0 compares NaNs"):
+        executor(x, torch.tensor([1.0, float("nan")]))
+    unchecked = poptorch.inferenceModel(compare)
+    unchecked(x, torch.tensor([1.0, float("nan")]))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

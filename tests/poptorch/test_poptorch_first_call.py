@@ -204,6 +204,40 @@ def test_weights_of_layers_can_be_grouped(make: Any) -> None:
     assert out.tolist() == [[11.0], [22.0]]
 
 
+@pytest.mark.parametrize("make", [training, poptorch.inferenceModel])
+def test_groups_can_be_written_by_name(make: Any) -> None:
+    model = Model(groups=2)
+    with torch.no_grad():
+        model.w.copy_(torch.tensor([[1.0], [2.0]]))
+        model.inner.weight.copy_(torch.tensor([[10.0], [20.0]]))
+    executor = make(model, Options().replicationFactor(2).outputMode(poptorch.OutputMode.All))
+    assert executor.per_replica_params == {}
+    each = (CommGroupType.Consecutive, 1, ONE_PER_GROUP)
+    executor.per_replica_params["w"] = each
+    executor.inner.weight.replicaGrouping(CommGroupType.NoGrouping, 0, ONE_PER_GROUP)
+    out, _ = executor(torch.zeros(2, 1))
+    assert out.tolist() == [[11.0], [22.0]]
+    assert executor.per_replica_params == {
+        "w": each,
+        "inner.weight": (CommGroupType.NoGrouping, 0, ONE_PER_GROUP),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("v", (CommGroupType.Consecutive, 1, ONE_PER_GROUP), "'v' is not a parameter"),
+        ("w", CommGroupType.Consecutive, "expected \\(CommGroupType, number"),
+        ("w", (17, 1, ONE_PER_GROUP), "expected \\(CommGroupType, number"),
+    ],
+)
+def test_groups_that_are_written_wrong_are_refused(name: str, value: Any, message: str) -> None:
+    infer = poptorch.inferenceModel(Model())
+    infer.per_replica_params[name] = value
+    with pytest.raises(Error, match=message):
+        infer(X)
+
+
 def test_training_and_inference_of_a_model_have_groups_of_their_own() -> None:
     model = Model(groups=2, value=1.0)
     options = Options().replicationFactor(2)

@@ -433,7 +433,7 @@ def classes(x: Tensor) -> Tensor:
         (lambda x: F.one_hot(classes(x)), "OneHot num classes must be specified and must be const"),
         (lambda x: F.interpolate(x[None], 8, mode="linear"), "Unsupported upsample mode linear"),
         (
-            lambda x: F.interpolate(x[None, None], 8, mode="bilinear", align_corners=True),
+            lambda x: F.interpolate(x[None, None], 8, mode="bicubic", align_corners=True),
             "Only support align_corners=False.",
         ),
         (lambda x: F.embedding(classes(x), x, scale_grad_by_freq=True), "aten::embedding operatio"),
@@ -460,6 +460,48 @@ def test_models_for_ipus_get_the_errors_that_they_got_there(model: Function, mes
     model(x[:2])
     with pytest.raises(Error, match=message):
         inferred(model, x)
+
+
+@pytest.mark.parametrize(
+    ("mode", "align_corners"), [("bilinear", True), ("bilinear", False), ("bicubic", False)]
+)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_images_are_upsampled_as_in_pytorch(mode: str, align_corners: bool, replicas: int) -> None:
+    def model(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=2, mode=mode, align_corners=align_corners)
+
+    x = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    infer = poptorch.inferenceModel(model, poptorch.Options().replicationFactor(replicas))
+    torch.testing.assert_close(infer(x), model(x))
+    infer.destroy()
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.filterwarnings("ignore:index_reduce")
+def test_indices_of_index_reduce_may_be_int32(dim: int, include_self: bool, in_place: bool) -> None:
+    def model(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
+        own = x.clone()
+        reduce = own.index_reduce_ if in_place else own.index_reduce
+        return reduce(dim, index, source, "mean", include_self=include_self)
+
+    x = torch.arange(16.0).reshape(4, 4)
+    index, source = torch.tensor([2, 0, 2]), (x * x).narrow(dim, 0, 3)
+    infer = poptorch.inferenceModel(model)
+    torch.testing.assert_close(infer(x, index, source), model(x, index, source))
+    infer.destroy()
+
+
+@pytest.mark.parametrize(
+    "search", [torch.bucketize, lambda x, at, out: torch.searchsorted(at, x, out=out)]
+)
+def test_searches_write_into_indices_of_int32(search: Function) -> None:
+    infer = poptorch.inferenceModel(lambda x, at, out: search(x, at, out=out))
+    x, out = torch.tensor([0.0, 2.0, 6.0]), torch.zeros(3, dtype=torch.int64)
+    assert infer(x, torch.tensor([1.0, 3.0, 5.0]), out).tolist() == [0, 1, 3]
+    assert out.tolist() == [0, 1, 3]
+    infer.destroy()
 
 
 def test_what_an_ipu_has_is_not_refused() -> None:

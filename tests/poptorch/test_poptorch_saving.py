@@ -26,7 +26,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gpusim import poptorch
-from gpusim.poptorch import CommGroupType, Error, Options, VariableRetrievalMode
+from gpusim.poptorch import (
+    CommGroupType,
+    ConnectionType,
+    Error,
+    Options,
+    VariableRetrievalMode,
+)
 from gpusim.poptorch.blocks import BeginBlock
 from gpusim.poptorch.executor import context
 from gpusim.poptorch.executor.arguments import Arguments
@@ -189,6 +195,30 @@ def test_groups_of_replicas_keep_their_weights(tmp_path: Path) -> None:
         loaded(torch.arange(4.0))
         assert same(weights(loaded), wanted)
         loaded.destroy()
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_model_that_was_compiled_for_an_offline_target_runs(tmp_path: Path, train: bool) -> None:
+    model, reference = Line(), Line()
+    options = Options().useOfflineIpuTarget()
+    make = poptorch.trainingModel if train else poptorch.inferenceModel
+    offline = make(model, options)
+    x = torch.arange(2.0)
+    offline.compileAndExport(tmp_path / "offline", x)
+    seen: list[object] = []
+    loaded = poptorch.load(
+        tmp_path / "offline", lambda options: seen.append(options.connection_type)
+    )
+    assert seen == [ConnectionType.Always.value] and options.connection_type != seen[0]
+    here = make(reference)
+    for _ in range(2):
+        assert torch.equal(loaded(x), here(x))
+    assert same(weights(loaded), weights(here))
+    never = poptorch.load(
+        tmp_path / "offline", lambda options: options.connectionType(ConnectionType.Never)
+    )
+    with pytest.raises(AssertionError, match="offline device"):
+        never(x)
 
 
 class Deciding(Line):

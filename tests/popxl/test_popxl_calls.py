@@ -103,13 +103,16 @@ def test_what_a_call_refuses() -> None:
         a, b = graph.inputs
         cases: list[tuple[type[Exception], str, tuple[object, ...], object]] = [
             (ValueError, "Too many inputs have been provided to the", (x, x, x), None),
-            (ValueError, "Not all inputs have been provided", (x,), None),
+            (ValueError, "Not enough inputs have been provided to the called graph", (x,), None),
             (ValueError, "is specified twice", (x, x), {a: x}),
-            (ValueError, 'The graph input tensor "Constant[constant', (x,), {x: x}),
+            (ValueError, f'The graph input tensor "{x}" is not in the called graph', (x,), {x: x}),
             (ValueError, 'is not in parent graph "Graph[id= ', (x, stranger), None),
             (ValueError, "is not in the parent graph (Graph[id= ", (x,), {b: stranger}),
-            (ValueError, "must have shape (2,) and dtype", (x, popxl.constant([1.0])), None),
-            (ValueError, "must have shape (2,) and dtype", (x, popxl.constant([1, 2])), None),
+            *(
+                (kind, "must have shape (2,) and dtype", (x, other), None)
+                for other in (popxl.constant([1.0]), popxl.constant([1, 2]))
+                for kind in (ValueError, popart_exception)
+            ),
             (TypeError, 'Input at position "1" could not be coerced', (x, "text"), None),
             (TypeError, f'Input "{b}" could not be coerced', (x,), {b: None}),
         ]
@@ -408,6 +411,10 @@ def test_what_repeat_refuses() -> None:
             ops.repeat(more, 2, x)
         with pytest.raises(ValueError, match="must have the shape and dtype of the input"):
             ops.repeat(other, 2, x)
+        with pytest.raises(ValueError, match=r"^Not enough inputs have been provided"):
+            ops.repeat(graph, 2, x)
+        with pytest.raises(ValueError, match=r"not in the called graph"):
+            ops.repeat(graph, 2, x, inputs_dict={more.inputs[0]: x})
         site = ops.repeat_with_info(graph, 2, x, x)
     assert site.called_graph == graph and len(site.outputs) == 2
     assert ir.main_graph.getOps()[-1].opType() == "Loop"
@@ -471,6 +478,9 @@ def test_a_conditional_site_knows_its_branches() -> None:
         site.parent_to_graph_input_index(0)
     with pytest.raises(IndexError, match="Invalid parent graph input index"):
         site.parent_to_graph_input_index(4)
+    for beyond in (4, -1):
+        with pytest.raises(IndexError, match="Invalid parent graph input index"):
+            site.is_parent_index_in_then_branch(beyond)
     with pytest.raises(IndexError, match="Invalid graph input index"):
         site.graph_to_parent_input_index(1)
     with pytest.raises(NotImplementedError, match="Parent input modification is not yet"):
@@ -484,6 +494,9 @@ def test_what_a_conditional_refuses() -> None:
         one, two = ir.create_graph(lambda a: a, x), ir.create_graph(twice, x, x)
         with pytest.raises(ValueError, match="must have the same number of outputs: 1 != 2"):
             ops.conditional(yes, one, two, [x], [x, x])
+        for inputs, role in (([], [x]), "then_branch"), (([x], []), "else_branch"):
+            with pytest.raises(ValueError, match=f"^Not enough inputs .* to the {role} graph"):
+                ops.conditional(yes, one, one, *inputs)
         short = ir.create_graph(lambda a: ops.sum(a), x)
         with pytest.raises(ValueError, match="must have outputs of the same shapes"):
             ops.conditional(yes, one, short, [x], [x])

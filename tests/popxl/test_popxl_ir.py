@@ -370,7 +370,11 @@ def test_op_classes_are_by_type() -> None:
     (op,) = ir.main_graph.getOps()
     assert isinstance(op, _ir.op.AddOp) and isinstance(op, _ir.Op)
     assert not isinstance(op, _ir.op.SubtractOp)
-    assert op.getInputIds() == ["constant", "constant__t0"] and op.getOutputIds() == ["add_out"]
+    with ir.main_graph:
+        ops.sub(popxl.constant(1.0), popxl.constant(2.0))
+    sub = ir.main_graph.getOps()[-1]
+    assert sub.opType() == "Sub" and isinstance(sub, _ir.op.SubtractOp)
+    assert op.getInputIds() == ["t", "t__t0"] and op.getOutputIds() == ["add_out"]
 
 
 # ---------------------------------------------------------------- contexts
@@ -425,6 +429,16 @@ def test_ops_are_where_the_contexts_put_them() -> None:
             b = ops.exp(a)
         assert (b.ipu, b.tile_set, a.ipu) == (3, "io", 3)
         assert ops.exp(b).tile_set == "compute"
+        v = popxl.variable(1.0)
+        with pytest.raises(popxl.errors.UndefinedValue, match="IPU is undefined"):
+            v.ipu  # noqa: B018
+        outside = v + 0.0
+        assert (outside.ipu, v.ipu) == (0, 0)
+        with popxl.ipu(1):
+            other = v + 1.0
+            text = r"`lhs` and `rhs` are located on different IPUs: 0 != 1"
+            with pytest.raises(ValueError, match=text):
+                outside + other
 
 
 def test_in_sequence_orders_the_ops_of_a_graph() -> None:

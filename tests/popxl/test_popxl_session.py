@@ -368,7 +368,9 @@ def test_what_is_written_has_the_variables_shape_and_dtype() -> None:
     np.testing.assert_array_equal(session.get_tensor_data(small), eighths)
 
 
-def test_memory_mapped_variables_are_written_to_their_files(tmp_path: Path) -> None:
+def test_memory_mapped_variables_are_written_to_their_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def mapped(mode: str) -> np.memmap:
         return np.memmap(tmp_path / "data", np.float32, mode, shape=(2,))
 
@@ -385,12 +387,38 @@ def test_memory_mapped_variables_are_written_to_their_files(tmp_path: Path) -> N
     with popxl.Session(ir, "cpu") as session:
         session.run()
     assert mapped("r").tolist() == [2, 3] == session.get_tensor_data(v).tolist()
-    ir, _ = ir_of(mapped("r"))
-    with popxl.Session(ir, "cpu", weights_to_host_on_exit=False) as session:
+    given = mapped("r")
+    ir, v = ir_of(given)
+    with caplog.at_level("INFO"), popxl.Session(ir, "cpu") as session:  # leaving it is no error
         session.run()
         with pytest.raises(Exception, match="contains a read-only memmap"):
             session.weights_to_host()
+    assert "weights_to_host_on_exit is off" in caplog.text
+    assert session.get_tensor_data(v) is given
     assert mapped("r").tolist() == [2, 3]
+
+
+def test_weights_to_host_flushes_the_files(tmp_path: Path) -> None:
+    flushed: list[list[float]] = []
+
+    class Mapped(np.memmap):
+        def flush(self) -> None:
+            super().flush()
+            flushed.append(self.tolist())
+
+    given = Mapped(tmp_path / "data", np.float32, "w+", shape=(2,))
+    ir = popxl.Ir()
+    with ir.main_graph:
+        v = popxl.variable(given)
+        ops.var_updates.accumulate_(v, popxl.constant([1.0, 2.0]))
+    with popxl.Session(ir, "cpu") as session:
+        session.run()
+        assert flushed == []
+        session.weights_to_host()
+        assert flushed == [[1, 2]]
+        session.run()
+        assert session.get_tensor_data(v) is given
+    assert flushed == [[1, 2], [2, 4]]
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -442,7 +470,7 @@ def test_remote_variables_lie_in_their_entries() -> None:
 def test_remote_buffers_hold_what_fits() -> None:
     with popxl.Ir().main_graph:
         buffer = popxl.remote_buffer((2,), popxl.float32, 2)
-        assert (buffer.remote_buffer_id, buffer.entries, buffer.meta_shape) == (0, 2, ())
+        assert (buffer.remote_buffer_id, buffer.entries, buffer.meta_shape) == (1, 2, ())
         with pytest.raises(ValueError, match=r"(?s)does not match buffer.\nExisting remote buffer"):
             popxl.remote_variable([1.0], buffer)
         with pytest.raises(ValueError, match="does not match buffer"):

@@ -18,7 +18,7 @@ from bench import measure as measuring
 from bench import memory, mpirun, small, table, training, worker, worlds
 from bench.cases import COLLECTIVES, VARIANTS, Case, RaggedSlices, parse_size, select
 from bench.measure import measure
-from bench.overhead import NUMPY_CALL
+from bench.overhead import LAUNCH, NUMPY_CALL
 from bench.peers import Peer, Unserved, roster
 from bench.peers.base import Samples
 from bench.peers.limit import Limit
@@ -386,7 +386,10 @@ def test_dispatch_is_judged_by_the_costliest_operation() -> None:
     found = results([])
     found.overheads = [Overhead(f"vmap, {us}", us, NUMPY_CALL) for us in (3.0, 11.0, 2.0)]
     found.overheads += [Overhead("popxl, exp", 1.5, NOTE), Overhead("popxl, many", 99.0, "1.01")]
-    verdict, session = judge(found)[-2:]
+    found.overheads += [Overhead(f"launch, {us}", us, LAUNCH) for us in (7.5, 19.0)]
+    found.overheads += [Overhead("launch, psum", 99.0, "a call")]
+    verdict, session, launch = judge(found)[-3:]
+    assert (launch.ratio, launch.met, launch.basis) == (19.0, True, "launch, 19.0")
     assert (verdict.ratio, verdict.met, verdict.basis) == (11.0, False, "vmap, 11.0")
     assert (session.ratio, session.met, session.basis) == (1.5, True, "popxl, exp")
 

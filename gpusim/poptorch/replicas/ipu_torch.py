@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...torch.private import TENSOR_ATTRIBUTES
 from ..poptorch_core import compiler_error
 
-__all__ = ["OVERRIDES", "on_this_device", "refuse_unsupported", "with_int64_indices"]
+__all__ = ["OVERRIDES", "call", "on_this_device", "refuse_unsupported", "with_int64_indices"]
 
 # ---------------------------------------------------------------- the device "ipu"
 
-OF_TENSORS = vars(torch._C.TensorBase)
 
 #: Methods of tensors whose results differ on an IPU from those on the device that stands for it.
 OVERRIDES: dict[Any, Callable[..., Any]] = {
-    OF_TENSORS["is_ipu"].__get__: lambda tensor: True,
-    OF_TENSORS["ipu"]: lambda tensor, *args, **kwargs: tensor,
+    TENSOR_ATTRIBUTES["is_ipu"].__get__: lambda tensor: True,
+    TENSOR_ATTRIBUTES["ipu"]: lambda tensor, *args, **kwargs: tensor,
 }
 
 
@@ -54,6 +55,7 @@ def is_ipu(device: Any) -> bool:
 
 # ---------------------------------------------------------------- int32 indices
 
+INDEXED = "gather scatter scatter_add scatter_reduce index_fill index_copy index_reduce"
 INT64_OPERAND: dict[Callable[..., Any], int] = {
     getattr(module, name): position
     for position, module, names in (
@@ -62,9 +64,9 @@ INT64_OPERAND: dict[Callable[..., Any], int] = {
         (2, functional, "linear_cross_entropy"),
         (1, torch, "take take_along_dim"),
         (1, Tensor, "take take_along_dim"),
-        (2, torch, "gather scatter scatter_add scatter_reduce index_fill index_copy"),
-        (2, Tensor, "gather scatter scatter_add scatter_reduce index_fill index_copy"),
-        (2, Tensor, "scatter_ scatter_add_ scatter_reduce_ index_fill_ index_copy_"),
+        (2, torch, INDEXED),
+        (2, Tensor, INDEXED),
+        (2, Tensor, "scatter_ scatter_add_ scatter_reduce_ index_fill_ index_copy_ index_reduce_"),
     )
     for name in names.split()
     if hasattr(module, name)
@@ -72,16 +74,25 @@ INT64_OPERAND: dict[Callable[..., Any], int] = {
 """The operand that PyTorch takes in int64 only. PopTorch takes int32: an IPU has no int64."""
 
 
+SEARCHES = (torch.bucketize, torch.searchsorted)
+"""Functions whose `out` is int64 unless `out_int32` says otherwise."""
+
+
 def with_int64_indices(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function of torch, with int32 indices converted to int64.
+
+    Searches get `out_int32` instead, as their `out` says.
 
     >>> with_int64_indices(torch.take, (torch.ones(2), torch.tensor([1], dtype=torch.int32)), {})
     ((tensor([1., 1.]), tensor([1])), {})
     """
     position = INT64_OPERAND.get(function)
     if position is None:
+        out = kwargs.get("out")
+        if function in SEARCHES and isinstance(out, Tensor):
+            kwargs = kwargs | {"out_int32": out.dtype == torch.int32}
         return args, kwargs
     after = position + 1
     args = (*args[:position], *map(_as_int64, args[position:after]), *args[after:])
@@ -91,6 +102,64 @@ def with_int64_indices(
 
 def _as_int64(x: Any) -> Any:
     return x.long() if isinstance(x, Tensor) and x.dtype == torch.int32 else x
+
+
+# ---------------------------------------------------------------- float16 and float32
+
+NORMS = {
+    functional.batch_norm: ("running_mean", "running_var"),
+    functional.instance_norm: ("running_mean", "running_var"),
+    functional.layer_norm: (),
+    functional.group_norm: (),
+}
+"""Normalizations, and their arguments that they change in place."""
+
+WEIGHTED: set[Any] = {
+    getattr(module, name)
+    for module, names in (
+        (functional, "linear bilinear multi_head_attention_forward conv1d conv2d conv3d"),
+        (functional, "conv_transpose1d conv_transpose2d conv_transpose3d"),
+        (torch, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+        (torch, "matmul mm bmm mv"),
+        (Tensor, "matmul __matmul__ mm bmm mv"),
+    )
+    for name in names.split()
+}
+"""Operators with weights: they compute in the dtype of their first operand, the activations."""
+
+
+def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch. An operator with weights may have float16 and float32 operands.
+
+    Its result is of the dtype of its first operand. Normalizations compute in float32.
+
+    >>> x, weight = torch.ones(1, 2, dtype=torch.float16), torch.ones(1, 2)
+    >>> call(functional.linear, (x, weight), {})
+    tensor([[2.]], dtype=torch.float16)
+    """
+    if function not in WEIGHTED and function not in NORMS:
+        return function(*args, **kwargs)
+    if function in NORMS:
+        kwargs = inspect.signature(function).bind(*args, **kwargs).arguments
+        args = ()
+    floats = [
+        x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_floating_point()
+    ]
+    dtypes = {x.dtype for x in floats}
+    if dtypes != {torch.float16, torch.float32}:
+        return function(*args, **kwargs)
+    chosen = floats[0].dtype
+    used = torch.float32 if function in NORMS else chosen
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(used) if x.is_floating_point() else x
+
+    given, named = tree_map_only(Tensor, cast, (args, kwargs))
+    result = function(*given, **named)
+    for name in NORMS.get(function, ()):
+        if named.get(name) is not kwargs.get(name):
+            kwargs[name].copy_(named[name])
+    return result.to(chosen) if function in NORMS else result
 
 
 # ---------------------------------------------------------------- refused arguments
@@ -186,10 +255,10 @@ def _steps(arguments: Arguments) -> str | None:
 
 
 def _upsampled(arguments: Arguments) -> str | None:
-    if arguments.get("align_corners"):
+    mode = arguments.get("mode")
+    if mode == "bicubic" and arguments.get("align_corners"):
         return "Only support align_corners=False."
-    if arguments.get("mode") in ("linear", "bicubic", "trilinear"):
-        mode = arguments["mode"]
+    if mode in ("linear", "trilinear"):
         return f"Unsupported upsample mode {mode}: currently only 'nearest' is supported"
     return None
 

@@ -116,8 +116,12 @@ def conditional_with_info(
     check_branches(then_branch, else_branch)
     if isinstance(cond, Tensor) and cond.nelms != 1:
         raise ValueError(f"cond must have one element, got {cond}")
-    taken, then_called = site_inputs(then_branch, then_inputs or (), then_inputs_dict, check_inputs)
-    other, else_called = site_inputs(else_branch, else_inputs or (), else_inputs_dict, check_inputs)
+    taken, then_called = site_inputs(
+        then_branch, then_inputs or (), then_inputs_dict, check_inputs, "then_branch"
+    )
+    other, else_called = site_inputs(
+        else_branch, else_inputs or (), else_inputs_dict, check_inputs, "else_branch"
+    )
     here = get_current_graph()
     attributes = {
         "then_branch": then_branch,
@@ -188,13 +192,16 @@ class ConditionalSiteInfo(CallSiteInfo):
         """
         if idx == 0:
             raise popart_exception("Invalid parent graph input index")
-        if not 0 < idx < len(self._op.inputs):
-            raise IndexError("Invalid parent graph input index")
         graph, called, first = self._branch(self.is_parent_index_in_then_branch(idx))
         return index_of(graph.inputs, called[idx - first])
 
     def is_parent_index_in_then_branch(self, idx: int) -> bool:
-        """Whether an input of the op belongs to the then-branch."""
+        """Whether an input of the op belongs to the then-branch.
+
+        **Raises**: IndexError: if the op has no such input.
+        """
+        if not 0 <= idx < len(self._op.inputs):
+            raise IndexError("Invalid parent graph input index")
         return 1 <= idx < 1 + len(self._op.attributes["then_inputs"])
 
     def graph_to_parent_output_index(self, idx: int, then_branch: bool = True) -> int:

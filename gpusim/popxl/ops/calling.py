@@ -218,8 +218,9 @@ def call(
 
     **Raises**
 
-    - ValueError: if inputs are missing, too many or given twice, or if their shape, dtype or graph
-      is not that of the graph's inputs.
+    - ValueError: if inputs are missing, too many or given twice, or in another graph.
+    - popart_exception, which is a ValueError too: if their shape or dtype is not that of the
+      graph's inputs.
     - TypeError: if an input is neither a tensor nor numbers.
     """
     return call_with_info(graph, *inputs, inputs_dict=inputs_dict).outputs

@@ -15,7 +15,6 @@ from typing import Any
 
 from . import compiler
 
-
 SWITCH = "GPUSIM_FAKE_CUDA"  # the environment variable that asks for it
 
 
@@ -49,6 +48,7 @@ def install() -> None:
         raise RuntimeError("CuPy is imported already: install the fake CUDA before")
     # What is kept on disk is apart from that of GPUs. CuPy compiles its own kernels, not cub's.
     os.environ["CUPY_CACHE_DIR"] = str(compiler.folder() / "kernels")
+    # gpusim's does not know which compiler says that it is NVRTC 13.0.
     os.environ["GPUSIM_CACHE_DIR"] = str(compiler.folder() / f"gpusim-{compiler.fingerprint()}")
     os.environ["CUPY_ACCELERATORS"] = ""
     import cupy_backends.cuda._softlink as softlink
@@ -81,9 +81,10 @@ def install() -> None:
         return call
 
     capsules.replace(runtime, functions)
-    from . import libraries
+    from . import libraries, nccl
 
     libraries.install()
+    nccl.install()
 
 
 class _Found:

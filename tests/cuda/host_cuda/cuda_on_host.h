@@ -40,6 +40,10 @@ inline T __ldg(const T* at) {
   return value;
 }
 
+inline uint4 load_if(const char* at, bool present) {
+  return present ? __ldg(reinterpret_cast<const uint4*>(at)) : uint4{~0u, ~0u, ~0u, ~0u};
+}
+
 template <class To, class From>
 inline To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From), "one width");
@@ -117,10 +121,12 @@ struct Copy {
   const char* from;
   int bytes;
 };
+static unsigned long long copied = 0;
 static std::vector<std::vector<Copy>> copies(1);  // the thread's groups; the last one is open
 template <int BYTES>
 inline void copy_async(void* to, const char* from) {
   if (reinterpret_cast<uintptr_t>(from) % BYTES) ++misaligned;
+  ++copied;
   memset(to, 0xff, BYTES);
   copies.back().push_back({static_cast<char*>(to), from, BYTES});
 }
@@ -161,3 +167,4 @@ inline void run_grid(void (*kernel)(Arguments), unsigned int grid, unsigned int 
   extern "C" unsigned long long bytes_##number() { return sizeof(arguments); }
 extern "C" unsigned long long count_misaligned() { return misaligned; }
 extern "C" unsigned long long count_wide_loads() { return wide_loads; }
+extern "C" unsigned long long count_copies() { return copied; }

@@ -1,4 +1,4 @@
-"""CuPy's NVRTC and modules for the stand-ins: a "cubin" is a source, which the host's build runs."""
+"""CuPy's NVRTC and modules, for stand-ins: a "cubin" is a source, which the host's build runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def driver(launched: Callable[[np.ndarray], None] = lambda arguments: None) -> d
 
             def run(grid: Any, block: Any, arguments: Any, shared_mem: int = 0) -> None:
                 (given,) = arguments
-                # CuPy takes seconds of a struct's fields in thousands of launches.
+                # Of a struct, CuPy would read the fields' names and types on every launch.
                 assert type(given) is np.ndarray and given.size == 1 and given.dtype.names is None
                 struct = given.view(structs.OF_SOURCE[kernel.source])
                 made = Launch(kernel, struct, grid[0] * block[0], block[0], shared_mem)

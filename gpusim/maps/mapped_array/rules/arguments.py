@@ -89,6 +89,19 @@ def copy_broadcast(data: Array, mapped: int) -> Array:
     return np.ascontiguousarray(data)
 
 
+def call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """function(*args, **options); of bfloat16 on a GPU in NumPy's dtype, which CuPy makes wider."""
+    result = function(*args, **options)
+    if function not in WIDENED or options.get("dtype") is not None or not on_device(result):
+        return result
+    dtype = args[0].dtype
+    return result.astype(dtype, copy=False) if dtype.name == "bfloat16" else result
+
+
+WIDENED = {np.round, np.around, np.var, np.std, np.nanvar, np.nanstd}
+"""Functions that return bfloat16 for it in NumPy, and float32 or float64 in CuPy."""
+
+
 def merge_visible(data: Array, axes: Axes) -> Array:
     """The visible axes merged into one, in C order."""
     length = 1

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ....libraries import on_device
+from ....collectives.kernels import convert
+from ....libraries import constant_like, on_device, to_library_of
 from ..align import common_axes, elementwise, visible_ndim, visible_shape
 from ..array import MappedArray, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from ..layout import is_interleaved
-from .arguments import name_arguments, plain
+from .arguments import call, name_arguments, plain
 
 
 def on_elements(function: Callable[..., Any], operands: str, transcendental: bool = False) -> Rule:
@@ -28,10 +29,10 @@ def on_elements(function: Callable[..., Any], operands: str, transcendental: boo
         data, axes = elementwise([options.pop(name) for name in given])
         if transcendental and any(_loops_differ(part, len(axes)) for part in data):
             raise NoRule
-        rest = {name: plain(value) for name, value in options.items()}
+        rest = {name: constant_like(data[0], plain(value)) for name, value in options.items()}
         first = [name for name, own in zip(names, given, strict=False) if name == own]
         by_name = dict(zip(given[len(first) :], data[len(first) :], strict=True))
-        return wrap(function(*data[: len(first)], **by_name, **rest), axes)
+        return wrap(call(function, *data[: len(first)], **by_name, **rest), axes)
 
     return batched
 
@@ -63,9 +64,15 @@ def clip(
     bounds = [kwargs.pop("min", a_min), kwargs.pop("max", a_max)]  # the names in CuPy are the old
     low, high = (bound if _is_given(bound) else None for bound in bounds)
     given = [bound for bound in (low, high) if bound is not None]
-    (data, *_), axes = elementwise([a, *given])
-    low, high = (None if b is None else elementwise([b, a])[0][0] for b in (low, high))
-    return wrap(np.clip(data, low, high, **plain(kwargs)), axes)
+    (data, *given), axes = elementwise([a, *given])
+    bounds = [None if bound is None else given.pop(0) for bound in (low, high)]
+    both = len(given) == 0 and low is not None and high is not None
+    if data.dtype.kind in "iuf" or (both and data.dtype.kind != "c"):
+        return wrap(np.clip(data, *bounds, **plain(kwargs)), axes)
+    # CuPy clips no complex numbers, and makes up a missing bound for integers and floats alone.
+    for extreme, bound in zip((np.maximum, np.minimum), bounds, strict=True):
+        data = data if bound is None else extreme(data, bound, **plain(kwargs))
+    return wrap(data, axes)
 
 
 for _function, _operands in (
@@ -86,6 +93,7 @@ for _function, _operands in (
 for _smooth, _operands in ((np.sinc, "x"), (np.i0, "x"), (np.angle, "z")):
     rule(_smooth)(on_elements(_smooth, _operands, transcendental=True))
 
+
 _replace_nan = on_elements(np.nan_to_num, "x")
 
 
@@ -101,7 +109,24 @@ def where(condition: Any, /, *choices: Any) -> Any:
     if len(choices) != 2:
         raise NoRule  # np.nonzero in another guise
     data, axes = elementwise([condition, *choices])
-    return wrap(np.where(*data), axes)
+    return wrap(_choose(*data), axes)
+
+
+def _choose(chosen: Any, first: Any, second: Any) -> Any:
+    """np.where, also for bfloat16 and 8-bit formats on a GPU: CuPy's makes the first float32."""
+    given = [first, second]
+    held = [part.dtype for part in given if on_device(part) and part.dtype.isbuiltin == 2]
+    if not held:
+        return np.where(chosen, first, second)
+    dtype = np.result_type(*(part.dtype if on_device(part) else part for part in given))
+    gpu = next(filter(on_device, given))
+    given = [
+        convert(part, dtype) if on_device(part) else to_library_of(gpu, part, dtype)
+        for part in given
+    ]
+    if dtype.isbuiltin != 2:
+        return np.where(chosen, *given)
+    return np.where(chosen, *(part.view(f"u{dtype.itemsize}") for part in given)).view(dtype)
 
 
 @rule(np.select)
@@ -114,7 +139,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
     if any(map(on_device, data)):  # CuPy's takes a scalar for the default
         result = data[-1]
         for chosen, value in zip(data[count - 1 :: -1], data[-2 : count - 1 : -1], strict=True):
-            result = np.where(chosen, value, result)
+            result = _choose(chosen, value, result)
         return wrap(result, axes)
     return wrap(np.select(data[:count], data[count:-1], data[-1]), axes)
 

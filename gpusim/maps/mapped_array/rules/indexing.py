@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ....libraries import on_device
+from ....libraries import on_device, to_library_of
 from ...axis_environment import Axes
 from ..align import common_axes, elementwise, lead, shift_axis, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, unpack, wrap
@@ -107,7 +107,9 @@ def extract(condition: Any, arr: Any) -> Any:
 @rule(np.choose)
 def choose(a: Any, choices: Any, mode: Any = "raise") -> Any:
     (where, *arrays), axes = elementwise([operand(a), *choices])
-    table: Any = np.stack(np.broadcast_arrays(*arrays)) if on_device(where) else arrays
+    table: Any = arrays
+    if on_device(where):
+        table = np.stack(np.broadcast_arrays(*[to_library_of(where, part) for part in arrays]))
     try:
         return wrap(np.choose(where, table, mode=mode), axes)
     except ValueError:

@@ -24,6 +24,7 @@ from ..dispatch import NoRule, Rule, rule
 from .arguments import (
     arrange,
     by_position,
+    call,
     copy_broadcast,
     merge_visible,
     name_arguments,
@@ -61,7 +62,7 @@ def over_axes(function: Callable[..., Any]) -> Rule:
             data = copy_broadcast(data, len(axes))
         if function is np.count_nonzero and not axes:
             raise NoRule  # NumPy before 2.4 gives a Python int for axis=None only
-        return wrap(function(data, **options), axes)
+        return wrap(call(function, data, **options), axes)
 
     return batched
 
@@ -237,7 +238,7 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
 @rule(np.gradient)
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     data, axes = unpack(f)
-    spacing: Any = plain(varargs)
+    spacing: Any = [constant_like(data, plain(spacing)) for spacing in varargs]
     places = shift_axes(axis, visible_ndim(f), len(axes))
     if not places:
         raise NoRule

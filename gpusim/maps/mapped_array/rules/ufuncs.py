@@ -121,7 +121,8 @@ def power(base: Any, exponent: Any) -> Any:
     """
     ndims = visible_ndim(base), visible_ndim(exponent)
     if on_device(unpack(base)[0]) or on_device(unpack(exponent)[0]):
-        return np.power(base, exponent)
+        square = type(exponent) is int and exponent == 2
+        return np.square(base) if square else np.power(base, exponent)
     if not isinstance(exponent, (int, float)) or not isinstance(base, MappedArray):
         if max(ndims) == 0:
             raise NoRule
@@ -254,7 +255,7 @@ def reduceat(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -
     if visible_ndim(array) == 0:
         raise NoRule
     options["axis"] = shift_axis(plain(options.get("axis", 0)), visible_ndim(array), len(axes))
-    return wrap(ufunc.reduceat(data, plain(indices), **options), axes)
+    return wrap(ufunc.reduceat(data, to_library_of(data, plain(indices)), **options), axes)
 
 
 @ufunc_method("outer")
