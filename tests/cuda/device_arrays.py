@@ -564,6 +564,7 @@ def installed() -> Iterator[Counted]:
         cached.cache_clear()
     on_disk = os.environ.get(cache.ENVIRONMENT)
     os.environ[cache.ENVIRONMENT] = ""
+    streams.reset()
     for number in range(NUMBER_OF_GPUS):
         launch._checked(number)  # the host waits for this, once in a process
     counts.launches = counts.uploads = counts.downloads = 0

