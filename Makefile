@@ -16,7 +16,7 @@ CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3
 help:  ## this list
 	@echo "make TARGET [ARGS='...']    ARGS are passed on to what the target runs"
 	@echo
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
 
 demo: $(VENV)/.study  ## train on 64 replicas, compare orders of summation, draw a picture
 	@$(BIN)/python -m gpusim demo $(ARGS)
