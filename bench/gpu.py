@@ -258,6 +258,10 @@ class Recorder(launch.CupyDevice):
         self.launches: list[Launch] = []
         self.kept: list[Any] = []
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        self.kept.append(super().empty(shape, dtype))
+        return self.kept[-1]
+
     def upload(self, values: Any) -> Any:
         self.kept.append(super().upload(values))
         return self.kept[-1]

@@ -37,7 +37,7 @@ def probe(environment):
     versions = {name: "9999" for name, _ in needs.requirements()}
     found = dict.fromkeys(("mpirun", "nccl", "nvrtc", "compute-sanitizer", "ncu"), True)
     return found | {"fake": False, "driver": None, "gpu": gpu, "cupy": "14", "devices": 1,
-                    "versions": versions | {"torch": "9", "jax": "9"}}
+                    "versions": versions | dict.fromkeys(needs.OTHERS, "9")}
 
 def step(code):
     def run(context):

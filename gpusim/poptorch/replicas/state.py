@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ...torch.private import storage_key
 from ..poptorch_core import Error, createPoptorchError
 
 __all__ = ["ModelState", "parameter_changed"]
@@ -184,6 +185,6 @@ class Memory:
         """
 
         for name, x in self._tensors.items():
-            moved = x.untyped_storage()._cdata != self._storages[name]._cdata
+            moved = storage_key(x.untyped_storage()) != storage_key(self._storages[name])
             if moved or self._layouts.get(name, (x.shape, x.stride())) != (x.shape, x.stride()):
                 raise reassigned(name)
