@@ -145,6 +145,7 @@ def _pytest(
     """Run tests that have not passed yet. Each outcome is recorded by `recorder` as it comes."""
     passed = set() if context.again else _passed(results.records(context.file, context.key), step)
     number = min(MOST_PROCESSES, machine.cores())
+    timeout = 400 if context.fake else timeout  # the fake compiles and runs on a few cores
     command = [
         sys.executable,
         "-m",
@@ -208,8 +209,11 @@ def speed(context: Context) -> Verdict:
 
 def sanitizer(context: Context) -> Verdict:
     """compute-sanitizer over some thirty launches: memory, races, uninitialised reads."""
-    if context.fake or not shutil.which("compute-sanitizer"):
-        return None, f"compute-sanitizer: not on the {'fake' if context.fake else 'path'}"
+    if context.fake:  # which finds accesses outside an allocation when it is freed
+        done = context.module("tests.gpu.launches")
+        return _ended(done, "the launches alone; compute-sanitizer: not on the fake")
+    if not shutil.which("compute-sanitizer"):
+        return None, "compute-sanitizer: not on the path"
     passed, said = True, []
     for tool in TOOLS:
         command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=20"]
