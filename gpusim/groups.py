@@ -24,6 +24,7 @@ class CommGroupType(enum.IntEnum):
     Consecutive = 1  #: {0 .. k-1}, {k .. 2k-1}, ...
     Orthogonal = 2  #: {0, m, 2m, ...}, {1, m+1, ...}, ... for m groups
     NoGrouping = 3  #: each replica is a group of its own
+    Ungrouped = 3  #: PopART's name for it
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from . import trees
-
 __all__ = [
     "on_device",
     "lacks_kernels",
@@ -21,6 +19,7 @@ __all__ = [
     "constant_like",
     "zeros_like",
     "empty_like",
+    "allocate",
     "copy_array",
     "contiguous",
     "reshaped_view",
@@ -68,27 +67,28 @@ def as_bits(array: Array) -> Array:
     return array.view(f"u{array.dtype.itemsize}")
 
 
-def call_on_bits(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """function(*args, **kwargs), for functions that move elements and compute nothing.
+def call_on_bits(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """function(*args, **options), which moves elements into one array and computes nothing.
 
-    Arrays of dtypes that a GPU's library only holds (see `lacks_kernels`) are moved as unsigned
-    integers, and the results have their dtype again.
+    Arrays of a dtype that a GPU's library only holds (see `lacks_kernels`) are moved as unsigned
+    integers, and the result has their dtype again.
 
     **Arguments**: `function`, and its arguments: arrays, sequences of arrays, or anything else.
     """
-    leaves, structure = trees.flatten((args, kwargs))
-    bits = [as_bits(leaf) if on_device(leaf) else leaf for leaf in leaves]
-    held = {leaf.dtype for leaf, same in zip(leaves, bits, strict=True) if leaf is not same}
+    held: set[np.dtype[Any]] = set()
+
+    def lower(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(lower, value))
+        bits = as_bits(value) if on_device(value) else value
+        if bits is not value:
+            held.add(value.dtype)
+        return bits
+
+    lowered = [lower(value) for value in args]
     if len(held) != 1:
-        return function(*args, **kwargs)
-    (dtype,) = held
-    args, kwargs = trees.unflatten(structure, bits)
-    word = np.dtype(f"u{dtype.itemsize}")
-
-    def restore(result: Any) -> Any:
-        return result.view(dtype) if getattr(result, "dtype", None) == word else result
-
-    return trees.map(restore, function(*args, **kwargs))
+        return function(*args, **options)
+    return function(*lowered, **options).view(held.pop())
 
 
 def to_host(value: Any) -> NDArray[Any]:
@@ -140,12 +140,20 @@ def _create_like(
 ) -> Array:
     if not on_device(array):
         return create(array, dtype, order="C", shape=shape)
-    kind = array.dtype if dtype is None else np.dtype(dtype)
-    held = lacks_kernels(kind)
-    word = np.dtype(f"u{kind.itemsize}") if held else kind
-    # CuPy takes the shape () for none given.
-    created = create(as_bits(array), word, order="C", shape=shape or (1,)).reshape(shape)
-    return created.view(kind) if held else created
+    like, given = as_bits(array), shape or (1,)  # CuPy takes the shape () for none given
+
+    def create_on_device(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return create(like, dtype, order="C", shape=given).reshape(shape)
+
+    return allocate(create_on_device, shape, array.dtype if dtype is None else dtype)
+
+
+def allocate(create: Callable[..., Any], shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """create(shape, dtype), for any dtype; `create` is a GPU library's, such as cupy.empty."""
+    kind = np.dtype(dtype)
+    if not lacks_kernels(kind):
+        return create(shape, kind)
+    return create(shape, np.dtype(f"u{kind.itemsize}")).view(kind)
 
 
 def copy_array(array: Array) -> Array:

@@ -172,9 +172,7 @@ def training_options(args):
         poptorch.TensorLocationSettings().useOnChipStorage(False).useReplicatedTensorSharding(True)
     )
     if args.ipus > 1:
-        options.setExecutionStrategy(
-            poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
-        )
+        options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
     return options
 
 
@@ -209,9 +207,7 @@ def evaluate(model, args):
     """The shares of masked words and of next sentences that are predicted, of pairs not seen."""
     options = poptorch.Options().deviceIterations(8).autoRoundNumIPUs(True)
     if args.ipus > 1:
-        options.setExecutionStrategy(
-            poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
-        )
+        options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
     loader = poptorch.DataLoader(options, Pairs(10**6, args.held_out), batch_size=16)
     inference = poptorch.inferenceModel(model.eval(), options)
     words, nexts = [], []
@@ -237,7 +233,7 @@ def main(arguments=None):
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--held-out", type=int, default=512)
+    parser.add_argument("--held-out", type=int, default=512, help="pairs; 0: only train")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--checkpoint", type=Path, help="written at the end, and every 100 steps")
     parser.add_argument("--stop-after", type=int, help="end here, as if the time were up")
@@ -261,7 +257,6 @@ def main(arguments=None):
         step, rng_state = saved["step"], saved["rng_state"]
 
     batch = args.micro_batch * args.replicas * args.accumulation
-    calls = args.steps // args.device_iterations
     done = step * batch
     loader = poptorch.DataLoader(
         options,
@@ -299,8 +294,9 @@ def main(arguments=None):
             break
     training.destroy()
     loader.terminate()
-    words, nexts = evaluate(model, args)
-    print(f"after {step} steps: {words:.1%} of masked words, {nexts:.1%} of next sentences")
+    if args.held_out:
+        words, nexts = evaluate(model, args)
+        print(f"after {step} steps: {words:.1%} of masked words, {nexts:.1%} of next sentences")
 
 
 if __name__ == "__main__":

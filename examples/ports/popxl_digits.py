@@ -1,7 +1,8 @@
 """Train two layers on handwritten digits with PopXL, on replicas of a pipeline of two IPUs.
 
     gpusim run examples/ports/popxl_digits.py
-    poprun --num-instances 2 --num-replicas 4 --ipus-per-replica 2 gpusim run examples/ports/popxl_digits.py
+    poprun --num-instances 2 --num-replicas 4 --ipus-per-replica 2 \\
+        python examples/ports/popxl_digits.py
 
 Each layer has an IPU. While the second trains on one micro-batch, the first goes ahead with the
 next one. After all micro-batches of a step, each replica updates its shard of the weights by Adam:
@@ -9,7 +10,6 @@ shards and moments are remote variables, and come to the IPU for the update only
 """
 
 import argparse
-from typing import List
 
 import numpy as np
 import popdist
@@ -49,7 +49,9 @@ class Stage:
         self.backward = autodiff(self.forward, grads_required=required)
         with popxl.ipu(ipu):
             self.weights = [popxl.variable(w, name=f"W{ipu}{w.ndim}") for w in weights]
-            self.sums = [popxl.variable(np.zeros_like(w), name=f"sum{ipu}{w.ndim}") for w in weights]
+            self.sums = [
+                popxl.variable(np.zeros_like(w), name=f"sum{ipu}{w.ndim}") for w in weights
+            ]
             self.steps = [popxl.variable(0.0, name=f"step{ipu}{w.ndim}") for w in weights]
         self.buffers = []
         for w in weights:
@@ -80,7 +82,9 @@ class Stage:
         """Add up the gradients of the weights; return that of the input, if there is one."""
         values = dict(zip(self.stashed(), stash)) | dict(zip(self.parameters, weights))
         given = {
-            tensor: values[c.fwd_tensor] if c.connection_type == ExpectedConnectionType.Fwd else gradient
+            tensor: values[c.fwd_tensor]
+            if c.connection_type == ExpectedConnectionType.Fwd
+            else gradient
             for tensor, c in self.expected()
         }
         with popxl.ipu(self.ipu):
@@ -169,11 +173,11 @@ class Training:
         self,
         hidden: popxl.Tensor,
         labels: popxl.Tensor,
-        stash: List[popxl.Tensor],
-        first: List[popxl.Tensor],
-        second: List[popxl.Tensor],
-        first_sums: List[popxl.TensorByRef],
-        second_sums: List[popxl.TensorByRef],
+        stash: list[popxl.Tensor],
+        first: list[popxl.Tensor],
+        second: list[popxl.Tensor],
+        first_sums: list[popxl.TensorByRef],
+        second_sums: list[popxl.TensorByRef],
     ):
         """Both stages at once, each on a micro-batch of its own."""
         following = self.fill(first)
@@ -235,7 +239,7 @@ def main(arguments=None):
     with popxl.Session(program.ir, "ipu_hw") as session:
         for epoch in range(args.epochs):
             rate = np.float32(args.lr * 0.5 * (1 + np.cos(np.pi * epoch / args.epochs)))
-            session.write_variables_data({tensor: rate for tensor in program.rates})
+            session.write_variables_data(dict.fromkeys(program.rates, rate))
             losses = []
             dealt = draw.permutation(training)
             for start in range(0, len(dealt) - batch + 1, batch):
@@ -243,7 +247,10 @@ def main(arguments=None):
                 if local == 1:
                     chosen = chosen[:, 0]
                 outputs = session.run(
-                    {program.images: images[chosen], program.labels: labels[chosen].astype(np.int32)}
+                    {
+                        program.images: images[chosen],
+                        program.labels: labels[chosen].astype(np.int32),
+                    }
                 )
                 losses.append(outputs[program.losses].mean())
             if popdist.getInstanceIndex() == 0:

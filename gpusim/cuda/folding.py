@@ -139,10 +139,11 @@ def run_fold(
         call = check_counter("call", call)
     if part is not None and part.partial is not None:
         earlier = _earlier(part.partial, plan, device)
-    if type(batch_offset) is int and 0 <= batch_offset < 2**64:
-        offset = batch_offset
+    given: Any = batch_offset
+    if type(given) is int and 0 <= given < 2**64:
+        offset = given
     else:
-        offsets = check_batch_offset(batch_offset, plan.batch)
+        offsets = check_batch_offset(given, plan.batch)
     if out is None:
         out = device.empty(plan.shape, plan.arithmetic.result)
     else:
@@ -210,7 +211,7 @@ def plan_launch(
 
     **Raises**: ValueError and TypeError for arguments that do not fit.
     """
-    plan = plan_fold(spec, extent, members.dtype, members.count, members.shape, batch_ndim)
+    plan = plan_fold(spec, extent, members.dtype, members.number, members.shape, batch_ndim)
     if plan.order == "tree" and plan.count > TREE_MEMBERS:
         raise ValueError(
             f"order='tree': {plan.count} members given, at most {TREE_MEMBERS} expected"
@@ -287,9 +288,6 @@ def _plan_numbers(
     rows = rows_of(members, counted, itemsize, parts)
     if rows.too_many_axes:
         return FoldLaunch(plan, copies=True)
-    turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
-    if turned:
-        members = members.turned()
     # Wide accesses need elements side by side, and one alignment for all members.
     wide = members.alike == 16 and rows.stride == itemsize
     elements = rows.count * rows.length
@@ -299,6 +297,9 @@ def _plan_numbers(
         if share:
             launch = _plan_numbers(_share_plan(plan), members, busy_threads, share)
             return _with_last(launch, plan, share)
+    turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
+    if turned:
+        members = members.turned()
     tree = not free and (order == "tree" or isinstance(order, ReductionGraph))
     # Up to eight members are all in flight at once, in chunks of any size.
     few = not share and not tree and plan.count > 8 and chunks < busy_threads // 2

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fallback.arguments import NO_MEMBERS
-from fallback.formats import SUB_32_BIT, FormatInfo
+from fallback.formats import FormatInfo
 from fallback.spec import FoldSpec, run_arguments
 
+from ..libraries import allocate, contiguous
 from ..optional import load
 from . import folding, ragged, scatter
 from . import rounding as rounding_on_device
@@ -25,7 +26,6 @@ from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 
 CONSTANTS = 256  # that a device keeps
 CONSTANT_BYTES = 1 << 14  # of one that is kept
-EIGHT_BITS = {dtype for dtype in SUB_32_BIT if dtype.itemsize == 1}
 PER_THREAD_STREAM = 2  # cudaStreamPerThread, which means another stream in each thread
 
 
@@ -67,9 +67,7 @@ class CupyDevice:
         return pointer
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-        if (held := np.dtype(dtype)) in EIGHT_BITS:  # CuPy views memory as such, no more
-            return self._cupy.empty(shape, np.uint8).view(held)
-        return self._cupy.empty(shape, dtype)
+        return allocate(self._cupy.empty, shape, dtype)
 
     def upload(self, values: NDArray[Any]) -> Array:
         return self._cupy.asarray(values)
@@ -89,9 +87,7 @@ class CupyDevice:
         return host
 
     def contiguous(self, array: Array) -> Array:
-        # CuPy holds arrays of 8-bit formats, but has no kernels for them: their bits are copied.
-        bits = array.view(f"u{array.dtype.itemsize}") if array.dtype in SUB_32_BIT else array
-        return self._cupy.ascontiguousarray(bits).view(array.dtype)
+        return contiguous(array)
 
     def run(self, launch: Launch) -> None:
         function = _function(launch.kernel, self._number)

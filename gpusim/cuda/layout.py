@@ -27,13 +27,14 @@ class MemberLayout(NamedTuple):
 
     **Attributes**:
 
-    - `count`, `shape`, `strides`, `dtype`: of the members, which differ only in their addresses.
+    - `number`: of members, which differ only in their addresses.
+    - `shape`, `strides`, `dtype`: of each.
     - `step`: bytes from one member to the next; None for a list, which may lie anywhere.
     - `offset`: the first address modulo ALIGNMENT.
     - `alike`: the bytes, a power of two of at most 16, modulo which the members' addresses agree.
     """
 
-    count: int
+    number: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -45,7 +46,7 @@ class MemberLayout(NamedTuple):
         """The layout of the same members, the last one first."""
         if self.step is None:
             return self
-        last = (self.offset + (self.count - 1) * self.step) % ALIGNMENT
+        last = (self.offset + (self.number - 1) * self.step) % ALIGNMENT
         return self._replace(step=-self.step, offset=last)
 
 
@@ -171,7 +172,7 @@ def layout_of(
     result = struct(
         LAYOUT,
         member_stride=members.step or 0,
-        members=members.count,
+        members=members.number,
         alike=members.alike,
         rows=rows.count,
         length=rows.length,

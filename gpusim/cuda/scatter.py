@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fallback.formats import FLOAT16, SUB_32_BIT, real_of
+from fallback.formats import FLOAT16, SUB_32_BIT, kind_of, real_of
 
 from .device import Array, Device, Kernel, Launch
 from .structs import SCATTER, struct
@@ -15,12 +15,15 @@ from .targets import NAMES, target
 #: In the order of scatter.cu's enumeration.
 OPERATIONS = (np.add, np.subtract, np.multiply, np.true_divide, np.maximum, np.minimum)
 #: bool is computed as 0 and 1.
-OF_BOOL = {np.add: np.maximum, np.multiply: np.minimum}
+OF_BOOL: dict[np.ufunc, np.ufunc] = {np.add: np.maximum, np.multiply: np.minimum}
 
 
 def has_update(ufunc: np.ufunc, dtype: np.dtype[Any]) -> bool:
     """Whether `update_at` takes these."""
-    return ufunc in OPERATIONS and (dtype == np.bool_ or real_of(dtype) in NAMES)
+    if dtype == np.bool_:
+        return ufunc in (*OF_BOOL, np.maximum, np.minimum)
+    divides = ufunc is not np.true_divide or kind_of(dtype) != "int"
+    return ufunc in OPERATIONS and real_of(dtype) in NAMES and divides
 
 
 def update_at(device: Device, ufunc: np.ufunc, x: Array, places: Array, values: Array) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..libraries import as_bits, empty_like, on_device, to_host, to_library_of
+from ..libraries import allocate, as_bits, on_device, to_host, to_library_of
 from .axis_environment import AxisEntry
 from .mapped_array.array import Array, MappedArray, unpack, wrap
 
@@ -280,7 +280,7 @@ def move(value: Any, gpu: int | None) -> Any:
 
 
 def _from_another_gpu(array: Array) -> Array:
-    target = empty_like(array, array.shape)
+    target = allocate(_cupy().empty, array.shape, array.dtype)
     np.copyto(as_bits(target), as_bits(array))
     return target
 

@@ -11,12 +11,47 @@ from gpusim.popxl.tensorlocation import ReplicatedTensorSharding, TensorLocation
 __all__ = [
     "CommGroup",
     "CommGroupType",
+    "DataType",
     "ReplicatedTensorSharding",
     "TensorLocation",
     "TensorStorage",
     "VariableRetrievalMode",
     "VariableSettings",
+    "VirtualGraphMode",
 ]
+
+
+class DataType(enum.IntEnum):
+    """PopART's data types."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    INT32 = 4
+    INT64 = 5
+    UINT32 = 6
+    UINT64 = 7
+    BOOL = 8
+    FLOAT = 9
+    FLOAT16 = 10
+    BFLOAT16 = 11
+    DOUBLE = 12
+    COMPLEX64 = 13
+    COMPLEX128 = 14
+    STRING = 15
+    FLOAT8_143 = 16
+    FLOAT8_152 = 17
+    UNDEFINED = 18
+
+
+class VirtualGraphMode(enum.IntEnum):
+    """The way in which ops get their IPU. It has no effect here: `popxl.ipu` says it."""
+
+    Off = 0
+    Manual = 1
+    Auto = 2
+    ExecutionPhases = 3
 
 
 class VariableRetrievalMode(enum.IntEnum):

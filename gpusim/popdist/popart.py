@@ -13,7 +13,7 @@ from gpusim.popdist.replicas import (
     getReplicaIndexOffset,
 )
 
-__all__ = ["DeviceInfo", "configureSessionOptions", "getDevice"]
+__all__ = ["DeviceInfo", "UnlistedDevice", "configureSessionOptions", "getDevice"]
 
 
 class DeviceInfo:
@@ -60,6 +60,34 @@ class DeviceInfo:
 
     def __repr__(self) -> str:
         return f"<DeviceInfo of {self._connection!r}>"
+
+
+class UnlistedDevice(DeviceInfo):
+    """A device that gc-info does not list, such as a CPU or a model of IPUs: it is always free."""
+
+    id = 0
+    connectionType = ConnectionType.Always
+    isAttached = False
+
+    def __init__(self, ipus: int) -> None:
+        self._ipus = ipus
+
+    @property
+    def numIpus(self) -> int:
+        """The number of its IPUs."""
+        return self._ipus
+
+    def attach(self) -> bool:
+        """Attach."""
+        self.isAttached = True
+        return True
+
+    def detach(self) -> None:
+        """Detach."""
+        self.isAttached = False
+
+    def __repr__(self) -> str:
+        return f"<UnlistedDevice of {self._ipus} IPUs>"
 
 
 def configureSessionOptions(opts: Any) -> None:

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpusim import popdist
-from gpusim.devices import (
-    Connection,
-    ConnectionType,
-    Table,
-    reserved,
-    select_by_count,
-)
+from gpusim.devices import Connection, ConnectionType, reserved
 from gpusim.errors import GpusimError
 
 from .execution import Instances, Machine
+from .utils import check_device, hardware
 
 if TYPE_CHECKING:
     from .ir import Ir
 
 __all__ = ["SessionDevice", "acquire", "ipus_per_replica"]
-
-TYPES = ("ipu_hw", "ipu_model", "cpu")
 
 
 class SessionDevice:
@@ -69,32 +61,15 @@ def ipus_per_replica(ir: Ir) -> int:
 
 
 def acquire(ir: Ir, kind: str) -> SessionDevice:
-    """A device with the IPUs that an Ir needs in this instance, rounded up to a power of two."""
-    if kind not in TYPES:
-        raise ValueError(
-            f"Incorrect device type provided: {kind}, must be one of: `ipu_hw`, `ipu_model`, `cpu`"
-        )
-    ipus = reserved(ir.instance_replication_factor * ipus_per_replica(ir))
-    if kind == "cpu" and ipus > 1:
-        raise ValueError(
-            f"For a cpu device, multiple devices (provided: {ipus}) are not supported."
-        )
-    connection = hardware(ir, ipus) if kind == "ipu_hw" else None
-    return SessionDevice(ir, kind, ipus, connection)
+    """A device with the IPUs that an Ir needs in this instance, rounded up to a power of two.
 
-
-def hardware(ir: Ir, ipus: int) -> Connection:
-    """Simulated IPUs: those that popdist names for this instance, else the first free ones."""
-    try:
-        if ir._replication is None:
-            table = Table.from_environment()
-            chosen = table.device(popdist.getDeviceId(ipus // ir.instance_replication_factor))
-            return Connection(chosen, ConnectionType.OnDemand)
-        device = select_by_count(ipus)
-    except GpusimError as error:
-        raise RuntimeError(
-            f"Failed to acquire device with {ipus} IPUs. Ensure that there are sufficient IPUs "
-            "available. If you have enabled the Poplar SDK you can check device availability with "
-            f"the `gc-monitor` command-line utility. {error}"
-        ) from error
-    return Connection(device, ConnectionType.OnDemand)
+    The device is the one that popdist names for this instance, or the first free one.
+    """
+    check_device(kind, 1)
+    replicas = ir.instance_replication_factor
+    ipus = reserved(replicas * ipus_per_replica(ir))
+    check_device(kind, ipus)
+    if kind != "ipu_hw":
+        return SessionDevice(ir, kind, ipus, None)
+    devices = hardware(ipus, replicas if ir._replication is None else None)
+    return SessionDevice(ir, kind, ipus, Connection(devices, ConnectionType.OnDemand))

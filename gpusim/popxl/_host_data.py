@@ -13,7 +13,7 @@ from gpusim.libraries import reshaped_view
 
 from .streams import Stream
 from .tensor import Variable
-from .utils import DOWNCAST, FLOAT8
+from .utils import FLOAT8, downcast_np_dtypes
 
 if TYPE_CHECKING:
     from .execution import Machine
@@ -224,7 +224,7 @@ class Weights:
             )
         array = np.asarray(data)
         if array.dtype != variable.dtype.as_numpy():
-            array = array.astype(DOWNCAST.get(array.dtype, array.dtype), copy=False)
+            array = array.astype(downcast_np_dtypes.get(array.dtype, array.dtype), copy=False)
         if array.dtype != variable.dtype.as_numpy():
             raise TypeError(
                 f"The dtype of the input array {array.dtype} must match the equivalent type of the "

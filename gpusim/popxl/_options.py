@@ -11,7 +11,9 @@ class SessionOptions:
     Options of PopART that are about compiling for an IPU, such as `enableEngineCaching` and
     `cachePath`, have no effect.
 
-    Options with an effect are `dotChecks`, `logDir`, and gpusim's own
+    Options with an effect are `dotChecks`, `logDir`, `throwIfLog2ScaleTensorNotInRange` (whether a
+    run raises poplar_application_runtime_error for a scale outside -32 to 31, default True), and
+    gpusim's own
 
     - `oneByOne`: run each op replica by replica, not on all replicas at once (default False). The
       results are the same.
@@ -33,6 +35,7 @@ class SessionOptions:
         self.logDir = "."
         self.enableEngineCaching = False
         self.cachePath = "session_cache"
+        self.throwIfLog2ScaleTensorNotInRange = True
         self.oneByOne = False
         self.arrays = "numpy"
         for name in self.DICTS:

@@ -112,7 +112,7 @@ def constant(
     array = to_numpy(data, dtype, downcast, log2_scale=log2_scale, nan_on_overflow=nan_on_overflow)
     graph = get_current_graph()
     spec = TensorSpec(array.shape, dtypes.dtype.as_dtype(array.dtype))
-    new: Constant = Constant._create(graph, graph._new_id(name or "constant"), spec)
+    new: Constant = Constant._create(graph, graph._new_id(name or "t"), spec)
     new._data = array
     return new
 
@@ -281,7 +281,7 @@ def replica_sharded_variable(
     shards = _shard_count(replica_grouping, shard_over)
     new = _new_variable(array, name, replica_grouping, retrieval_mode, shards)
     spec = TensorSpec((-(-new.nelms // shards),), new.dtype, new.shape)
-    id = new._graph._new_id(f"{name or 'variable'}_shard")
+    id = new._graph._new_id(f"{name or 't'}_shard")
     shard: Tensor = Tensor._create(new._graph, id, spec)
     new._shard = shard
     return new, shard
@@ -358,7 +358,7 @@ def _new_variable(
     shape = _shape_on_replica(array.shape, grouping)
     dtype = dtypes.dtype.as_dtype(array.dtype)
     spec = TensorSpec(shape, dtype)
-    new: Variable = Variable._create(graph, graph._new_id(name or "variable"), spec)
+    new: Variable = Variable._create(graph, graph._new_id(name or "t"), spec)
     new._host, new._every = array, None
     new._grouping = grouping
     new._retrieval_mode = mode
@@ -401,7 +401,7 @@ def graph_input(
     """
     graph = get_current_graph()
     spec = TensorSpec(shape, dtype, () if meta_shape is None else meta_shape)
-    new: Tensor = Tensor._create(graph, graph._new_id(name or "input"), spec)
+    new: Tensor = Tensor._create(graph, graph._new_id(name or "t"), spec)
     new._by_ref = by_ref
     graph._inputs.append(new)
     return new

@@ -154,6 +154,8 @@ def _new(name: str, numpy_type: Any, kind: str) -> dtype:
     return new
 
 
+np_dtype_float8_143 = np.dtype(ml_dtypes.float8_e4m3fnuz)
+np_dtype_float8_152 = np.dtype(ml_dtypes.float8_e5m2fnuz)
 int8 = _new("int8", np.int8, "i")
 int16 = _new("int16", np.int16, "i")
 int32 = _new("int32", np.int32, "i")
@@ -162,8 +164,8 @@ uint8 = _new("uint8", np.uint8, "u")
 uint16 = _new("uint16", np.uint16, "u")
 uint32 = _new("uint32", np.uint32, "u")
 uint64 = _new("uint64", np.uint64, "u")
-float8_143 = _new("float8_143", ml_dtypes.float8_e4m3fnuz, "f")
-float8_152 = _new("float8_152", ml_dtypes.float8_e5m2fnuz, "f")
+float8_143 = _new("float8_143", np_dtype_float8_143, "f")
+float8_152 = _new("float8_152", np_dtype_float8_152, "f")
 float16 = _new("float16", np.float16, "f")
 float32 = _new("float32", np.float32, "f")
 float64 = _new("float64", np.float64, "f")
@@ -178,3 +180,19 @@ _BY_PYTHON: dict[Any, dtype] = {
 _BY_NAME |= {"half": float16, "float": float32, "double": float64}
 float = float32
 bool = _BY_NAME["bool"]
+
+# PopXL's own tables, which programs import.
+_NP_TO_POPXL = _BY_NUMPY
+
+
+def __getattr__(name: str) -> dict[Any, dtype]:
+    """_PT_TO_POPXL, the table of torch's dtypes, which needs torch."""
+    if name != "_PT_TO_POPXL":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: dict[Any, dtype] = {}
+    for each in _BY_NUMPY.values():
+        try:
+            found[each.as_torch()] = each
+        except TypeError:  # a dtype that torch lacks
+            continue
+    return found

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from gpusim.errors import GpusimError
 
-__all__ = ["popart_exception", "poplar_exception", "poplibs_error", "popart_internal_exception"]
+__all__ = [
+    "popart_exception",
+    "popart_internal_exception",
+    "poplar_application_runtime_error",
+    "poplar_exception",
+    "poplibs_error",
+]
 
 
 class popart_exception(GpusimError):
@@ -25,6 +31,10 @@ class popart_internal_exception(popart_exception):
 
 class poplar_exception(GpusimError):
     """An error of Poplar at run time."""
+
+
+class poplar_application_runtime_error(poplar_exception):
+    """An error that a program on an IPU has raised."""
 
 
 class poplibs_error(GpusimError):

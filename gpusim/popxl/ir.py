@@ -225,6 +225,9 @@ class Ir:
         """The options of its sessions. They can be changed until there is a session."""
         return self._options
 
+    def logIr(self) -> None:
+        """Do nothing; PopART logs the Ir."""
+
     def getAllGraphs(self) -> list[Graph]:
         """All its graphs, the main graph first."""
         return list(self._graphs.values())

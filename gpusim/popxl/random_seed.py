@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["create_seeds", "two_uint32_to_uint64", "uint64_to_two_uint32"]
+__all__ = [
+    "MAX_UINT32",
+    "MAX_UINT64",
+    "create_seeds",
+    "two_uint32_to_uint64",
+    "uint64_to_two_uint32",
+]
+
+MAX_UINT32, MAX_UINT64 = 2**32 - 1, 2**64 - 1
 
 
 def create_seeds(
@@ -51,9 +59,9 @@ def uint64_to_two_uint32(num: int) -> tuple[int, int]:
     >>> uint64_to_two_uint32(2**32 + 5)
     (5, 1)
     """
-    if not 0 <= num < 2**64:
+    if not 0 <= num <= MAX_UINT64:
         raise ValueError(f"Number is negative or cannot be represented as a uint64: {num}")
-    return num & 0xFFFFFFFF, num >> 32
+    return num & MAX_UINT32, num >> 32
 
 
 def two_uint32_to_uint64(a: int, b: int) -> int:
@@ -62,7 +70,7 @@ def two_uint32_to_uint64(a: int, b: int) -> int:
     >>> two_uint32_to_uint64(5, 1) == 2**32 + 5
     True
     """
-    if not (0 <= a < 2**32 and 0 <= b < 2**32):
+    if not (0 <= a <= MAX_UINT32 and 0 <= b <= MAX_UINT32):
         raise ValueError(
             f"Either `a` or `b` are negative or cannot be represented as a uint32: {a}, {b}"
         )

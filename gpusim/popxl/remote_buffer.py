@@ -26,7 +26,7 @@ class RemoteBuffer:
         self, tensor_shape: Iterable[int], tensor_dtype: dtype, entries: int, ir: Ir | None = None
     ) -> None:
         self._ir = get_ir() if ir is None else ir
-        self._id = len(self._ir._remote_buffers)
+        self._id = len(self._ir._remote_buffers) + 1
         self._shape = tuple(tensor_shape)
         self._dtype = tensor_dtype
         self._meta_shape: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class RemoteBuffer:
 
     @property
     def remote_buffer_id(self) -> int:
-        """Its number in the Ir."""
+        """Its number in the Ir, from 1."""
         return self._id
 
     @property
@@ -105,6 +105,6 @@ def remote_buffer(
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
     ...     popxl.remote_buffer((2, 3), popxl.float16, entries=4)
-    RemoteBuffer[id=0 4 x popxl.dtypes.float16 (2, 3)]
+    RemoteBuffer[id=1 4 x popxl.dtypes.float16 (2, 3)]
     """
     return RemoteBuffer(tensor_shape, tensor_dtype, entries)

@@ -1,4 +1,4 @@
-"""Conversion of a program's values to the arrays of constants and variables; tables of text."""
+"""Values of a program as arrays of constants and variables; devices; tables of text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpusim import popdist
+from gpusim.devices import Connection, ConnectionType, Device, Table, select_by_count
+from gpusim.errors import GpusimError
+from gpusim.popdist.popart import DeviceInfo, UnlistedDevice
+
 from . import dtypes
 from .fp8_utils import host_pow2scale_cast_to_fp8
 from .typing_ import HostScalarTensor
 
-__all__ = ["table_to_string", "to_numpy"]
+__all__ = [
+    "downcast_np_dtypes",
+    "host_pow2scale_cast_to_fp8",
+    "table_to_string",
+    "to_numpy",
+]
 
 #: 64-bit dtypes, which IPUs lack, and what they become.
-DOWNCAST = {
+downcast_np_dtypes = {
     np.dtype(np.float64): np.dtype(np.float32),
     np.dtype(np.int64): np.dtype(np.int32),
     np.dtype(np.uint64): np.dtype(np.uint32),
@@ -74,7 +84,7 @@ def to_numpy(
     if dtype is not None:
         target = dtype.as_numpy()
     else:
-        target = DOWNCAST.get(array.dtype, array.dtype) if downcast else array.dtype
+        target = downcast_np_dtypes.get(array.dtype, array.dtype) if downcast else array.dtype
     array = array.astype(target, order="C", copy=False)
     shared = isinstance(x, np.ndarray) and np.may_share_memory(array, x)
     return array.copy() if copy and shared else array
@@ -94,7 +104,7 @@ def _check_memmap(
             "When passing a memory-mapped NumPy array, it must already be in C-ordered and "
             "aligned form."
         )
-    if dtype is None and downcast and x.dtype in DOWNCAST:
+    if dtype is None and downcast and x.dtype in downcast_np_dtypes:
         raise ValueError(
             f"When passing a memory-mapped NumPy array, the dtype {x.dtype} is not supported, as "
             "it requires downcasting the array into a new array with a dtype supported by PopXL."
@@ -122,6 +132,52 @@ def _to_float8(
             "Please use float16, float32 or float64 types."
         )
     return host_pow2scale_cast_to_fp8(array, dtype, log2_scale, nan_on_overflow)
+
+
+def _to_device_info(device_type: str, num_ipus: int = 1, use_popdist: bool = False) -> DeviceInfo:
+    """PopART's description of a session's device, not attached.
+
+    **Arguments**: `use_popdist`: whether it is the device that popdist names for this instance.
+
+    **Raises**: the errors of `check_device` and `hardware`.
+    """
+    check_device(device_type, num_ipus)
+    if device_type != "ipu_hw":
+        return UnlistedDevice(num_ipus)
+    replicas = popdist.getNumLocalReplicas() if use_popdist else None
+    return DeviceInfo(Connection(hardware(num_ipus, replicas)[0], ConnectionType.OnDemand))
+
+
+def check_device(device_type: str, num_ipus: int) -> None:
+    """Raise ValueError for another type of device, or a CPU of several IPUs."""
+    if device_type not in ("ipu_hw", "ipu_model", "cpu"):
+        raise ValueError(
+            f"Incorrect device type provided: {device_type}, must be one of: `ipu_hw`, "
+            "`ipu_model`, `cpu`"
+        )
+    if device_type == "cpu" and num_ipus > 1:
+        raise ValueError(
+            f"For a cpu device, multiple devices (provided: {num_ipus}) are not supported."
+        )
+
+
+def hardware(num_ipus: int, replicas: int | None = None) -> tuple[Device, ...]:
+    """The simulated devices with a number of IPUs, of which a session takes a free one.
+
+    **Arguments**: `replicas`: their number, if popdist names the device for this instance.
+
+    **Raises**: RuntimeError: if there is none.
+    """
+    try:
+        if replicas is None:
+            return select_by_count(num_ipus)
+        return (Table.from_environment().device(popdist.getDeviceId(num_ipus // replicas)),)
+    except GpusimError as error:
+        raise RuntimeError(
+            f"Failed to acquire device with {num_ipus} IPUs. Ensure that there are sufficient IPUs "
+            "available. If you have enabled the Poplar SDK you can check device availability with "
+            f"the `gc-monitor` command-line utility. {error}"
+        ) from error
 
 
 def table_to_string(

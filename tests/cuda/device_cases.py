@@ -14,7 +14,7 @@ import gpusim
 from fallback.formats import SUB_32_BIT
 from gpusim import collectives, lax, trees
 from gpusim.libraries import on_device
-from tests.cuda.host_cuda.values import same
+from tests.cuda.host_cuda.values import any_bits, same
 from tests.cuda.on_device import Library, alike, run_on
 from tests.oracles import programs
 from tests.oracles.replicated import names_on_the_route
@@ -240,31 +240,15 @@ INDICES: tuple[Any, ...] = (
 )
 
 
-@np.errstate(all="ignore")
-def numbers(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> np.ndarray:
-    """Any bits, beside ordinary and subnormal numbers."""
-    random = np.random.default_rng(seed)
-    if dtype == np.bool_:
-        return random.integers(0, 2, shape).astype(bool)
-    raw = random.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype)[..., 0]
-    if dtype.kind in "iu" and dtype not in SUB_32_BIT:
-        return raw
-    tiny = np.array([0.0, -0.0, 1e-40, -1e-42, np.nan, np.inf, 2.0**-133, 2.0**-9])
-    kind = random.integers(0, 3, shape)
-    ordinary = random.normal(size=shape).astype(np.float32).astype(dtype)
-    few = random.choice(tiny, shape).astype(dtype)
-    return np.where(kind == 0, raw, np.where(kind == 1, ordinary, few)).astype(dtype)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("update", UPDATES)
 @np.errstate(all="ignore")
 def test_updates_at_indices_have_numpys_bits(
     library: Library, update: str, dtype: np.dtype[Any]
 ) -> None:
-    x = numbers((3, 4), dtype, 0)
+    x = any_bits((3, 4), dtype, 0)
     for seed, index in enumerate(INDICES, 1):
-        values = numbers(x[index].shape, dtype, seed)
+        values = any_bits(x[index].shape, dtype, seed)
 
         def run(x: Any, values: Any, index: Any = index) -> Any:
             return getattr(gpusim.at(x)[index], update)(values)
@@ -282,7 +266,7 @@ def test_updates_at_indices_have_numpys_bits(
 @np.errstate(all="ignore")
 def test_updates_at_indices_of_replicas_have_numpys_bits(library: Library) -> None:
     random = np.random.default_rng(3)
-    x, values = (numbers((5, n), np.dtype(np.float32), n) for n in (6, 900))
+    x, values = (any_bits((5, n), np.dtype(np.float32), n) for n in (6, 900))
     places = random.integers(0, 6, (5, 900))
     for update in UPDATES[1:]:
         run = gpusim.vmap(lambda x, i, v, update=update: getattr(x.at[i], update)(v))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fallback
 import gpusim
 from fallback.formats import FormatInfo
-from gpusim.cuda import folding, targets, templates
+from gpusim.cuda import folding, scatter, targets, templates
 from gpusim.cuda.device import Kernel, Launch
 from tests.contract.test_fold_contract import (
     COMPLEXES,
@@ -33,7 +33,7 @@ from tests.contract.test_fold_passed_on import cases as shares
 from tests.contract.test_fold_passed_on import passed_on, subtrees
 from tests.contract.test_ragged_copy import random_segments, row_by_row
 from tests.cuda.host_cuda.device import HostDevice, has_compiler, library
-from tests.cuda.host_cuda.values import moderate, same
+from tests.cuda.host_cuda.values import any_bits, moderate, same
 from tests.oracles.budget import budget, slow
 
 assert has_compiler(), "these tests compile the CUDA sources for the host: install g++, or set CXX"
@@ -340,6 +340,8 @@ def test_every_dtype_whose_order_is_free_is_split() -> None:
         x = moderate((131, 33), dtype)
         for order, accumulate in (("linear", None), ("ring", np.int64), ("tree", np.uint8)):
             check(x, device, op=op, order=order, accumulate=accumulate)
+        check(x, device, op=op, order="reverse")
+        check(x[::-1], device, op=op, order="reverse")
     for dtype in (*REALS, BOOL):
         x = moderate((131, 33), np.float32).astype(dtype)
         for op in ("max", "min", "logical_or", "logical_and"):
@@ -565,3 +567,21 @@ def test_segments_are_checked_before_anything_is_written(segment: Any, complaint
     with pytest.raises(ValueError, match=complaint):
         DEVICE.ragged_copy(sources, output, segments)
     assert not output.any()
+
+
+@pytest.mark.parametrize("ufunc", scatter.OPERATIONS, ids=lambda ufunc: ufunc.__name__)
+@np.errstate(all="ignore")
+def test_updates_in_turn_have_numpys_bits(ufunc: np.ufunc) -> None:
+    launched: set[Kernel] = set()
+    for dtype in (*targets.NAMES, *map(np.dtype, "FD?")):
+        if not scatter.has_update(ufunc, dtype):
+            continue
+        x, values = any_bits((200,), dtype, 1), any_bits((700,), dtype, 2)
+        places = np.random.default_rng(3).integers(0, 200, 700)
+        expected, device = x.copy(), HostDevice()
+        ufunc.at(expected, places, values)
+        scatter.update_at(device, ufunc, x, places, values)
+        same(x, expected)
+        launched |= {launch.kernel for launch in device.launches}
+    if ufunc is np.add:
+        assert launched == set(templates.units()["scatter"])

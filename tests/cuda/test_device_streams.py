@@ -333,6 +333,28 @@ def test_an_engine_refuses_what_nccl_does_not_move(cupy: Any) -> None:
         nccl.unique_id()
 
 
+def test_an_engine_does_not_make_identities(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings, given = cupy.cuda.nccl, []
+    identity = nccl.unique_id()
+
+    def refuse() -> bytes:
+        raise AssertionError("each identity opens a socket")
+
+    monkeypatch.setattr(bindings, "get_unique_id", refuse)
+    nccl.NcclEngine(1, 0, identity, gpu=0).close()
+    create = bindings.NcclCommunicator
+
+    def of_old(count: int, identity: Any, rank: int) -> Any:
+        if not isinstance(identity, tuple):
+            raise TypeError("Argument 'commId' has incorrect type (expected tuple, got bytes)")
+        given.append(identity)
+        return create(count, identity, rank)
+
+    monkeypatch.setattr(bindings, "NcclCommunicator", of_old)
+    nccl.NcclEngine(1, 0, bytes([1, 255]), gpu=0).close()
+    assert given == [(1, -1)]
+
+
 def test_a_wait_can_be_ended_from_outside() -> None:
     def look() -> None:
         raise KeyboardInterrupt

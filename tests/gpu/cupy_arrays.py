@@ -22,6 +22,8 @@ if not GPUS:
 
 #: Whether the GPU is this machine's processor, which is slow, and does all work at once.
 FAKE = fake_cuda.SWITCH in os.environ
+#: Python's arguments that run a module in another process.
+AS_MODULE = ("-m", "tests.cuda.fake_cuda") if FAKE else ("-m",)
 
 
 def to_device(values: Any) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.cupy_arrays import GPUS
+from tests.gpu.cupy_arrays import AS_MODULE, GPUS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "tests.gpu.nccl_ranks"
@@ -34,7 +34,7 @@ IN_ONE_PROCESS = not SHARED or nccl.get_version() >= 23000
 def start(*arguments: str, **settings: str) -> subprocess.Popen[str]:
     environment = {**os.environ, **FEW, **settings}
     return subprocess.Popen(
-        [sys.executable, "-m", SCRIPT, *arguments],
+        [sys.executable, *AS_MODULE, SCRIPT, *arguments],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.PIPE,

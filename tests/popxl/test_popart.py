@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import gpusim.popart as popart
 import gpusim.popxl as popxl
@@ -66,6 +68,44 @@ def test_what_popart_has_beyond_is_said_to_be_missing() -> None:
         _ir.op.Add  # noqa: B018
 
 
+@pytest.mark.parametrize("kind", [popart.InferenceSession, popart.TrainingSession])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_poparts_sessions_run_a_popxl_program(replicas: int, kind: type) -> None:
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        x, y = popxl.h2d_stream((2,), popxl.float32, "x"), popxl.d2h_stream((2,), popxl.float32)
+        v = popxl.variable([10.0, 20.0])
+
+        def step(v: popxl.TensorByRef) -> None:
+            ops.var_updates.accumulate_(v, popxl.constant([1.0, 1.0]))
+            ops.host_store(y, ops.host_load(x) + 0.0)
+
+        ops.repeat(ir.create_graph(step, v), 3, v)
+    pb = ir._pb_ir
+    anchor = popart.AnchorReturnType("All")
+    pb.setDataFlow(popart.DataFlow(batchesPerStep=3, anchorTensors={y.tensor_id: anchor}))
+    pb.logIr()
+    pb.updateVertices()
+    pb.setIsPrepared()
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": replicas})
+    session = kind.fromIr(ir=pb, deviceInfo=device)
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    lead = (3, 2) if replicas > 1 else (3,)
+    data = np.arange(6 * replicas, dtype=np.float32).reshape(*lead, 2)
+    session.weightsFromHost()
+    session.run(popart.PyStepIO({x.tensor_id: data}, anchors))
+    np.testing.assert_array_equal(anchors[y.tensor_id], data)
+    session.weightsToHost()
+    assert popxl.Session(ir, "ipu_model").get_tensor_data(v).tolist() == [13, 23]
+    with pytest.raises(ValueError, match="Unexpected/Missing HostToDeviceStream"):
+        session.run(popart.PyStepIO({}, anchors))
+    with pytest.raises(NotImplementedError, match="ONNX"):
+        kind("model.onnx")
+    with pytest.raises(NotImplementedError, match=r"AnchorReturnType\('Sum'\)"):
+        popart.AnchorReturnType("Sum")
+
+
 def test_session_options_are_the_irs() -> None:
     ir = popxl.Ir()
     options = ir._pb_ir.getSessionOptions()
@@ -79,6 +119,95 @@ def test_session_options_are_the_irs() -> None:
         ops.host_store(popxl.d2h_stream((), popxl.float32), popxl.constant(1.0))
     with pytest.raises(ValueError, match="arrays='paper': expected 'numpy' or 'cupy'"):
         popxl.Session(ir)
+
+
+def test_names_that_programs_import() -> None:
+    from gpusim.popxl import dtypes, random_seed, utils
+
+    assert popart.CommGroupType.Ungrouped is popart.CommGroupType.NoGrouping
+    assert popart.DataType.FLOAT8_143 != popart.DataType.FLOAT8_152
+    assert popart.VirtualGraphMode.Off < popart.VirtualGraphMode.Auto
+    for float8, numpy_dtype in (
+        (popxl.float8_143, dtypes.np_dtype_float8_143),
+        (popxl.float8_152, dtypes.np_dtype_float8_152),
+    ):
+        assert float8.as_numpy() == numpy_dtype
+        assert utils.host_pow2scale_cast_to_fp8([1.0], float8).dtype == numpy_dtype
+    assert utils.downcast_np_dtypes[np.dtype(np.int64)] == np.int32
+    assert random_seed.MAX_UINT64 == np.iinfo(np.uint64).max
+    assert issubclass(popart.poplar_application_runtime_error, popart.poplar_exception)
+    assert dtypes._NP_TO_POPXL[np.dtype(np.float16)] is popxl.float16
+    assert dtypes._PT_TO_POPXL[torch.float16] is popxl.float16
+    assert set(dtypes._PT_TO_POPXL) >= {torch.bool, torch.int32, torch.float32}
+    ir = popxl.Ir()
+
+    def scaled(x: popxl.TensorByRef, y: popxl.Tensor) -> None:
+        ops.var_updates.accumulate_(x, y)
+
+    spec = popxl.TensorSpec((2,), popxl.float32)
+    graph = ir.create_graph(scaled, spec, spec)
+    assert graph._by_ref_inputs == {graph.inputs[0]} and ir.main_graph._by_ref_inputs == set()
+    ir._pb_ir.logIr()
+
+
+def test_a_device_by_a_name() -> None:
+    from gpusim.popxl.utils import _to_device_info
+
+    assert (_to_device_info("cpu").numIpus, _to_device_info("ipu_model", 4).numIpus) == (1, 4)
+    hardware = _to_device_info("ipu_hw", 2)
+    assert hardware.numIpus == 2 and not hardware.isAttached
+    with pytest.raises(ValueError, match=r"multiple devices \(provided: 2\) are not supported"):
+        _to_device_info("cpu", 2)
+    with pytest.raises(ValueError, match="Incorrect device type provided: gpu, must be one of"):
+        _to_device_info("gpu")
+    with pytest.raises(RuntimeError, match="Failed to acquire device with 3 IPUs"):
+        _to_device_info("ipu_hw", 3)
+
+
+@pytest.mark.parametrize("throw", [True, False])
+@pytest.mark.parametrize("scale", [-33, -32, 0, 31, 32])
+def test_scales_of_8_bit_floats_are_in_range(scale: int, throw: bool) -> None:
+    ir = popxl.Ir(replication=2)
+    options = ir._pb_ir.getSessionOptions()
+    assert options.throwIfLog2ScaleTensorNotInRange
+    options.throwIfLog2ScaleTensorNotInRange = throw
+    with ir.main_graph:
+        scales = popxl.h2d_stream((), popxl.int32)
+        x = popxl.constant([[1.0]], popxl.float8_143)
+        y = ops.matmul_pow2scaled(x, x, ops.host_load(scales))
+        ops.host_store(popxl.d2h_stream((1, 1), popxl.float16), y)
+    with popxl.Session(ir, "ipu_model") as session:
+        given = {scales: np.array([0, scale], np.int32)}
+        if throw and not -32 <= scale <= 31:
+            error = popart.poplar_application_runtime_error
+            with pytest.raises(error, match=rf"log2_scale must be -32 to 31, got \[0, {scale}\]"):
+                session.run(given)
+        else:
+            session.run(given)
+
+
+def test_devices_that_are_not_listed_are_always_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUSIM_IPUS", "2")
+    manager = popart.DeviceManager()
+    cpu, model = manager.createCpuDevice(), manager.createIpuModelDevice({"numIPUs": 64})
+    assert (cpu.numIpus, model.numIpus, model.isAttached) == (1, 64, False)
+    assert model.attach() and model.isAttached
+    model.detach()
+    assert not model.isAttached
+    found = manager.acquireAvailableDevice(
+        1,
+        0,
+        popart.SyncPattern.Full,
+        popart.DeviceConnectionType.OnDemand,
+        popart.DeviceSelectionCriterion.Random,
+    )
+    assert found is not None and found.numIpus == 1 and not found.isAttached
+    criterion = popart.DeviceSelectionCriterion.Random
+    free = [manager.tryAcquireAvailableDevice(selectionCriterion=criterion) for _ in range(3)]
+    assert [each is None for each in free] == [False, False, True]
+    for each in free[:2]:
+        assert each is not None
+        each.detach()
 
 
 def test_devices_are_the_simulated_ipus(monkeypatch: pytest.MonkeyPatch) -> None:

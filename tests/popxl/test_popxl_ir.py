@@ -370,7 +370,11 @@ def test_op_classes_are_by_type() -> None:
     (op,) = ir.main_graph.getOps()
     assert isinstance(op, _ir.op.AddOp) and isinstance(op, _ir.Op)
     assert not isinstance(op, _ir.op.SubtractOp)
-    assert op.getInputIds() == ["constant", "constant__t0"] and op.getOutputIds() == ["add_out"]
+    with ir.main_graph:
+        ops.sub(popxl.constant(1.0), popxl.constant(2.0))
+    sub = ir.main_graph.getOps()[-1]
+    assert sub.opType() == "Sub" and isinstance(sub, _ir.op.SubtractOp)
+    assert op.getInputIds() == ["t", "t__t0"] and op.getOutputIds() == ["add_out"]
 
 
 # ---------------------------------------------------------------- contexts

@@ -470,7 +470,7 @@ def test_remote_variables_lie_in_their_entries() -> None:
 def test_remote_buffers_hold_what_fits() -> None:
     with popxl.Ir().main_graph:
         buffer = popxl.remote_buffer((2,), popxl.float32, 2)
-        assert (buffer.remote_buffer_id, buffer.entries, buffer.meta_shape) == (0, 2, ())
+        assert (buffer.remote_buffer_id, buffer.entries, buffer.meta_shape) == (1, 2, ())
         with pytest.raises(ValueError, match=r"(?s)does not match buffer.\nExisting remote buffer"):
             popxl.remote_variable([1.0], buffer)
         with pytest.raises(ValueError, match="does not match buffer"):

@@ -15,8 +15,7 @@ from tests.oracles.machine_time import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = EXAMPLES / "poptorch_digits.py"  # in a short run also with other sizes, below
-OWN_IMPORTS = EXAMPLES / "poptorch_bert.py"  # runs below
-OTHERS = sorted(set(EXAMPLES.glob("*.py")) - {LONG, OWN_IMPORTS})
+OTHERS = sorted(set(EXAMPLES.glob("*.py")) - {LONG})
 
 
 @pytest.mark.parametrize("path", [*OTHERS, *slow(LONG)], ids=lambda path: path.stem)
@@ -28,25 +27,6 @@ def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("agreed")
-
-
-@pytest.mark.slow
-def test_a_poptorch_program_runs_under_its_own_imports(tmp_path: Path) -> None:
-    text = OWN_IMPORTS.read_text()
-    program = tmp_path / "bert.py"
-    program.write_text(text.replace("from gpusim import poptorch", "import poptorch"))
-    assert "gpusim" not in program.read_text().split('"""', 2)[2]
-    command = [sys.executable, "-m", "gpusim", "run", program, "--epochs", "2", "--texts", "256"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "agreed: pipelined and plain training, to the bit"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import numpy as np
 
 import gpusim
 from gpusim.collectives.distributed import algorithms, job
-from gpusim.libraries import to_host
-from tests.worlds.everything import Case, cases, nested_cases
+from gpusim.libraries import to_host, to_library_of
+from tests.worlds.everything import cases, nested_cases
 
 # For NCCL's first use: several ranks on one GPU, which older versions refuse on one host.
 SETTINGS = {
@@ -27,20 +27,15 @@ SETTINGS = {
 }
 
 
-def served(case: Case) -> bool:
-    """Whether CuPy has the dtypes: those of NumPy itself."""
-    _, _, arguments = case
-    return all(array.dtype.isbuiltin == 1 for array in arguments)
-
-
 def run(world: gpusim.World, cupy: Any) -> dict[str, np.ndarray]:
     """The bytes of what the replicas that are here have got, by case and leaf."""
     here = slice(world.replica_offset, world.replica_offset + world.local_replicas)
     found: dict[str, np.ndarray] = {}
+    like = cupy.empty(0)
     with world:
         chosen = [*cases(world.replicas), *nested_cases(world.replicas)]
-        for name, f, arguments in filter(served, chosen):
-            local = [cupy.asarray(argument[here]) for argument in arguments]
+        for name, f, arguments in chosen:
+            local = [to_library_of(like, argument[here]) for argument in arguments]
             results: Any = gpusim.vmap(f, axis_name="i")(*local)
             for number, leaf in enumerate(gpusim.trees.flatten(results)[0]):
                 rows = np.frombuffer(np.ascontiguousarray(to_host(leaf)).tobytes(), np.uint8)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...groups import Groups
-from ...libraries import contiguous
+from ...libraries import contiguous, to_host
 from ...runtime.engines import Buffer
 from ..kernels import copy, empty
 from ..operand import Array, Operand, Result
@@ -54,7 +54,7 @@ def fetch_chosen(layout: Layout, x: Operand, idx: Operand) -> tuple[Array | None
     The values are None where there is no index. Indices that differ between replicas are small:
     all instances see all of them.
     """
-    indices = (idx.stacked() if idx.varies else idx[0]).astype(np.intp)
+    indices = to_host(idx.stacked() if idx.varies else idx[0]).astype(np.intp)
     if idx.varies:
         everyone = [np.arange(layout.size)] * layout.world.instances
         rows = {int(n): indices[place] for place, n in enumerate(layout.local.tolist())}

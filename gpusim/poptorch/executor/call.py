@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
@@ -21,11 +20,12 @@ from gpusim.poptorch.executor.profile import Profile, Span
 from gpusim.poptorch.executor.training import Training
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.replicas import Step, flatten, flatten_like
+from gpusim.poptorch.replicas.results import CHECKED, INVALID
+from gpusim.torch.private import FakeTensor
 
 __all__ = ["Result", "run"]
 
 SYNTHETIC = "syntheticDataMode"  # PopART's names for what the options' methods set
-CHECKED = "enableFloatingPointChecks"
 KEPT = (
     "The model returned a tensor that it kept when it was compiled, which has no values; outputs "
     "have to be made of the inputs each time"
@@ -57,7 +57,7 @@ def run(
     **Raises**:
 
     - poptorch.Error: if the arguments differ from the compiled ones.
-    - RuntimeError: for infinities and NaNs, if the options forbid them.
+    - poptorch.Error: for infinities and NaNs, if the options forbid them.
     """
     tensors = executable.arguments.check(given)
     with executable.instances.together(), executable.weights.model_kept(), on_ipu():
@@ -185,12 +185,21 @@ def synthetic(tensor: Tensor, seed: int) -> Tensor:
 
 
 def check_finite(step: Step) -> None:
-    """Raise RuntimeError if a step has made infinities or NaNs."""
+    """Raise poptorch.Error if a step has made infinities or NaNs, or has compared NaNs."""
     made = {f"output {place}": x for place, x in enumerate(flatten(step.outputs)[0])}
     made |= {f"the gradient of {name}": x for name, x in step.gradients.items()}
-    for what, value in made.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise RuntimeError(
-                f"floating-point exception: {what} has infinities or NaNs "
-                "(Options.Precision.enableFloatingPointExceptions)"
-            )
+    invalid = [
+        f"{what} has infinities or NaNs"
+        for what, x in made.items()
+        if x.is_floating_point() and not bool(torch.isfinite(x).all())
+    ]
+    invalid += [
+        f"{name.removeprefix(INVALID)} compares NaNs"
+        for name, x in step.anchors.items()
+        if name.startswith(INVALID) and bool(x.any())
+    ]
+    if invalid:
+        raise createPoptorchError(
+            f"floating-point exception: {invalid[0]} "
+            "(Options.Precision.enableFloatingPointExceptions)"
+        )

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...torch.private import TENSOR_ATTRIBUTES, tree_leaves, tree_map_only
 from ..blocks.placement import Recorder, recording
 from ..losses import LossFinder
 from .draws import SEEDS, Draws, seeds
-from .ipu_torch import OVERRIDES, on_this_device, refuse_unsupported, with_int64_indices
-from .results import GRADIENT
+from .ipu_torch import OVERRIDES, call, on_this_device, refuse_unsupported, with_int64_indices
+from .results import CHECKED, GRADIENT, INVALID
 
 __all__ = [
     "MODEL_CONTEXT",
@@ -69,7 +69,13 @@ def in_context(context: ModelContext) -> Iterator[None]:
         MODEL_CONTEXT.reset(token)
 
 
-DATA = vars(torch._C.TensorBase)["data"].__get__
+ORDERED = {
+    *("gt", "ge", "lt", "le", "gt_", "ge_", "lt_", "le_", "__gt__", "__ge__", "__lt__", "__le__"),
+    *("greater", "greater_equal", "less", "less_equal"),
+}
+"""The names of comparisons that are invalid operations if an operand is a NaN."""
+
+DATA = TENSOR_ATTRIBUTES["data"].__get__
 """x.data. x.detach() has the same value and memory, and in-place changes of it can be seen."""
 
 
@@ -111,7 +117,10 @@ class ForwardMode(TorchFunctionMode):
         self.uses: Counter[int] = Counter()
         self.checks: list[Callable[[list[Tensor]], None]] = []
         context = model_context()
-        self._has_options = context is not None and context.options is not None
+        options = None if context is None else context.options
+        self._has_options = options is not None
+        popart = {} if options is None else options._Popart.options
+        self._checked = bool(popart.get(CHECKED, False))
         self._stack: list[str] = []
         self._scopes: list[str] = []
         self._counts: dict[str, int] = {}
@@ -143,7 +152,10 @@ class ForwardMode(TorchFunctionMode):
             args, kwargs = tree_map_only(Tensor, self.substitute, (args, kwargs))
             operands = _tensors((args, kwargs))
         args, kwargs = with_int64_indices(func, args, kwargs)
-        result = func(*args, **kwargs)
+        if self._checked and getattr(func, "__name__", "") in ORDERED:
+            name = f"{INVALID}comparison {len(self.anchored)}"
+            self.anchored[name] = torch.stack([x.isnan().any() for x in operands]).any()
+        result = call(func, args, kwargs)
         results = _tensors(result)
         outcome = operands[:1] if func is Tensor.__setitem__ else results
         self.losses.record(func, operands, outcome)

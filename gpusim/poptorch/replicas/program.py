@@ -23,7 +23,7 @@ from .cache import Cache
 from .draws import streams
 from .forward import MODEL_CONTEXT, ModelContext, in_context
 from .lockstep import Lockstep
-from .results import GRADIENT, Execution, MicroBatch, Step
+from .results import GRADIENT, INVALID, Execution, MicroBatch, Step
 from .state import ModelState
 from .structures import flatten
 from .threads import Threads
@@ -131,6 +131,9 @@ class Program:
             if name not in self.changed_buffers:
                 found.buffers[name] = x
         anchors = {name: self._anchor(key, own, found) for name, key in self._anchors.items()}
+        for name, x in found.anchors.items():
+            if name.startswith(INVALID):
+                anchors[name] = x
         found.anchors.clear()
         found.anchors.update(anchors)
         return found

@@ -8,10 +8,14 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["GRADIENT", "Execution", "MicroBatch", "Step", "Summary"]
+__all__ = ["CHECKED", "GRADIENT", "INVALID", "Execution", "MicroBatch", "Step", "Summary"]
 
 GRADIENT = "Gradient___"
 """The prefix of the names of gradients."""
+INVALID = "Invalid___"
+"""The prefix of the names of comparisons where NaNs are exceptions: whether an operand is one."""
+CHECKED = "enableFloatingPointChecks"
+"""PopART's name of the option that makes infinities and NaNs exceptions."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def cast(t: Tensor, data_type: dtype) -> Tensor:
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:
     ...     popxl.ops.cast(popxl.constant([1.7, -1.7]), popxl.int32)
-    Tensor[constant_int32 popxl.dtypes.int32 (2,)]
+    Tensor[t_int32 popxl.dtypes.int32 (2,)]
     """
     for each in (t.dtype, data_type):
         if each in FLOAT8:
@@ -95,7 +95,7 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Te
     >>> with popxl.Ir().main_graph:
     ...     t = popxl.constant([0.5, 3.0], popxl.float16)
     ...     popxl.ops.pow2scale_cast_to_fp8(t, popxl.constant(1, popxl.int32), popxl.float8_143)
-    Tensor[constant_float8_143 popxl.dtypes.float8_143 (2,)]
+    Tensor[t_float8_143 popxl.dtypes.float8_143 (2,)]
     """
     check_log2_scale(log2_scale)
     if data_type not in FLOAT8:
@@ -114,7 +114,7 @@ def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> 
     >>> with popxl.Ir().main_graph:
     ...     t = popxl.constant([0.5, 3.0], popxl.float8_152)
     ...     popxl.ops.pow2scale_cast_from_fp8(t, popxl.constant(1, popxl.int32), popxl.float16)
-    Tensor[constant_float16 popxl.dtypes.float16 (2,)]
+    Tensor[t_float16 popxl.dtypes.float16 (2,)]
     """
     check_log2_scale(log2_scale)
     if data_type not in (float16, float32):

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...errors import InstanceError
-from ...libraries import as_bits, copy_array, empty_like, on_device
+from ...libraries import allocate, as_bits, copy_array, on_device
 from . import Buffer, interruption
 
 __all__ = ["NcclEngine", "NcclExchange", "send_between_gpus", "unique_id"]
@@ -110,7 +110,7 @@ def send_between_gpus(
     targets = []
     for array, gpu in moves:
         with cupy.cuda.Device(gpu), streams[gpu]:
-            targets.append(empty_like(array, array.shape))
+            targets.append(allocate(cupy.empty, array.shape, array.dtype))
     if _bindings().available:
         _by_nccl(sources, targets, streams)
     else:

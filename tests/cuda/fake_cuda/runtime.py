@@ -413,8 +413,9 @@ class Runtime:
     def eventSynchronize(self, event: int) -> None:
         machine.event(event)
 
-    def eventQuery(self, event: int) -> None:
+    def eventQuery(self, event: int) -> int:
         machine.event(event)
+        return 0
 
     def eventElapsedTime(self, start: int, end: int) -> float:
         first, last = machine.event(start), machine.event(end)

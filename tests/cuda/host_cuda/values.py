@@ -39,3 +39,19 @@ def moderate(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> np.ndarray:
     values = np.where(random.random(shape) < 0.02, np.inf, values)
     values = np.where(random.random(shape) < 0.1, -0.0, values)
     return values.astype(np.float32).astype(dtype)
+
+
+@np.errstate(all="ignore")
+def any_bits(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = 0) -> np.ndarray:
+    """Any bits, beside ordinary and subnormal numbers."""
+    random = np.random.default_rng(seed)
+    if dtype == np.bool_:
+        return random.integers(0, 2, shape).astype(bool)
+    raw = random.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype)[..., 0]
+    if dtype.kind in "iu" and dtype not in SUB_32_BIT:
+        return raw
+    tiny = np.array([0.0, -0.0, 1e-40, -1e-42, np.nan, np.inf, 2.0**-133, 2.0**-9])
+    kind = random.integers(0, 3, shape)
+    ordinary = random.normal(size=shape).astype(np.float32).astype(dtype)
+    few = random.choice(tiny, shape).astype(dtype)
+    return np.where(kind == 0, raw, np.where(kind == 1, ordinary, few)).astype(dtype)

@@ -20,6 +20,7 @@ _RENAMED = {
     "OnehotOp": "OneHot",
     "IsInf": "IsInf",
     "IsNaN": "IsNaN",
+    "SubtractOp": "Sub",
     "TiedGatherOp": "PopartTiedGather",
 }
 
