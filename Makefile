@@ -9,14 +9,14 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
 
-.PHONY: help demo test test-all lint docs bench gpu gpu-wheels gpu-env clean
+.PHONY: help demo test test-all test-newest-torch lint docs bench gpu gpu-wheels gpu-env clean
 .NOTPARALLEL:      # two pips must not write into one environment
 .DELETE_ON_ERROR:
 
 help:  ## this list
 	@echo "make TARGET [ARGS='...']    ARGS are passed on to what the target runs"
 	@echo
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 demo: $(VENV)/.study  ## train on 64 replicas, compare orders of summation, draw a picture
 	@$(BIN)/python -m gpusim demo $(ARGS)
@@ -27,6 +27,17 @@ test: $(VENV)/.test  ## tests, doctests and the documentation's examples, in abo
 # `make test` with the tests marked slow and the full random budgets (tests/oracles/budget.py).
 test-all:  ## the same with the slow tests and the full random budgets, as CI runs it
 	@GPUSIM_TESTS=full $(MAKE) --no-print-directory test
+
+# In an environment of its own, as the other's torch is pinned: 5.3 GB, of CUDA's libraries for the
+# most part, without which this torch cannot be imported. `make clean` makes room for a newer one.
+test-newest-torch:  ## PyTorch's and PopTorch's tests, and the ports, on the newest torch
+	@$(MAKE) --no-print-directory VENV=.venv-newest .venv-newest/.checks
+	@version=$$(.venv-newest/bin/python -c 'import torch; print(torch.__version__.partition("+")[0])'); \
+	echo "The newest torch that pip gives is $$version."; \
+	if grep -q "\"torch==$$version\"" pyproject.toml; then \
+	    echo "NOTHING NEWER IS TESTED: the tests' own environment has the same." >&2; \
+	fi
+	@.venv-newest/bin/python -m pytest tests/torch tests/poptorch tests/project/test_ports.py $(ARGS)
 
 lint: $(VENV)/.test  ## style, format and types
 	@$(BIN)/python -m ruff check .
@@ -60,11 +71,11 @@ gpu-env:  ## make an environment for `make gpu`, where there is a GPU and a netw
 	    || echo "JAX for CUDA 13 could not be installed: it will not be compared with" >&2
 
 clean:  ## remove everything that make set up or wrote
-	rm -rf $(VENV) .venv-bench .venv-gpu .gpu wheels demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest .venv-bench .venv-gpu .gpu wheels demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find gpusim fallback tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched last, so that what was interrupted is done again.
-$(VENV)/.study $(VENV)/.test $(VENV)/.docs $(VENV)/.bench $(VENV)/.gpu: $(VENV)/.%: pyproject.toml $(VENV)/.python
+$(VENV)/.study $(VENV)/.checks $(VENV)/.test $(VENV)/.docs $(VENV)/.bench $(VENV)/.gpu: $(VENV)/.%: pyproject.toml $(VENV)/.python
 	@echo "Installing gpusim[$*] into $(VENV), once; this takes a minute or two ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@

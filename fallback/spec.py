@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,8 +167,10 @@ class FoldPart:
         object.__setattr__(self, "extent", Extent(window, before, bool(self.final), nodes))
 
 
-_SPEC = ("op", "order", "accumulate", "out_dtype", "rounding", "seed", "divisor", "cut_axis")
+_SPEC = {"op", "order", "accumulate", "out_dtype", "rounding", "seed", "divisor", "cut_axis"}
 _PART = ("window", "partial", "before", "final", "nodes")
+
+_spec = lru_cache(maxsize=256, typed=True)(FoldSpec)  # checking one takes longer than a small fold
 
 
 def run_arguments(
@@ -183,11 +186,15 @@ def run_arguments(
     **Raises**: TypeError for any other keyword, and what FoldSpec and FoldPart raise.
     """
     part = {name: fields.pop(name) for name in _PART if name in fields}
-    unknown = fields.keys() - set(_SPEC)
+    unknown = fields.keys() - _SPEC
     if unknown:
         raise TypeError(f"fold() got an unexpected keyword argument {min(unknown)!r}")
+    try:
+        spec = _spec(**fields)
+    except TypeError:  # a value is not hashable, or wrong
+        spec = FoldSpec(**fields)
     return {
-        "spec": FoldSpec(**fields),
+        "spec": spec,
         "part": FoldPart(**part) if part else None,
         "batch_ndim": batch_ndim,
         "call": call,

@@ -1,7 +1,7 @@
 """Train a small residual network with batch norm on handwritten digits, with PopTorch.
 
     gpusim run examples/ports/cnn.py
-    poprun --num-instances 2 --num-replicas 4 gpusim run examples/ports/cnn.py
+    poprun --num-instances 2 --num-replicas 4 python examples/ports/cnn.py
 
 A training and an inference model of the same module stay on their IPUs and take turns: the
 inference model takes the trained weights over by itself.

@@ -2,7 +2,7 @@
 
     gpusim run examples/ports/popxl_digits.py
     poprun --num-instances 2 --num-replicas 4 --ipus-per-replica 2 \\
-        gpusim run examples/ports/popxl_digits.py
+        python examples/ports/popxl_digits.py
 
 Each layer has an IPU. While the second trains on one micro-batch, the first goes ahead with the
 next one. After all micro-batches of a step, each replica updates its shard of the weights by Adam:

@@ -337,32 +337,72 @@ struct Word<8> {
   typedef uint2 type;
 };
 
+// Addresses of members one after the other, in one array or in a list.
+struct Stacked {
+  const char* at;
+  i64 stride;
+
+  template <int COUNT>
+  __device__ __forceinline__ void next(const char* (&from)[COUNT]) {
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) from[index] = at + index * stride;
+    at += COUNT * stride;
+  }
+};
+
+struct Listed {
+  const u64* at;
+  i64 offset;
+
+  template <int COUNT>
+  __device__ __forceinline__ void next(const char* (&from)[COUNT]) {
+#pragma unroll
+    for (int index = 0; index < COUNT; ++index) {
+      from[index] = reinterpret_cast<const char*>(__ldg(at + index)) + offset;
+    }
+    at += COUNT;
+  }
+};
+
+// Copy `run` members to a stage: neighbours are STAGE_THREADS apart. Eight addresses at a time do not
+// wait for one another.
+template <int BYTES, class Addresses>
+__device__ __forceinline__ void copy_run(typename Word<BYTES>::type* to, int run, Addresses addresses) {
+  int index = 0;
+#pragma unroll 1
+  for (; index + 8 <= run; index += 8) {
+    const char* from[8];
+    addresses.next(from);
+#pragma unroll
+    for (int next = 0; next < 8; ++next) {
+      copy_async<BYTES>(to + (index + next) * STAGE_THREADS, from[next]);
+    }
+  }
+#pragma unroll 1
+  for (; index < run; ++index) {
+    const char* from[1];
+    addresses.next(from);
+    copy_async<BYTES>(to + index * STAGE_THREADS, from[0]);
+  }
+}
+
 // The members that come, from the chain's start and around.
 struct Coming {
   const Chain& chain;
   int member, left;
 
-  // Copy the next `most` members, or as many as are left, to a stage: neighbours STAGE_THREADS apart.
+  // Copy the next `most` members, or as many as are left.
   template <int BYTES>
   __device__ __forceinline__ void copy(typename Word<BYTES>::type* to, int most) {
+    const Members& members = chain.members;
     most = most < left ? most : left;
     left -= most;
     while (most) {  // twice at most: up to the last member, and from the first
       const int run = most < chain.count - member ? most : chain.count - member;
-      if (chain.members.table) {
-        const u64* table = chain.members.table + member;
-#pragma unroll 8
-        for (int index = 0; index < run; ++index) {
-          const char* from = reinterpret_cast<const char*>(__ldg(table + index)) + chain.offset;
-          copy_async<BYTES>(to + index * STAGE_THREADS, from);
-        }
+      if (members.table) {
+        copy_run<BYTES>(to, run, Listed{members.table + member, chain.offset});
       } else {
-        const char* from = chain.members.at(member, chain.offset);
-#pragma unroll 8
-        for (int index = 0; index < run; ++index) {
-          copy_async<BYTES>(to + index * STAGE_THREADS, from);
-          from += chain.members.stride;
-        }
+        copy_run<BYTES>(to, run, Stacked{members.at(member, chain.offset), members.stride});
       }
       to += run * STAGE_THREADS;
       most -= run;
@@ -604,7 +644,7 @@ __device__ __forceinline__ void reduce(C (&total)[COUNT], const Chain& chain, co
 }
 
 // Blocks of 256 threads that a multiprocessor has to hold: three leave each thread 80 registers.
-// Doubles, and trees of eight values or more in a chunk, need more.
+// Doubles, and trees or other operators than sums of eight values or more in a chunk, need more.
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
 constexpr __device__ int blocks() {
   if (AHEAD == STAGE_BATCH) return 20;  // of STAGE_THREADS
@@ -613,7 +653,7 @@ constexpr __device__ int blocks() {
 #if __CUDA_ARCH__ >= 1000
   if (DRAWN) return 2;
 #endif
-  return tree ? 2 : 3;
+  return tree || (!SUMS && COUNT >= 8) ? 2 : 3;
 }
 
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>

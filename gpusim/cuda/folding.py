@@ -288,9 +288,6 @@ def _plan_numbers(
     rows = rows_of(members, counted, itemsize, parts)
     if rows.too_many_axes:
         return FoldLaunch(plan, copies=True)
-    turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
-    if turned:
-        members = members.turned()
     # Wide accesses need elements side by side, and one alignment for all members.
     wide = members.alike == 16 and rows.stride == itemsize
     elements = rows.count * rows.length
@@ -300,6 +297,9 @@ def _plan_numbers(
         if share:
             launch = _plan_numbers(_share_plan(plan), members, busy_threads, share)
             return _with_last(launch, plan, share)
+    turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
+    if turned:
+        members = members.turned()
     tree = not free and (order == "tree" or isinstance(order, ReductionGraph))
     # Up to eight members are all in flight at once, in chunks of any size.
     few = not share and not tree and plan.count > 8 and chunks < busy_threads // 2

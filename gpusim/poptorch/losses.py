@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..torch.private import DisableTorchFunction, storage_key, untransformed
 from .blocks.placement import current_recorder
 from .poptorch_core import compiler_error
 
@@ -101,7 +102,7 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     if finder is None:
         return REDUCTIONS[reduction](x)
     x = finder.substitute(x)  # as the mode does for functions of torch, which it does not see here
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         result = REDUCTIONS[reduction](x)
     finder.mark("identity_loss", [x], result)
     recorder = current_recorder()
@@ -157,7 +158,7 @@ class LossFinder:
         upon = self._losses(operands)
         for number in upon:
             self.marks[number].absorbed = True
-        self.marks.append(Mark(name, _outside(result)))
+        self.marks.append(Mark(name, untransformed(result)))
         self._note([result], upon | {len(self.marks) - 1})
 
     def final(self) -> Tensor:
@@ -197,19 +198,12 @@ class LossFinder:
 
 
 def _memory(tensor: Tensor) -> tuple[int, Any]:
-    tensor = _outside(tensor)
+    tensor = untransformed(tensor)
     try:
         storage = tensor.untyped_storage()
     except NotImplementedError:  # a sparse tensor
         return id(tensor), tensor
-    return storage._cdata, storage
-
-
-def _outside(tensor: Tensor) -> Tensor:
-    """The tensor outside of transforms of torch.func; for vmap, with the mapped dimension."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
+    return storage_key(storage), storage
 
 
 _finder: ContextVar[LossFinder | None] = ContextVar("gpusim losses", default=None)

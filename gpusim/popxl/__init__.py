@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import context, dtypes, errors, fp8_utils, ops, testing, transforms, utils
 from ._paths import keep_paths
+from ._popart import install as install_popart
 from .context import (
     gcg,
     get_current_context,
@@ -157,4 +158,5 @@ __all__ = [
     "utils",
 ]
 
+install_popart()
 keep_paths(__name__)

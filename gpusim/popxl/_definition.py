@@ -145,9 +145,7 @@ def add_op(
     if len(inputs) > 1 and len(definition.names) > 1 and definition.compile is None:
         check_placement(definition, inputs)
     values = dict(attributes or {})
-    specs = infer(definition, [tensor.spec for tensor in inputs], values)
-    if definition.compile is None:
-        specs = [with_meta_shape(spec, inputs) for spec in specs]
+    specs = output_specs(definition, inputs, values)
     op = op_class(definition.op_type)(
         graph,
         definition,
@@ -158,6 +156,7 @@ def add_op(
         tile_set=tile_set or ("io" if context.io_tile_set else "compute"),
         location=context.location(),
     )
+    op.execution_context = context._execution
     stem = name or default_name(definition.op_type)
     for number, spec in enumerate(specs):
         label = output_names[number] if output_names is not None else f"{stem}_out"
@@ -165,6 +164,16 @@ def add_op(
     graph._append(op)
     context._register(op)
     return tuple(op.outputs)
+
+
+def output_specs(
+    definition: Definition, inputs: Sequence[Tensor], attributes: Attributes
+) -> list[TensorSpec]:
+    """The outputs' specs; outputs of the shape of a shard are shards as well."""
+    specs = infer(definition, [tensor.spec for tensor in inputs], attributes)
+    if definition.compile is not None:
+        return specs
+    return [with_meta_shape(spec, inputs) for spec in specs]
 
 
 def infer(

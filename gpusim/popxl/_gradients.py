@@ -68,6 +68,11 @@ class Differentiation:
         It may take and make more. A given one that takes or makes less is refused.
         """
         existing = self.existing.get(graph)
+        if existing is None and not graph._differentiable:
+            raise popart_exception(
+                f"The graph {graph.name} is not to be differentiated for its caller: give its "
+                "gradient graph in called_graphs_grad_info"
+            )
         plan = existing or self.plans.get(graph)
         if plan is None:
             return self.differentiate(graph, outputs, inputs)

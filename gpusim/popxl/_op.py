@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .context import ExecutionContext
 from .graph import Graph
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Op:
         self.tile_set = tile_set
         self.location = location  #: file and line of the program that added it
         self.after: list[Op] = []  #: ops that run before it by the program's request
+        self.execution_context = ExecutionContext.Normal  #: when it runs
+        self.hints: dict[str, Any] = {}  #: for a compiler
 
     def opType(self) -> str:
         """PopART's name of its type, such as "Add"."""

@@ -168,9 +168,10 @@ class Tensor(Operators):
 
         **Raises**: UndefinedValue: if there is no such op.
         """
-        for op in self._neighbours():
-            return op.ipu
-        raise UndefinedValue("Tensor's IPU is undefined.")
+        op = next(self._neighbours(), None)
+        if op is None:
+            raise UndefinedValue("Tensor's IPU is undefined.")
+        return op.ipu
 
     @property
     def tile_set(self) -> Literal["compute", "io"]:
@@ -178,9 +179,10 @@ class Tensor(Operators):
 
         **Raises**: UndefinedValue: if there is no such op.
         """
-        for op in self._neighbours():
-            return "io" if op.tile_set == "io" else "compute"
-        raise UndefinedValue("Tensor's tile set is undefined.")
+        op = next(self._neighbours(), None)
+        if op is None:
+            raise UndefinedValue("Tensor's tile set is undefined.")
+        return "io" if op.tile_set == "io" else "compute"
 
     def _neighbours(self) -> Iterator[Op]:
         if self._producer is not None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Context",
+    "ExecutionContext",
     "debug_context_frame_offset",
     "gcg",
     "get_current_context",
@@ -46,6 +48,17 @@ _HERE = str(Path(__file__).parent)
 _handles = itertools.count()
 
 
+class ExecutionContext(Enum):
+    """When a session runs an op of the main graph."""
+
+    Normal = "Normal"  #: in `run`
+    AccumulateOuterFragment = "AccumulateOuterFragment"
+    WeightsFromHostFragment = "WeightsFromHostFragment"  #: after variables have come from the host
+    WeightsToHostFragment = "WeightsToHostFragment"  #: before variables go to the host
+    OptimizerFromHostFragment = "OptimizerFromHostFragment"
+    Subgraph = "Subgraph"
+
+
 class OpHooks:
     """Functions that are called with every op that is added, by handle."""
 
@@ -63,6 +76,9 @@ class OpHooks:
             raise ValueError(f"Unknown op created hook {handle}")
 
 
+FRAGMENTS = (ExecutionContext.WeightsFromHostFragment, ExecutionContext.WeightsToHostFragment)
+
+
 class Context(OpHooks):
     """The state of the context managers around the running code; each thread has one."""
 
@@ -75,6 +91,7 @@ class Context(OpHooks):
         self._hooks = {}
         self._locations: list[tuple[str, int]] = []
         self._offset = 0
+        self._execution = ExecutionContext.Normal
 
     @property
     def ipu_id(self) -> int | None:
@@ -254,6 +271,23 @@ def io_tiles() -> Iterator[None]:
         yield
     finally:
         context._io_tiles -= 1
+
+
+@contextmanager
+def _execution_context(mode: ExecutionContext) -> Iterator[None]:
+    """Say when a session runs the ops added to the main graph inside.
+
+    **Raises**: NotImplementedError: for another mode than Normal, WeightsFromHostFragment and
+    WeightsToHostFragment.
+    """
+    if mode not in FRAGMENTS and mode is not ExecutionContext.Normal:
+        raise NotImplementedError(f"gpusim runs no ops in {mode}")
+    context = get_current_context()
+    before, context._execution = context._execution, mode
+    try:
+        yield
+    finally:
+        context._execution = before
 
 
 @contextmanager

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from ._op import Op
     from .ir import Ir
 
-__all__ = ["Graph"]
+__all__ = ["Graph", "GraphId"]
+
+
+class GraphId(str):
+    """The id of a graph, which PopART's `str()` gives too."""
+
+    def str(self) -> str:
+        """The id."""
+        return f"{self}"
 
 
 class Graph(OpHooks):
@@ -27,6 +35,8 @@ class Graph(OpHooks):
     _last_in_sequence: Op | None
     _modified: tuple[int, frozenset[str]]
     _effect: tuple[int, bool]
+    _differentiable: bool
+    _in_order_of_creation: bool
 
     def __init__(self) -> None:
         raise TypeError("Cannot create popxl.graph.Graph instances using the constructor.")
@@ -34,7 +44,8 @@ class Graph(OpHooks):
     @classmethod
     def _create(cls, ir: Ir, id: str) -> Graph:
         graph = object.__new__(cls)
-        graph._ir, graph._id = ir, id
+        graph._ir, graph._id = ir, GraphId(id)
+        graph._differentiable = graph._in_order_of_creation = True
         graph._ops, graph._inputs, graph._outputs = [], [], []
         graph._tensors, graph._hooks = {}, {}
         graph._last_in_sequence = None

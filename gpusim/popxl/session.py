@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ._device import SessionDevice, acquire
 from ._host_data import Weights, as_transfers, host_buffer
-from .execution import Compiler
+from .context import FRAGMENTS, ExecutionContext
+from .execution import CompiledGraph, Compiler
 from .execution.machine import HostBuffer
 from .ir import Ir
 from .streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -78,7 +79,9 @@ class Session:
                 self._weights.read_only[0],
             )
         self._weights_to_host_on_exit = weights_to_host_on_exit
-        self._program = Compiler(self._machine).program(ir.main_graph)
+        compiler = Compiler(self._machine)
+        self._program = compiler.program(ir.main_graph)
+        self._fragments = {mode: compiler.program(ir.main_graph, mode) for mode in FRAGMENTS}
         self._depth: list[bool] = []  # for each `with` around: whether it has attached
         ir._prepared = True
 
@@ -130,11 +133,7 @@ class Session:
             for stream, data in given_outputs.items()
         }
         try:
-            with (
-                self._device.instances.exchanging(),
-                np.errstate(all="ignore"),
-            ):  # as an IPU: no warnings
-                self._program.run([])
+            self._execute(self._program)
         finally:
             machine.inputs, machine.outputs = {}, {}
         self._weights.run_done()
@@ -174,13 +173,26 @@ class Session:
         self._to_host()
 
     def _to_host(self) -> None:
+        self._execute(self._fragments[ExecutionContext.WeightsToHostFragment])
         with self._device.instances.exchanging():
             self._weights.to_host()
+
+    def _from_host(self) -> None:
+        self._weights.from_host()
+        self._execute(self._fragments[ExecutionContext.WeightsFromHostFragment])
+
+    def _execute(self, program: CompiledGraph) -> None:
+        if program.steps:
+            with (
+                self._device.instances.exchanging(),
+                np.errstate(all="ignore"),
+            ):  # as an IPU: no warnings
+                program.run([])
 
     def weights_from_host(self) -> None:
         """Send all variables from the host to the device; ValueError if not attached."""
         self._need_device()
-        self._weights.from_host()
+        self._from_host()
 
     def get_tensor_data(self, tensor: Variable | Constant) -> NDArray[Any]:
         """The values of a variable or constant.
@@ -265,7 +277,7 @@ class Session:
         attaches = not self.is_attached
         if attaches:
             self._device.attach()
-            self._weights.from_host()
+            self._from_host()
         self._depth.append(attaches)
         return self
 

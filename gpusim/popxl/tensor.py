@@ -15,11 +15,12 @@ from ._sources import (
     variable,
 )
 from ._tensor import Tensor, TensorByRef, TensorSpec
-from .typing_ import HostScalarTensor
+from .typing_ import HostScalarTensor, HostTensor, host_tensor_types
 
 __all__ = [
     "Constant",
     "HostScalarTensor",
+    "HostTensor",
     "Tensor",
     "TensorByRef",
     "TensorSpec",
@@ -27,6 +28,7 @@ __all__ = [
     "constant",
     "graph_input",
     "graph_output",
+    "host_tensor_types",
     "remote_replica_sharded_variable",
     "remote_variable",
     "replica_sharded_buffer",

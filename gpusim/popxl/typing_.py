@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 ScalarType: TypeAlias = bool | int | float
 HostTensor: TypeAlias = Any  # an array, a torch tensor, or nested lists of numbers
+host_tensor_types = (np.ndarray, Iterable)  # for isinstance; torch's tensors are iterable
 HostScalarTensor: TypeAlias = Any  # one of those, or a number
 TensorLike: TypeAlias = "Tensor | HostScalarTensor"
 

@@ -31,6 +31,13 @@ def _index_put_(
     return x.copy_(aten.index_put(x, indices, values, accumulate))
 
 
+def _squeeze_(x: Tensor) -> Tensor:
+    """squeeze_ one dimension at a time. Torch's rule removes a mapped one of size 1 too."""
+    for dim in reversed(range(x.dim())):
+        x.squeeze_(dim)
+    return x
+
+
 def _as_strided_(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Refuse: torch's rule leaves the tensor as it is."""
     raise RuntimeError(NEW_SHAPE.format("as_strided"))
@@ -71,6 +78,7 @@ PRODUCTS = {
 #: By the operator's name.
 RULES: dict[str, Callable[..., Tensor]] = {
     "index_put_": _index_put_,
+    "squeeze_": _squeeze_,
     "as_strided_": _as_strided_,
     **PRODUCTS,
     **{f"{name}_": _in_place(rule) for name, rule in PRODUCTS.items()},

@@ -13,6 +13,7 @@ import pytest
 
 from fallback import FoldPart, FoldSpec, fold, run_fold
 from fallback.schedules import Case, Schedule, Walk
+from fallback.spec import run_arguments
 from tests.cuda.host_cuda.device import HostDevice
 
 ORDERS = ["linear", "reverse", "tree", "ring", Schedule((Case(Walk(start=1)),))]
@@ -65,6 +66,22 @@ def test_specs_and_parts_are_checked_when_they_are_made(
 ) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_equal_keywords_are_checked_once() -> None:
+    def spec(**keywords: Any) -> FoldSpec:
+        found: FoldSpec = run_arguments(**keywords)["spec"]
+        return found
+
+    assert spec(order="tree", accumulate=np.float16) is spec(order="tree", accumulate=np.float16)
+    assert spec(divisor=1) is not spec(divisor=True)  # which are equal, but of two types
+    fields = [("a", "f4")]  # a dtype, and no key
+    assert spec(accumulate=fields) == FoldSpec(accumulate=fields)
+    for _ in range(2):  # errors are not kept
+        with pytest.raises(ValueError, match="seed=-1"):
+            spec(seed=-1)
+        with pytest.raises(TypeError, match=r"not understood|data type"):
+            spec(accumulate="no dtype")
 
 
 def test_a_small_fold_with_a_plan_makes_few_python_calls() -> None:

@@ -220,6 +220,13 @@ CUPYS_WORDS = (
     "is not supported",
     "'tuple' object has no attribute 'ndim'",  # lexsort, which takes one array
     "Cannot cast",
+    # Of the real CuPy; docs/cuda.md lists what is behind them.
+    "returned NotImplemented",  # ufuncs that it lacks: spacing, vecdot, matvec, vecmat
+    "Wrong type",  # logical ufuncs of complex numbers
+    "not defined on empty arrays",  # cond
+    "zero-size array",  # medians and means of nothing
+    "out of bounds for array of dimension 0",  # prod and cumprod of 0-d arrays along an axis
+    "cannot be used for fill",  # assigning an array of NumPy
 )
 
 

@@ -340,6 +340,8 @@ def test_every_dtype_whose_order_is_free_is_split() -> None:
         x = moderate((131, 33), dtype)
         for order, accumulate in (("linear", None), ("ring", np.int64), ("tree", np.uint8)):
             check(x, device, op=op, order=order, accumulate=accumulate)
+        check(x, device, op=op, order="reverse")
+        check(x[::-1], device, op=op, order="reverse")
     for dtype in (*REALS, BOOL):
         x = moderate((131, 33), np.float32).astype(dtype)
         for op in ("max", "min", "logical_or", "logical_and"):

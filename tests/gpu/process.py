@@ -107,7 +107,7 @@ def _read(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
 
 def _rest(lines: queue.SimpleQueue[str | None]) -> list[str]:
     """The lines that were not shown yet."""
-    found = []
+    found: list[str] = []
     while True:
         try:
             line = lines.get(timeout=1)

@@ -32,6 +32,4 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     elif not report.passed:
         lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
         said = (lines or report.longreprtext.splitlines() or [""])[0].strip()[:300]
-    record(
-        test=report.nodeid, outcome=report.outcome, seconds=round(report.duration, 2), said=said
-    )
+    record(test=report.nodeid, outcome=report.outcome, seconds=round(report.duration, 2), said=said)

@@ -24,9 +24,7 @@ SOURCES = ("gpusim", "fallback", "tests", "bench")
 def record(**what: Any) -> None:
     """Append a line to the results of the step that this process runs for; nothing without one."""
     if FILE in os.environ:
-        append(
-            Path(os.environ[FILE]), step=os.environ[STEP], key=os.environ[KEY], **what
-        )
+        append(Path(os.environ[FILE]), step=os.environ[STEP], key=os.environ[KEY], **what)
 
 
 def append(path: Path, **what: Any) -> None:

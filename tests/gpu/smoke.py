@@ -35,7 +35,8 @@ NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 DTYPES = ("float32", "float64", *NARROW)
 ORDERS = ("linear", "reverse", "tree", "ring")
 ROUNDINGS = ("nearest", "stochastic")
-SHAPES = ((8, 4099), (70, 333))  # a value of many chunks; more members than are loaded at once
+# A value of many chunks; more members than are loaded at once; as many as are split over blocks.
+SHAPES = ((8, 4099), (70, 333), (5000, 33))
 LINES = 8  # of a long list of failures
 Found = dict[str, Any]
 
@@ -84,7 +85,8 @@ def subnormals() -> Found:
 
 def folds(small: bool) -> Found:
     """Folds of stacked members and of lists, against the CPU's."""
-    cases = list(product(DTYPES, ORDERS, ROUNDINGS, SHAPES))
+    cases = [*product(DTYPES, ORDERS, ROUNDINGS, SHAPES)]
+    cases += product(["int32"], ORDERS, ["nearest"], SHAPES)
 
     def run(case: tuple[str, str, str, tuple[int, int]]) -> str | None:
         name, order, rounding, shape = case
@@ -102,7 +104,7 @@ def folds(small: bool) -> Found:
 
     # Each thread compiles a kernel; with one, NVRTC takes minutes.
     with ThreadPoolExecutor(min(14, machine.cores())) as threads:
-        return judge(list(threads.map(run, cases[::5] if small else cases)))
+        return judge(list(threads.map(run, cases[::7] if small else cases)))
 
 
 def rounding() -> Found:

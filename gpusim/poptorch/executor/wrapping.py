@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from gpusim.poptorch.executor.grouping import Groupable, OnGrouping
 from gpusim.poptorch.poptorch_core import createPoptorchError
+from gpusim.torch.private import DisableTorchFunctionSubclass
 
 __all__ = [
     "fetch",
@@ -147,7 +147,7 @@ class WrappedTensor:
     ) -> Any:
         # torch calls this before it looks at the values, in functions and methods of its own
         cls.poptorch_fetch()
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...torch.axes import is_traced
+from ...torch.private import DisableTorchFunction, tree_leaves, tree_map_only
 from ..axis import AXIS
 from ..poptorch_core import compiler_error, createPoptorchError
 from ..replicas.forward import forward_mode, model_context
@@ -282,5 +282,5 @@ IN_PLACE = frozenset(
 
 
 def _version(x: Tensor) -> int:
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return -1 if x.is_inference() else x._version

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ...torch.private import DisableTorchFunction, disable_modes
 from ..poptorch_core import compiler_error, createPoptorchError
 from ..replicas.forward import model_context
 from .host import HOST, HostFunction, Like, on_host, replica_index
@@ -139,7 +139,7 @@ class CPU:
         """The number of the call with operands of these shapes and dtypes."""
         key = tuple(likes)
         if key not in self._calls:
-            with torch._C.DisableTorchFunction(), _disable_current_modes():
+            with DisableTorchFunction(), disable_modes():
                 zeros = [torch.zeros(like.shape, dtype=like.dtype) for like in likes]
                 results, single = self._results(zeros)
             self._calls[key] = number = next(_numbers)

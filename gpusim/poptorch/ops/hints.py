@@ -11,8 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
+from ...torch.private import function_modes
 from ..enums import MatMulSerializationMode, MultiConvPlanType
 from ..poptorch_core import compiler_error, createPoptorchError
 from ..replicas.forward import forward_mode, model_context
@@ -332,5 +333,5 @@ def _several(value: Any) -> tuple[Any, ...]:
 def _counting() -> Counting | None:
     """The counter of the MultiConv around this code, or None."""
 
-    modes = _get_current_function_mode_stack()
+    modes = function_modes()
     return next((mode for mode in modes if isinstance(mode, Counting)), None)

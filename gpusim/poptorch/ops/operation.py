@@ -9,7 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
-from torch.utils._pytree import tree_leaves
+
+from ...torch.private import tree_leaves
 
 __all__ = ["kind", "operation"]
 

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Proxy
 
+from ...torch.private import FakeTensor, is_transformed
 from ..poptorch_core import createPoptorchError
 from .state import ModelState
 
@@ -131,5 +130,4 @@ def _is_fake(value: Any) -> bool:
 
     if not isinstance(value, Tensor):
         return isinstance(value, Proxy)
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
-    return wrapped or isinstance(value, FakeTensor)
+    return is_transformed(value) or isinstance(value, FakeTensor)

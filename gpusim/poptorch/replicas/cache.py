@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 import gpusim
 from gpusim.files import atomic_write
 
+from ...torch.private import OpOverload, schema_of
 from .._logging import logger
 
 __all__ = ["Cache", "Unwritable", "graph_of", "text_of"]
@@ -212,8 +213,8 @@ def _described(module: GraphModule, node: Node) -> Any:
     target = node.target
     if target is operator.getitem:
         return "getitem"
-    if isinstance(target, torch._ops.OpOverload) and _is_known(target._schema.name):
-        return f"{target._schema.name}.{target._overloadname}"
+    if isinstance(target, OpOverload) and _is_known(schema_of(target).name):
+        return f"{schema_of(target).name}.{schema_of(target).overload_name or 'default'}"
     raise Unwritable(f"it calls {target}")
 
 
@@ -275,7 +276,7 @@ def _operator(described: str) -> Callable[..., Any]:
     if not _is_known(name):
         raise ValueError(f"an unknown operator {name!r}")
     found = getattr(getattr(getattr(torch.ops, namespace), operation), overload)
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, OpOverload):
         raise ValueError(f"an unknown operator {described!r}")
     return found
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from ...torch.private import is_transformed, schema_of
 from .draws import Draws
 from .random_operators import TABLE, is_random
 
@@ -62,7 +63,7 @@ only the in-place operators that they are decomposed into."""
 
 def _without_dropout_only(target: Any) -> Callable[..., Any]:
     """Decompose the operator unless it has dropout, which torch's decomposition ignores."""
-    names = [argument.name for argument in target._schema.arguments]
+    names = [argument.name for argument in schema_of(target).arguments]
     dropout, train = names.index("dropout"), names.index("train")
 
     def decompose(*args: Any) -> Any:
@@ -98,9 +99,7 @@ def check_traced(node: Node, own: Container[int]) -> None:
         constant = getattr(node.graph.owning_module, str(node.target))
         if id(constant) in own:
             raise Untraceable("a function that torch does not see uses a parameter or buffer")
-        if isinstance(constant, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
-            constant
-        ):
+        if isinstance(constant, Tensor) and is_transformed(constant):
             raise Untraceable("a collective is called inside a vmap or grad of the model's own")
     if is_random(node.target) and not _without_dropout(node):
         raise Untraceable(f"{node.target} draws random numbers that replicas have no stream for")
@@ -108,7 +107,7 @@ def check_traced(node: Node, own: Container[int]) -> None:
 
 def _without_dropout(node: Node) -> bool:
     """Whether a random operator draws nothing: its argument dropout_p is 0."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]  # an operator
+    schema = schema_of(node.target).arguments
     for place, argument in enumerate(schema):
         if argument.name in ("dropout_p", "dropout"):
             value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)

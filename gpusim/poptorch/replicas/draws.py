@@ -18,6 +18,7 @@ from torch import Tensor
 from fallback import random as kernels
 
 from ...torch import seeds as _  # noqa: F401 - it defines gpusim::seeds
+from ...torch.private import DisableTorchFunction
 from ...torch.tensors import TO_NUMPY, as_tensor
 
 __all__ = ["SEEDS", "Draws", "seed_torch", "seeds", "streams"]
@@ -161,7 +162,7 @@ class Draws:
         """
         stream, count = self.stream, self.number
         shift = (2 * number + branch + 1) * 0x9E3779B97F4A7C15 % 2**63  # odd: seeds far apart
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             self.stream = torch.cat([stream[:1] + shift, stream[1:]])
         self.number = 0
         try:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...torch.private import TENSOR_ATTRIBUTES, tree_leaves, tree_map_only
 from ..blocks.placement import Recorder, recording
 from ..losses import LossFinder
 from .draws import SEEDS, Draws, seeds
-from .ipu_torch import OVERRIDES, on_this_device, refuse_unsupported, with_int64_indices
+from .ipu_torch import OVERRIDES, call, on_this_device, refuse_unsupported, with_int64_indices
 from .results import CHECKED, GRADIENT, INVALID
 
 __all__ = [
@@ -75,7 +75,7 @@ ORDERED = {
 }
 """The names of comparisons that are invalid operations if an operand is a NaN."""
 
-DATA = vars(torch._C.TensorBase)["data"].__get__
+DATA = TENSOR_ATTRIBUTES["data"].__get__
 """x.data. x.detach() has the same value and memory, and in-place changes of it can be seen."""
 
 
@@ -119,7 +119,8 @@ class ForwardMode(TorchFunctionMode):
         context = model_context()
         options = None if context is None else context.options
         self._has_options = options is not None
-        self._checked = self._has_options and bool(options._Popart.options.get(CHECKED, False))
+        popart = {} if options is None else options._Popart.options
+        self._checked = bool(popart.get(CHECKED, False))
         self._stack: list[str] = []
         self._scopes: list[str] = []
         self._counts: dict[str, int] = {}
@@ -154,7 +155,7 @@ class ForwardMode(TorchFunctionMode):
         if self._checked and getattr(func, "__name__", "") in ORDERED:
             name = f"{INVALID}comparison {len(self.anchored)}"
             self.anchored[name] = torch.stack([x.isnan().any() for x in operands]).any()
-        result = func(*args, **kwargs)
+        result = call(func, args, kwargs)
         results = _tensors(result)
         outcome = operands[:1] if func is Tensor.__setitem__ else results
         self.losses.record(func, operands, outcome)

@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ...torch.private import TENSOR_ATTRIBUTES
 from ..poptorch_core import compiler_error
 
-__all__ = ["OVERRIDES", "on_this_device", "refuse_unsupported", "with_int64_indices"]
+__all__ = ["OVERRIDES", "call", "on_this_device", "refuse_unsupported", "with_int64_indices"]
 
 # ---------------------------------------------------------------- the device "ipu"
 
-OF_TENSORS = vars(torch._C.TensorBase)
 
 #: Methods of tensors whose results differ on an IPU from those on the device that stands for it.
 OVERRIDES: dict[Any, Callable[..., Any]] = {
-    OF_TENSORS["is_ipu"].__get__: lambda tensor: True,
-    OF_TENSORS["ipu"]: lambda tensor, *args, **kwargs: tensor,
+    TENSOR_ATTRIBUTES["is_ipu"].__get__: lambda tensor: True,
+    TENSOR_ATTRIBUTES["ipu"]: lambda tensor, *args, **kwargs: tensor,
 }
 
 
@@ -101,6 +102,64 @@ def with_int64_indices(
 
 def _as_int64(x: Any) -> Any:
     return x.long() if isinstance(x, Tensor) and x.dtype == torch.int32 else x
+
+
+# ---------------------------------------------------------------- float16 and float32
+
+NORMS = {
+    functional.batch_norm: ("running_mean", "running_var"),
+    functional.instance_norm: ("running_mean", "running_var"),
+    functional.layer_norm: (),
+    functional.group_norm: (),
+}
+"""Normalizations, and their arguments that they change in place."""
+
+WEIGHTED: set[Any] = {
+    getattr(module, name)
+    for module, names in (
+        (functional, "linear bilinear multi_head_attention_forward conv1d conv2d conv3d"),
+        (functional, "conv_transpose1d conv_transpose2d conv_transpose3d"),
+        (torch, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+        (torch, "matmul mm bmm mv"),
+        (Tensor, "matmul __matmul__ mm bmm mv"),
+    )
+    for name in names.split()
+}
+"""Operators with weights: they compute in the dtype of their first operand, the activations."""
+
+
+def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch. An operator with weights may have float16 and float32 operands.
+
+    Its result is of the dtype of its first operand. Normalizations compute in float32.
+
+    >>> x, weight = torch.ones(1, 2, dtype=torch.float16), torch.ones(1, 2)
+    >>> call(functional.linear, (x, weight), {})
+    tensor([[2.]], dtype=torch.float16)
+    """
+    if function not in WEIGHTED and function not in NORMS:
+        return function(*args, **kwargs)
+    if function in NORMS:
+        kwargs = inspect.signature(function).bind(*args, **kwargs).arguments
+        args = ()
+    floats = [
+        x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_floating_point()
+    ]
+    dtypes = {x.dtype for x in floats}
+    if dtypes != {torch.float16, torch.float32}:
+        return function(*args, **kwargs)
+    chosen = floats[0].dtype
+    used = torch.float32 if function in NORMS else chosen
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(used) if x.is_floating_point() else x
+
+    given, named = tree_map_only(Tensor, cast, (args, kwargs))
+    result = function(*given, **named)
+    for name in NORMS.get(function, ()):
+        if named.get(name) is not kwargs.get(name):
+            kwargs[name].copy_(named[name])
+    return result.to(chosen) if function in NORMS else result
 
 
 # ---------------------------------------------------------------- refused arguments

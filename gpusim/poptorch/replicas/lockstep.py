@@ -12,11 +12,12 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ... import torch as gt
+from ...torch.private import plain_kernels, storage_key
 from ..axis import AXIS
 from .cache import Cache
 from .passes import call_directly
 from .results import GRADIENT, MicroBatch, Step
-from .trace import Trace, fake_like, plain_kernels
+from .trace import Trace, fake_like
 
 __all__ = ["Lockstep"]
 
@@ -156,9 +157,9 @@ class Lockstep:
 
 def _fresh(values: Iterator[Tensor], count: int, operands: list[Tensor]) -> Iterator[Tensor]:
     """The next `count` values, copied if they share memory with an operand."""
-    taken = {x.untyped_storage()._cdata for x in operands}
+    taken = {storage_key(x.untyped_storage()) for x in operands}
     fresh = list(islice(values, count))
     for place, value in enumerate(fresh):
-        if value.untyped_storage()._cdata in taken:
+        if storage_key(value.untyped_storage()) in taken:
             fresh[place] = value.clone()
     return iter(fresh)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from ...torch.private import OpOverload, schema_of
+
 __all__ = ["add_taps", "batch_mutated", "call_directly", "running_statistics"]
 
 aten = torch.ops.aten
@@ -93,13 +95,13 @@ def add_taps(graph: Graph, count: int, last: Node) -> list[Tensor]:
 def call_directly(module: GraphModule) -> None:
     """Let a graph call torch's dispatcher without a Python frame for each operator."""
     for node in module.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, OpOverload):
             node.target = _direct(node.target)
     module.recompile()
 
 
 @cache
-def _direct(operator: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
+def _direct(operator: OpOverload[..., Any]) -> Callable[..., Any]:
     direct: Any = partial(operator._op)
     direct.__module__, direct.__name__ = __name__, str(operator).replace(".", "_")
     return direct
@@ -107,7 +109,7 @@ def _direct(operator: torch._ops.OpOverload[..., Any]) -> Callable[..., Any]:
 
 def _mutated(node: Node) -> list[Node]:
     """The operands that a node changes in place."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None or not schema.is_mutable or node.target is aten.detach_.default:
         return []  # torch.tensor(...) is traced as detach_, which changes no value
     return [
@@ -127,7 +129,7 @@ def _base(node: Node) -> Node:
     """The tensor that a node is, or may be, a view of."""
 
     while True:
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         aliases = node.target is operator.getitem or (
             schema is not None
             and any(argument.alias_info is not None for argument in schema.arguments[:1])

@@ -131,7 +131,9 @@ class Program:
             if name not in self.changed_buffers:
                 found.buffers[name] = x
         anchors = {name: self._anchor(key, own, found) for name, key in self._anchors.items()}
-        anchors |= {name: x for name, x in found.anchors.items() if name.startswith(INVALID)}
+        for name, x in found.anchors.items():
+            if name.startswith(INVALID):
+                anchors[name] = x
         found.anchors.clear()
         found.anchors.update(anchors)
         return found

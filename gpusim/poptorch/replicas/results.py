@@ -13,7 +13,7 @@ __all__ = ["CHECKED", "GRADIENT", "INVALID", "Execution", "MicroBatch", "Step", 
 GRADIENT = "Gradient___"
 """The prefix of the names of gradients."""
 INVALID = "Invalid___"
-"""The prefix of the names of comparisons, where NaNs are exceptions: whether an operand is a NaN."""
+"""The prefix of the names of comparisons where NaNs are exceptions: whether an operand is one."""
 CHECKED = "enableFloatingPointChecks"
 """PopART's name of the option that makes infinities and NaNs exceptions."""
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import torch as gt
 from ...reduction import State as Calls
 from ...reduction import current, entered
+from ...torch.private import TorchDispatchMode
 from ..axis import AXIS
 from .attributes import Attributes, preserve_attributes
 from .draws import Draws, seed_torch

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...torch import trace_axes
 from ...torch.operators import VmapLevel
+from ...torch.private import FakeTensorMode, backward_class, plain_kernels
 from ..axis import AXIS
 from .attributes import Attributes, preserve_attributes
 from .decompositions import Untraceable, check_traced, table
@@ -26,7 +24,7 @@ from .results import Summary
 from .state import ModelState, parameter_changed
 from .structures import Rebuild, flatten_outputs
 
-__all__ = ["Trace", "fake_like", "plain_kernels", "trace"]
+__all__ = ["Trace", "fake_like", "trace"]
 
 
 @dataclass(frozen=True)
@@ -216,35 +214,6 @@ def fake_like(tensors: Sequence[Tensor], shapes: Sequence[Any] | None = None) ->
         ]
 
 
-FAKES = logging.getLogger("torch._subclasses.fake_tensor")
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
-
-
-@contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Avoid fused kernels without a batching rule or gradient inside the block.
-
-    Warnings of torch about functions that it cannot batch or trace are suppressed: there is a
-    fallback for them.
-    """
-    set_warning: Any = vars(torch._C._functorch)["_set_vmap_fallback_warning_enabled"]
-    fast, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    torch._C._set_mkldnn_enabled(False)
-    set_warning(False)
-    FAKES.addFilter(_nothing)
-    try:
-        yield
-    finally:
-        FAKES.removeFilter(_nothing)
-        set_warning(True)
-        torch.backends.mha.set_fastpath_enabled(fast)
-        torch._C._set_mkldnn_enabled(onednn)
-
-
 def _reached(losses: list[Tensor], parameters: list[Tensor]) -> list[bool]:
     """Which parameters the loss's gradient reaches."""
     leaves = {id(x) for x in losses}
@@ -259,7 +228,7 @@ def _refuse_functions(losses: list[Tensor]) -> None:
         if not issubclass(kind, torch.autograd.function.BackwardCFunction):
             continue
         of_operator = kind.__name__.startswith("GeneratedBackwardFor")  # torch.library's
-        if not of_operator and kind is not VmapLevel._backward_cls:
+        if not of_operator and kind is not backward_class(VmapLevel):
             raise Untraceable(f"{kind.__name__} is of a torch.autograd.Function")
 
 

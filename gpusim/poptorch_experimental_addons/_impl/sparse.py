@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from ...torch.private import disable_modes
 
 __all__ = [
     "StaticSparseLinear",
@@ -123,7 +124,7 @@ def block_coo_spmm_gs(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:
 
 def _computed_now() -> AbstractContextManager[Any]:
     """Compute sparse matrices during a trace, as constants: graphs have no sparse tensors."""
-    return _disable_current_modes()
+    return disable_modes()
 
 
 def block_coo_spmm_ipu(sparse: Tensor, dense: Tensor, mode: str) -> Tensor:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim.libraries import to_host
 
-from ..exceptions import poplar_application_runtime_error
+from ..context import ExecutionContext
+from ..exceptions import popart_exception, poplar_application_runtime_error
 from ..tensor import Constant, Variable
 from .aliasing import Aliasing, changed_by
 from .program import CompiledGraph, Step
@@ -29,24 +30,29 @@ class Compiler:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._programs: dict[str, CompiledGraph] = {}
+        self._programs: dict[tuple[str, ExecutionContext], CompiledGraph] = {}
 
-    def program(self, graph: Graph) -> CompiledGraph:
-        """The program of a graph, compiled on first use."""
-        if graph.id not in self._programs:
-            self._programs[graph.id] = GraphCompiler(self, graph).program
-        return self._programs[graph.id]
+    def program(
+        self, graph: Graph, when: ExecutionContext = ExecutionContext.Normal
+    ) -> CompiledGraph:
+        """The program of a graph, compiled on first use; for the main graph, its ops of a time."""
+        key = graph.id, when
+        if key not in self._programs:
+            self._programs[key] = GraphCompiler(self, graph, when).program
+        return self._programs[key]
 
 
 class GraphCompiler:
     """Compiles one graph. The definitions' `compile` functions get this object."""
 
-    def __init__(self, compiler: Compiler, graph: Graph) -> None:
+    def __init__(self, compiler: Compiler, graph: Graph, when: ExecutionContext) -> None:
         self.compiler, self.machine, self.graph = compiler, compiler.machine, graph
+        self.when = when
         self.aliasing = Aliasing(graph)
         self.aliasing.check_order()
         self.program = CompiledGraph(graph.name, self.machine)
         self._slots = {tensor._id: slot for slot, tensor in enumerate(graph.tensors)}
+        self._places = {op.id: place for place, op in enumerate(graph._ops)}
         self._links = [op for op in graph._ops if op.definition.write_back is not None]
         self._compile()
 
@@ -72,6 +78,9 @@ class GraphCompiler:
             index for index, tensor in enumerate(graph.inputs) if self.aliasing.is_changed(tensor)
         )
         ops = live_ops(graph)
+        if graph is graph.main_graph:
+            ops = [op for op in ops if op.execution_context is self.when]
+            check_contexts(ops)
         outputs = {tensor._id for tensor in graph.outputs}
         if self._links:  # a change may pass through tensors without further uses
             outputs |= {t._id for t in graph.tensors if self.aliasing.is_changed(t)}
@@ -136,13 +145,24 @@ class GraphCompiler:
         links = [
             link
             for link in self._links
-            if link.id < op.id
+            if self._places[link.id] < self._places[op.id]
             and any(self.aliasing.root(tensor) in roots for tensor in link.inputs)
         ]
         if not links:
             return []
         changed = [op.inputs[index] for index in changed_by(op)]
         return carrying(self, changed, links)
+
+
+def check_contexts(ops: Sequence[Op]) -> None:
+    """Raise popart_exception if an op uses a result of an op that runs in another context."""
+    for op in ops:
+        for made_by in (tensor._producer for tensor in op.inputs):
+            if made_by is not None and made_by.execution_context is not op.execution_context:
+                raise popart_exception(
+                    f"{op.debugName()} runs in {op.execution_context}, and uses a result of "
+                    f"{made_by.debugName()}, which runs in {made_by.execution_context}"
+                )
 
 
 def check_usable(tensor: Tensor, op: Op) -> None:

@@ -311,17 +311,23 @@ def _scaled_add(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Array
 
 def _scaled_gradient(site: GradientSite) -> list[Any]:
     out: list[Any] = []
+    of_factors: list[Any] = []
     factors = iter(range(2, len(site.op.inputs)))
     for index, name in enumerate("ab"):
         factor = site.attributes[name]
         number = next(factors) if factor is None else None
+        if number is not None:
+            tensor, wanted = site.op.inputs[number], site.needs(number)
+            spec = {"shape": tensor.shape, "dtype": tensor.dtype}
+            inputs = [site.gradient(0), site.input(index)] if wanted else []
+            of_factors += add_op(FACTOR_GRAD, inputs, spec) if wanted else [None]
         if not site.needs(index):
             out.append(None)
             continue
         inputs = [site.gradient(0)] + ([] if number is None else [site.input(number)])
         dtype = site.op.inputs[index].dtype
         out += add_op(SCALE, inputs, {"factor": factor, "dtype": dtype})
-    return out + [None] * (len(site.op.inputs) - 2)
+    return out + of_factors
 
 
 def _scale_spec(inputs: Specs, attributes: Attributes) -> Specs:
@@ -337,6 +343,7 @@ def _scale(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
 
 
 SCALE = Definition("Scale", _scale_spec, _scale)
+FACTOR_GRAD = broadcast_gradient("ScaledAddFactorGrad", lambda xp, v: v[0] * v[1])
 SCALED_ADD = Definition(
     "ScaledAdd", _scaled_spec, _scaled_add, gradient=_scaled_gradient, names=("X", "Y")
 )
@@ -352,8 +359,6 @@ def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor 
     - `a`, `b`: numbers, or scalar tensors.
 
     **Raises**: ValueError: if the shapes differ.
-
-    Only `X` and `Y` have gradients.
 
     >>> import gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

@@ -243,12 +243,32 @@ def _batch_norm_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes)
     ]
 
 
+def _statistics_gradient_specs(inputs: Specs, attributes: Attributes) -> Specs:
+    return [TensorSpec(spec.shape, spec.dtype) for spec in inputs[3:]]
+
+
+def _statistics_gradient(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> Arrays:
+    dy, t, scale, mean, var = inputs
+    normal, inverse = _normal(xp, t, mean, var, attributes["epsilon"])
+    dx = wide(dy) * _per_channel(scale, t.ndim - 1) * inverse
+    return [
+        narrow(-_over_channel(xp, dx), mean.dtype),
+        narrow(-_over_channel(xp, dx * normal * inverse) / 2, var.dtype),
+    ]
+
+
 def _build_batch_gradient(site: GradientSite) -> list[Any]:
     inputs = [site.gradient(0), *(site.input(i) for i in (0, 1, 3, 4))]
-    return [*add_op(BATCH_NORM_GRAD, inputs, site.attributes), None, None]
+    gradients: list[Any] = list(add_op(BATCH_NORM_GRAD, inputs, site.attributes))
+    if site.needs(3) or site.needs(4):
+        return gradients + list(add_op(STATISTICS_GRAD, inputs, site.attributes))
+    return [*gradients, None, None]
 
 
 BATCH_NORM_GRAD = Definition("BatchNormalizationGrad", _batch_gradient_specs, _batch_norm_gradient)
+STATISTICS_GRAD = Definition(
+    "BatchNormalizationStatisticsGrad", _statistics_gradient_specs, _statistics_gradient
+)
 BATCH_NORM = Definition(
     "BatchNormalization",
     _batch_spec,
@@ -276,8 +296,6 @@ def batch_norm_inference(
     - `momentum`: of running statistics, which inference does not change.
 
     **Raises**: ValueError: for other shapes.
-
-    Only `t`, `scale` and `bias` have gradients.
 
     >>> import numpy as np, gpusim.popxl as popxl
     >>> with popxl.Ir().main_graph:

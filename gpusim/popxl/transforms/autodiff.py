@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._gradients import Differentiation, GradientPlan
 from ..graph import Graph
 from ..ops.calling import CallSiteInfo
 from ..tensor import Tensor
+
+if TYPE_CHECKING:
+    from ..ir import Ir
 
 __all__ = ["ExpectedConnection", "ExpectedConnectionType", "GradGraphInfo", "autodiff"]
 
@@ -19,6 +23,23 @@ class ExpectedConnectionType(Enum):
 
     Fwd = "Fwd"  #: a tensor of the forward graph
     FwdGrad = "FwdGrad"  #: the gradient of a tensor of the forward graph
+
+
+@dataclass(frozen=True)
+class PbConnection:
+    """PopART's ExpectedConnection: the id of a forward tensor, and a kind."""
+
+    fwdId: str
+    type: ExpectedConnectionType
+
+
+@dataclass(frozen=True)
+class BwdGraphInfo:
+    """PopART's GradGraphInfo: the gradient graph's id, and its connections."""
+
+    bwdGraphId: str
+    expectedInputs: Sequence[PbConnection]
+    expectedOutputs: Sequence[PbConnection]
 
 
 class ExpectedConnection:
@@ -34,10 +55,20 @@ class ExpectedConnection:
         )
 
     @classmethod
-    def _from_pb(cls, tensor: Tensor, type: ExpectedConnectionType) -> ExpectedConnection:
+    def _create(cls, tensor: Tensor, type: ExpectedConnectionType) -> ExpectedConnection:
         new = object.__new__(cls)
         new._tensor, new._type = tensor, type
         return new
+
+    @classmethod
+    def _from_pb(cls, graph: Graph, connection: PbConnection) -> ExpectedConnection:
+        """PopXL's connection for PopART's; `graph` is the forward graph."""
+        return cls._create(graph.get_tensor(connection.fwdId), connection.type)
+
+    @property
+    def _pb_ec(self) -> PbConnection:
+        """PopART's connection."""
+        return PbConnection(self._tensor.id, self._type)
 
     @property
     def fwd_tensor(self) -> Tensor:
@@ -67,7 +98,22 @@ class GradGraphInfo:
         )
 
     @classmethod
-    def _from_pb(
+    def _from_pb(cls, ir: Ir, forward: Graph, info: BwdGraphInfo) -> GradGraphInfo:
+        """PopXL's result for PopART's; `forward` is the graph that was differentiated."""
+        connections = [
+            [ExpectedConnection._from_pb(forward, each) for each in some]
+            for some in (info.expectedInputs, info.expectedOutputs)
+        ]
+        return cls._create(ir.getGraph(info.bwdGraphId), forward, *connections)
+
+    @property
+    def _pb_bwd_info(self) -> BwdGraphInfo:
+        """PopART's result."""
+        inputs, outputs = ([each._pb_ec for each in some] for some in (self._inputs, self._outputs))
+        return BwdGraphInfo(self._graph.id, inputs, outputs)
+
+    @classmethod
+    def _create(
         cls,
         graph: Graph,
         forward: Graph,
@@ -209,9 +255,9 @@ def autodiff(
 def _info(forward: Graph, plan: GradientPlan) -> GradGraphInfo:
     """A plan of `_gradients` as the public object."""
     fwd, grad = ExpectedConnectionType.Fwd, ExpectedConnectionType.FwdGrad
-    inputs = [ExpectedConnection._from_pb(t, grad if g else fwd) for g, t in plan.inputs]
-    outputs = [ExpectedConnection._from_pb(t, grad) for t in plan.outputs]
-    return GradGraphInfo._from_pb(plan.graph, forward, inputs, outputs)
+    inputs = [ExpectedConnection._create(t, grad if g else fwd) for g, t in plan.inputs]
+    outputs = [ExpectedConnection._create(t, grad) for t in plan.outputs]
+    return GradGraphInfo._create(plan.graph, forward, inputs, outputs)
 
 
 def _plain(info: GradGraphInfo) -> GradientPlan:

@@ -6,7 +6,9 @@ driver and NVRTC below it are Python and g++. Every launch is executed.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
 import os
 import sys
 from typing import Any
@@ -16,9 +18,30 @@ from . import compiler
 SWITCH = "GPUSIM_FAKE_CUDA"  # the environment variable that asks for it
 
 
+def why_not() -> str | None:
+    """Why CuPy does not run on it here; None if it does."""
+    if importlib.util.find_spec("cupy_backends") is None:
+        return "needs CuPy: pip install cupy-cuda13x"
+    if not compiler.has_compiler():
+        return f"needs {compiler.COMPILER}"
+    if os.environ.get(SWITCH):
+        return None
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return f"this machine has a GPU's driver: {SWITCH}=1 takes the fake all the same"
+
+
+def machine() -> Any:
+    """The devices (runtime.Machine), whose memory limit and counts tests look at."""
+    from .runtime import machine
+
+    return machine
+
+
 def install() -> None:
     """Make CuPy run on this machine; RuntimeError if it is imported already."""
-    os.environ[SWITCH] = "1"  # for child processes
     if getattr(sys.modules.get("cupy_backends.cuda._softlink"), "ctypes", None) is _loader:
         return
     if "cupy" in sys.modules:
@@ -84,8 +107,6 @@ class _Loader:
     """ctypes, as CuPy's loader of libraries uses it."""
 
     def __getattr__(self, name: str) -> Any:
-        import ctypes
-
         return getattr(ctypes, name)
 
     def CDLL(self, name: str | None, handle: int | None = None) -> Any:

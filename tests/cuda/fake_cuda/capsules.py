@@ -36,7 +36,7 @@ static long long integer(PyObject* found, long long error) {
   return value;
 }
 static double number(PyObject* found) {
-  if (!found) return -1;
+  if (!found) return 0;
   double value = PyFloat_AsDouble(found);
   Py_DecRef(found);
   return value;

@@ -22,7 +22,7 @@ COMPILER = os.environ.get("CXX", "g++")
 # No fused multiply-add, no extended precision: each operation is rounded as CUDA rounds it. Inline
 # variables belong to one library each.
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique")
-OPTIONS += ("-shared", "-fPIC", "-w")
+OPTIONS += ("-fwhole-program", "-shared", "-fPIC", "-w")  # whole: without code for what is unused
 MAGIC = b"fake cubin\0"
 IGNORED = re.compile(
     r"--?(arch=|gpu-architecture=|std=|fmad=|prec-div=|prec-sqrt=|ftz=|use_fast_math$"
@@ -123,6 +123,9 @@ def compile_program(source: str, options: Sequence[str], expressions: Sequence[s
         passed.append("-DFAKE_FLUSH")
     if BARRIER.search(source):
         passed.append("-DFAKE_BARRIERS")
+    # C++ leaves open what wide shifts are.
+    source = source.replace("in0 << in1", "shift_left(in0, in1)")
+    source = source.replace("in0 >> in1", "shift_right(in0, in1)")
     source = re.sub(r"extern\s+__shared__\s+([\w\s]+?)\s+(\w+)\[\];", r"DYNAMIC_SHARED(\1, \2);", source)
     entries = ", ".join(f"entry_of({kernel})" for kernel in kernels)
     text = f"{source}\nKERNELS({entries})\n"

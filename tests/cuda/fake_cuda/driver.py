@@ -18,15 +18,15 @@ from .runtime import CudaError, machine
 INVALID_VALUE, INVALID_IMAGE, INVALID_HANDLE, NOT_FOUND, LAUNCH_FAILED = 1, 200, 400, 500, 719
 NVRTC_INVALID_PROGRAM, NVRTC_COMPILATION = 4, 6
 NAMES = {
-    INVALID_VALUE: ("CUDA_ERROR_INVALID_VALUE", "invalid argument"),
-    2: ("CUDA_ERROR_OUT_OF_MEMORY", "out of memory"),
-    INVALID_IMAGE: ("CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"),
-    INVALID_HANDLE: ("CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"),
-    NOT_FOUND: ("CUDA_ERROR_NOT_FOUND", "named symbol not found"),
-    700: ("CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
-    LAUNCH_FAILED: ("CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"),
-    801: ("CUDA_ERROR_NOT_SUPPORTED", "operation not supported by the fake CUDA"),
-    999: ("CUDA_ERROR_UNKNOWN", "unknown error"),
+    INVALID_VALUE: (b"CUDA_ERROR_INVALID_VALUE", b"invalid argument"),
+    2: (b"CUDA_ERROR_OUT_OF_MEMORY", b"out of memory"),
+    INVALID_IMAGE: (b"CUDA_ERROR_INVALID_IMAGE", b"device kernel image is invalid"),
+    INVALID_HANDLE: (b"CUDA_ERROR_INVALID_HANDLE", b"invalid resource handle"),
+    NOT_FOUND: (b"CUDA_ERROR_NOT_FOUND", b"named symbol not found"),
+    700: (b"CUDA_ERROR_ILLEGAL_ADDRESS", b"an illegal memory access was encountered"),
+    LAUNCH_FAILED: (b"CUDA_ERROR_LAUNCH_FAILED", b"unspecified launch failure"),
+    801: (b"CUDA_ERROR_NOT_SUPPORTED", b"operation not supported by the fake CUDA"),
+    999: (b"CUDA_ERROR_UNKNOWN", b"unknown error"),
 }
 MAX_THREADS, MAX_SHARED = 1024, 232448
 
@@ -73,12 +73,12 @@ STACK = 1 << 16
 
 @cuda.add(c_int, POINTER(c_char_p))
 def cuGetErrorName(status: int, name: Any) -> None:
-    name[0] = NAMES.get(status, NAMES[999])[0].encode()
+    name[0] = NAMES.get(status, NAMES[999])[0]
 
 
 @cuda.add(c_int, POINTER(c_char_p))
 def cuGetErrorString(status: int, text: Any) -> None:
-    text[0] = NAMES.get(status, NAMES[999])[1].encode()
+    text[0] = NAMES.get(status, NAMES[999])[1]
 
 
 @cuda.add(POINTER(c_void_p))

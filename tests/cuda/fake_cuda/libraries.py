@@ -92,7 +92,6 @@ def argsort(dtype: Any, indices: int, data: int, keys: int, shape: Any) -> None:
     found = memory(data, dtype, (int(np.prod(shape)),)).reshape(shape)
     order = found.argsort(axis=-1, kind="stable")
     memory(indices, np.int64, (order.size,))[:] = order.reshape(-1)
-    found[...] = np.take_along_axis(found, order, -1)
 
 
 def lexsort(dtype: Any, indices: int, keys: int, count: int, length: int) -> None:

@@ -2,7 +2,7 @@
 // the kernels' own tests, and what CuPy's kernels use beyond it. `launch` runs a grid.
 #pragma once
 
-#define __global__
+#define __global__ __attribute__((externally_visible))
 #define __CUDACC_VER_MAJOR__ 13
 #define __CUDACC_VER_MINOR__ 0
 
@@ -16,12 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
-#include <xmmintrin.h>
 
 #include <initializer_list>
 #include <limits>
 #include <type_traits>
 #include <utility>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "../../host_cuda/cuda_on_host.h"
 
@@ -158,6 +160,21 @@ inline const char* run_block(char* stacks, size_t stack_size, unsigned int threa
 }
 #endif
 
+// While it lives, subnormal operands and results are zeros.
+struct Flushing {
+#if defined(__x86_64__)
+  unsigned int before = _mm_getcsr();
+  Flushing() { _mm_setcsr(before | 0x8040); }
+  ~Flushing() { _mm_setcsr(before); }
+#elif defined(__aarch64__)
+  unsigned long before = __builtin_aarch64_get_fpcr64();
+  Flushing() { __builtin_aarch64_set_fpcr64(before | 1ul << 24); }
+  ~Flushing() { __builtin_aarch64_set_fpcr64(before); }
+#else
+#error "how does this processor flush subnormals?"
+#endif
+};
+
 // Run a grid; nullptr, or what is wrong.
 inline const char* launch(const Entry* entries, size_t count, void* kernel,
                           const unsigned int* size, size_t shared, void** parameters,
@@ -168,10 +185,10 @@ inline const char* launch(const Entry* entries, size_t count, void* kernel,
   gridDim = {size[0], size[1], size[2]};
   blockDim = {size[3], size[4], size[5]};
   shared_memory.assign(shared / 16 + 1, uint4{0xa5a5a5a5, 0xa5a5a5a5, 0xa5a5a5a5, 0xa5a5a5a5});
-  unsigned int threads = blockDim.x * blockDim.y * blockDim.z, control = _mm_getcsr();
+  unsigned int threads = blockDim.x * blockDim.y * blockDim.z;
   unsigned long long before = misaligned;
 #ifdef FAKE_FLUSH
-  _mm_setcsr(control | 0x8040);  // subnormal results and operands are zeros
+  Flushing flushing;
 #endif
   const char* wrong = nullptr;
   for (blockIdx.z = 0; blockIdx.z < gridDim.z && !wrong; ++blockIdx.z) {
@@ -190,7 +207,6 @@ inline const char* launch(const Entry* entries, size_t count, void* kernel,
       }
     }
   }
-  _mm_setcsr(control);
   if (misaligned != before) wrong = "misaligned access";
   return wrong;
 }
@@ -203,12 +219,12 @@ inline const char* name_of(const Entry& entry) {
 
 #define KERNELS(...)                                                                           \
   static const Entry entries[] = {__VA_ARGS__};                                                \
-  extern "C" const char* fake_launch(void* kernel, const unsigned int* size, size_t shared,    \
+  extern "C" __global__ const char* fake_launch(void* kernel, const unsigned int* size, size_t shared,    \
                                      void** parameters, char* stacks, size_t stack_size) {     \
     return launch(entries, sizeof entries / sizeof *entries, kernel, size, shared, parameters, \
                   stacks, stack_size);                                                         \
   }                                                                                            \
-  extern "C" const char* fake_name(size_t index) { return name_of(entries[index]); }
+  extern "C" __global__ const char* fake_name(size_t index) { return name_of(entries[index]); }
 
 // Functions of CUDA that C lacks, or has by other names.
 
@@ -226,6 +242,20 @@ inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
+
+// A GPU's shifts: by 32 bits' width of the amount, and by the value's width where that is more.
+template <class T, class U>
+inline auto shift_left(T value, U amount) {
+  auto wide = value << 0;
+  unsigned int by = static_cast<unsigned int>(amount);
+  return by < 8 * sizeof wide ? wide << by : decltype(wide){0};
+}
+template <class T, class U>
+inline auto shift_right(T value, U amount) {
+  auto wide = value >> 0;
+  unsigned int by = static_cast<unsigned int>(amount), all = 8 * sizeof wide;
+  return by < all ? wide >> by : wide >> (all - 1) >> 1;
+}
 
 inline int __popc(unsigned int bits) { return __builtin_popcount(bits); }
 inline int __popcll(unsigned long long bits) { return __builtin_popcountll(bits); }

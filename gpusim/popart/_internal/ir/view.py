@@ -1,0 +1,7 @@
+"""Parts of tensors."""
+
+from __future__ import annotations
+
+from gpusim.popxl._popart import Region
+
+__all__ = ["Region"]
