@@ -233,7 +233,8 @@ def _check_dtype(ufunc: np.ufunc, dtype: np.dtype[Any]) -> None:
     ufunc.at itself converts them without a word: it divides integers, say.
     """
     one = np.ones(1, dtype)
-    ufunc(*[one] * ufunc.nin, out=one)
+    with np.errstate(all="ignore"):
+        ufunc(*[one] * ufunc.nin, out=one)
 
 
 def update_at(ufunc: np.ufunc, x: Array, index: Any, *values: Any) -> None:
