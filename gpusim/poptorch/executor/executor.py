@@ -305,8 +305,8 @@ class PoplarExecutor:
         done(2, PHASES)
         updates = self._updates_of(executable) if self._training else None
         done(3, PHASES)
-        if ipus.immediate:
-            ipus.attach()
+        ipus.acquire()
+        logger.debug("Finished Poplar compilation.")
         self._executable, self._ipus, self._updates = executable, ipus, updates
         self._first_call = True
         self._host.weights, self._host.profile = executable.weights, self._profile
