@@ -15,7 +15,7 @@ from .targets import NAMES, target
 #: In the order of scatter.cu's enumeration.
 OPERATIONS = (np.add, np.subtract, np.multiply, np.true_divide, np.maximum, np.minimum)
 #: bool is computed as 0 and 1.
-OF_BOOL = {np.add: np.maximum, np.multiply: np.minimum}
+OF_BOOL: dict[np.ufunc, np.ufunc] = {np.add: np.maximum, np.multiply: np.minimum}
 
 
 def has_update(ufunc: np.ufunc, dtype: np.dtype[Any]) -> bool:

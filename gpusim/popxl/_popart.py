@@ -460,6 +460,11 @@ class GraphMethods:
 class IrMethods:
     """PopART's methods of Irs."""
 
+    @staticmethod
+    def _from_pb(pb_ir: Ir) -> Ir:
+        """PopXL's Ir for PopART's."""
+        return pb_ir
+
     def setPatterns(self, patterns: Patterns) -> None:
         """Accept a choice of patterns."""
 
