@@ -30,11 +30,6 @@ SUITES = ("test_suites.py", "test_popxl_ops.py", "test_poptorch.py")
 WORLDS = ("test_nccl.py", "test_worlds.py")
 RECORDER, FAKE = "tests.gpu.recorder", "tests.cuda.fake_cuda"  # modules
 MOST_PROCESSES = 14  # each has a CUDA context, of half a gigabyte
-#: A telling part of the suites, for two cores and a fake GPU.
-FEW = (
-    "8_bit_formats or extremes_are_found or lists_go_with or sums_and_means or programs_have or "
-    "rows_of_every or every_dtype or cupy_lacks or those_of_the_host"
-)
 # NCCL between two processes of one GPU, on a machine without a network.
 NCCL = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN"}
 #: The columns of ncu's table that are kept, besides the stall reasons.
@@ -120,7 +115,7 @@ def tests(context: Context) -> Verdict:
 
 def suites(context: Context) -> Verdict:
     """The suites of the maps, collectives and interfaces on CuPy arrays."""
-    return _pytest(context, "suites", SUITES, *(["-k", FEW] if context.fake else []))
+    return _pytest(context, "suites", SUITES)
 
 
 def worlds(context: Context) -> Verdict:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from tests.cuda.fake_cuda import SWITCH
+from tests.cuda import fake_cuda
 from tests.gpu import launches
 from tests.gpu.cupy_arrays import cupy
 
@@ -27,7 +26,7 @@ def test_every_kernel_is_launched_and_has_the_cpus_bits(capsys: pytest.CaptureFi
     assert len(said) >= 40 and all(line.endswith(": equal") for line in said)
 
 
-@pytest.mark.skipif(SWITCH not in os.environ, reason="a GPU needs compute-sanitizer to find it")
+@pytest.mark.skipif(bool(fake_cuda.why_not()), reason="on a GPU compute-sanitizer finds it")
 def test_a_write_beyond_an_array_fails(capsys: pytest.CaptureFixture[str]) -> None:
     kernel = cupy.RawKernel('extern "C" __global__ void beyond(float* x) { x[9] = 1; }', "beyond")
 

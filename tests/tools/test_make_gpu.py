@@ -22,6 +22,7 @@ import pytest
 from tests.gpu import needs, process, wheels
 from tests.gpu.process import Done
 from tests.gpu.steps import STEPS, Context
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +131,7 @@ def test_what_has_passed_is_not_run_again_and_what_has_failed_is(tmp_path: Path)
     assert run(tmp_path, steps, "--skip=fails", "--again")[1].count("---") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGTERM)])
 def test_an_interrupt_ends_all_processes_and_keeps_what_was_found(
     number: signal.Signals, tmp_path: Path
 ) -> None:
