@@ -117,7 +117,7 @@ class ForwardMode(TorchFunctionMode):
         self.uses: Counter[int] = Counter()
         self.checks: list[Callable[[list[Tensor]], None]] = []
         context = model_context()
-        options = None if context is None else context.options
+        options: Any = None if context is None else context.options
         self._has_options = options is not None
         self._checked = self._has_options and bool(options._Popart.options.get(CHECKED, False))
         self._stack: list[str] = []
