@@ -94,6 +94,7 @@ def test_the_input_chooses_the_dtype(name: str, of_input: torch.dtype, replicas:
         assert parameter.dtype is before[key].dtype
         step = parameter.detach().float() - before[key].float()
         gradient = dict(reference.named_parameters())[key].grad
+        assert gradient is not None
         torch.testing.assert_close(step, -0.5 * gradient, rtol=2e-2, atol=1e-2)
     for key, buffer in layer.named_buffers():
         assert buffer.dtype is before[key].dtype

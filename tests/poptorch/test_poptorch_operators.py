@@ -49,7 +49,9 @@ def compare(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     assert len(found) == len(expected)
     for own, one in zip(found, expected, strict=True):
         half = own.dtype in (torch.float16, torch.bfloat16)
-        tolerance = {"rtol": 1e-2, "atol": 1e-2} if half else {"rtol": 1e-4, "atol": 1e-5}
+        tolerance: dict[str, Any] = (
+            {"rtol": 1e-2, "atol": 1e-2} if half else {"rtol": 1e-4, "atol": 1e-5}
+        )
         torch.testing.assert_close(own, one, equal_nan=True, **tolerance)
 
 

@@ -31,6 +31,8 @@ LR = 0.1
 class Model(nn.Module):
     """A line, and a buffer that counts its training steps."""
 
+    steps: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.tensor([1.0, -0.5]))
@@ -96,9 +98,9 @@ class Executors(RuleBasedStateMachine):
         self.nested, self.first = nested, first
         self.make(Model())
 
-    def make(self, model: nn.Module) -> None:
+    def make(self, model: Model) -> None:
         """Executors of a model, whose weights are the reference's host's from here on."""
-        self.model = model
+        self.model: Any = model
         self.host = state_of(model)
         self.copies = 0
         self.outdated = False  # whether the training device has newer weights than the host
@@ -305,7 +307,7 @@ class Executors(RuleBasedStateMachine):
         self.infer.destroy()
         host = self.host
         loaded = poptorch.load(self.path)
-        model = loaded.model.model if self.nested else loaded.model
+        model: Any = loaded.model.model if self.nested else loaded.model
         self.model, self.train = model, loaded
         self.host, self.copies, self.outdated = host, 0, False
         self.devices = {"train": Device(), "infer": Device()}

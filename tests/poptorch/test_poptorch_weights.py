@@ -20,6 +20,8 @@ X, Y = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0], [0.0]])
 
 
 class Model(nn.Module):
+    calls: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 1)

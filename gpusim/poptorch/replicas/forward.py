@@ -117,7 +117,7 @@ class ForwardMode(TorchFunctionMode):
         self.uses: Counter[int] = Counter()
         self.checks: list[Callable[[list[Tensor]], None]] = []
         context = model_context()
-        options = None if context is None else context.options
+        options: Any = None if context is None else context.options
         self._has_options = options is not None
         popart = {} if options is None else options._Popart.options
         self._checked = bool(popart.get(CHECKED, False))

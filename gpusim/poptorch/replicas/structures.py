@@ -83,7 +83,7 @@ def flatten_like(like: Any, value: Any) -> list[Tensor]:
     if node is None or of_like is None:
         return flatten(value)[0]
     children: Iterable[Any] = node[0]
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
         if value.keys() != like.keys():
             raise ValueError(f"expected the keys {[*like]}, got {[*value]}")
         children = [value[key] for key in like]
