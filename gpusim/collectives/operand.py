@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..errors import ReplicaIndexError
 from ..groups import Groups
-from ..libraries import call_on_bits
+from ..libraries import call_on_bits, on_device
 
 #: An array of any supported library; NumPy's stand for all of them.
 Array: TypeAlias = NDArray[Any]
@@ -191,7 +191,7 @@ def unstack(stacked: Array) -> list[Array]:
 
 def as_array(value: ArrayLike) -> Array:
     """The value as an array of its own library: CuPy's stay, all else becomes NumPy's."""
-    if type(value) is np.ndarray or hasattr(value, "__cuda_array_interface__"):
+    if type(value) is np.ndarray or on_device(value):
         array: Any = value
         return array
     return np.asarray(value)

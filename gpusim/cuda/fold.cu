@@ -643,17 +643,19 @@ __device__ __forceinline__ void reduce(C (&total)[COUNT], const Chain& chain, co
   }
 }
 
-// Blocks of 256 threads that a multiprocessor has to hold: three leave each thread 80 registers.
-// Doubles, and trees of eight values or more in a chunk, need more.
+// Blocks of 256 threads that a multiprocessor has to hold: three leave each thread 80 registers, two
+// 128. Doubles, long chunks, trees and other operators than sums need more.
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>
 constexpr __device__ int blocks() {
   if (AHEAD == STAGE_BATCH) return 20;  // of STAGE_THREADS
-  const bool tree = ORDER == TREE && COUNT >= (packs<S, C, STEP, DRAWN, SUMS, COUNT>() ? 16 : 8);
-  if (sizeof(C) == 8) return tree ? 1 : 2;
+  const int length = packs<S, C, STEP, DRAWN, SUMS, COUNT>() ? COUNT / 2 : COUNT;
+  if (sizeof(C) == 8) return ORDER == TREE && length >= 8 ? 1 : 2;
 #if __CUDA_ARCH__ >= 1000
   if (DRAWN) return 2;
 #endif
-  return tree ? 2 : 3;
+  if (length >= 16) return 1;
+  if (ORDER == TREE) return length >= 8 || !SUMS ? 2 : 3;
+  return length >= 8 && !SUMS ? 2 : 3;
 }
 
 template <class S, class C, int STEP, bool DRAWN, int ORDER, bool SUMS, int COUNT, int AHEAD>

@@ -19,9 +19,13 @@ __device__ __forceinline__ unsigned short half_of_float(float value) {  // to ne
 
 // Two float16 in one word, the first in its low half. A word is one operand of the additions below.
 __device__ __forceinline__ unsigned int halves_of_floats(float low, float high) {
+#if __CUDA_ARCH__ >= 800
   unsigned int word;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
+#else
+  return half_of_float(low) | static_cast<unsigned int>(half_of_float(high)) << 16;
+#endif
 }
 
 // Both sums are rounded once, to float16. No `.ftz` here: subnormal numbers stay, whatever the

@@ -68,7 +68,7 @@ def round_to(
 
 def _layout(x: Array, device: Device) -> MemberLayout:
     offset = device.pointer(x) % ALIGNMENT
-    return MemberLayout(1, x.shape, x.strides, x.dtype, 0, offset, True)
+    return MemberLayout(1, x.shape, x.strides, x.dtype, 0, offset, 16)
 
 
 @lru_cache(maxsize=1024)

@@ -13,17 +13,24 @@ from .structs import SCATTER, struct
 from .targets import NAMES, target
 
 #: In the order of scatter.cu's enumeration.
-OPERATIONS = (np.add, np.subtract, np.multiply, np.true_divide, np.maximum, np.minimum)
+OPERATIONS: tuple[np.ufunc, ...] = (
+    np.add,
+    np.subtract,
+    np.multiply,
+    np.true_divide,
+    np.maximum,
+    np.minimum,
+)
 #: bool is computed as 0 and 1.
-OF_BOOL = {np.add: np.maximum, np.multiply: np.minimum}
+OF_BOOL: dict[np.ufunc, np.ufunc] = {np.add: np.maximum, np.multiply: np.minimum}
 
 
 def has_update(ufunc: np.ufunc, dtype: np.dtype[Any]) -> bool:
     """Whether `update_at` takes these."""
     if dtype == np.bool_:
         return ufunc in (*OF_BOOL, np.maximum, np.minimum)
-    divides = ufunc is not np.true_divide or kind_of(dtype) != "int"
-    return ufunc in OPERATIONS and real_of(dtype) in NAMES and divides
+    known = ufunc in OPERATIONS and real_of(dtype) in NAMES
+    return known and (ufunc is not np.true_divide or kind_of(dtype) != "int")
 
 
 def update_at(device: Device, ufunc: np.ufunc, x: Array, places: Array, values: Array) -> None:

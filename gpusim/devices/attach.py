@@ -64,7 +64,12 @@ class Attachment:
         return f"<Attachment to device Id {self.device.id}, {state}>"
 
 
-def attach(device: Device | Iterable[Device], *, timeout: float | None = None) -> Attachment:
+def attach(
+    device: Device | Iterable[Device],
+    *,
+    timeout: float | None = None,
+    log: logging.Logger = logger,
+) -> Attachment:
     """Attach to a device, or to the first of several that is free.
 
     Waiting is logged.
@@ -89,7 +94,7 @@ def attach(device: Device | Iterable[Device], *, timeout: float | None = None) -
     patience = default_timeout() if timeout is None else timeout
     if not patience >= 0:  # NaN is neither
         raise ValueError(f"timeout={timeout!r}: expected a number of seconds of at least 0")
-    attachment = wait_for(candidates, patience)
+    attachment = wait_for(candidates, patience, log)
     logger.debug("Attached to device Id %d.", attachment.device.id)
     return attachment
 
@@ -104,7 +109,7 @@ def default_timeout() -> float:
         raise ValueError(f"POPTORCH_WAIT_FOR_IPU={value!r}: expected 0 or 1") from None
 
 
-def wait_for(candidates: tuple[Device, ...], patience: float) -> Attachment:
+def wait_for(candidates: tuple[Device, ...], patience: float, log: logging.Logger) -> Attachment:
     """Try until a device is free or `patience` seconds have passed; try once more at the end."""
     deadline = time.monotonic() + patience
     sleep, level = FIRST_SLEEP, logging.WARNING
@@ -117,7 +122,7 @@ def wait_for(candidates: tuple[Device, ...], patience: float) -> Attachment:
         if left <= 0:
             raise AcquireError(failure(candidates, patience))
         pause = min(sleep, left)
-        logger.log(level, "No IPU available, sleeping for %.2f seconds", pause)
+        log.log(level, "No IPU available, sleeping for %.2f seconds", pause)
         time.sleep(pause)
         sleep, level = min(2 * sleep, LONGEST_SLEEP), logging.DEBUG  # users read it once
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Iterable
 
-from gpusim.devices.attach import Attachment, attach
+from gpusim.devices.attach import Attachment, attach, logger
 from gpusim.devices.errors import DeviceError
 from gpusim.devices.table import Device
 
@@ -31,7 +32,7 @@ class Connection:
     - `device`: a device, or several candidates. The connection takes the first that is free, and
       keeps to it. The candidates may be empty for `Never`.
     - `type`: when to attach; `Always` attaches now.
-    - `timeout`: as for `attach`.
+    - `timeout`, `log`: as for `attach`.
 
     **Raises**: the errors of `attach`; DeviceError for calls that the state or the type forbids.
 
@@ -51,7 +52,9 @@ class Connection:
         type: ConnectionType = ConnectionType.Always,
         *,
         timeout: float | None = None,
+        log: logging.Logger = logger,
     ) -> None:
+        self._log = log
         self._candidates = (device,) if isinstance(device, Device) else tuple(device)
         self._attachment: Attachment | None = None
         self.type = ConnectionType(type)  #: when it attaches
@@ -75,7 +78,7 @@ class Connection:
             raise DeviceError("Trying to attach to an offline device (ConnectionType.Never)")
         if self.attached:
             raise DeviceError("Device is already attached")
-        self._attachment = attach(self._candidates, timeout=self.timeout)
+        self._attachment = attach(self._candidates, timeout=self.timeout, log=self._log)
         self._candidates = (self._attachment.device,)
         return self._attachment.device
 

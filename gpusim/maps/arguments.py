@@ -35,8 +35,10 @@ class MapArguments(NamedTuple):
 
 def is_array(value: Any) -> bool:
     """Whether `value` is a NumPy scalar or an array of a library with NumPy's protocols."""
-    return isinstance(value, (np.ndarray, np.generic, MappedArray)) or (
-        hasattr(value, "__array_function__") and hasattr(value, "shape")
+    return (
+        isinstance(value, (np.ndarray, np.generic, MappedArray))
+        or on_device(value)
+        or (hasattr(value, "__array_function__") and hasattr(value, "shape"))
     )
 
 
@@ -47,7 +49,7 @@ def as_array(value: Any, what: str) -> Array:
 
     - TypeError: for other values; the message begins with `what`.
     """
-    if isinstance(value, (np.ndarray, MappedArray)):
+    if isinstance(value, (np.ndarray, MappedArray)) or on_device(value):
         return value
     if isinstance(value, np.generic) or isinstance(value, PYTHON_SCALARS):
         return np.asarray(value)

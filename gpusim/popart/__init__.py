@@ -1,6 +1,6 @@
 """The parts of PopART that PopXL programs use: options, devices, exceptions and enumerations.
 
-Graphs are made by `gpusim.popxl`. PopART's own sessions and builders are missing.
+Graphs are made by `gpusim.popxl`, which PopART's own sessions run too. Its builders are missing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .devices import (
     DeviceType,
     SyncPattern,
 )
+from .sessions import AnchorReturnType, DataFlow, InferenceSession, PyStepIO, TrainingSession
 from .settings import (
     CommGroup,
     CommGroupType,
@@ -38,19 +39,24 @@ from .settings import (
 __version__ = "3.3.0+gpusim"  # the PopART whose names these are
 
 __all__ = [
+    "AnchorReturnType",
     "CommGroup",
     "CommGroupType",
+    "DataFlow",
     "DataType",
     "DeviceConnectionType",
     "DeviceInfo",
     "DeviceManager",
     "DeviceSelectionCriterion",
     "DeviceType",
+    "InferenceSession",
+    "PyStepIO",
     "ReplicatedTensorSharding",
     "SessionOptions",
     "SyncPattern",
     "TensorLocation",
     "TensorStorage",
+    "TrainingSession",
     "VariableRetrievalMode",
     "VariableSettings",
     "VirtualGraphMode",

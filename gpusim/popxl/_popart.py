@@ -460,8 +460,23 @@ class GraphMethods:
 class IrMethods:
     """PopART's methods of Irs."""
 
+    @staticmethod
+    def _from_pb(pb_ir: Ir) -> Ir:
+        """PopXL's Ir for PopART's."""
+        return pb_ir
+
     def setPatterns(self, patterns: Patterns) -> None:
         """Accept a choice of patterns."""
+
+    def setDataFlow(self: Any, dataFlow: Any) -> None:
+        """Set `num_host_transfers` to the number of batches of a step."""
+        self.num_host_transfers = dataFlow.batchesPerStep()
+
+    def updateVertices(self) -> None:
+        """Do nothing: ops run as they are."""
+
+    def setIsPrepared(self) -> None:
+        """Do nothing: a session prepares the Ir."""
 
     def applyPreAliasPatterns(self, graph: Graph) -> None:
         """Do nothing: ops run as they are."""

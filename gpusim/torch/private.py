@@ -69,7 +69,7 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 
 def backward_class(function: type[torch.autograd.Function]) -> type:
     """The class of the nodes that a function puts into the graph of the backward pass."""
-    kind: type = function._backward_cls  # type: ignore[attr-defined]
+    kind: type = function._backward_cls
     return kind
 
 

@@ -185,7 +185,8 @@ class DeviceArray:
             else _host(value, f"numpy.{name}'s operand")
             for place, value in enumerate(inputs)
         ]
-        hosts = [_flushed(host) for host in hosts]
+        if method != "at":  # which changes its first operand
+            hosts = [_flushed(host) for host in hosts]
         called = ufunc if method == "__call__" else getattr(ufunc, method)
         if out is not None:
             kwargs["out"] = _host(out, "out")
@@ -524,6 +525,9 @@ def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
 
 
 def _function(name: str) -> Callable[..., Any]:
+    ufunc = getattr(np, name, None)
+    if isinstance(ufunc, np.ufunc):
+        return ufunc  # the arrays take it in hand
     return lambda *args, **kwargs: call(name, args, kwargs)
 
 

@@ -7,7 +7,8 @@ one outside an allocation, and memory is uninitialised until it is written.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,18 +135,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.profile:
         profiled(given.shift)
         return 0
-    failed = 0
-    for name, run in cases():
-        try:
-            found, expected = run()
-            same(to_host(found), expected)
-        except Exception as error:
-            failed += 1
-            said = "DIFFERENT" if isinstance(error, AssertionError) else repr(error)
+    return judge(cases())
+
+
+def judge(chosen: Iterable[Case]) -> int:
+    """Run the cases, and say of each whether its bits are the CPU's: 1 if one has failed, else 0.
+
+    The fake CUDA finds writes beyond an array when the array is freed, where nothing can be raised.
+    """
+    ignored: list[str] = []
+    usual, sys.unraisablehook = (
+        sys.unraisablehook,
+        lambda found: ignored.append(str(found.exc_value)),
+    )
+    failed = False
+    try:
+        for name, run in chosen:
+            try:
+                found, expected = run()
+                same(to_host(found), expected)
+                said = "equal"
+            except Exception as error:
+                said = "DIFFERENT" if isinstance(error, AssertionError) else repr(error)
+            found = None  # and its memory is freed
+            said = ", ".join([said, *ignored])
+            ignored.clear()
+            failed |= said != "equal"
             print(f"{name}: {said}", flush=True)
-        else:
-            print(f"{name}: equal", flush=True)
-    return int(failed > 0)
+    finally:
+        sys.unraisablehook = usual
+    return int(failed)
 
 
 if __name__ == "__main__":

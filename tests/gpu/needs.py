@@ -33,7 +33,9 @@ STEPS = {
     "safetensors": "tests and suites of PopTorch",
     "torch": "tests and suites with tensors; a peer in speed",
     "jax": "a peer in speed",
+    "scikit-learn": "a test of PopXL that trains on digits",
 }
+OTHERS = ("torch", "jax", "scikit-learn")  # too large for the wheels
 WHEELS = "make gpu-wheels, where there is a network"
 CUPY = "make gpu-env, where there is a network, or pip install 'gpusim[cuda13]'"
 
@@ -65,7 +67,7 @@ def find() -> dict[str, Any]:
     found: dict[str, Any] = {"python": sys.version.split()[0], "fake": fake, "gpu": None}
     found["driver"] = None if fake else _driver()
     versions = {}
-    for name in (*(name for name, _ in requirements()), "torch", "jax", "nvidia-nccl-cu13"):
+    for name in (*(name for name, _ in requirements()), *OTHERS, "nvidia-nccl-cu13"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     found["versions"] = versions
@@ -136,7 +138,7 @@ def missing(found: dict[str, Any]) -> list[Need]:
         needs.append(Need(f"gpusim itself: {found['gpusim']}", ALL, "the packages above"))
     needs += [
         Need(name, STEPS[name], f"pip install {name}")
-        for name in ("torch", "jax")
+        for name in OTHERS
         if name not in found["versions"]
     ]
     if found.get("torch sees it") is False and not found["fake"]:

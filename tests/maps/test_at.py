@@ -52,6 +52,17 @@ def test_plain_arrays_are_changed_as_by_assignment_and_ufunc_at(method):
         np.testing.assert_array_equal(gpusim.at(x)[index].get(), x[index])
 
 
+@pytest.mark.parametrize("index", [0, [0, 0], slice(None)])
+def test_results_that_do_not_fit_the_dtype_are_refused_at_any_index(index):
+    for x, method in ((np.array([6, 5]), "divide"), (np.array([True, False]), "subtract")):
+        with pytest.raises(TypeError):
+            getattr(gpusim.at(x)[index], method)(3)
+        with pytest.raises(TypeError):
+            gpusim.vmap(lambda x, method=method: getattr(x.at[index], method)(3))(x[None])
+    with pytest.raises(TypeError, match="same_kind"):
+        gpusim.at(np.array([6, 5]))[index].apply(np.sqrt)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_repeated_elements_take_the_last_value_or_all_of_them(method):
     x, index, values = np.array([2.0, 3.0, 5.0]), [0, 2, 0, 0], np.array([7.0, 11.0, 0.5, 1.5])

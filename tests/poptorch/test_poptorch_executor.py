@@ -217,7 +217,7 @@ def test_weights_of_64_bits_are_32_bits_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("what", ["copyWeightsToHost", "copyWeightsToDevice", "attachToDevice",
-                                  "detachFromDevice", "compilationTime",
+                                  "detachFromDevice",
                                   "copyNamedBuffersToDevice"])  # fmt: skip
 def test_what_needs_a_compiled_model(what: str) -> None:
     executor = poptorch.inferenceModel(Model())
@@ -292,9 +292,38 @@ class Reassigning(nn.Module):
 def test_reassigning_in_forward_is_an_error() -> None:
     model = Reassigning()
     before = model.state
-    with pytest.raises(Error, match="Buffer 'state' was reassigned"):
+    with pytest.raises(
+        Error, match=r"Buffer state is reassigned within .* using self.state.copy_\(src\) to"
+    ):
         poptorch.inferenceModel(model)(torch.ones(1))
     assert model.state is before
+
+
+class Removing(Reassigning):
+    def forward(self, x: Tensor) -> Tensor:
+        del self.state
+        return x * 1
+
+
+def test_deleting_in_forward_is_an_error() -> None:
+    model = Removing()
+    with pytest.raises(Error, match="Buffer state is removed from the model when calling the fo"):
+        poptorch.inferenceModel(model)(torch.ones(1))
+    assert model.state.tolist() == [0]
+
+
+def test_updatable_buffers_are_checked_when_the_model_is_compiled() -> None:
+    infer = poptorch.inferenceModel(Counting(), Options().updatableNamedBuffers(["missing"]))
+    with pytest.raises(Error, match="Invalid updatable buffer missing"):
+        infer.compile(torch.ones(1))
+
+
+def test_the_time_of_compilation_needs_a_compilation_and_its_bar() -> None:
+    infer = poptorch.inferenceModel(nn.Identity(), Options().showCompilationProgressBar(False))
+    with pytest.raises(Error, match="Please set showCompilationProgressBar option to obtain"):
+        infer.compilationTime()
+    with pytest.raises(Error, match="Please compile the model before obtaining compilation time"):
+        poptorch.inferenceModel(nn.Identity()).compilationTime()
 
 
 # ---------------------------------------------------------------- options and optimizers

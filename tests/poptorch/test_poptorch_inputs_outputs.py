@@ -46,13 +46,30 @@ class Apply(nn.Module):
         return self.f(*args, **kwargs)
 
 
+class Trained(nn.Module):
+    """A model beside a loss: only training models accumulate."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.w = model, nn.Parameter(torch.zeros(1))
+
+    def forward(self, *args: Any) -> Any:
+        poptorch.identity_loss(self.w, "sum")
+        return self.model(*args)
+
+
 @pytest.fixture
 def infer() -> Iterator[Callable[..., Any]]:
-    """inferenceModel, destroyed at the end."""
+    """inferenceModel, or trainingModel where gradients accumulate, destroyed at the end."""
     made: list[poptorch.PoplarExecutor] = []
 
     def infer(model: Any, options: Options | None = None) -> poptorch.PoplarExecutor:
-        made.append(poptorch.inferenceModel(model, options))
+        if options is not None and options.Training.gradient_accumulation > 1:
+            if options.defaultOutputMode():
+                options.outputMode(OutputMode.All)
+            made.append(poptorch.trainingModel(Trained(model), options))
+        else:
+            made.append(poptorch.inferenceModel(model, options))
         return made[-1]
 
     yield infer

@@ -385,6 +385,8 @@ def test_the_log_says_what_is_done(told: pytest.LogCaptureFixture) -> None:
         "poptorch.Options set gradient_accumulation to value 1",
         "Setting random seed to: 9",
         r"Acquired 1 IPU\(s\): running on device Id \d+.",
+        "Finished Poplar compilation.",
+        r"Attached to device \d+",
         r"Implicit copyWeightsToDevice\(\)",
         r"Writing weights from host to IPU memory.",
         r"\[poptorch.trainingModel\] modelExecution took \d\.\d{6} s",
@@ -396,6 +398,37 @@ def test_the_log_says_what_is_done(told: pytest.LogCaptureFixture) -> None:
     rest = iter(found)
     for pattern in expected:
         assert any(re.fullmatch(pattern, line) for line in rest), pattern
+
+
+def test_a_device_is_attached_to_before_compilation_ends(told: pytest.LogCaptureFixture) -> None:
+    poptorch.inferenceModel(nn.Identity()).compile(torch.ones(1))
+    steps = ("Acquired", "Attached", "Finished")
+    found = [line.split()[0] for line in lines(told)]
+    assert [first for first in found if first in steps] == [*steps]
+
+
+def test_options_are_logged_as_the_backend_prints_them(told: pytest.LogCaptureFixture) -> None:
+    options = Options().enableExecutableCaching("").updatableNamedBuffers(["steps"])
+    options.Precision.enableStochasticRounding(True)
+    options._Popart.set("engineOptions", {"debug.level": "1"})
+    model = nn.Identity()
+    model.register_buffer("steps", torch.zeros(1))
+    poptorch.inferenceModel(model, options).compile(torch.ones(1))
+    for line in (
+        "poptorch.Options set broadcast_buffers to value true",
+        "poptorch.Options set enableStochasticRounding to value true",
+        "poptorch.Options set engineOptions[debug.level] to value 1",
+        "poptorch.Options added steps to updatable_named_buffers",
+    ):
+        assert line in lines(told), line
+
+
+def test_warnings_are_counted_for_each_model(told: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        told.clear()
+        infer = poptorch.inferenceModel(nn.Identity(), Options().maxRepeatLogs(1))
+        infer.compile(torch.ones(1, dtype=torch.int64))
+        assert sum("coerced to torch.int32" in line for line in lines(told)) == 1
 
 
 def test_cycles_are_logged_after_each_call(told: pytest.LogCaptureFixture) -> None:

@@ -117,12 +117,13 @@ def test_the_ipus_are_counted_up_to_the_highest_with_an_operation() -> None:
 def test_training_needs_as_many_accumulations_as_stages_forward_and_backward(count: int) -> None:
     assert train(Loss(count), 2 * count - 1).pipeline_stages == 2 * count - 1
     text = (
-        "For pipelining, depth (gradient accumulation factor) must equal at least the number of "
-        f"pipeline stages ({2 * count - 1})"
+        "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the "
+        f"number of pipeline stages ({2 * count - 1}) when using poptorch.PipelinedExecution. "
+        f"Please note that a model with {count} pipeline stages in PopTorch will have an "
+        f"additional {count - 1} stages when training."
     )
-    with pytest.raises(Error, match=message(text, "popart_exception")) as raised:
+    with pytest.raises(Error, match=message(text, "poptorch_py_error")) as raised:
         train(Loss(count), 2 * count - 2)
-    assert raised.value.type == "popart_exception"
     assert raised.value.message == text
 
 
@@ -131,11 +132,35 @@ def test_inference_needs_as_many_iterations_as_stages(count: int) -> None:
     model = in_blocks(*((None, ipu) for ipu in range(count)))
     assert plan(model, iterations=count).pipeline_stages == count
     text = (
-        "For pipelining, depth (batchesPerStep) must equal at least the number of pipeline stages "
-        f"({count})"
+        "poptorch.Options().deviceIterations must be greater than or equal to the number of "
+        f"pipeline stages ({count}) when using PopTorch.PipelinedExecution."
     )
-    with pytest.raises(Error, match=message(text, "popart_exception")):
+    with pytest.raises(Error, match=message(text, "poptorch_py_error")):
         plan(model, iterations=count - 1)
+
+
+def test_the_number_of_ipus_is_checked_before_the_depth() -> None:
+    model = in_blocks(*((None, ipu) for ipu in range(3)))
+    options = Options().autoRoundNumIPUs(False)
+    with pytest.raises(Error, match="autoRoundNumIPUs"):
+        poptorch.inferenceModel(model, options)(torch.ones(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        (poptorch.PipelinedExecution(), True),
+        (poptorch.ShardedExecution(), False),
+        (poptorch.ParallelPhasedExecution(poptorch.Phase("A")), False),
+    ],
+)
+def test_inference_accumulates_no_gradients(strategy: Strategy, more: bool) -> None:
+    options = Options()
+    options.setExecutionStrategy(strategy)
+    options.Training.gradientAccumulation(2)
+    with pytest.raises(Error, match="gradientAccumulation to 1 or leave it as its") as raised:
+        poptorch.inferenceModel(Loss(1), options)
+    assert ("deviceIterations to process a sufficient" in str(raised.value)) is more
 
 
 def test_other_strategies_and_single_ipus_need_no_more_than_one() -> None:

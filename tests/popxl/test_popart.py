@@ -68,6 +68,44 @@ def test_what_popart_has_beyond_is_said_to_be_missing() -> None:
         _ir.op.Add  # noqa: B018
 
 
+@pytest.mark.parametrize("kind", [popart.InferenceSession, popart.TrainingSession])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_poparts_sessions_run_a_popxl_program(replicas: int, kind: type) -> None:
+    ir = popxl.Ir(replication=replicas)
+    with ir.main_graph:
+        x, y = popxl.h2d_stream((2,), popxl.float32, "x"), popxl.d2h_stream((2,), popxl.float32)
+        v = popxl.variable([10.0, 20.0])
+
+        def step(v: popxl.TensorByRef) -> None:
+            ops.var_updates.accumulate_(v, popxl.constant([1.0, 1.0]))
+            ops.host_store(y, ops.host_load(x) + 0.0)
+
+        ops.repeat(ir.create_graph(step, v), 3, v)
+    pb = ir._pb_ir
+    anchor = popart.AnchorReturnType("All")
+    pb.setDataFlow(popart.DataFlow(batchesPerStep=3, anchorTensors={y.tensor_id: anchor}))
+    pb.logIr()
+    pb.updateVertices()
+    pb.setIsPrepared()
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": replicas})
+    session = kind.fromIr(ir=pb, deviceInfo=device)
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    lead = (3, 2) if replicas > 1 else (3,)
+    data = np.arange(6 * replicas, dtype=np.float32).reshape(*lead, 2)
+    session.weightsFromHost()
+    session.run(popart.PyStepIO({x.tensor_id: data}, anchors))
+    np.testing.assert_array_equal(anchors[y.tensor_id], data)
+    session.weightsToHost()
+    assert popxl.Session(ir, "ipu_model").get_tensor_data(v).tolist() == [13, 23]
+    with pytest.raises(ValueError, match="Unexpected/Missing HostToDeviceStream"):
+        session.run(popart.PyStepIO({}, anchors))
+    with pytest.raises(NotImplementedError, match="ONNX"):
+        kind("model.onnx")
+    with pytest.raises(NotImplementedError, match=r"AnchorReturnType\('Sum'\)"):
+        popart.AnchorReturnType("Sum")
+
+
 def test_session_options_are_the_irs() -> None:
     ir = popxl.Ir()
     options = ir._pb_ir.getSessionOptions()

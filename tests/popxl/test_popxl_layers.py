@@ -42,6 +42,7 @@ def test_a_network_trains(replicas: int, recompute: bool, sharded: bool) -> None
         return  # an Ir of one replica has no shards
     rng = np.random.default_rng(0)
     ir = popxl.Ir(replication=replicas)
+    assert popxl.Ir._from_pb(ir._pb_ir) is ir
     ir._pb_ir.setPatterns(_ir.patterns.Patterns(_ir.patterns.PatternsLevel.Minimal))
     with ir.main_graph, popxl.in_sequence():
         x_stream = popxl.h2d_stream((BATCH, FEATURES), popxl.float32)

@@ -22,6 +22,7 @@ import pytest
 from tests.gpu import needs, process, wheels
 from tests.gpu.process import Done
 from tests.gpu.steps import STEPS, Context
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ def probe(environment):
     versions = {name: "9999" for name, _ in needs.requirements()}
     found = dict.fromkeys(("mpirun", "nccl", "nvrtc", "compute-sanitizer", "ncu"), True)
     return found | {"fake": False, "driver": None, "gpu": gpu, "cupy": "14", "devices": 1,
-                    "versions": versions | {"torch": "9", "jax": "9"}}
+                    "versions": versions | dict.fromkeys(needs.OTHERS, "9")}
 
 def step(code):
     def run(context):
@@ -130,7 +131,7 @@ def test_what_has_passed_is_not_run_again_and_what_has_failed_is(tmp_path: Path)
     assert run(tmp_path, steps, "--skip=fails", "--again")[1].count("---") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGTERM)])
 def test_an_interrupt_ends_all_processes_and_keeps_what_was_found(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -359,10 +360,13 @@ def test_tools_that_are_missing_are_named_as_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for name in ("sanitizer", "profile"):
-        for fake, where in ((True, "fake"), (False, "path")):
-            verdict, said = STEPS[name].run(context(tmp_path, fake=fake))
-            assert verdict is None and f"not on the {where}" in said
+    for name, fake, where in (
+        ("sanitizer", False, "path"),
+        ("profile", False, "path"),
+        ("profile", True, "fake"),
+    ):
+        verdict, said = STEPS[name].run(context(tmp_path, fake=fake))
+        assert verdict is None and f"not on the {where}" in said
 
 
 def test_a_step_that_raises_has_failed_and_the_next_one_runs(tmp_path: Path) -> None:

@@ -220,10 +220,8 @@ def _accumulating(ufunc: np.ufunc) -> Write:
         if is_basic(entries) and at_once and not lacking:
             part = x[stack_basic(entries, 0)]
             ufunc(part, *values, out=part)
-        elif gpu:
-            _update_on_device(ufunc, x, index, values)
         else:
-            ufunc.at(x, index, *values)
+            update_at(ufunc, x, index, *values)
 
     return write
 
@@ -235,15 +233,20 @@ def _check_dtype(ufunc: np.ufunc, dtype: np.dtype[Any]) -> None:
     ufunc.at itself converts them without a word: it divides integers, say.
     """
     one = np.ones(1, dtype)
-    ufunc(*[one] * ufunc.nin, out=one)
+    with np.errstate(all="ignore"):
+        ufunc(*[one] * ufunc.nin, out=one)
 
 
-def _update_on_device(ufunc: np.ufunc, x: Array, index: Any, values: tuple[Any, ...]) -> None:
-    """ufunc.at, which CuPy has for few dtypes, and there for floats in any order.
+def update_at(ufunc: np.ufunc, x: Array, index: Any, *values: Any) -> None:
+    """``ufunc.at(x, index, *values)`` for a C-contiguous `x`, with NumPy's bits on a GPU too.
 
-    Values that go to one element are taken in their order: by one launch where gpusim has a
-    kernel, else by a call of the ufunc for all first values, one for all second values and so on.
+    CuPy's own has few dtypes, and adds floats in any order. Here values that go to one element are
+    taken in their order: by one launch where gpusim has a kernel, else by a call of the ufunc for
+    all first values, one for all second values and so on.
     """
+    if not on_device(x):
+        ufunc.at(x, index, *values)
+        return
     from ... import cuda  # loaded when an array is on a GPU
 
     numbers = np.arange(x.size, dtype=np.int64, like=as_bits(x)).reshape(x.shape)[index]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 from .._logging import logger
 from ..options import Options
 from ..options.strategies import PHASED, PIPELINED
-from ..poptorch_core import popart_error
+from ..poptorch_core import createPoptorchError, popart_error
 from ..schedule import PipelineSchedule, PipelineStage, phased, picture, pipelined, sharded
-from ..schedule.tasks import DEPTH, DEPTHS, merge, steps
+from ..schedule.tasks import merge, steps
 from .placement import MODES, Compilation, Conflict, OperationPlace, PlacedOperation, Recorder
 
 if TYPE_CHECKING:
@@ -22,6 +22,15 @@ __all__ = ["PlacementPlan"]
 SAME_STAGE = (
     "Ops {} have the same pipeline stage {}, but different virtual graph ids {}. All ops with the "
     "same pipeline stage must also have the same virtual graph id"
+)
+TRAINING_DEPTH = (
+    "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the number "
+    "of pipeline stages ({}) when using poptorch.PipelinedExecution. Please note that a model with "
+    "{} pipeline stages in PopTorch will have an additional {} stages when training."
+)
+INFERENCE_DEPTH = (
+    "poptorch.Options().deviceIterations must be greater than or equal to the number of pipeline "
+    "stages ({}) when using PopTorch.PipelinedExecution."
 )
 DESCENDING = (
     "The operation {} of {} ({}) uses a result of {} ({}), which runs after it. {}s must ascend in "
@@ -40,9 +49,8 @@ class PlacementPlan:
     - `options`: the strategy, gradient accumulation, and device iterations.
     - `training`: whether there is a backward pass.
 
-    **Raises**: poptorch.Error, with PopTorch's or PopART's message, for a pipeline with fewer
-    micro-batches than stages or several IPUs in one stage, and if a stage or phase uses a result
-    of a later one.
+    **Raises**: poptorch.Error, with PopTorch's or PopART's message, for a pipeline with several
+    IPUs in one stage, and if a stage or phase uses a result of a later one.
     """
 
     def __init__(self, recorder: Recorder, options: Options, training: bool) -> None:
@@ -104,10 +112,15 @@ class PlacementPlan:
             self._check_one_ipu_each()
         if conflict is not None and (self.pipelined or self.mode == PHASED):
             raise self._descending(conflict)
-        if self.pipelined:
-            needed = len(steps(len(self._stages()), self.training))
-            if self.micro_batches < needed:
-                raise popart_error(DEPTH.format(DEPTHS[self.training], needed))
+
+    def check_depth(self) -> None:
+        """Raise poptorch.Error for a pipeline with fewer micro-batches than stages."""
+        if not self.pipelined or self.micro_batches >= self.pipeline_stages:
+            return
+        stages, needed = len(merge(self.stages)), self.pipeline_stages
+        if self.training:
+            raise createPoptorchError(TRAINING_DEPTH.format(needed, stages, needed - stages))
+        raise createPoptorchError(INFERENCE_DEPTH.format(needed))
 
     def _check_one_ipu_each(self) -> None:
         ipus: dict[int, dict[int, str]] = {}

@@ -132,7 +132,8 @@ class Ipus:
                 raise createPoptorchError(TOO_MANY.format(options.replication_factor * per_replica))
             return
         found = candidates(options, per_replica)
-        self._connection = Connection(found, ConnectionType.OnDemand)
+        self._first = found[0]
+        self._connection = Connection(found, ConnectionType.OnDemand, log=logger)
 
     @property
     def model(self) -> bool:
@@ -148,6 +149,16 @@ class Ipus:
     def attached(self) -> bool:
         return self._connection.attached if self._connection is not None else self._attached
 
+    def acquire(self) -> None:
+        """Choose the device: ConnectionType.Always attaches to it, OnDemand does so later.
+
+        poptorch.Error if the device is in use.
+        """
+        if self.immediate:
+            self.attach()
+        elif self._connection is not None:
+            log_acquired(self._first)
+
     def attach(self) -> None:
         """Attach. poptorch.Error if the device is in use."""
         if self._connection is None:
@@ -157,8 +168,10 @@ class Ipus:
             device = self._connection.attach()
         except AcquireError as error:
             raise createPoptorchError(str(error)) from None
+        if self.immediate and self._id < 0:
+            log_acquired(device)
         self._id = device.id
-        logger.debug("Acquired %d IPU(s): running on device Id %d.", len(device), device.id)
+        logger.debug("Attached to device %d", device.id)
 
     def detach(self) -> None:
         """Release the device if it is attached."""
@@ -166,3 +179,7 @@ class Ipus:
             self._connection.detach()
             logger.debug("Detached from device %d", self._id)
         self._attached = False
+
+
+def log_acquired(device: Device) -> None:
+    logger.debug("Acquired %d IPU(s): running on device Id %d.", len(device), device.id)

@@ -42,6 +42,7 @@ from gpusim.poptorch.optim import Optimizer
 from gpusim.poptorch.optim.updater import Updater, updater_for
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.options.progress import ProgressBar
+from gpusim.poptorch.options.strategies import PipelinedExecution, ShardedExecution
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.profiling import Channel
 
@@ -51,6 +52,16 @@ if TYPE_CHECKING:
 __all__ = ["PoplarExecutor"]
 
 NOT_COMPILED = "Model has not been compiled or has been destroyed."
+NO_COMPILATION = "Please compile the model before obtaining compilation time."
+NO_PROGRESS_BAR = "Please set showCompilationProgressBar option to obtain compilation time."
+ACCUMULATED = (
+    "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default "
+    "value (1) when running a poptorch.inferenceModel()."
+)
+ITERATE = (
+    " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run "
+    "for pipelined execution instead."
+)
 NO_BACKWARD = (
     "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a "
     "trainingModel, the backwards pass is performed automatically when invoking the model. If "
@@ -116,6 +127,11 @@ class PoplarExecutor:
         self._profiling = Channel(f"poptorch.{'training' if training else 'inference'}Model")
         self._profile = Profile(self._options, training)
         assert training or optimizer is None, "Optimizer should be None for inference"
+        if not training and int(self._options.Training.gradient_accumulation) != 1:
+            strategy = self._options._execution_strategy
+            pipelined = isinstance(strategy, PipelinedExecution)
+            sharded = isinstance(strategy, ShardedExecution)
+            raise createPoptorchError(ACCUMULATED + ITERATE * (pipelined and not sharded))
         if training:
             self.setOptimizer(optimizer or torch.optim.SGD(self._user_model.parameters(), lr=0.01))
             self._wrap()
@@ -284,11 +300,13 @@ class PoplarExecutor:
             raise createPoptorchError(
                 "Cycle count logging is only supported on actual IPU hardware."
             )
+        executable.plan.check_depth()
+        self._check_updatable(executable)
         done(2, PHASES)
         updates = self._updates_of(executable) if self._training else None
         done(3, PHASES)
-        if ipus.immediate:
-            ipus.attach()
+        ipus.acquire()
+        logger.debug("Finished Poplar compilation.")
         self._executable, self._ipus, self._updates = executable, ipus, updates
         self._first_call = True
         self._host.weights, self._host.profile = executable.weights, self._profile
@@ -301,9 +319,14 @@ class PoplarExecutor:
         return self._executable is not None
 
     def compilationTime(self) -> timedelta:
-        """The time that compiling took. poptorch.Error if the model is not compiled."""
-        self._compiled()
-        assert self._compilation_time is not None
+        """The time that compiling took.
+
+        poptorch.Error if the model is not compiled, and without `showCompilationProgressBar`.
+        """
+        if not self._options._show_compilation_progress_bar:
+            raise createPoptorchError(NO_PROGRESS_BAR)
+        if self._executable is None or self._compilation_time is None:
+            raise createPoptorchError(NO_COMPILATION)
         return self._compilation_time
 
     def _compiled(self) -> Executable:
@@ -379,21 +402,27 @@ class PoplarExecutor:
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers that `Options.updatableNamedBuffers` names to the device.
 
-        poptorch.Error if the model is not compiled, if no buffer is named, or for an unknown one.
+        poptorch.Error if the model is not compiled, and if no buffer is named.
         """
         executable = self._compiled()
-        named = self._options.exists("updatable_named_buffers")
-        names: list[str] = self._options.updatable_named_buffers if named else []
+        names = self._check_updatable(executable)
         if not names:
             raise createPoptorchError(
                 "No named buffers marked as updatable via updatableNamedBuffers option"
             )
-        for name in names:
-            if name not in executable.weights.buffers:
-                raise createPoptorchError(f"Invalid updatable buffer {name}")
         logger.info("Writing named buffers from host to IPU memory.")
         with self._profile.span("upload buffers", "upload", buffers=len(names)):
             executable.weights.upload_buffers(names)
+
+    def _check_updatable(self, executable: Executable) -> list[str]:
+        """The names that `Options.updatableNamedBuffers` says; poptorch.Error for unknown ones."""
+        if not self._options.exists("updatable_named_buffers"):
+            return []
+        names: list[str] = self._options.updatable_named_buffers
+        for name in names:
+            if name not in executable.weights.buffers:
+                raise createPoptorchError(f"Invalid updatable buffer {name}")
+        return names
 
     # ---------------------------------------------------------------- the optimizer
 

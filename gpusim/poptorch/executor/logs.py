@@ -15,7 +15,6 @@ __all__ = ["Warnings", "log_options", "log_to_file"]
 
 _lock = threading.Lock()
 _files: dict[Path, tuple[logging.FileHandler, int]] = {}
-_repeats: Counter[str] = Counter()
 
 
 def log_to_file(owner: object, options: Options) -> Path | None:
@@ -54,23 +53,44 @@ def release(path: Path) -> None:
 
 def log_options(options: Options) -> None:
     """Log the values of the options at DEBUG."""
-    for group in (options, options.Training, options.Distributed, options.TensorLocations):
+    groups = (options, options.Training, options.Distributed, options.TensorLocations)
+    for group in groups:
         for name, value in group._values.items():
-            logger.debug("poptorch.Options set %s to value %s", name, value)
+            log_option(name, value)
+    for name, value in options._Popart.options.items():
+        log_option(name, value)
+
+
+def log_option(name: str, value: object) -> None:
+    """Log one option: sets and lists element by element, dictionaries key by key."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            logger.debug("poptorch.Options added %s to %s", printed(item), name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            logger.debug("poptorch.Options set %s[%s] to value %s", name, key, printed(item))
+    else:
+        logger.debug("poptorch.Options set %s to value %s", name, printed(value))
+
+
+def printed(value: object) -> object:
+    """A value as C++ prints it."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 class Warnings:
-    """Log each warning at most `Options.maxRepeatLogs` times in a process."""
+    """Log each warning of a model at most `Options.maxRepeatLogs` times."""
 
     def __init__(self, options: Options) -> None:
         self._most: int | None = options.max_repeat_logs
+        self._repeats: Counter[str] = Counter()
 
     def __call__(self, text: str) -> None:
         """Log a warning."""
-        _repeats[text] += 1
-        if self._most is not None and _repeats[text] > self._most:
+        self._repeats[text] += 1
+        if self._most is not None and self._repeats[text] > self._most:
             return
-        last = _repeats[text] == self._most
+        last = self._repeats[text] == self._most
         logger.warning("%s%s", text, " (no more of these)" if last else "")
 
 

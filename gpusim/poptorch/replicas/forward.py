@@ -119,7 +119,8 @@ class ForwardMode(TorchFunctionMode):
         context = model_context()
         options = None if context is None else context.options
         self._has_options = options is not None
-        self._checked = self._has_options and bool(options._Popart.options.get(CHECKED, False))
+        popart = {} if options is None else options._Popart.options
+        self._checked = bool(popart.get(CHECKED, False))
         self._stack: list[str] = []
         self._scopes: list[str] = []
         self._counts: dict[str, int] = {}

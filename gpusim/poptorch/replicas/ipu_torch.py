@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...torch.private import TENSOR_ATTRIBUTES
+from ...torch.private import TENSOR_ATTRIBUTES, tree_leaves, tree_map_only
 from ..poptorch_core import compiler_error
 
 __all__ = ["OVERRIDES", "call", "on_this_device", "refuse_unsupported", "with_int64_indices"]

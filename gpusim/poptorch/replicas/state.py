@@ -23,11 +23,20 @@ def parameter_changed(name: str) -> Error:
     )
 
 
-def reassigned(what: str) -> Error:
-    """The error for a tensor that forward replaces."""
+def reassigned(kind: str, name: str) -> Error:
+    """The error for a tensor that forward replaces; `kind` is "Buffer" for example."""
+    text = f"{kind} {name} is reassigned within the model when calling the forward method. This is "
+    text += "not supported."
+    if kind != "Input":
+        text += f" Consider using self.{name}.copy_(src) to copy data from a source tensor, where "
+        text += "src is the name of the source tensor."
+    return createPoptorchError(text)
+
+
+def removed(kind: str, name: str) -> Error:
+    """The error for a tensor that forward deletes."""
     return createPoptorchError(
-        f"{what} was reassigned within the model's forward method. This is not supported; change "
-        "it in place instead, with copy_() for example"
+        f"{kind} {name} is removed from the model when calling the forward method."
     )
 
 
@@ -124,13 +133,16 @@ class ModelState:
 
         **Raises**:
 
-        - Error: naming the parameter or buffer that was reassigned.
+        - Error: naming the parameter or buffer that was reassigned or removed.
         """
         own: dict[str, Any] = {**self.parameters, **self.buffers}
         for location in self._locations:
-            held = vars(location.module)[location.kind].get(location.key)
+            holder = vars(location.module)[location.kind]
+            if location.key not in holder:
+                raise removed(self._kind(location.name), location.name)
+            held = holder[location.key]
             if held is not own[location.name] and held is not tensors[location.name]:
-                raise reassigned(self._titled(location.name))
+                raise reassigned(self._kind(location.name), location.name)
 
     @contextmanager
     def per_thread(self) -> Iterator[None]:
@@ -160,17 +172,19 @@ class ModelState:
 
     def memory(self, tensors: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> Memory:
         """The memory of these substitutes and of the model's inputs."""
-        inside = {self._titled(name): x for name, x in tensors.items()}
-        return Memory(inside, {f"Input {place}": x for place, x in enumerate(inputs)})
+        inside = {(self._kind(name), name): x for name, x in tensors.items()}
+        return Memory(inside, {("Input", str(place)): x for place, x in enumerate(inputs)})
 
-    def _titled(self, name: str) -> str:
-        return f"{'Parameter' if name in self.parameters else 'Buffer'} '{name}'"
+    def _kind(self, name: str) -> str:
+        return "Parameter" if name in self.parameters else "Buffer"
 
 
 class Memory:
     """The memory of tensors. `x.data = y` and `x.set_(y)` give a tensor other memory."""
 
-    def __init__(self, held: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, held: Mapping[tuple[str, str], Tensor], inputs: Mapping[tuple[str, str], Tensor]
+    ) -> None:
         self._tensors = {**held, **inputs}
         # References keep the storages alive, so that no other one gets their addresses.
         self._storages = {name: x.untyped_storage() for name, x in self._tensors.items()}
@@ -187,4 +201,4 @@ class Memory:
         for name, x in self._tensors.items():
             moved = storage_key(x.untyped_storage()) != storage_key(self._storages[name])
             if moved or self._layouts.get(name, (x.shape, x.stride())) != (x.shape, x.stride()):
-                raise reassigned(name)
+                raise reassigned(*name)

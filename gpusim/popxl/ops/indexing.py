@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...maps.mapped_array.updates import update_at
 from .._definition import (
     Array,
     Arrays,
@@ -140,7 +141,7 @@ def sum_rows(xp: ModuleType, rows: Array, positions: Array, count: int) -> Array
     values = wide(rows).reshape(batch * number, width)
     out = xp.zeros((batch * count, width), values.dtype)
     if xp is not np:
-        xp.add.at(out, flat, values)
+        update_at(np.add, out, flat, values)
     elif flat.size:
         order = np.argsort(flat, kind="stable")
         sorted_positions = flat[order]
@@ -402,17 +403,17 @@ def _scatter_reduce(xp: ModuleType, inputs: Arrays, attributes: Attributes) -> A
     if reduction in ("sum", "none"):
         out = xp.zeros(whole, values.dtype) if start is None else start.copy()
         if reduction == "sum":
-            xp.add.at(out, positions, values)
+            update_at(np.add, out, positions, values)
         else:
             out[positions] = values
         return [narrow(out, data.dtype)]
-    fold = xp.maximum if reduction == "max" else xp.minimum
+    fold = np.maximum if reduction == "max" else np.minimum
     if start is not None:
         out = start.copy()
-        fold.at(out, positions, values)
+        update_at(fold, out, positions, values)
         return [narrow(out, data.dtype)]
     out = xp.full(whole, _least(xp, values.dtype, reduction), values.dtype)
-    fold.at(out, positions, values)
+    update_at(fold, out, positions, values)
     reached = xp.zeros(whole, bool)
     reached[positions] = True
     return [narrow(xp.where(reached, out, values.dtype.type(0)), data.dtype)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ....maps.mapped_array.updates import update_at
 from ..._definition import Array, Arrays, Attributes, Definition, Specs, add_op
 from ...tensor import Tensor
 
@@ -190,20 +191,12 @@ def sparse_accumulate(xp: Any, inputs: Arrays, attributes: Attributes) -> Arrays
     axis = attributes["axis"] + 1
     f = factor(inputs, attributes, "f", update.ndim)
     wide = np.promote_types(target.dtype, np.float32)
-    total = xp.moveaxis(target, axis, 1).astype(wide)
+    total = xp.moveaxis(target, axis, 1).astype(wide, order="C")
     rows = xp.arange(len(target)).reshape(-1, *[1] * (indices.ndim - 1))
     moved = xp.moveaxis((update * f).astype(wide), axis, 1)
-    add_at(xp, total, (rows, indices.astype(np.int64)), moved)
+    update_at(np.add, total, (rows, indices.astype(np.int64)), moved)
     target[...] = xp.moveaxis(total, 1, axis)
     return [target]
-
-
-def add_at(xp: Any, total: Array, where: Any, values: Array) -> None:
-    """total[where] += values, once for every occurrence of an index."""
-    if xp is np:
-        np.add.at(total, where, values)
-    else:
-        xp.add.at(total, where, values)
 
 
 def sparse_spec(inputs: Specs, attributes: Attributes) -> Specs:
