@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ if not GPUS:
     pytest.skip("needs a GPU", allow_module_level=True)
 
 #: Whether the GPU is this machine's processor, which is slow, and does all work at once.
-FAKE = fake_cuda.SWITCH in os.environ
+FAKE = not fake_cuda.why_not()
 #: Python's arguments that run a module in another process.
 AS_MODULE = ("-m", "tests.cuda.fake_cuda") if FAKE else ("-m",)
 

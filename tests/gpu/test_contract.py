@@ -1,6 +1,6 @@
 """The numerics contract on CuPy arrays: the cases of tests/contract, with the GPU's kernels.
 
-The folds and the roundings of those modules go to the GPU, in the layout that they have, and come back.
+The folds and the roundings of those modules go to the GPU, in their own layout, and come back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""python -m tests.cuda.fake_cuda MODULE [ARGUMENTS]: run a module as `python -m` does, on the fake."""
+"""python -m tests.cuda.fake_cuda MODULE [ARGUMENTS]: `python -m` on the fake."""
 
 from __future__ import annotations
 

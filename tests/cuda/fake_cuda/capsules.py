@@ -1,8 +1,8 @@
 """Replacing the functions of a Cython module, also for modules that call them from C.
 
 A Cython module offers C functions in `__pyx_capi__`, as capsules that are named by the function's
-type, and others copy the pointers when they are imported. So a C function of the same type takes the
-place of each, made from that name: it calls a Python function. Only a C++ compiler is needed.
+type, and others copy the pointers when they are imported. So a C function of the same type, made
+from that name, takes the place of each: it calls a Python function. Only a C++ compiler is needed.
 """
 
 from __future__ import annotations

@@ -126,7 +126,9 @@ def compile_program(source: str, options: Sequence[str], expressions: Sequence[s
     # C++ leaves open what wide shifts are.
     source = source.replace("in0 << in1", "shift_left(in0, in1)")
     source = source.replace("in0 >> in1", "shift_right(in0, in1)")
-    source = re.sub(r"extern\s+__shared__\s+([\w\s]+?)\s+(\w+)\[\];", r"DYNAMIC_SHARED(\1, \2);", source)
+    source = re.sub(
+        r"extern\s+__shared__\s+([\w\s]+?)\s+(\w+)\[\];", r"DYNAMIC_SHARED(\1, \2);", source
+    )
     entries = ", ".join(f"entry_of({kernel})" for kernel in kernels)
     text = f"{source}\nKERNELS({entries})\n"
     with tempfile.TemporaryDirectory(dir=folder()) as work:

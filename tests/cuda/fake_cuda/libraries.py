@@ -26,7 +26,6 @@ PREFIXES = {"s": np.float32, "d": np.float64, "c": np.complex64, "z": np.complex
 CUDA_TYPES = {0: "f4", 1: "f8", 2: "f2", 4: "c8", 5: "c16", 14: "bfloat16"}
 
 
-
 def memory(pointer: int, dtype: Any, shape: tuple[int, ...], ld: int | None = None) -> np.ndarray:
     """The device's memory as an array: of one axis, or a matrix of columns `ld` elements apart."""
     dtype = np.dtype(dtype)
@@ -144,7 +143,9 @@ def _gemm(dtype, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc): 
 
 
 @for_each_dtype(cublas, "?gemmStridedBatched")
-def _gemm_strided(dtype, handle, ta, tb, m, n, k, alpha, a, lda, da, b, ldb, db, beta, c, ldc, dc, count):  # type: ignore[no-untyped-def]
+def _gemm_strided(
+    dtype, handle, ta, tb, m, n, k, alpha, a, lda, da, b, ldb, db, beta, c, ldc, dc, count
+):  # type: ignore[no-untyped-def]
     size = np.dtype(dtype).itemsize
     for i in range(count):
         at = (a + i * da * size, b + i * db * size, c + i * dc * size)
@@ -153,24 +154,97 @@ def _gemm_strided(dtype, handle, ta, tb, m, n, k, alpha, a, lda, da, b, ldb, db,
 
 @for_each_dtype(cublas, "?gemmBatched")
 def _gemm_batched(dtype, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, count):  # type: ignore[no-untyped-def]
-    for at in zip(*(memory(table, np.int64, (count,)).tolist() for table in (a, b, c)), strict=True):
+    for at in zip(
+        *(memory(table, np.int64, (count,)).tolist() for table in (a, b, c)), strict=True
+    ):
         _gemm(dtype, handle, ta, tb, m, n, k, alpha, at[0], lda, at[1], ldb, beta, at[2], ldc)
 
 
 @plain(cublas)
-def gemmEx(handle, ta, tb, m, n, k, alpha, a, type_a, lda, b, type_b, ldb, beta, c, type_c, ldc, computing, algorithm):  # type: ignore[no-untyped-def]
+def gemmEx(
+    handle,
+    ta,
+    tb,
+    m,
+    n,
+    k,
+    alpha,
+    a,
+    type_a,
+    lda,
+    b,
+    type_b,
+    ldb,
+    beta,
+    c,
+    type_c,
+    ldc,
+    computing,
+    algorithm,
+):  # type: ignore[no-untyped-def]
     scale = {68: "f4", 70: "f8"}.get(computing, "f4")
     scale = {4: "c8", 5: "c16", 1: "f8"}.get(type_c, scale)
-    matrices = (a, CUDA_TYPES[type_a], lda), (b, CUDA_TYPES[type_b], ldb), (c, CUDA_TYPES[type_c], ldc)
+    matrices = (
+        (a, CUDA_TYPES[type_a], lda),
+        (b, CUDA_TYPES[type_b], ldb),
+        (c, CUDA_TYPES[type_c], ldc),
+    )
     product((ta, tb), (m, n, k), number(alpha, scale), number(beta, scale), *matrices)
 
 
 @plain(cublas)
-def gemmStridedBatchedEx(handle, ta, tb, m, n, k, alpha, a, type_a, lda, da, b, type_b, ldb, db, beta, c, type_c, ldc, dc, count, computing, algorithm):  # type: ignore[no-untyped-def]
+def gemmStridedBatchedEx(
+    handle,
+    ta,
+    tb,
+    m,
+    n,
+    k,
+    alpha,
+    a,
+    type_a,
+    lda,
+    da,
+    b,
+    type_b,
+    ldb,
+    db,
+    beta,
+    c,
+    type_c,
+    ldc,
+    dc,
+    count,
+    computing,
+    algorithm,
+):  # type: ignore[no-untyped-def]
     sizes = [np.dtype(CUDA_TYPES[kind]).itemsize for kind in (type_a, type_b, type_c)]
     for i in range(count):
-        at = [p + i * step * size for p, step, size in zip((a, b, c), (da, db, dc), sizes, strict=True)]
-        gemmEx(handle, ta, tb, m, n, k, alpha, at[0], type_a, lda, at[1], type_b, ldb, beta, at[2], type_c, ldc, computing, algorithm)
+        at = [
+            p + i * step * size
+            for p, step, size in zip((a, b, c), (da, db, dc), sizes, strict=True)
+        ]
+        gemmEx(
+            handle,
+            ta,
+            tb,
+            m,
+            n,
+            k,
+            alpha,
+            at[0],
+            type_a,
+            lda,
+            at[1],
+            type_b,
+            ldb,
+            beta,
+            at[2],
+            type_c,
+            ldc,
+            computing,
+            algorithm,
+        )
 
 
 @for_each_dtype(cublas, "?geam")
@@ -214,9 +288,16 @@ def substitute(a: np.ndarray, pivots: Any, b: np.ndarray, transposed: int) -> No
 
 
 @for_each_dtype(
-    cusolver, "?getrf_bufferSize", "?geqrf_bufferSize", "?orgqr_bufferSize", "?ungqr_bufferSize",
-    "?potrf_bufferSize", "?gesvd_bufferSize", "?gesvdjBatched_bufferSize",
-    "?syevjBatched_bufferSize", "?heevjBatched_bufferSize",
+    cusolver,
+    "?getrf_bufferSize",
+    "?geqrf_bufferSize",
+    "?orgqr_bufferSize",
+    "?ungqr_bufferSize",
+    "?potrf_bufferSize",
+    "?gesvd_bufferSize",
+    "?gesvdjBatched_bufferSize",
+    "?syevjBatched_bufferSize",
+    "?heevjBatched_bufferSize",
 )
 def _one(dtype: Any, *arguments: Any) -> int:
     return 1
@@ -258,7 +339,9 @@ def _getrs_batched(dtype, handle, trans, n, many, table, lda, pivots, targets, l
 
 @for_each_dtype(cublas, "?getriBatched")
 def _getri_batched(dtype, handle, n, table, lda, pivots, targets, ldc, info, count):  # type: ignore[no-untyped-def]
-    for i, (a, c) in enumerate(zip(addresses(table, count), addresses(targets, count), strict=True)):
+    for i, (a, c) in enumerate(
+        zip(addresses(table, count), addresses(targets, count), strict=True)
+    ):
         target = memory(c, dtype, (n, n), ldc)
         target[...] = np.eye(n)
         places = memory(pivots + 4 * n * i, np.int32, (n,))
@@ -492,8 +575,10 @@ HANDLE, COUNT, JOB = ctypes.c_void_p, ctypes.c_int, ctypes.c_byte
 FROM_C: dict[str, tuple[Any, ...]] = {
     "geqrf": (COUNT, COUNT, HANDLE, COUNT, HANDLE, HANDLE, COUNT, HANDLE),
     "orgqr": (COUNT, COUNT, COUNT, HANDLE, COUNT, HANDLE, HANDLE, COUNT, HANDLE),
-    "gesvd": (JOB, JOB, COUNT, COUNT, HANDLE, COUNT, HANDLE, HANDLE, COUNT, HANDLE, COUNT)
-    + (HANDLE, COUNT, HANDLE, HANDLE),
+    "gesvd": (
+        *(JOB, JOB, COUNT, COUNT, HANDLE, COUNT, HANDLE, HANDLE, COUNT, HANDLE, COUNT),
+        *(HANDLE, COUNT, HANDLE, HANDLE),
+    ),
 }
 WORDS = {HANDLE: "void*", COUNT: "int", JOB: "signed char"}
 
