@@ -745,6 +745,15 @@ def test_synthetic_data_is_made_and_not_timed() -> None:
     assert executor.getLatency() == (0.0, 0.0, 0.0)
 
 
+def test_synthetic_data_has_an_empty_list_for_each_input_and_output() -> None:
+    options = Options().enableSyntheticData(True).replicationFactor(2).deviceIterations(3)
+    executor = poptorch.inferenceModel(lambda x, y: (x, y, x + y), options)
+    executor(torch.zeros(6), torch.zeros(6))
+    counters = executor.getPerfCounters()
+    assert [counters[event] for event in EVENTS] == [[[]] * 2, [[]] * 2, [[]] * 3, [[]] * 3]
+    assert executor.getComputeLatency() == (0.0, 0.0, 0.0)
+
+
 def test_cycles_are_estimated_from_the_measured_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "poptorch::python")
     executor = poptorch.inferenceModel(nn.Identity())
