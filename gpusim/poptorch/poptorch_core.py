@@ -1,15 +1,23 @@
-"""PopTorch's exceptions and its check of options, under PopTorch's module name.
+"""PopTorch's exceptions, and functions of its backend, under PopTorch's module name.
 
 A message is "'type': text"; both are attributes, with the location.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-__all__ = ["Error", "ErrorCategory", "RecoverableError", "UnrecoverableError"]
+__all__ = [
+    "Error",
+    "ErrorCategory",
+    "RecoverableError",
+    "TestErrorType",
+    "UnrecoverableError",
+    "isCompilingWithDispatcher",
+]
 
 PYTHON_ERROR = "poptorch_py_error"
 COMPILER_ERROR = "poptorch_cpp_error"
@@ -47,6 +55,29 @@ class UnrecoverableError(Error):
     """The hardware has failed; a reset does not help."""
 
     category = ErrorCategory.RuntimeUnrecoverable
+
+
+class TestErrorType(IntEnum):
+    """The kinds of errors that PopTorch's backend can raise to test a program's handling of them."""
+
+    Poptorch = 0
+    Popart = 1
+    PopartInternal = 2
+    Poplibs = 3
+    PoplarUnrecoverable = 4
+    PoplarUnknown = 5
+    PoplarRecoverableFullReset = 6
+    PoplarLinkError = 7
+
+
+def isCompilingWithDispatcher() -> bool:
+    """Whether this is the forward of a wrapped model, which PopTorch runs only to compile it.
+
+    >>> isCompilingWithDispatcher()
+    False
+    """
+    context = sys.modules.get(f"{__package__}.executor.context")  # without it no model is wrapped
+    return context is not None and context.isRunningOnIpu()
 
 
 def createPoptorchError(msg: str) -> Error:

@@ -562,12 +562,16 @@ def test_forward_knows_that_it_is_on_an_ipu(execution: str) -> None:
 
     def forward(x: Tensor) -> Tensor:
         seen.append(poptorch.isRunningOnIpu())
+        seen.append(poptorch.poptorch_core.isCompilingWithDispatcher())
+        seen.append(poptorch._impl.isDispatchTracing())
         return x + 1
 
     options = Options().replicationFactor(2)
     options._Popart.set("gpusim.execution", execution)
     poptorch.inferenceModel(forward, options)(X)
     assert all(seen) and seen and not poptorch.isRunningOnIpu()
+    assert not poptorch.poptorch_core.isCompilingWithDispatcher()
+    assert not poptorch._impl.isDispatchTracing()
 
 
 def test_no_loss_and_two_losses_are_errors() -> None:
