@@ -58,7 +58,9 @@ class UnrecoverableError(Error):
 
 
 class TestErrorType(IntEnum):
-    """The kinds of errors that PopTorch's backend can raise to test a program's handling of them."""
+    """The kinds of errors that PopTorch's backend raises to test a program's handling of them."""
+
+    __test__ = False  # not a class of tests, for pytest
 
     Poptorch = 0
     Popart = 1
