@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._logging import logger
-from .kinds import KINDS, OptimizerType
+from .kinds import KINDS
 from .settings import Settings
 
 __all__ = ["OptimizerState", "exported_values"]
@@ -116,8 +116,4 @@ def exported_values(settings: Settings) -> dict[str, Tensor]:
 def constants(settings: Settings, group: int) -> set[str]:
     """The attributes that are constant, loss scaling included."""
     found = settings.constant(group)
-    if not settings.loss_scaling.constant:
-        if settings.kind == OptimizerType.SGD2:  # the velocities follow it
-            found -= {"velocity_scaling"}
-        return found
-    return found | {"loss_scaling"}
+    return found | {"loss_scaling"} if settings.loss_scaling.constant else found
