@@ -14,6 +14,7 @@ from tests.contract.test_fold_passed_on import passed_on, subtrees
 from tests.contract.test_ragged_copy import random_segments, row_by_row
 from tests.contract.test_schedules import FOLDS, schedule
 from tests.cuda.host_cuda.values import moderate, same
+from tests.gpu.cupy_arrays import to_device, to_host
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy: pip install 'gpusim[cuda13]'")
 try:
@@ -24,14 +25,14 @@ pytestmark = pytest.mark.skipif(not COUNT, reason="needs a GPU")
 
 ORDERS = ["linear", "reverse", "tree", "ring"]
 ROUNDINGS = ["nearest", "stochastic"]
-# The dtypes that every CuPy has; later ones have bfloat16 too.
 DTYPES = ["float16", "float32", "float64", "complex64", "complex128", "int8", "uint16", "int64"]
+DTYPES += ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 
 def check(x: np.ndarray, on_gpu: Any = None, **options: Any) -> None:
-    given = cupy.asarray(x) if on_gpu is None else on_gpu
+    given = to_device(x) if on_gpu is None else on_gpu
     found = kernels(cupy.zeros(1)).fold(given, **options)
-    same(cupy.asnumpy(found), fallback.fold(x, **options))
+    same(to_host(found), fallback.fold(x, **options))
 
 
 def values(shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -48,8 +49,8 @@ def test_fold_has_the_bits_of_fallback(dtype: str, order: str) -> None:
         x = values((members, length), dtype)
         for rounding in ROUNDINGS:
             check(x, order=order, rounding=rounding, seed=3)
-        check(x[:, ::3], cupy.asarray(x)[:, ::3], order=order)
-        check(x, [cupy.asarray(member) for member in x], order=order)
+        check(x[:, ::3], to_device(x)[:, ::3], order=order)
+        check(x, [to_device(member) for member in x], order=order)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -60,7 +61,7 @@ def test_schedules_have_the_bits_of_fallback(name: str, dtype: str) -> None:
         x = values((members, length), dtype)
         for rounding in ROUNDINGS:
             check(x, order=order, rounding=rounding, accumulate="float16", seed=3)
-        check(x, [cupy.asarray(member) for member in x], order=order)
+        check(x, [to_device(member) for member in x], order=order)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -71,7 +72,7 @@ def test_accumulators_batches_and_windows(order: str, rounding: str) -> None:
         options: dict[str, Any] = {"order": order, "rounding": rounding, "accumulate": accumulate}
         check(x, batch_ndim=2, places=np.arange(24).reshape(4, 6), divisor=9, **options)
         check(x, out_dtype="float16", **options)
-        check(x[:, 0, 0, 5:30], cupy.asarray(x)[:, 0, 0, 5:30], window=(5, 37), **options)
+        check(x[:, 0, 0, 5:30], to_device(x)[:, 0, 0, 5:30], window=(5, 37), **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,12 +80,12 @@ def test_accumulators_batches_and_windows(order: str, rounding: str) -> None:
 def test_folds_in_parts_have_the_bits_of_the_whole(dtype: str, rounding: str) -> None:
     x, kernel = values((12, 3, 4099), dtype), kernels(cupy.zeros(1)).fold
     options: dict[str, Any] = {"rounding": rounding, "seed": 5, "batch_ndim": 1}
-    for given in (cupy.asarray(x), [cupy.asarray(member) for member in x]):
+    for given in (to_device(x), [to_device(member) for member in x]):
         for order in ("linear", "reverse"):
             found = passed_on(given, [2, 7], order, kernel, **options)
-            same(cupy.asnumpy(found), fallback.fold(x, order=order, **options))
+            same(to_host(found), fallback.fold(x, order=order, **options))
         found = subtrees(given, 4, kernel, **options)
-        same(cupy.asnumpy(found), fallback.fold(x, order="tree", **options))
+        same(to_host(found), fallback.fold(x, order="tree", **options))
 
 
 @pytest.mark.parametrize("op", ["prod", "max", "min", "logical_and", "logical_or"])
@@ -103,8 +104,8 @@ def test_as_many_members_as_promised() -> None:
 def test_round_has_the_bits_of_fallback(rounding: str) -> None:
     for source, target in product(("float16", "float32", "float64"), ("float16", "float32")):
         x = values((70_001,), source)
-        found = kernels(cupy.zeros(1)).round_to(cupy.asarray(x), target, rounding=rounding, seed=4)
-        same(cupy.asnumpy(found), fallback.round_to(x, target, rounding=rounding, seed=4))
+        found = kernels(cupy.zeros(1)).round_to(to_device(x), target, rounding=rounding, seed=4)
+        same(to_host(found), fallback.round_to(x, target, rounding=rounding, seed=4))
 
 
 @pytest.mark.parametrize("row", [(), (3,), (16,), (1024,)])
@@ -114,10 +115,10 @@ def test_segments_arrive_where_they_are_sent(row: tuple[int, ...], most: int) ->
     sources = random.integers(0, 100, (3, 400, *row)).astype(np.float32)
     output = np.zeros_like(sources)
     segments = random_segments(random, 3, 400, most)
-    expected, on_gpu = output.copy(), cupy.asarray(output)
+    expected, on_gpu = output.copy(), to_device(output)
     row_by_row(sources, expected, segments)
-    kernels(on_gpu).ragged_copy(cupy.asarray(sources), on_gpu, segments)
-    assert np.array_equal(cupy.asnumpy(on_gpu), expected)
+    kernels(on_gpu).ragged_copy(to_device(sources), on_gpu, segments)
+    assert np.array_equal(to_host(on_gpu), expected)
 
 
 def test_segments_are_checked_before_anything_is_written() -> None:
@@ -131,6 +132,6 @@ def test_the_current_stream_orders_the_work() -> None:
     x = values((64, 100_000), "float32")
     expected = fallback.fold(x)
     with cupy.cuda.Stream(non_blocking=True):
-        given = cupy.asarray(x)
+        given = to_device(x)
         found = kernels(given).fold(given)
-        same(cupy.asnumpy(found), expected)
+        same(to_host(found), expected)

@@ -306,6 +306,7 @@ class PoplarExecutor:
         self._check_updatable(executable)
         done(2, PHASES)
         updates = self._updates_of(executable) if self._training else None
+        executable.anchors.find(updates.names if updates else ())
         done(3, PHASES)
         ipus.acquire()
         logger.debug("Finished Poplar compilation.")
@@ -586,7 +587,8 @@ class PoplarExecutor:
         """
         assert self._executable is not None, "Model must be compiled before calling getTensorNames"
         program = self._executable.program
-        return [*program.names, *program.buffers]
+        of_update = self._updates.names if self._updates else ()
+        return [*program.names, *program.buffers, *of_update]
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
         """A tensor that the last call kept. AssertionError for an unknown name."""

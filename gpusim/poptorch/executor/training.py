@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.gradients import Accumulator, Reducer, seed_of
+from gpusim.poptorch.optim.state import exported_values
 from gpusim.poptorch.optim.updater import Updater
+from gpusim.poptorch.replicas.results import UPDATED
 
 __all__ = ["Timed", "Training"]
 
@@ -51,6 +54,25 @@ class Training:
     def loss_scale(self) -> float:
         """The factor of the loss in the next step."""
         return self._updater.loss_scale / self._reducer.loss_divisor
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the update's tensors: trained parameters afterwards, and `ipu_param`'s."""
+        settings = self._updater.settings
+        trained = [name for name in self._of.program.trained if name in settings.group_of]
+        return [*(UPDATED + name for name in trained), *exported_values(settings)]
+
+    def tensors(self, names: Mapping[str, str]) -> dict[str, Tensor]:
+        """Tensors of the last update, (replicas, *shape), by the keys of their names."""
+        parameters = self._of.weights.stacked_parameters()
+        values = exported_values(self._updater.settings)
+        local = self._of.instances.local
+        return {
+            key: parameters[name.removeprefix(UPDATED)].clone()
+            if name.startswith(UPDATED)
+            else values[name].expand(local)
+            for key, name in names.items()
+        }
 
     def accumulator(self) -> Accumulator:
         """An empty accumulator, for the next update."""

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from .._logging import logger
-from .kinds import KINDS, OptimizerType
+from .kinds import KINDS
 from .settings import Settings
 
-__all__ = ["OptimizerState", "exported_values"]
+__all__ = ["LOSS_SCALING", "SPECIFIC", "OptimizerState", "exported_values"]
 
+LOSS_SCALING = "lossScaling_FLOAT"
+SPECIFIC = "___specific___"  # between the name of a value and its parameter's
 STEP = "Step"
 FACTOR = "lossScaleUpdateFactor"
 UPDATES = "gpusim___updates"
@@ -112,22 +114,18 @@ def exported_values(settings: Settings) -> dict[str, Tensor]:
 
     found: dict[str, Tensor] = {}
     if not settings.loss_scaling.constant:
-        found["lossScaling_FLOAT"] = torch.tensor(float(settings.loss_scaling.value))
+        found[LOSS_SCALING] = torch.tensor(float(settings.loss_scaling.value))
     for parameter, group in settings.group_of.items():
         values = settings.values(group) | {"loss_scaling": settings.loss_scaling.value}
         constant = constants(settings, group)
         for name, attributes, combine in KINDS[settings.kind].exported(values, constant):
             if not constant.issuperset(attributes):
                 number = combine(*(values[attribute] for attribute in attributes))
-                found[f"{name}___specific___{parameter}"] = torch.tensor(float(number))
+                found[f"{name}{SPECIFIC}{parameter}"] = torch.tensor(float(number))
     return found
 
 
 def constants(settings: Settings, group: int) -> set[str]:
     """The attributes that are constant, loss scaling included."""
     found = settings.constant(group)
-    if not settings.loss_scaling.constant:
-        if settings.kind == OptimizerType.SGD2:  # the velocities follow it
-            found -= {"velocity_scaling"}
-        return found
-    return found | {"loss_scaling"}
+    return found | {"loss_scaling"} if settings.loss_scaling.constant else found

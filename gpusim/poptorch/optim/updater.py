@@ -5,6 +5,7 @@ Weights, gradients and accumulators have a leading axis for the groups of replic
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._logging import logger
 from ..enums import MeanReductionStrategy
 from .gradients import adjust_loss_scaling, clip
 from .kinds import KINDS, kind_of
+from .log import log_values
 from .optimizer import Optimizer
 from .rule import Rounder, Row, blocks, run
 from .settings import AttributeTracker, Settings, check_replacement, read_settings
@@ -73,6 +76,7 @@ class Updater:
         self.state = OptimizerState()
         self._groups: Mapping[str, Sequence[int]] | None = None
         self._compiled = False
+        self._used: Settings | None = None  # by the last update
         self.optimizer: Any = None
         self.settings = self._read(optimizer)
         self._adopt(optimizer, self.settings)
@@ -193,7 +197,15 @@ class Updater:
         if isinstance(self.optimizer, Optimizer) and not self.optimizer.ipu_state_is_dirty:
             self.optimizer.host_state_is_dirty = True
         self._pull()
+        self._used = None
+        self._use_settings()
         return self.state
+
+    def _use_settings(self) -> None:
+        """Log the settings if their values differ from those that the last update used."""
+        used, self._used = self._used, self.settings
+        if logger.isEnabledFor(logging.DEBUG) and used != self.settings:
+            log_values(self.settings)
 
     def _allocate(self, parameters: Mapping[str, Tensor]) -> None:
         """Make the accumulators of parameters that have none yet."""
@@ -231,7 +243,8 @@ class Updater:
                 return
         state = self.state = state or self.state
         self._pull()
-
+        if self._used is not self.settings:
+            self._use_settings()
         self._allocate(parameters)
         scale = self.loss_scale
         scaled = {
