@@ -11,8 +11,9 @@ from .._logging import logger
 from .kinds import KINDS
 from .settings import Settings
 
-__all__ = ["LOSS_SCALING", "SPECIFIC", "OptimizerState", "exported_values"]
+__all__ = ["LOSS_SCALE", "LOSS_SCALING", "SPECIFIC", "OptimizerState", "exported_values"]
 
+LOSS_SCALE = "finalLossScale"  # with the factor of automatic loss scaling
 LOSS_SCALING = "lossScaling_FLOAT"
 SPECIFIC = "___specific___"  # between the name of a value and its parameter's
 STEP = "Step"
