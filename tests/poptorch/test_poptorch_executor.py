@@ -562,12 +562,16 @@ def test_forward_knows_that_it_is_on_an_ipu(execution: str) -> None:
 
     def forward(x: Tensor) -> Tensor:
         seen.append(poptorch.isRunningOnIpu())
+        seen.append(poptorch.poptorch_core.isCompilingWithDispatcher())
+        seen.append(poptorch._impl.isDispatchTracing())
         return x + 1
 
     options = Options().replicationFactor(2)
     options._Popart.set("gpusim.execution", execution)
     poptorch.inferenceModel(forward, options)(X)
     assert all(seen) and seen and not poptorch.isRunningOnIpu()
+    assert not poptorch.poptorch_core.isCompilingWithDispatcher()
+    assert not poptorch._impl.isDispatchTracing()
 
 
 def test_no_loss_and_two_losses_are_errors() -> None:
@@ -774,6 +778,50 @@ def test_names_are_those_of_the_graph(tmp_path: Path) -> None:
     assert not {"input/1", "loss", "UpdatedVar___lin.weight"} & names(infer)
 
 
+def test_the_loss_scale_of_automatic_loss_scaling() -> None:
+    options = Options().replicationFactor(2).deviceIterations(2)
+    options.Training.gradientAccumulation(3).setAutomaticLossScaling(True)
+    options.anchorTensor("scale", "finalLossScale", OutputMode.All)
+    model = Model()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.125, loss_scaling=4.0)
+    train = poptorch.trainingModel(model, options, optimizer)
+    x, y = torch.randn(12, 2), torch.randn(12, 1)
+    train.compile(x, y)
+    for _ in range(2):
+        before = optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"]
+        train(x, y)
+        scale = 4 * float(before)  # the factor doubles in every iteration while gradients fit
+        assert train.getAnchoredTensor("scale").tolist() == [scale, scale, 2 * scale, 2 * scale]
+        assert optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"] == 4 * before
+    assert "finalLossScale" in train.getTensorNames()
+    options = Options().anchorTensor("scale", "finalLossScale")
+    with pytest.raises(Error, match="Anchored tensor 'finalLossScale' is none of the model's"):
+        training(Model(), options)(x, y)
+
+
+@pytest.mark.parametrize("factor", [1.0, 16.0])
+def test_a_loaded_factor_of_the_loss_scale_leaves_the_weights_as_they_would_be(
+    factor: float,
+) -> None:
+    options = Options().anchorTensor("scale", "finalLossScale")
+    options.Training.setAutomaticLossScaling(True)
+    model = Model()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.125)
+    train = poptorch.trainingModel(model, options, optimizer)
+    plain = copy.deepcopy(model)
+    expected = training(plain, lr=0.125)
+    x, y = torch.randn(2, 2), torch.randn(2, 1)
+    for step in range(3):
+        if step == 1:
+            state = copy.deepcopy(optimizer.state_dict())
+            state["ipu_state"]["lossScaleUpdateFactor"].fill_(factor)
+            optimizer.load_state_dict(state)
+        train(x, y)
+        expected(x, y)
+        assert train.getAnchoredTensor("scale") == [1, factor, 2 * factor][step]
+        torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
 @pytest.mark.parametrize("name", ["UpdatedVar___lin", "lossScaling_FLOAT", "x___specific___y"])
 def test_tensors_of_updates_that_there_are_not(name: str) -> None:
     options = Options().anchorTensor("a", name)
@@ -856,6 +904,15 @@ def test_synthetic_data_is_made_and_not_timed() -> None:
     assert abs(made.mean()) < 0.2 and abs(made.std() - 1) < 0.2 and not x.any()
     assert executor.getPerfCounters()["input"] == [[]]
     assert executor.getLatency() == (0.0, 0.0, 0.0)
+
+
+def test_synthetic_data_has_an_empty_list_for_each_input_and_output() -> None:
+    options = Options().enableSyntheticData(True).replicationFactor(2).deviceIterations(3)
+    executor = poptorch.inferenceModel(lambda x, y: (x, y, x + y), options)
+    executor(torch.zeros(6), torch.zeros(6))
+    counters = executor.getPerfCounters()
+    assert [counters[event] for event in EVENTS] == [[[]] * 2, [[]] * 2, [[]] * 3, [[]] * 3]
+    assert executor.getComputeLatency() == (0.0, 0.0, 0.0)
 
 
 def test_cycles_are_estimated_from_the_measured_time(caplog: pytest.LogCaptureFixture) -> None:

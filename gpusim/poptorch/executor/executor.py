@@ -43,7 +43,7 @@ from gpusim.poptorch.optim.updater import Updater, updater_for
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.options.progress import ProgressBar
 from gpusim.poptorch.options.strategies import PipelinedExecution, ShardedExecution
-from gpusim.poptorch.poptorch_core import createPoptorchError
+from gpusim.poptorch.poptorch_core import _validateOptions, createPoptorchError
 from gpusim.poptorch.profiling import Channel
 
 if TYPE_CHECKING:
@@ -281,7 +281,9 @@ class PoplarExecutor:
     @torch.inference_mode(False)  # what is made here outlives the caller's
     def _build(self, given: Arguments, done: Callable[[int, int], None]) -> None:
         done(0, PHASES)
-        log_options(self._options)
+        values = self._options.toDict()
+        log_options(values)
+        _validateOptions(values)
         logger.debug("Setting random seed to: %d", self._seed)
         if self._training and not is_wrapped(self._user_model):
             self._wrap()  # it was destroyed before

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.gradients import Accumulator, Reducer, seed_of
-from gpusim.poptorch.optim.state import exported_values
+from gpusim.poptorch.optim.state import LOSS_SCALE, exported_values
 from gpusim.poptorch.optim.updater import Updater
 from gpusim.poptorch.replicas.results import UPDATED
 
@@ -37,6 +37,7 @@ class Training:
         self._of, self._updater = executable, updater
         options = executable.options
         self._stochastic = bool(options._Popart.options.get(STOCHASTIC, False))
+        self._scale = 1.0  # of the last update's loss
         self._reducer = Reducer(
             replicas=executable.instances.total,
             accumulations=executable.layout.accumulations,
@@ -57,15 +58,17 @@ class Training:
 
     @property
     def names(self) -> list[str]:
-        """The names of the update's tensors: trained parameters afterwards, and `ipu_param`'s."""
+        """The names of the update's tensors: parameters afterwards, `ipu_param`'s, the scale."""
         settings = self._updater.settings
         trained = [name for name in self._of.program.trained if name in settings.group_of]
-        return [*(UPDATED + name for name in trained), *exported_values(settings)]
+        scale = [LOSS_SCALE] if self._updater.automatic else []
+        return [*(UPDATED + name for name in trained), *exported_values(settings), *scale]
 
     def tensors(self, names: Mapping[str, str]) -> dict[str, Tensor]:
         """Tensors of the last update, (replicas, *shape), by the keys of their names."""
         parameters = self._of.weights.stacked_parameters()
         values = exported_values(self._updater.settings)
+        values[LOSS_SCALE] = torch.tensor(self._scale)
         local = self._of.instances.local
         return {
             key: parameters[name.removeprefix(UPDATED)].clone()
@@ -77,6 +80,8 @@ class Training:
     def accumulator(self) -> Accumulator:
         """An empty accumulator, for the next update."""
         progress = self._of.progress
+        self._updater.pull()  # before the loss is scaled
+        self._scale = self._updater.loss_scale  # which the update may change
         seed = seed_of(progress.seed, ACCUMULATORS, progress.updates) if self._stochastic else None
         return Accumulator(self._dtype, self._reducer.running, seed)
 

@@ -53,7 +53,13 @@ def updater_for(
 
 
 class Updater:
-    """Updates weights in place. Made by `updater_for`, with its arguments."""
+    """Updates weights in place. Made by `updater_for`, with its arguments.
+
+    **Attributes**:
+
+    - `state`: the accumulators and numbers.
+    - `automatic`: whether the loss scaling is automatic.
+    """
 
     def __init__(
         self,
@@ -71,7 +77,7 @@ class Updater:
         self._numbers = {name: number for number, name in enumerate(named_parameters)}
         self._names = {id(parameter): name for name, parameter in named_parameters.items()}
         self._rounder = Rounder(bool(popart.get("enableStochasticRounding")), int(seed) % 2**64)
-        self._automatic = bool(popart.get("automaticLossScalingSettings.enabled"))
+        self.automatic = bool(popart.get("automaticLossScalingSettings.enabled"))
         self._tracker = AttributeTracker(options._relax_optimizer_checks)
         self.state = OptimizerState()
         self._groups: Mapping[str, Sequence[int]] | None = None
@@ -99,7 +105,7 @@ class Updater:
         self._adopt(optimizer, settings)
 
     def _read(self, optimizer: Any) -> Settings:
-        return read_settings(optimizer, self._names, self._tracker, self._automatic)
+        return read_settings(optimizer, self._names, self._tracker, self.automatic)
 
     def _adopt(self, optimizer: Any, settings: Settings) -> None:
         self._choose_strategy(settings)
@@ -199,7 +205,7 @@ class Updater:
         if self._on_device:
             if isinstance(self.optimizer, Optimizer) and not self.optimizer.ipu_state_is_dirty:
                 self.optimizer.host_state_is_dirty = True
-            self._pull()
+            self.pull()
         self._used = None
         self._use_settings()
         return self.state
@@ -245,7 +251,7 @@ class Updater:
                 self.apply(parameters, gradients, state)
                 return
         state = self.state = state or self.state
-        self._pull()
+        self.pull()
         if self._used is not self.settings:
             self._use_settings()
         self._allocate(parameters)
@@ -256,7 +262,7 @@ class Updater:
             if name in gradients and name in state.slots
         }
         self._count_update()
-        if self._automatic:
+        if self.automatic:
             own = float(self.settings.loss_scaling.value)
             state.factor, finite = adjust_loss_scaling([*scaled.values()], state.factor, own)
             if not finite:
@@ -299,7 +305,7 @@ class Updater:
         tensors = self.state.tensors(
             self._shapes,
             counted=KINDS[self.settings.kind].counts_steps,
-            automatic=self._automatic,
+            automatic=self.automatic,
             stochastic=self._rounder.stochastic,
         )
         return {"ipu_state": tensors, "ipu_param": exported_values(self.settings)}
@@ -317,11 +323,11 @@ class Updater:
         if not isinstance(optimizer, Optimizer) or optimizer._read_state != self.state_dict:
             return  # another model has it
         if optimizer.ipu_state_is_dirty:
-            self._pull()
+            self.pull()
         elif not optimizer.host_state_is_dirty:
             self.load_state_dict(optimizer._state_dict)
 
-    def _pull(self) -> None:
+    def pull(self) -> None:
         """Take over a state that was loaded into the optimizer since the last update."""
         optimizer = self.optimizer
         if isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty:

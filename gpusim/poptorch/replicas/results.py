@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..optim.state import LOSS_SCALING, SPECIFIC
+from ..optim.state import LOSS_SCALE, LOSS_SCALING, SPECIFIC
 
 __all__ = [
     "CHECKED",
@@ -38,7 +38,7 @@ def is_of_update(name: str) -> bool:
     >>> is_of_update("UpdatedVar___w"), is_of_update("learningRate___specific___w")
     (True, True)
     """
-    return name.startswith((UPDATED, LOSS_SCALING)) or SPECIFIC in name
+    return name.startswith((UPDATED, LOSS_SCALE, LOSS_SCALING)) or SPECIFIC in name
 
 
 @dataclass(frozen=True)
