@@ -552,6 +552,16 @@ def test_a_parameter_that_joins_may_have_values_of_its_own() -> None:
     assert not trained.state.slots["lin.bias"]
 
 
+def test_a_parameter_that_leaves_stays_as_it_is() -> None:
+    trained = Trained(lambda p: optim.SGD(p, lr=0.1, momentum=0.9)).step()
+    others = [value for name, value in trained.named.items() if name != "scale"]
+    trained.updater.set_optimizer(optim.SGD(others, lr=0.1, momentum=0.9))
+    before = {name: value.clone() for name, value in trained.weights.items()}
+    trained.step()
+    changed = {name for name in before if not torch.equal(before[name], trained.weights[name])}
+    assert changed == {"lin.weight", "lin.bias"}
+
+
 def test_before_compilation_any_optimizer_can_be_set() -> None:
     parameters = model()
     updater = updater_for(optim.SGD(parameters.values(), lr=0.1), poptorch.Options(), parameters)

@@ -259,7 +259,7 @@ class Updater:
         scaled = {
             name: gradients[name]
             for name in parameters
-            if name in gradients and name in state.slots
+            if name in gradients and name in state.slots and name in self.settings.group_of
         }
         self._count_update()
         if self.automatic:
