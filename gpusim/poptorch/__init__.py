@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpusim.optional import require as _require
 
+from . import _impl as _impl
 from . import enums, options, poptorch_core, profiling
 from ._logging import logger, setLogLevel
 from ._version import VERSION as __version__

@@ -245,3 +245,10 @@ def test_a_variable_that_makes_no_sense_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("POPTORCH_IPU_MODEL", "yes")
     with pytest.raises(ValueError, match=r"^POPTORCH_IPU_MODEL='yes': expected 0 or 1$"):
         poptorch.ipuHardwareIsAvailable()
+
+
+def test_kinds_of_errors_of_the_backend() -> None:
+    assert [kind.name for kind in poptorch.poptorch_core.TestErrorType] == [
+        *("Poptorch", "Popart", "PopartInternal", "Poplibs", "PoplarUnrecoverable"),
+        *("PoplarUnknown", "PoplarRecoverableFullReset", "PoplarLinkError"),
+    ]

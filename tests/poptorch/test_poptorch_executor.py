@@ -562,12 +562,16 @@ def test_forward_knows_that_it_is_on_an_ipu(execution: str) -> None:
 
     def forward(x: Tensor) -> Tensor:
         seen.append(poptorch.isRunningOnIpu())
+        seen.append(poptorch.poptorch_core.isCompilingWithDispatcher())
+        seen.append(poptorch._impl.isDispatchTracing())
         return x + 1
 
     options = Options().replicationFactor(2)
     options._Popart.set("gpusim.execution", execution)
     poptorch.inferenceModel(forward, options)(X)
     assert all(seen) and seen and not poptorch.isRunningOnIpu()
+    assert not poptorch.poptorch_core.isCompilingWithDispatcher()
+    assert not poptorch._impl.isDispatchTracing()
 
 
 def test_no_loss_and_two_losses_are_errors() -> None:
@@ -705,6 +709,163 @@ def test_tensors_are_kept_by_name() -> None:
         train.getAnchoredTensor("other")
 
 
+def test_the_updates_tensors_are_kept_by_name() -> None:
+    options = Options().deviceIterations(2).replicationFactor(2)
+    options.Training.gradientAccumulation(3)
+    for short, name, mode in (
+        ("all", "UpdatedVar___lin.weight", OutputMode.All),
+        ("sum", "UpdatedVar___model.lin.weight", OutputMode.Sum),
+        ("as outputs", "UpdatedVar___lin.weight", None),
+        ("rate", "scaledLearningRate0___specific___lin.weight", OutputMode.All),
+        ("weight", "lin.weight", OutputMode.All),
+        ("gradient", "Gradient___lin.weight", OutputMode.All),
+        ("loss", "loss", OutputMode.All),
+        ("x", "input", OutputMode.All),
+        ("y", "input/1", OutputMode.Final),
+    ):
+        options.anchorTensor(short, name, mode)
+    model = Model()
+    start = model.lin.weight.detach().clone()
+    train = training(model, options, lr=0.125)
+    x, y = torch.randn(12, 2), torch.randn(12, 1)
+    out, _ = train(x, y)
+    kept = train.getAnchoredTensor
+    updated = kept("all").reshape(2, 2, 1, 2)  # iterations, replicas, *shape
+    assert torch.equal(updated[0, 0], updated[0, 1]) and torch.equal(updated[1, 0], updated[1, 1])
+    gradients = kept("gradient").reshape(2, 6, 1, 2).mean(dim=1)
+    expected = torch.stack([start - 0.125 * gradients[0], start - 0.125 * gradients.sum(dim=0)])
+    torch.testing.assert_close(updated[:, 0], expected)
+    assert torch.equal(kept("weight").reshape(2, 6, 1, 2)[1, 0], updated[0, 0])  # as before it
+    assert torch.equal(kept("as outputs"), kept("all")[2:])
+    assert torch.equal(kept("sum"), (updated[0] + updated[1]).reshape(2, 2))
+    assert kept("as outputs")[0].tolist() == model.lin.weight[0].tolist()
+    assert kept("rate").tolist() == [0.125] * 4
+    assert sorted(map(tuple, kept("x").tolist())) == sorted(map(tuple, x.tolist()))
+    torch.testing.assert_close(kept("loss")[-2:], (out - kept("y")).pow(2).flatten())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_names_are_those_of_the_graph(tmp_path: Path) -> None:
+    def names(executor: poptorch.PoplarExecutor) -> set[str]:
+        return set(executor.getTensorNames())
+
+    weighted = Model()
+    torch.nn.utils.weight_norm(weighted.lin)
+    sgd = torch.optim.SGD(weighted.lin.parameters(), lr=0.1)  # not the scale
+    train = poptorch.trainingModel(weighted, Options(), sgd)
+    train.compile(X, torch.zeros(len(X), 1))
+    found = names(train)
+    trained = {"lin.weight_g", "lin.weight_v", "lin.bias"}
+    assert {name for name in found if name.startswith("UpdatedVar___")} == {
+        f"UpdatedVar___{name}" for name in trained
+    }
+    assert {*trained, "scale", "Gradient___scale", "input", "input/1", "loss"} <= found
+    assert {
+        f"{value}___specific___{name}"
+        for value in ("scaledLearningRate0", "weightDecayScaleFactor0")
+        for name in trained
+    } <= found
+    assert not any(name.endswith("lin.weight") for name in found)
+    train.save(tmp_path / "file", export_model=False)
+    train.destroy()
+    with pytest.raises(AssertionError, match=r"^Model must be compiled before calling getTensorN"):
+        train.getTensorNames()
+    train.loadExecutable(tmp_path / "file")
+    assert names(train) == found
+    infer = poptorch.inferenceModel(Model())
+    infer.compile(X)
+    assert {"input", "lin.weight"} <= names(infer)
+    assert not {"input/1", "loss", "UpdatedVar___lin.weight"} & names(infer)
+
+
+def test_the_loss_scale_of_automatic_loss_scaling() -> None:
+    options = Options().replicationFactor(2).deviceIterations(2)
+    options.Training.gradientAccumulation(3).setAutomaticLossScaling(True)
+    options.anchorTensor("scale", "finalLossScale", OutputMode.All)
+    model = Model()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.125, loss_scaling=4.0)
+    train = poptorch.trainingModel(model, options, optimizer)
+    x, y = torch.randn(12, 2), torch.randn(12, 1)
+    train.compile(x, y)
+    for _ in range(2):
+        before = optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"]
+        train(x, y)
+        scale = 4 * float(before)  # the factor doubles in every iteration while gradients fit
+        assert train.getAnchoredTensor("scale").tolist() == [scale, scale, 2 * scale, 2 * scale]
+        assert optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"] == 4 * before
+    assert "finalLossScale" in train.getTensorNames()
+    options = Options().anchorTensor("scale", "finalLossScale")
+    with pytest.raises(Error, match="Anchored tensor 'finalLossScale' is none of the model's"):
+        training(Model(), options)(x, y)
+
+
+@pytest.mark.parametrize("factor", [1.0, 16.0])
+def test_a_loaded_factor_of_the_loss_scale_leaves_the_weights_as_they_would_be(
+    factor: float,
+) -> None:
+    options = Options().anchorTensor("scale", "finalLossScale")
+    options.Training.setAutomaticLossScaling(True)
+    model = Model()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.125)
+    train = poptorch.trainingModel(model, options, optimizer)
+    plain = copy.deepcopy(model)
+    expected = training(plain, lr=0.125)
+    x, y = torch.randn(2, 2), torch.randn(2, 1)
+    for step in range(3):
+        if step == 1:
+            state = copy.deepcopy(optimizer.state_dict())
+            state["ipu_state"]["lossScaleUpdateFactor"].fill_(factor)
+            optimizer.load_state_dict(state)
+        train(x, y)
+        expected(x, y)
+        assert train.getAnchoredTensor("scale") == [1, factor, 2 * factor][step]
+        torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("name", ["UpdatedVar___lin", "lossScaling_FLOAT", "x___specific___y"])
+def test_tensors_of_updates_that_there_are_not(name: str) -> None:
+    options = Options().anchorTensor("a", name)
+    with pytest.raises(Error, match=f"Anchored tensor '{name}' is none of the model's: Updated"):
+        training(Model(), options)(X, torch.zeros(len(X), 1))
+    with pytest.raises(Error, match=f"Anchored tensor '{name}' is none of the model's"):
+        poptorch.inferenceModel(Model(), Options().anchorTensor("a", name))(X)
+
+
+@pytest.mark.parametrize(("iterations", "returned"), [(1, 0), (3, 0), (6, 1), (8, 2)])
+def test_the_period_of_an_anchor_need_not_divide_the_iterations(
+    iterations: int, returned: int
+) -> None:
+    options = Options().deviceIterations(iterations).replicationFactor(2)
+    for name in ("Gradient___lin.weight", "UpdatedVar___lin.weight", "loss"):
+        options.anchorTensor(name, name, OutputMode.EveryN, 4)
+        options.anchorTensor(f"all {name}", name, OutputMode.All)
+    train = training(Model(), options)
+    train(torch.randn(2 * iterations, 2), torch.randn(2 * iterations, 1))
+    for name in ("Gradient___lin.weight", "UpdatedVar___lin.weight", "loss"):
+        whole = train.getAnchoredTensor(f"all {name}").reshape(iterations, 2, -1)
+        found = train.getAnchoredTensor(name)
+        assert found.shape == ((2 * returned,) if name == "loss" else (2 * returned, 2))
+        assert torch.equal(found.reshape(returned, 2, whole.shape[-1]), whole[3::4])
+
+
+def test_anchors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "poptorch::python")
+    options = Options().deviceIterations(4)
+    options.anchorTensor("all", "Gradient___lin.bias", OutputMode.All)
+    options.anchorTensor("fourth", "lin.bias", OutputMode.EveryN, 4)
+    options.anchorTensor("as outputs", "UpdatedVar___lin.bias")
+    options.anchorTensor("sum", "loss", OutputMode.Sum)
+    options.anchorTensor("default", "loss", OutputMode.Default)
+    training(Model(), options).compile(torch.zeros(4, 2), torch.zeros(4, 1))
+    assert [text for text in caplog.messages if text.startswith(" anchor")] == [
+        " anchor ( Gradient___lin.bias ALL/1 )",
+        " anchor ( lin.bias EVERYN/4 )",
+        " anchor ( UpdatedVar___lin.bias FINAL/1 )",
+        " anchor ( loss Sum/1 )",
+        " anchor ( loss Default/1 )",
+    ]
+
+
 def test_a_tensor_that_there_is_not() -> None:
     options = Options().anchorTensor("a", "nothing")
     with pytest.raises(Error, match="Anchored tensor 'nothing' is none of the model's"):
@@ -743,6 +904,15 @@ def test_synthetic_data_is_made_and_not_timed() -> None:
     assert abs(made.mean()) < 0.2 and abs(made.std() - 1) < 0.2 and not x.any()
     assert executor.getPerfCounters()["input"] == [[]]
     assert executor.getLatency() == (0.0, 0.0, 0.0)
+
+
+def test_synthetic_data_has_an_empty_list_for_each_input_and_output() -> None:
+    options = Options().enableSyntheticData(True).replicationFactor(2).deviceIterations(3)
+    executor = poptorch.inferenceModel(lambda x, y: (x, y, x + y), options)
+    executor(torch.zeros(6), torch.zeros(6))
+    counters = executor.getPerfCounters()
+    assert [counters[event] for event in EVENTS] == [[[]] * 2, [[]] * 2, [[]] * 3, [[]] * 3]
+    assert executor.getComputeLatency() == (0.0, 0.0, 0.0)
 
 
 def test_cycles_are_estimated_from_the_measured_time(caplog: pytest.LogCaptureFixture) -> None:

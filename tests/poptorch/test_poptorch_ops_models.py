@@ -212,41 +212,43 @@ def test_overlapped_inputs_and_outputs_are_themselves() -> None:
     assert found["sum"].equal(2 * x + 1) and found["product"].equal(x * (x + 1))
 
 
-def both_ways(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = ops.set_overlap_for_output(2 * x, OverlapMode.NoOverlap)
+def both_ways(x: Tensor, mode: OverlapMode) -> tuple[Tensor, Tensor]:
+    y = ops.set_overlap_for_output(2 * x, mode)
     return y, y
 
 
+@pytest.mark.parametrize("mode", [OverlapMode.NoOverlap, OverlapMode.OverlapAccumulationLoop])
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (
-            lambda x: ops.set_overlap_for_input(2 * x, OverlapMode.NoOverlap),
+            lambda x, mode: ops.set_overlap_for_input(2 * x, mode),
             "set_overlap_for_input applied on a node which is not a tensor input to the model",
         ),
         (
-            lambda x: ops.set_overlap_for_input(x, OverlapMode.NoOverlap) + x,
+            lambda x, mode: ops.set_overlap_for_input(x, mode) + x,
             "set_overlap_for_input must be the only op applied to an input. .* input 0",
         ),
         (
-            lambda x: 2 * ops.set_overlap_for_output(x, OverlapMode.NoOverlap),
+            lambda x, mode: 2 * ops.set_overlap_for_output(x, mode),
             "set_overlap_for_output applied on a node which is not a tensor output to the model",
         ),
         (both_ways, "set_overlap_for_output cannot be used with a tensor that is returned twice"),
         (
-            lambda x: ops.set_overlap_for_input([3], OverlapMode.NoOverlap),
+            lambda x, mode: ops.set_overlap_for_input([3], mode),
             r"You may only set overlap for torch.tensor inputs. <class 'int'> is not supported.",
         ),
         (
-            lambda x: ops.set_overlap_for_output((x, 3), OverlapMode.NoOverlap),
+            lambda x, mode: ops.set_overlap_for_output((x, 3), mode),
             r"You may only set overlap for torch.tensor outputs. <class 'int'> is not supported.",
         ),
     ],
 )
-def test_misuse_of_overlap(model: Function, message: str) -> None:
+def test_misuse_of_overlap(model: Function, message: str, mode: OverlapMode) -> None:
+    # In a pipeline, which would be refused by itself.
     for execution in EXECUTIONS:
         with pytest.raises(Error, match=message):
-            inferred(model, torch.ones(2), how=options(execution))
+            inferred(lambda x: model(x, mode), torch.ones(2), how=options(execution))
 
 
 def test_overlap_needs_tiles_a_strategy_and_an_output_mode() -> None:

@@ -282,6 +282,173 @@ def test_the_checks_can_be_relaxed(said: list[str]) -> None:
     assert not said
 
 
+# ---------------------------------------------------------------- the log
+
+
+FLOAT32 = (
+    "accumType=float32, firstOrderMomentumAccumType=float32, secondOrderMomentumAccumType=float32"
+)
+TYPES16 = {
+    "accum_type": HALF,
+    "first_order_momentum_accum_type": HALF,
+    "second_order_momentum_accum_type": HALF,
+}
+ADAM = "beta1=0.9 (const), beta2=0.999 (const), eps=1e-08 (const)"
+#: The optimizer, its kind, the values of a group, the loss scaling, and types.
+LOGGED: list[tuple[Make, str, str, str, str]] = [
+    (
+        lambda p: optim.SGD(p, lr=0.01),
+        "SGD2",
+        "learningRate=0.01, weightDecay=0 (const), momentum=0 (const), dampening=0 (const), "
+        "velocityScaling=1 (const), nesterov=0 (const)",
+        "1 (const)",
+        FLOAT32,
+    ),
+    (
+        lambda p: optim.SGD(
+            p, lr=2, momentum=0.9, loss_scaling=128.0, accum_type=HALF, velocity_accum_type=HALF
+        ),
+        "SGD2",
+        "learningRate=2, weightDecay=0 (const), momentum=0.9, dampening=0 (const), "
+        "velocityScaling=128, nesterov=0 (const)",
+        "128",
+        "accumType=float16, firstOrderMomentumAccumType=float16, "
+        "secondOrderMomentumAccumType=float32",
+    ),
+    (
+        lambda p: optim.SGD(
+            p, lr=0.1, momentum=0.5, nesterov=True, velocity_scaling=4.0, use_combined_accum=True
+        ),
+        "SGD1",
+        "learningRate=0.1, weightDecay=0 (const), momentum=0.5, dampening=0 (const), "
+        "velocityScaling=4, nesterov=1",
+        "1 (const)",
+        FLOAT32,
+    ),
+    (
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5),
+        "SGD2",
+        "learningRate=0.1, weightDecay=0 (const), momentum=0.5, dampening=0 (const), "
+        "velocityScaling=1 (const), nesterov=0 (const)",
+        "1 (const)",
+        FLOAT32,
+    ),
+    (
+        lambda p: optim.Adam(p, **TYPES16),
+        "ADAM",
+        f"learningRate=0.001 (const), weightDecay=0 (const), {ADAM}",
+        "1 (const)",
+        FLOAT32.replace("32", "16"),
+    ),
+    (
+        lambda p: optim.AdamW(p, lr=1e-4, betas=(0.5, 0.25), bias_correction=False),
+        "ADAMW",
+        "learningRate=0.0001, weightDecay=0.01 (const), beta1=0.5, beta2=0.25, eps=1e-08 (const)",
+        "1 (const)",
+        FLOAT32,
+    ),
+    (
+        lambda p: optim.RMSprop(p, lr=0.1, alpha=0.5, centered=True, loss_scaling=2.0),
+        "RMSPROP",
+        "learningRate=0.1, weightDecay=0 (const), alpha=0.5, momentum=0 (const), eps=1e-08 (const)",
+        "2",
+        FLOAT32,
+    ),
+    (
+        lambda p: optim.LAMB(p, lr=0.1, bias_correction=False),
+        "LAMB",
+        f"learningRate=0.1, weightDecay=0.01 (const), {ADAM}, maxWeightNorm=65500 (const)",
+        "1 (const)",
+        FLOAT32,
+    ),
+]
+
+
+@pytest.fixture
+def updating(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
+    """Take the lines about values from the DEBUG log."""
+    caplog.set_level(logging.DEBUG, poptorch.logger.name)
+
+    def take() -> list[str]:
+        texts = [text for text in caplog.messages if text.startswith("Updating ")]
+        caplog.clear()
+        return texts
+
+    return take
+
+
+@pytest.mark.parametrize(("make", "kind", "values", "scaling", "types"), LOGGED)
+def test_values_are_logged_when_they_are_sent(
+    make: Make, kind: str, values: str, scaling: str, types: str, updating: Any
+) -> None:
+    Trained(make)
+    defaults = [f"default{value[0].upper()}{value[1:]}" for value in values.split(", ")]
+    assert updating() == [
+        f"Updating graph optimizer with {kind}, {', '.join(defaults)}, lossScaling={scaling}, "
+        f"{types}",
+        f"Updating group 0 optimizer with {kind}, {values}, {types} "
+        "for (tensors affected [lin.weight, lin.bias, scale])",
+    ]
+
+
+def test_values_are_logged_only_if_they_differ(updating: Any) -> None:
+    def make(parameters: Iterable[Any], lr: float) -> Any:
+        first, *others = parameters
+        return optim.SGD([{"params": [first], "lr": lr}, {"params": others}], lr=0.5)
+
+    trained = Trained(lambda p: make(p, 0.25))
+    graph, first, second = updating()
+    assert "defaultLearningRate=0.5, " in graph
+    assert "group 0" in first and "learningRate=0.25, " in first and "[lin.weight]" in first
+    assert "group 1" in second and "learningRate=0.5, " in second and "[lin.bias, scale]" in second
+    trained.step(2)
+    trained.updater.set_optimizer(trained.optimizer)
+    trained.updater.set_optimizer(make(trained.named.values(), 0.125))  # is not used
+    trained.updater.set_optimizer(make(trained.named.values(), 0.25))
+    trained.step()
+    assert updating() == []
+    trained.updater.set_optimizer(make(trained.named.values(), 0.125))
+    assert updating() == []  # the next update uses them
+    trained.step(2)
+    assert [line.split(",")[1] for line in updating()] == [
+        " defaultLearningRate=0.5", " learningRate=0.125", " learningRate=0.5"
+    ]  # fmt: skip
+
+
+def test_a_model_logs_the_values_that_it_is_compiled_with(updating: Any) -> None:
+    layer = torch.nn.Linear(2, 1)
+    trained = poptorch.trainingModel(Loss(layer), optimizer=optim.SGD(layer.parameters(), lr=0.1))
+    assert updating() == []
+    trained.compile(torch.ones(1, 2))
+    assert len(updating()) == 2
+    trained(torch.ones(1, 2))
+    assert updating() == []
+    trained.setOptimizer(optim.SGD(layer.parameters(), lr=0.2))
+    trained(torch.ones(1, 2))
+    graph, group = updating()
+    assert "defaultLearningRate=0.2, " in graph and "learningRate=0.2, " in group
+
+
+class Loss(torch.nn.Module):
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss(self.layer(x), "mean")
+
+
+def test_values_are_described_for_the_debug_log_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    described: list[Any] = []
+    monkeypatch.setattr("gpusim.poptorch.optim.updater.log_values", described.append)
+    for level in (logging.INFO, logging.DEBUG):
+        caplog.set_level(level, poptorch.logger.name)
+        trained = Trained(lambda p: optim.SGD(p, lr=0.1)).step()
+        assert described == [trained.updater.settings] * (level == logging.DEBUG)
+
+
 # ---------------------------------------------------------------- setOptimizer
 
 

@@ -70,6 +70,8 @@ class TestState:
         found = Trained(make, seeds=(0, 1, 2)).step().optimizer.state_dict()["ipu_state"]
         for slot in slots - {"Step"}:
             assert found[f"{slot}___lin.weight"].shape == (3, 5, 7)
+        if "Step" in slots:
+            assert found["Step___lin.weight"].tolist() == [1, 1, 1]
 
     def test_resumes_to_the_same_bits(self, make: Make, slots: set[str]) -> None:
         for options in (poptorch.Options, stochastic_options):
@@ -207,6 +209,26 @@ def test_accumulators_are_one_for_each_group_where_the_user_has_every_replicas_v
     optimizer = optim.Adam(named.values())
     updater_for(optimizer, poptorch.Options(), named).init({"w": torch.zeros(2, 3)})
     assert optimizer.state_dict()["ipu_state"]["Accl1___w"].shape == (2, 3)
+
+
+def test_a_step_has_the_groups_in_front_also_if_there_is_one() -> None:
+    named = {"w": torch.nn.Parameter(torch.zeros(1, 3)), "v": torch.nn.Parameter(torch.zeros(3))}
+    optimizer = optim.Adam(named.values())
+    updater = updater_for(optimizer, poptorch.Options(), named)
+    updater.init({"w": torch.zeros(1, 3), "v": torch.zeros(1, 3)})
+    state = optimizer.state_dict()["ipu_state"]
+    assert state["Step___w"].shape == (1,) and state["Step___v"].shape == ()
+    assert state["Accl1___w"].shape == (1, 3) and state["Accl1___v"].shape == (3,)
+
+
+def test_groups_of_replicas_with_different_steps_are_an_error_and_change_nothing() -> None:
+    trained = Trained(optim.Adam, seeds=(0, 1)).step(2)
+    saved = copy.deepcopy(trained.optimizer.state_dict())
+    saved["ipu_state"]["Step___lin.bias"][1] = 7
+    saved["ipu_state"]["Step___lin.weight"].fill_(7)
+    with pytest.raises(ValueError, match=r"Step___lin.bias: expected one step .* \[2.0, 7.0\]"):
+        trained.updater.load_state_dict(saved)
+    assert trained.state.steps["lin.weight"] == 2
 
 
 def test_an_optimizer_brings_its_state_to_the_next_model() -> None:

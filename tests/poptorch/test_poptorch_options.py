@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -313,6 +314,59 @@ def test_what_is_set_is_in_the_dictionary_or_shown(
             assert found[name] == value
         elif not name.startswith(("processId", "numProcesses")):
             assert f"{name.lstrip('_')}=" in repr(options)
+
+
+@pytest.mark.parametrize(("group", "method", "arguments", "expected"), METHODS)
+def test_what_methods_set_is_valid(
+    group: str, method: str, arguments: tuple[Any, ...], expected: dict[str, Any]
+) -> None:
+    options = Options()
+    call(options, group, method, arguments)
+    poptorch.poptorch_core._validateOptions(options.outputMode(OutputMode.All).toDict())
+
+
+class Opaque:
+    pass
+
+
+UNKNOWN = [
+    ("autoRecompute", 3, "Unknown integer option autoRecompute"),
+    ("enableOutline", True, "Unknown bool option enableOutline"),
+    ("thresholdOfOutlining", 0.5, "Unknown float option thresholdOfOutlining"),
+    ("name", "x", "Unknown string option name"),
+    ("dotCheck", {"Final"}, "Unknown list option dotCheck"),
+    ("engineOption", {"a": "b"}, "Unknown dictionary option engineOption"),
+    ("noSettings.enabled", True, "Unknown bool option noSettings.enabled"),
+    ("autoRecomputation", None, "Unknown value type <class 'NoneType'> for option"),
+    ("dotChecks", Opaque(), "Unknown value type <class .*Opaque'> for option dotChecks"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), UNKNOWN, ids=[one[2] for one in UNKNOWN])
+def test_unknown_options_of_popart(name: str, value: Any, message: str) -> None:
+    options = Options().showCompilationProgressBar(False).outputMode(OutputMode.All)
+    options._Popart.set(name, value)
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.poptorch_core._validateOptions(options.toDict())
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.inferenceModel(torch.nn.Identity(), options)(torch.ones(1))
+
+
+def test_known_options_of_popart() -> None:
+    options = Options().showCompilationProgressBar(False)
+    values = {
+        "accumulateOuterFragmentSettings.excludedVirtualGraphs": [0],
+        "autoRecomputation": 3,
+        "dotChecks": ["Final"],
+        "hardwareInstrumentations": {0, 1},
+        "outlineThreshold": 1.5,
+        "saveInitializersToFile": "weights.onnx",
+        "syntheticDataMode": 0,
+    }
+    for name, value in values.items():
+        options._Popart.set(name, value)
+    result = poptorch.inferenceModel(torch.nn.Identity(), options)(torch.ones(1))
+    assert result.tolist() == [1]
 
 
 def test_every_public_method_is_tested() -> None:

@@ -415,6 +415,7 @@ def test_options_are_logged_as_the_backend_prints_them(told: pytest.LogCaptureFi
     model.register_buffer("steps", torch.zeros(1))
     poptorch.inferenceModel(model, options).compile(torch.ones(1))
     for line in (
+        "poptorch.Options set execution_mode to value 0",
         "poptorch.Options set broadcast_buffers to value true",
         "poptorch.Options set enableStochasticRounding to value true",
         "poptorch.Options set engineOptions[debug.level] to value 1",

@@ -340,9 +340,51 @@ def test_operations_are_listed_with_their_places(
     begin = caplog.messages.index("Graph lowered to PopART {")
     assert caplog.messages[begin - 1] == f"enablePipelining set to value {pipelining}"
     assert caplog.messages[begin + 1 : begin + 4] == [
-        f"  linear was lowered to layers.{place}/linear:0 [float32(1, 4), {line}]"
+        f"  linear was lowered to layers/{place}/Gemm:0 [float32(1, 4), {line}]"
         for place, line in enumerate(lines)
     ] + ["}"]
+
+
+def test_operations_have_popArts_names() -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(2 * x) * x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l1 = Inner()
+            self.l2 = nn.Linear(5, 5, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            x = self.l2(self.l1(x))
+            x.mul_(3)
+            x = nn.functional.log_softmax(x * x, -1)
+            return x.split([2, 3], -1)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b1 = Outer()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return tuple(-y for y in self.b1(x))
+
+    model = poptorch.inferenceModel(Model())
+    model.compile(torch.ones(2, 5))
+    found = [re.sub(r".* lowered to (.*) \[float32.*", r"\1", line) for line in listing(model)]
+    assert found == [
+        *("b1/l1/Mul:0", "b1/l1/Relu:0", "b1/l1/Mul:0/1", "b1/l2/MatMul:0"),
+        *("b1/Mul:0", "b1/Mul:0/1", "b1/LogSoftmax:0", "b1/Split:0, b1/Split:1"),
+        *("Neg:0", "Neg:0/1"),
+    ]
+    place = "mode(Pipelined), ipu(0), stage(0)"
+    assert listing(model)[0] == f"  mul was lowered to b1/l1/Mul:0 [float32(2, 5), {place}]"
+
+
+def listing(model: poptorch.PoplarExecutor) -> list[str]:
+    assert model._executable is not None
+    return model._executable.plan.listing()
 
 
 def test_results_without_a_name_and_empty_models_are_listed(

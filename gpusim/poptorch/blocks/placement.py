@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..enums import Liveness
 from ..options.strategies import PHASED, PIPELINED, SHARDED, _IExecutionStrategy
 from ..poptorch_core import compiler_error
+from .operators import operator_of
 
 __all__ = [
     "MODES",
@@ -90,12 +91,13 @@ class PlacedOperation:
 
     **Attributes**:
 
-    - `function`: its name.
+    - `function`: its name; `operator`: that of PopART's operator.
     - `place`: its block, stage, phase and IPU.
     - `results`: the names of its results, with dtypes and shapes.
     """
 
     function: str
+    operator: str
     place: OperationPlace
     results: list[tuple[str, str]] = field(default_factory=list)
 
@@ -193,7 +195,7 @@ class Recorder:
         place = self._place
         if place is None:
             raise compiler_error(NO_BLOCK)
-        self._last = PlacedOperation(name, place)
+        self._last = PlacedOperation(name, operator_of(name, operands), place)
         self.operations.append(self._last)
         for operand in operands:
             source = self._places.get(operand)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
@@ -12,6 +13,7 @@ from ..options.strategies import PHASED, PIPELINED
 from ..poptorch_core import createPoptorchError, popart_error
 from ..schedule import PipelineSchedule, PipelineStage, phased, picture, pipelined, sharded
 from ..schedule.tasks import merge, steps
+from .operators import result_name
 from .placement import MODES, Compilation, Conflict, OperationPlace, PlacedOperation, Recorder
 
 if TYPE_CHECKING:
@@ -176,11 +178,14 @@ class PlacementPlan:
         return picture.write(schedule, path, note=note)
 
     def listing(self) -> list[str]:
-        """A line for each operation: its results, mode, IPU and stage or phase."""
+        """A line for each operation: its results, mode, IPU and stage or phase.
 
-        found = []
+        Results have PopART's names.
+        """
+        found, counts = [], dict[str, int]()
         for one in self.operations:
-            names = ", ".join(name for name, _ in one.results) or one.function
+            given = [result_name(name, one.operator, counts) for name, _ in one.results]
+            names = ", ".join(given) or one.function
             about = ", ".join([*(kind for _, kind in one.results), self._where(one.place)])
             found.append(f"  {one.function} was lowered to {names} [{about}]")
         return found
@@ -191,11 +196,12 @@ class PlacementPlan:
 
     def log(self) -> None:
         """Log the listing, at DEBUG."""
-        logger.debug("enablePipelining set to value %d", self.pipelined)
-        logger.debug("Graph lowered to PopART {")
-        for line in self.listing():
-            logger.debug("%s", line)
-        logger.debug("}")
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("enablePipelining set to value %d", self.pipelined)
+            logger.debug("Graph lowered to PopART {")
+            for line in self.listing():
+                logger.debug("%s", line)
+            logger.debug("}")
         if not self.operations:
             logger.info("No IPUs are used by this model. This may happen if the model is trivial")
 

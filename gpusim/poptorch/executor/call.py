@@ -15,7 +15,7 @@ from gpusim.poptorch.executor.counters import Counters
 from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.gradients import seed_of
 from gpusim.poptorch.executor.micro_batches import MicroBatches
-from gpusim.poptorch.executor.outputs import Collector
+from gpusim.poptorch.executor.outputs import Collector, check_period
 from gpusim.poptorch.executor.profile import Profile, Span
 from gpusim.poptorch.executor.training import Training
 from gpusim.poptorch.poptorch_core import createPoptorchError
@@ -87,6 +87,7 @@ class ModelCall:
         self._count = 0  # of tensors that forward returns
         self._first: Any = None  # step's outputs, as all others' are ordered
         self._rebuild: Any = None
+        check_period(executable.options, executable.layout)
         self._anchors = executable.anchors.collectors()
 
     def _on_device(self, made: bool) -> list[Tensor]:
@@ -109,6 +110,10 @@ class ModelCall:
                         accumulator.add(step.gradients)
             if training is not None and accumulator is not None:
                 training.update(accumulator, self._timed)
+                anchors = self._of.anchors
+                if anchors.of_update:
+                    tensors = training.tensors(anchors.of_update)
+                    anchors.add(self._anchors, iteration, layout.accumulations - 1, tensors)
         host = self._host[0].device if self._host else torch.device("cpu")
         assert self._outputs is not None  # there is at least one step
         with self._profile.span("download outputs", "download", tensors=self._count):
@@ -141,7 +146,7 @@ class ModelCall:
         of.weights.set_buffers({name: step.buffers[name] for name in of.program.changed_buffers})
         for place, value in step.changed_inputs.items():
             self._batches.write(place, iteration, accumulation, value)
-        of.anchors.add(self._anchors, iteration, accumulation, step)
+        of.anchors.add(self._anchors, iteration, accumulation, step.anchors)
         self._collect(iteration, accumulation, step)
         if self._checked:
             check_finite(step)

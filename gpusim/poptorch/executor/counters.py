@@ -24,7 +24,7 @@ class Counters:
     **Arguments**
 
     - `replicas`: the number of micro-batches of a step; their tensors go together.
-    - `enabled`: False notes no times: synthetic data is not copied.
+    - `enabled`: False notes tensors without times: synthetic data is not copied.
     """
 
     def __init__(self, replicas: int = 1, enabled: bool = True) -> None:
@@ -34,15 +34,14 @@ class Counters:
 
     def note(self, event: str, tensors: int) -> None:
         """Note that the event happens now, to all tensors of a step, or to none."""
-        if not self._enabled or not tensors:
-            return
         times, now = self._times[event], time.perf_counter()
         times += [[] for _ in range(tensors - len(times))]
-        for one in times:
-            one += [now] * self._replicas
+        if self._enabled and tensors:
+            for one in times:
+                one += [now] * self._replicas
 
     def as_dict(self) -> dict[str, Times]:
-        """Lists by event, one for each tensor; one empty list without times."""
+        """Lists by event, one for each tensor; one empty list without tensors."""
         return {event: [list(one) for one in times] or [[]] for event, times in self._times.items()}
 
     # ---------------------------------------------------------------- latencies

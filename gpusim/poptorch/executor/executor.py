@@ -43,7 +43,7 @@ from gpusim.poptorch.optim.updater import Updater, updater_for
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.options.progress import ProgressBar
 from gpusim.poptorch.options.strategies import PipelinedExecution, ShardedExecution
-from gpusim.poptorch.poptorch_core import createPoptorchError
+from gpusim.poptorch.poptorch_core import _validateOptions, createPoptorchError
 from gpusim.poptorch.profiling import Channel
 
 if TYPE_CHECKING:
@@ -280,7 +280,9 @@ class PoplarExecutor:
     @torch.inference_mode(False)  # what is made here outlives the caller's
     def _build(self, given: Arguments, done: Callable[[int, int], None]) -> None:
         done(0, PHASES)
-        log_options(self._options)
+        values = self._options.toDict()
+        log_options(values)
+        _validateOptions(values)
         logger.debug("Setting random seed to: %d", self._seed)
         if self._training and not is_wrapped(self._user_model):
             self._wrap()  # it was destroyed before
@@ -304,6 +306,7 @@ class PoplarExecutor:
         self._check_updatable(executable)
         done(2, PHASES)
         updates = self._updates_of(executable) if self._training else None
+        executable.anchors.find(updates.names if updates else ())
         done(3, PHASES)
         ipus.acquire()
         logger.debug("Finished Poplar compilation.")
@@ -584,7 +587,8 @@ class PoplarExecutor:
         """
         assert self._executable is not None, "Model must be compiled before calling getTensorNames"
         program = self._executable.program
-        return [*program.names, *program.buffers]
+        of_update = self._updates.names if self._updates else ()
+        return [*program.names, *program.buffers, *of_update]
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
         """A tensor that the last call kept. AssertionError for an unknown name."""

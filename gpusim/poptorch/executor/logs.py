@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpusim.poptorch._logging import Formatter, logger
@@ -51,14 +52,12 @@ def release(path: Path) -> None:
     handler.close()
 
 
-def log_options(options: Options) -> None:
-    """Log the values of the options at DEBUG."""
-    groups = (options, options.Training, options.Distributed, options.TensorLocations)
-    for group in groups:
-        for name, value in group._values.items():
-            log_option(name, value)
-    for name, value in options._Popart.options.items():
-        log_option(name, value)
+def log_options(values: Mapping[str, object]) -> None:
+    """Log the options of `Options.toDict` at DEBUG."""
+    if logger.isEnabledFor(logging.DEBUG):
+        for name, value in values.items():
+            if not callable(value):  # the progress bar is not a value
+                log_option(name, value)
 
 
 def log_option(name: str, value: object) -> None:

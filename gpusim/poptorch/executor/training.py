@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.gradients import Accumulator, Reducer, seed_of
+from gpusim.poptorch.optim.state import LOSS_SCALE, exported_values
 from gpusim.poptorch.optim.updater import Updater
+from gpusim.poptorch.replicas.results import UPDATED
 
 __all__ = ["Timed", "Training"]
 
@@ -34,6 +37,7 @@ class Training:
         self._of, self._updater = executable, updater
         options = executable.options
         self._stochastic = bool(options._Popart.options.get(STOCHASTIC, False))
+        self._scale = 1.0  # of the last update's loss
         self._reducer = Reducer(
             replicas=executable.instances.total,
             accumulations=executable.layout.accumulations,
@@ -52,9 +56,32 @@ class Training:
         """The factor of the loss in the next step."""
         return self._updater.loss_scale / self._reducer.loss_divisor
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the update's tensors: parameters afterwards, `ipu_param`'s, the scale."""
+        settings = self._updater.settings
+        trained = [name for name in self._of.program.trained if name in settings.group_of]
+        scale = [LOSS_SCALE] if self._updater.automatic else []
+        return [*(UPDATED + name for name in trained), *exported_values(settings), *scale]
+
+    def tensors(self, names: Mapping[str, str]) -> dict[str, Tensor]:
+        """Tensors of the last update, (replicas, *shape), by the keys of their names."""
+        parameters = self._of.weights.stacked_parameters()
+        values = exported_values(self._updater.settings)
+        values[LOSS_SCALE] = torch.tensor(self._scale)
+        local = self._of.instances.local
+        return {
+            key: parameters[name.removeprefix(UPDATED)].clone()
+            if name.startswith(UPDATED)
+            else values[name].expand(local)
+            for key, name in names.items()
+        }
+
     def accumulator(self) -> Accumulator:
         """An empty accumulator, for the next update."""
         progress = self._of.progress
+        self._updater.pull()  # before the loss is scaled
+        self._scale = self._updater.loss_scale  # which the update may change
         seed = seed_of(progress.seed, ACCUMULATORS, progress.updates) if self._stochastic else None
         return Accumulator(self._dtype, self._reducer.running, seed)
 

@@ -74,8 +74,8 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
             )
         forward = forward_mode()
         if forward is not None:
-            _check_options(mode)
             _check_input(forward, tensor)
+            forward.option_checks.append(lambda: _check_options(mode))
         return overlapped_input(tensor)
 
     return map_leaves(of_input, input_tensors)
@@ -109,8 +109,8 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
         result = overlapped_output(tensor)
         forward = forward_mode()
         if forward is not None:
-            _check_options(mode, output=True)
             forward.checks.append(lambda outputs: _check_output(result, outputs))
+            forward.option_checks.append(lambda: _check_options(mode, output=True))
         return result
 
     return map_leaves(of_output, output_tensors)

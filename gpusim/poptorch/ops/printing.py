@@ -50,7 +50,7 @@ def ipu_print_tensor(
       title.
     - `summarise_threshold`: with more elements than this, only `edge_items` at either end of each
       dimension are printed. 0 prints all.
-    - `max_line_width`: longer lines are split. 0 splits none.
+    - `max_line_width`: longer rows are broken after a separator. 0 breaks none.
     - `digits`: the number of digits, before and after the point. All numbers have the width of the
       widest one. 0 prints each number in full.
     - `float_format`: "fixed", "scientific", "auto" (fixed if that shows all numbers), or "none":
@@ -187,31 +187,61 @@ class TextSettings:
 
 
 def text(tensor: Tensor, settings: TextSettings) -> str:
-    """A tensor as text.
+    """A tensor as text, in Poplar's layout: each row is on a line, one space further in.
 
     >>> import torch
     >>> print(text(torch.tensor([[1.0, -2.5], [10.0, 0.25]]), TextSettings()))
-    (( 1.00, -2.50),
-     (10.00,  0.25))
+    (
+     ( 1.00, -2.50)
+     (10.00,  0.25)
+    )
     >>> text(torch.tensor([1e-9, 1.0]), TextSettings(digits=3))
     '(1.00e-09, 1.00e+00)'
     """
     values = tensor.detach().cpu()
     array = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    number = _formatter(array, settings)
-    written: str = np.array2string(
-        array,
-        max_line_width=settings.max_line_width or sys.maxsize,
-        threshold=settings.summarise_threshold or sys.maxsize,
-        edgeitems=settings.edge_items,
-        separator=settings.separator,
-        formatter={"all": number},
-    )
-    brackets = {"[": settings.open_bracket, "]": settings.close_bracket}
-    return "".join(brackets.get(character, character) for character in written)
+    summarised = 0 < settings.summarise_threshold < array.size
+    edge = settings.edge_items if summarised else max(array.shape, default=0)
+    return "\n".join(_lines(array, _formatter(array, settings), edge, settings, 0))
 
 
 Number = Callable[[Any], str]
+
+
+def _lines(
+    array: np.ndarray[Any, Any], write: Number, edge: int, settings: TextSettings, depth: int
+) -> list[str]:
+    """The lines of a part of a tensor that lies in `depth` pairs of brackets.
+
+    `edge` elements are written at either end of each dimension.
+    """
+    indent, opening, closing = " " * depth, settings.open_bracket, settings.close_bracket
+    if array.ndim == 0:
+        return [indent + write(array[()])]
+    cut = len(array) > 2 * edge
+    parts = [*array[:edge], *array[len(array) - edge :]] if cut else [*array]
+    if array.ndim == 1:
+        words = [write(value) for value in parts]
+        words[edge:edge] = ["..."] * cut
+        return _row(words, indent, settings)
+    rows = [_lines(part, write, edge, settings, depth + 1) for part in parts]
+    rows[edge:edge] = [[f"{indent} ..."]] * cut
+    return [indent + opening, *(line for row in rows for line in row), indent + closing]
+
+
+def _row(words: list[str], indent: str, settings: TextSettings) -> list[str]:
+    """The lines of a row, broken after separators. Later lines are three spaces in for a matrix."""
+    width, separator = settings.max_line_width or sys.maxsize, settings.separator
+    ends = [*([separator] * (len(words) - 1)), settings.close_bracket]
+    start = indent + settings.open_bracket
+    lines, following = [start], f"{indent or ' '}  "
+    for word, end in zip(words, ends if words else [], strict=True):
+        if len(lines[-1] + (word + end).rstrip()) > width and lines[-1] not in (start, following):
+            lines.append(following)
+        lines[-1] += word + end
+    if not words:
+        lines[-1] += settings.close_bracket
+    return lines
 
 
 def _formatter(array: np.ndarray[Any, Any], settings: TextSettings) -> Number:

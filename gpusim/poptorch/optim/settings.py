@@ -73,15 +73,17 @@ class Settings:
 
     def values(self, group: int) -> dict[str, Any]:
         """The values that a rule computes with."""
-        found = {name: value.value for name, value in self.groups[group].items()}
-        if self.kind == OptimizerType.SGD2:
-            # velocities stay multiplied by the loss scaling
-            found["velocity_scaling"] = self.loss_scaling.value
-        return found
+        return {name: value.value for name, value in self.scaled(self.groups[group]).items()}
 
     def constant(self, group: int) -> set[str]:
         """The names of the values that never change."""
-        return {name for name, value in self.groups[group].items() if value.constant}
+        return {name for name, value in self.scaled(self.groups[group]).items() if value.constant}
+
+    def scaled(self, group: Mapping[str, Value]) -> Mapping[str, Value]:
+        """A group's values. Velocities of SGD2 stay multiplied by the loss scaling."""
+        if self.kind == OptimizerType.SGD2:
+            return {**group, "velocity_scaling": self.loss_scaling}
+        return group
 
 
 def read_settings(

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from .._logging import logger
-from .kinds import KINDS, OptimizerType
+from .kinds import KINDS
 from .settings import Settings
 
-__all__ = ["OptimizerState", "exported_values"]
+__all__ = ["LOSS_SCALE", "LOSS_SCALING", "SPECIFIC", "OptimizerState", "exported_values"]
 
+LOSS_SCALE = "finalLossScale"  # with the factor of automatic loss scaling
+LOSS_SCALING = "lossScaling_FLOAT"
+SPECIFIC = "___specific___"  # between the name of a value and its parameter's
 STEP = "Step"
 FACTOR = "lossScaleUpdateFactor"
 UPDATES = "gpusim___updates"
@@ -45,21 +48,23 @@ class OptimizerState:
 
         **Arguments**
 
-        - `shapes`: those of the user's parameters. A parameter that differs among groups of
-          replicas has the number of groups in front.
+        - `shapes`: those of the user's parameters. All tensors of a parameter that differs among
+          groups of replicas, also its step, have the number of groups in front.
         - `counted`, `automatic`, `stochastic`: whether to include steps, the factor and the number
           of updates.
         """
         found = {}
         for parameter, slots in self.slots.items():
             own = shapes[parameter]
+            groups: tuple[int, ...] = ()
             for name, value in slots.items():
                 # a user's parameter with a copy for every replica is larger
                 shape = own if own.numel() == value.numel() else value.shape
+                groups = value.shape[:1] if shape == value.shape else ()
                 # a copy also of memory that is the host's already
                 found[f"{name}___{parameter}"] = value.detach().cpu().clone().reshape(shape)
             if counted:
-                found[f"{STEP}___{parameter}"] = torch.tensor(float(self.steps[parameter]))
+                found[f"{STEP}___{parameter}"] = torch.full(groups, float(self.steps[parameter]))
         if automatic:
             found[FACTOR] = torch.tensor(self.factor)
         if stochastic:
@@ -69,7 +74,8 @@ class OptimizerState:
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over the values of these tensors; others stay.
 
-        **Raises**: ValueError, before anything is changed, for another number of elements.
+        **Raises**: ValueError, before anything is changed, for another number of elements, and for
+        groups of replicas with different steps.
         """
         logger.info("Writing optimiser state tensors from host to IPU memory.")
         own = {
@@ -84,13 +90,20 @@ class OptimizerState:
                     f"expected {value.numel()} elements, {value.shape[0]} group(s) of "
                     f"{tuple(value.shape[1:])}"
                 )
+        steps = {one: tensors.get(f"{STEP}___{one}") for one in self.steps}
+        for parameter, step in steps.items():
+            if step is not None and len(set(step.flatten().tolist())) != 1:
+                raise ValueError(
+                    f"{STEP}___{parameter}: expected one step for all groups of replicas, got "
+                    f"{step.tolist()}"
+                )
         with torch.no_grad():
             for name, value in own.items():
                 if name in tensors:
                     value.copy_(tensors[name].reshape(value.shape))
-        for parameter in self.steps:
-            if (step := tensors.get(f"{STEP}___{parameter}")) is not None:
-                self.steps[parameter] = float(step)
+        for parameter, step in steps.items():
+            if step is not None:
+                self.steps[parameter] = float(step.flatten()[0])
         if FACTOR in tensors:
             self.factor = float(tensors[FACTOR])
         if UPDATES in tensors:
@@ -102,22 +115,18 @@ def exported_values(settings: Settings) -> dict[str, Tensor]:
 
     found: dict[str, Tensor] = {}
     if not settings.loss_scaling.constant:
-        found["lossScaling_FLOAT"] = torch.tensor(float(settings.loss_scaling.value))
+        found[LOSS_SCALING] = torch.tensor(float(settings.loss_scaling.value))
     for parameter, group in settings.group_of.items():
         values = settings.values(group) | {"loss_scaling": settings.loss_scaling.value}
         constant = constants(settings, group)
         for name, attributes, combine in KINDS[settings.kind].exported(values, constant):
             if not constant.issuperset(attributes):
                 number = combine(*(values[attribute] for attribute in attributes))
-                found[f"{name}___specific___{parameter}"] = torch.tensor(float(number))
+                found[f"{name}{SPECIFIC}{parameter}"] = torch.tensor(float(number))
     return found
 
 
 def constants(settings: Settings, group: int) -> set[str]:
     """The attributes that are constant, loss scaling included."""
     found = settings.constant(group)
-    if not settings.loss_scaling.constant:
-        if settings.kind == OptimizerType.SGD2:  # the velocities follow it
-            found -= {"velocity_scaling"}
-        return found
-    return found | {"loss_scaling"}
+    return found | {"loss_scaling"} if settings.loss_scaling.constant else found

@@ -5,6 +5,7 @@ Weights, gradients and accumulators have a leading axis for the groups of replic
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._logging import logger
 from ..enums import MeanReductionStrategy
 from .gradients import adjust_loss_scaling, clip
 from .kinds import KINDS, kind_of
+from .log import log_values
 from .optimizer import Optimizer
 from .rule import Rounder, Row, blocks, run
 from .settings import AttributeTracker, Settings, check_replacement, read_settings
@@ -50,7 +53,13 @@ def updater_for(
 
 
 class Updater:
-    """Updates weights in place. Made by `updater_for`, with its arguments."""
+    """Updates weights in place. Made by `updater_for`, with its arguments.
+
+    **Attributes**:
+
+    - `state`: the accumulators and numbers.
+    - `automatic`: whether the loss scaling is automatic.
+    """
 
     def __init__(
         self,
@@ -68,11 +77,12 @@ class Updater:
         self._numbers = {name: number for number, name in enumerate(named_parameters)}
         self._names = {id(parameter): name for name, parameter in named_parameters.items()}
         self._rounder = Rounder(bool(popart.get("enableStochasticRounding")), int(seed) % 2**64)
-        self._automatic = bool(popart.get("automaticLossScalingSettings.enabled"))
+        self.automatic = bool(popart.get("automaticLossScalingSettings.enabled"))
         self._tracker = AttributeTracker(options._relax_optimizer_checks)
         self.state = OptimizerState()
         self._groups: Mapping[str, Sequence[int]] | None = None
         self._compiled = False
+        self._used: Settings | None = None  # by the last update
         self.optimizer: Any = None
         self.settings = self._read(optimizer)
         self._adopt(optimizer, self.settings)
@@ -94,7 +104,7 @@ class Updater:
         self._adopt(optimizer, settings)
 
     def _read(self, optimizer: Any) -> Settings:
-        return read_settings(optimizer, self._names, self._tracker, self._automatic)
+        return read_settings(optimizer, self._names, self._tracker, self.automatic)
 
     def _adopt(self, optimizer: Any, settings: Settings) -> None:
         self._choose_strategy(settings)
@@ -192,8 +202,16 @@ class Updater:
         self._allocate(parameters)
         if isinstance(self.optimizer, Optimizer) and not self.optimizer.ipu_state_is_dirty:
             self.optimizer.host_state_is_dirty = True
-        self._pull()
+        self.pull()
+        self._used = None
+        self._use_settings()
         return self.state
+
+    def _use_settings(self) -> None:
+        """Log the settings if their values differ from those that the last update used."""
+        used, self._used = self._used, self.settings
+        if logger.isEnabledFor(logging.DEBUG) and used != self.settings:
+            log_values(self.settings)
 
     def _allocate(self, parameters: Mapping[str, Tensor]) -> None:
         """Make the accumulators of parameters that have none yet."""
@@ -230,8 +248,9 @@ class Updater:
                 self.apply(parameters, gradients, state)
                 return
         state = self.state = state or self.state
-        self._pull()
-
+        self.pull()
+        if self._used is not self.settings:
+            self._use_settings()
         self._allocate(parameters)
         scale = self.loss_scale
         scaled = {
@@ -240,7 +259,7 @@ class Updater:
             if name in gradients and name in state.slots
         }
         self._count_update()
-        if self._automatic:
+        if self.automatic:
             own = float(self.settings.loss_scaling.value)
             state.factor, finite = adjust_loss_scaling([*scaled.values()], state.factor, own)
             if not finite:
@@ -282,7 +301,7 @@ class Updater:
         tensors = self.state.tensors(
             self._shapes,
             counted=KINDS[self.settings.kind].counts_steps,
-            automatic=self._automatic,
+            automatic=self.automatic,
             stochastic=self._rounder.stochastic,
         )
         return {"ipu_state": tensors, "ipu_param": exported_values(self.settings)}
@@ -294,7 +313,7 @@ class Updater:
         """
         self.state.load(state["ipu_state"] or {})
 
-    def _pull(self) -> None:
+    def pull(self) -> None:
         """Take over a state that was loaded into the optimizer since the last update."""
         optimizer = self.optimizer
         if isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty:

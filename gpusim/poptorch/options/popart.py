@@ -13,8 +13,8 @@ __all__ = ["_PopartOptions"]
 class _PopartOptions:
     """PopART's own options, by its names: `Options()._Popart.set("autoRecomputation", 3)`.
 
-    Names and values are not checked, as PopART is missing. `options` is the
-    dictionary. AttributeError once it is frozen.
+    Names and types of values are checked when a model is compiled, as in PopTorch. `options` is
+    the dictionary. AttributeError once it is frozen.
     """
 
     def __init__(self) -> None:

@@ -66,10 +66,10 @@ class ReportOptions(OptionsDict):
         self.createOrSet(model_name=name)
         return self
 
-    def enableExecutableCaching(self, path: str | None) -> Self:
+    def enableExecutableCaching(self, path: str | os.PathLike[str] | None) -> Self:
         """Set the folder of traced gradients of models; None for none."""
         if path is not None:
-            self._popart.set("cachePath", path)
+            self._popart.set("cachePath", os.fspath(path))
         self._popart.set("enableEngineCaching", path is not None)
         return self
 

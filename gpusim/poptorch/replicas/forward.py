@@ -94,6 +94,7 @@ class ForwardMode(TorchFunctionMode):
     - `inputs`: the model's inputs.
     - `uses`: how many functions have taken a tensor, by its id.
     - `checks`: functions to be called with the model's outputs.
+    - `option_checks`: functions to be called after these.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class ForwardMode(TorchFunctionMode):
         self.inputs: list[Tensor] = []
         self.uses: Counter[int] = Counter()
         self.checks: list[Callable[[list[Tensor]], None]] = []
+        self.option_checks: list[Callable[[], None]] = []
         context = model_context()
         options: Any = None if context is None else context.options
         self._has_options = options is not None
@@ -168,6 +170,13 @@ class ForwardMode(TorchFunctionMode):
         if not copies:
             return result
         return tree_map_only(Tensor, lambda x: copies.get(id(x), x), result)
+
+    def check(self, outputs: list[Tensor]) -> None:
+        """Call the checks of a model that has returned the outputs."""
+        for check in self.checks:
+            check(outputs)
+        for check_option in self.option_checks:
+            check_option()
 
     def substitute(self, x: Tensor) -> Tensor:
         """The replica's tensor for one of the model, or `x` itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import os
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,15 @@ from .cache import Cache
 from .draws import streams
 from .forward import MODEL_CONTEXT, ModelContext, in_context
 from .lockstep import Lockstep
-from .results import GRADIENT, INVALID, Execution, MicroBatch, Step
+from .results import GRADIENT, INVALID, Execution, MicroBatch, Step, is_of_update
 from .state import ModelState
 from .structures import flatten
 from .threads import Threads
 from .trace import trace
 
-__all__ = ["Program", "compile_model", "is_user_error"]
+__all__ = ["Program", "compile_model", "find_name", "is_user_error"]
+
+LOSS = "loss"
 
 
 class Program:
@@ -41,7 +43,7 @@ class Program:
     - `trained`: the parameters that have gradients: those that the loss depends on.
     - `changed_buffers`, `changed_inputs`: the names of buffers and the indices of inputs that
       forward changes in place.
-    - `names`: of all tensors that can be anchored.
+    - `names`: of all tensors of a micro-batch that can be anchored.
     - `losses`: the functions that computed losses.
     - `execution`: "lockstep" or "threads".
     """
@@ -51,6 +53,7 @@ class Program:
         execution: Execution,
         state: ModelState,
         replicas: range,
+        inputs: int,
         wanted: Sequence[str],
         context: ModelContext,
     ) -> None:
@@ -67,17 +70,10 @@ class Program:
         self.losses = summary.losses
         differentiated = summary.differentiated if summary.trained else ()
         gradients = tuple(GRADIENT + name for name in (*self.trained, *differentiated))
-        self.names = (*self.parameters, *summary.names, *gradients)
-        self._anchors = {name: self._known(name) for name in wanted}
-
-    def _known(self, name: str) -> str:
-        """The name of an anchored tensor in the model; PopTorch's has the prefix "model."."""
-        for own in (name, name.replace("model.", "", 1)):
-            if own in self.names:
-                return own
-        raise createPoptorchError(
-            f"Anchored tensor '{name}' is none of the model's: {', '.join(self.names)}"
-        )
+        self._inputs = {f"input/{place}" if place else "input": place for place in range(inputs)}
+        loss = [LOSS] if context.training else []
+        self.names = (*self.parameters, *self._inputs, *summary.names, *loss, *gradients)
+        self._anchors = {name: find_name(name, self.names) for name in wanted}
 
     def run(
         self,
@@ -130,7 +126,9 @@ class Program:
         for name, x in before.items():
             if name not in self.changed_buffers:
                 found.buffers[name] = x
-        anchors = {name: self._anchor(key, own, found) for name, key in self._anchors.items()}
+        anchors = {
+            name: self._anchor(key, own, inputs, found) for name, key in self._anchors.items()
+        }
         for name, x in found.anchors.items():
             if name.startswith(INVALID):
                 anchors[name] = x
@@ -145,9 +143,19 @@ class Program:
         gradients = {name: steps[scales[name]].gradients[name] for name in self.trained}
         return replace(first, gradients=gradients)
 
-    def _anchor(self, name: str, parameters: Mapping[str, Tensor], step: Step) -> Tensor:
+    def _anchor(
+        self,
+        name: str,
+        parameters: Mapping[str, Tensor],
+        inputs: Sequence[Tensor],
+        step: Step,
+    ) -> Tensor:
         if name in parameters:
             return parameters[name].clone()
+        if name in self._inputs:
+            return inputs[self._inputs[name]].clone()
+        if name == LOSS and step.loss is not None:
+            return step.loss.clone()
         of = name.removeprefix(GRADIENT)
         return step.gradients[of].clone() if of in step.gradients else step.anchors[name]
 
@@ -196,7 +204,7 @@ def compile_model(
 
     device = next((x.device for x in (*model.parameters(), *model.buffers(), *inputs)), None)
     anchored = {} if options is None else options.anchored_tensors
-    wanted = [anchor[0] for anchor in anchored.values()]
+    wanted = [anchor[0] for anchor in anchored.values() if not is_of_update(anchor[0])]
     chosen = frozenset(wanted) | {name.replace("model.", "", 1) for name in wanted}
     numbers = range(replica_offset, replica_offset + replicas)
 
@@ -219,7 +227,7 @@ def compile_model(
     running = replace(compiling, compiling=False)
     with in_context(compiling):
         if execution is not None:
-            return Program(make[execution](), state, numbers, wanted, running)
+            return Program(make[execution](), state, numbers, len(inputs), wanted, running)
         try:
             found = in_lockstep()
         except Error:
@@ -229,7 +237,21 @@ def compile_model(
                 raise
             logger.info("The model cannot be traced (%s): its replicas run in threads", reason)
             found = in_threads()
-        return Program(found, state, numbers, wanted, running)
+        return Program(found, state, numbers, len(inputs), wanted, running)
+
+
+def find_name(anchored: str, names: Collection[str]) -> str:
+    """The name of an anchored tensor; PopTorch's has the prefix "model.". Error if there is none.
+
+    >>> find_name("Gradient___model.w", ["w", "Gradient___w"])
+    'Gradient___w'
+    """
+    for own in (anchored, anchored.replace("model.", "", 1)):
+        if own in names:
+            return own
+    raise createPoptorchError(
+        f"Anchored tensor '{anchored}' is none of the model's: {', '.join(names)}"
+    )
 
 
 # ---------------------------------------------------------------- errors of the user's code

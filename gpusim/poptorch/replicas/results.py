@@ -8,14 +8,37 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["CHECKED", "GRADIENT", "INVALID", "Execution", "MicroBatch", "Step", "Summary"]
+from ..optim.state import LOSS_SCALE, LOSS_SCALING, SPECIFIC
+
+__all__ = [
+    "CHECKED",
+    "GRADIENT",
+    "INVALID",
+    "UPDATED",
+    "Execution",
+    "MicroBatch",
+    "Step",
+    "Summary",
+    "is_of_update",
+]
 
 GRADIENT = "Gradient___"
 """The prefix of the names of gradients."""
+UPDATED = "UpdatedVar___"
+"""The prefix of the names of parameters after an update."""
 INVALID = "Invalid___"
 """The prefix of the names of comparisons where NaNs are exceptions: whether an operand is one."""
 CHECKED = "enableFloatingPointChecks"
 """PopART's name of the option that makes infinities and NaNs exceptions."""
+
+
+def is_of_update(name: str) -> bool:
+    """Whether a tensor of this name belongs to the update, not to a micro-batch.
+
+    >>> is_of_update("UpdatedVar___w"), is_of_update("learningRate___specific___w")
+    (True, True)
+    """
+    return name.startswith((UPDATED, LOSS_SCALE, LOSS_SCALING)) or SPECIFIC in name
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,7 @@ class Threads:
             self._state.check(state)
             memory.check()
             outputs, rebuild = flatten_outputs(result)
-            for check in mode.checks:
-                check(outputs)
+            mode.check(outputs)
             loss = mode.losses.final() if self._training else None
             draws.end()
             gradients = _gradients(loss, parameters, scale, retain=bool(mode.differentiated))

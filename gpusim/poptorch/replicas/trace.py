@@ -175,8 +175,7 @@ class ForwardRun:
         self._attributes.check()
         self.changed = [x._version > v for x, v in zip(tensors, versions, strict=True)]
         results, self.rebuild = flatten_outputs(result)
-        for check in self.mode.checks:
-            check(results)
+        self.mode.check(results)
         outputs = [self.mode.substitute(x) for x in results]
         self.outputs = len(outputs)
         loss = [self.mode.losses.final()] if self._training else []
