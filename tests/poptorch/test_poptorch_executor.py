@@ -831,6 +831,19 @@ def test_tensors_of_updates_that_there_are_not(name: str) -> None:
         poptorch.inferenceModel(Model(), Options().anchorTensor("a", name))(X)
 
 
+def test_values_of_a_parameter_that_leaves_the_optimizer() -> None:
+    name = "scaledLearningRate0___specific___scale"
+    options = Options().anchorTensor("updated", "UpdatedVar___scale").anchorTensor("rate", name)
+    model = Model()
+    train = training(model, options, lr=0.125)
+    train(X[:1], Y[:1])
+    assert train.getAnchoredTensor("rate").item() == 0.125
+    assert torch.equal(train.getAnchoredTensor("updated"), model.scale.detach())
+    train.setOptimizer(torch.optim.SGD(model.lin.parameters(), lr=0.125))
+    with pytest.raises(Error, match=f"Anchored tensor '{name}' is none of the model's: scaledL"):
+        train(X[:1], Y[:1])
+
+
 @pytest.mark.parametrize(("iterations", "returned"), [(1, 0), (3, 0), (6, 1), (8, 2)])
 def test_the_period_of_an_anchor_need_not_divide_the_iterations(
     iterations: int, returned: int

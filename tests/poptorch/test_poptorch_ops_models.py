@@ -90,6 +90,7 @@ def test_names_begin_with_their_scopes(execution: str) -> None:
     names = model.getTensorNames()
     model.destroy()
     assert names[2:] == [
+        "input",
         "outer/nop:0",
         "outer/scope/inner/linear:0",
         "outer/scope/relu:0",

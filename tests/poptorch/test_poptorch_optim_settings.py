@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -288,7 +288,7 @@ def test_the_checks_can_be_relaxed(said: list[str]) -> None:
 FLOAT32 = (
     "accumType=float32, firstOrderMomentumAccumType=float32, secondOrderMomentumAccumType=float32"
 )
-TYPES16 = {
+TYPES16: dict[str, Any] = {
     "accum_type": HALF,
     "first_order_momentum_accum_type": HALF,
     "second_order_momentum_accum_type": HALF,
@@ -365,7 +365,7 @@ LOGGED: list[tuple[Make, str, str, str, str]] = [
 
 
 @pytest.fixture
-def updating(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
+def updating(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Take the lines about values from the DEBUG log."""
     caplog.set_level(logging.DEBUG, poptorch.logger.name)
 
@@ -379,7 +379,7 @@ def updating(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("make", "kind", "values", "scaling", "types"), LOGGED)
 def test_values_are_logged_when_they_are_sent(
-    make: Make, kind: str, values: str, scaling: str, types: str, updating: Any
+    make: Make, kind: str, values: str, scaling: str, types: str, updating: Callable[[], list[str]]
 ) -> None:
     Trained(make)
     defaults = [f"default{value[0].upper()}{value[1:]}" for value in values.split(", ")]
@@ -391,7 +391,7 @@ def test_values_are_logged_when_they_are_sent(
     ]
 
 
-def test_values_are_logged_only_if_they_differ(updating: Any) -> None:
+def test_values_are_logged_only_if_they_differ(updating: Callable[[], list[str]]) -> None:
     def make(parameters: Iterable[Any], lr: float) -> Any:
         first, *others = parameters
         return optim.SGD([{"params": [first], "lr": lr}, {"params": others}], lr=0.5)
@@ -415,7 +415,9 @@ def test_values_are_logged_only_if_they_differ(updating: Any) -> None:
     ]  # fmt: skip
 
 
-def test_a_model_logs_the_values_that_it_is_compiled_with(updating: Any) -> None:
+def test_a_model_logs_the_values_that_it_is_compiled_with(
+    updating: Callable[[], list[str]],
+) -> None:
     layer = torch.nn.Linear(2, 1)
     trained = poptorch.trainingModel(Loss(layer), optimizer=optim.SGD(layer.parameters(), lr=0.1))
     assert updating() == []
@@ -548,6 +550,16 @@ def test_a_parameter_that_joins_may_have_values_of_its_own() -> None:
     trained.step()
     assert set(trained.state.slots["scale"]) == {"Accl1"}
     assert not trained.state.slots["lin.bias"]
+
+
+def test_a_parameter_that_leaves_stays_as_it_is() -> None:
+    trained = Trained(lambda p: optim.SGD(p, lr=0.1, momentum=0.9)).step()
+    others = [value for name, value in trained.named.items() if name != "scale"]
+    trained.updater.set_optimizer(optim.SGD(others, lr=0.1, momentum=0.9))
+    before = {name: value.clone() for name, value in trained.weights.items()}
+    trained.step()
+    changed = {name for name in before if not torch.equal(before[name], trained.weights[name])}
+    assert changed == {"lin.weight", "lin.bias"}
 
 
 def test_before_compilation_any_optimizer_can_be_set() -> None:

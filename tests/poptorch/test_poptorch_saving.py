@@ -8,6 +8,7 @@ import errno
 import hashlib
 import io
 import json
+import logging
 import os
 import pickle
 import resource
@@ -219,6 +220,164 @@ def test_a_model_that_was_compiled_for_an_offline_target_runs(tmp_path: Path, tr
     )
     with pytest.raises(AssertionError, match="offline device"):
         never(x)
+
+
+# ---------------------------------------------------------------- the log
+
+
+READ_WEIGHTS = "Writing weights from IPU to host."
+READ_OPTIMIZER = "Writing optimiser state tensors from IPU to host."
+READ_RANDOM = ["Reading random seed", "Reading RNG state"]
+WRITE_WEIGHTS = "Writing weights from host to IPU memory."
+WRITE_OPTIMIZER = "Writing optimiser state tensors from host to IPU memory."
+WRITE_RANDOM = ["Setting random seed to: 7", "Setting RNG state"]
+TRAVELS = ("Writing", "Reading", "Setting", "Implicit copyWeightsToHost")
+
+
+@pytest.fixture
+def moved(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Take the lines of the log about states that were copied."""
+    caplog.set_level(logging.DEBUG, "poptorch::python")
+
+    def take() -> list[str]:
+        found = [
+            record.getMessage()
+            for record in caplog.records
+            if record.name == "poptorch::python" and record.getMessage().startswith(TRAVELS)
+        ]
+        caplog.clear()
+        return found
+
+    return take
+
+
+def plain_sgd(parameters: Any) -> Any:
+    return poptorch.optim.SGD(parameters, lr=0.1)  # its state is empty
+
+
+@pytest.mark.parametrize("make", [plain_sgd, adam])
+def test_states_that_travel_are_logged(
+    tmp_path: Path, make: Callable[[Any], Any], moved: Callable[[], list[str]]
+) -> None:
+    model, x = Line(), torch.ones(1)
+    train = poptorch.trainingModel(model, Options().randomSeed(7), make(model.parameters()))
+    train(x)
+    assert moved() == ["Setting random seed to: 7"]  # of the compilation
+    train(x)
+    assert moved() == []
+    train.save(tmp_path / "saved")
+    assert moved() == ["Implicit copyWeightsToHost()", READ_WEIGHTS, READ_OPTIMIZER, *READ_RANDOM]
+    train.save(tmp_path / "bare", export_model=False, save_rng_state=False)
+    assert moved() == []
+    train.detachFromDevice()
+    assert moved() == READ_RANDOM  # the others are those that were saved
+    train.attachToDevice()
+    assert moved() == [*WRITE_RANDOM, WRITE_OPTIMIZER, WRITE_WEIGHTS]
+    train(x)
+    assert moved() == []
+    train.detachFromDevice()
+    assert moved()[-3:] == [READ_OPTIMIZER, *READ_RANDOM]
+    train(x)  # attaches
+    assert moved() == [*WRITE_RANDOM, WRITE_OPTIMIZER, WRITE_WEIGHTS]
+    train.destroy()
+    moved()
+    loaded = poptorch.load(tmp_path / "saved")
+    assert moved() == [WRITE_RANDOM[0], WRITE_OPTIMIZER, *WRITE_RANDOM]
+    loaded(x)
+    loaded(x)
+    assert moved() == [WRITE_WEIGHTS]  # before the first call
+
+
+def test_training_goes_on_when_it_is_attached_again() -> None:
+    def trained(between: Callable[[Any, Any], None]) -> tuple[dict[str, Tensor], Any]:
+        torch.manual_seed(3)
+        model = Model()
+        optimizer = adam(model.parameters())
+        train = poptorch.trainingModel(model, options_of(stochastic=True), optimizer)
+        for _ in range(3):
+            train(torch.cat([X, X + 1]), torch.cat([Y, Y]))
+            between(train, optimizer)
+        found, state = weights(train), optimizer.state_dict()
+        train.destroy()
+        return found, state
+
+    def detach(train: Any, optimizer: Any) -> None:
+        train.detachFromDevice()
+        optimizer.param_groups[0]["lr"] = 0.5  # not without setOptimizer
+        train.attachToDevice()
+
+    alone, alone_state = trained(lambda train, optimizer: None)
+    found, state = trained(detach)
+    assert same(alone, found) and same(alone_state["ipu_state"], state["ipu_state"])
+
+
+def test_a_state_that_is_loaded_while_detached_counts() -> None:
+    first, second = Line(), Line()
+    adams = adam(first.parameters()), adam(second.parameters())
+    one, other = (
+        poptorch.trainingModel(model, None, optimizer)
+        for model, optimizer in zip((first, second), adams, strict=True)
+    )
+    for x in (1.0, -2.0):
+        one(torch.tensor([x]))
+    other(torch.tensor([3.0]))
+    other.detachFromDevice()
+    adams[1].load_state_dict(adams[0].state_dict())
+    second.w.data.copy_(first.w.detach())
+    other.rng_state = [11, 5, 4]
+    other.attachToDevice()
+    assert other.rng_state == [11, 5, 4]
+    one(torch.ones(1))
+    other(torch.ones(1))
+    assert torch.equal(first.w.detach(), second.w.detach())
+
+
+@pytest.mark.parametrize("make", [plain_sgd, adam, lambda p: torch.optim.Adam(p, lr=0.1)])
+def test_an_offline_executable_has_no_state(
+    tmp_path: Path, make: Callable[[Any], Any], moved: Callable[[], list[str]]
+) -> None:
+    model = Line()
+    optimizer = make(model.parameters())
+    options = Options().useOfflineIpuTarget().randomSeed(7)
+    offline = poptorch.trainingModel(model, options, optimizer)
+    offline.compile(torch.ones(1))
+    assert moved() == ["Setting random seed to: 7"]
+    offline.setOptimizer(make(model.parameters()))
+    offline.setOptimizer(optimizer)
+    offline.save(tmp_path / "offline")
+    assert moved() == []
+    if isinstance(optimizer, poptorch.optim.Optimizer):
+        state = optimizer.state_dict()
+        assert state["ipu_state"] is None and state["ipu_param"] is None
+    offline.destroy()
+    assert moved() == []
+    with zipfile.ZipFile(tmp_path / "offline") as archive:
+        assert json.loads(archive.read("header.json"))["rng_state"] is None
+    reference = Line()
+    here = poptorch.trainingModel(reference, None, make(reference.parameters()))
+    loaded = poptorch.load(tmp_path / "offline")
+    for x in (1.0, 2.0):
+        loaded(torch.tensor([x]))
+        here(torch.tensor([x]))
+    assert same(weights(loaded), weights(here))
+
+
+def test_an_offline_executable_keeps_the_state_that_its_optimizer_had(tmp_path: Path) -> None:
+    model = Line()
+    optimizer = adam(model.parameters())
+    train = poptorch.trainingModel(model, None, optimizer)
+    train(torch.ones(1))
+    train.destroy()
+    state = optimizer.state_dict()["ipu_state"]
+    offline = poptorch.trainingModel(model, Options().useOfflineIpuTarget(), optimizer)
+    offline.compileAndExport(tmp_path / "offline", torch.ones(1))
+    assert same(optimizer.state_dict()["ipu_state"], state)
+    offline.destroy()
+    loaded = poptorch.load(tmp_path / "offline")
+    again = poptorch.trainingModel(model, None, optimizer)
+    loaded(-torch.ones(1))
+    again(-torch.ones(1))
+    assert same(weights(loaded), weights(again))
 
 
 class Deciding(Line):

@@ -120,6 +120,7 @@ class PoplarExecutor:
         self._host = HostWeights(weakref.ref(self))
         self._beyond_host: dict[str, Tensor] = {}  # of a file, until weights are copied
         self._first_call = False  # is to come, and copies the weights
+        self._detached = False  # its state is on the host
         self._counters = Counters()
         self._anchored: dict[str, Tensor] = {}
         self._compilation_time: timedelta | None = None
@@ -311,7 +312,7 @@ class PoplarExecutor:
         ipus.acquire()
         logger.debug("Finished Poplar compilation.")
         self._executable, self._ipus, self._updates = executable, ipus, updates
-        self._first_call = True
+        self._first_call, self._detached = True, False
         self._host.weights, self._host.profile = executable.weights, self._profile
         self._profile.compiled(executable.instances.replicas, each)
         self._profile.add("upload weights", "upload", *executable.uploaded)
@@ -499,18 +500,24 @@ class PoplarExecutor:
             weights=described(self._model, self._groupings()),
             groupings=self._groupings(),
         )
+        on_device = self._options.connection_type != ConnectionType.Never
         if export_model:
-            self.copyWeightsToHostIfNeeded()
-            self._read_optimizer()
-            saved.exported = Exported(self._user_model, self._options.clone(), self._optimizer)
-            if self._training:
-                saved.exported.device = executable.weights.beyond_host()
-            if self._updater is not None and not isinstance(self._optimizer, Optimizer):
-                saved.exported.state = self._updater.state_dict()["ipu_state"]
-        if save_rng_state:
-            logger.debug("Reading RNG state")
+            exported = Exported(self._user_model, self._options.clone(), self._optimizer)
+            saved.exported = exported
+            if on_device:
+                self._read_for(exported)
+        if save_rng_state and on_device:
             saved.rng_state = self.rng_state
         return saved
+
+    def _read_for(self, exported: Exported) -> None:
+        """Copy what the device has to the model, the optimizer, and where these lack it."""
+        self.copyWeightsToHostIfNeeded()
+        self._read_optimizer()
+        if self._training:
+            exported.device = self._compiled().weights.beyond_host()
+        if self._updater is not None and not isinstance(self._optimizer, Optimizer):
+            exported.state = self._updater.state_dict()["ipu_state"]
 
     def compileAndExport(
         self,
@@ -571,12 +578,16 @@ class PoplarExecutor:
 
         poptorch.Error if the model is not compiled.
         """
-        return self._compiled().progress.state
+        progress = self._compiled().progress
+        log_reading()
+        return progress.state
 
     @rng_state.setter
     def rng_state(self, state: list[int]) -> None:
+        progress = self._compiled().progress
+        progress.state = state
+        logger.debug("Setting random seed to: %d", progress.seed)
         logger.debug("Setting RNG state")
-        self._compiled().progress.state = state
 
     # ---------------------------------------------------------------- tensors of the graph
 
@@ -676,6 +687,8 @@ class PoplarExecutor:
     def attachToDevice(self) -> None:
         """Attach to the device, and copy the model's weights to it.
 
+        After `detachFromDevice` it copies the optimizer's state too.
+
         poptorch.Error if the model is not compiled, if it is attached, and if the device is in use;
         AssertionError for an offline device.
         """
@@ -687,10 +700,15 @@ class PoplarExecutor:
         if self._ipus.attached:
             raise createPoptorchError("Device is already attached")
         self._ipus.attach()
+        if self._detached:
+            self._detached = False
+            self.rng_state = self._compiled().progress.state
+            if self._updater is not None:
+                self._updater.restore()
         self._upload()
 
     def detachFromDevice(self) -> None:
-        """Copy the weights to the host, and release the device.
+        """Copy the weights and the optimizer's state to the host, and release the device.
 
         poptorch.Error if the model is not compiled, or not attached.
         """
@@ -699,6 +717,8 @@ class PoplarExecutor:
             raise createPoptorchError("Device is not attached")
         self.copyWeightsToHostIfNeeded()
         self._read_optimizer()
+        log_reading()
+        self._detached = True
         self._ipus.detach()
 
 
@@ -721,6 +741,12 @@ def seed_from(options: Options) -> int:
     """The options' seed, or PyTorch's."""
     given = options.random_seed if options.exists("random_seed") else torch.initial_seed()
     return int(given) % 2**64
+
+
+def log_reading() -> None:
+    """Log that random numbers' state comes to the host: only the log shows a difference."""
+    logger.debug("Reading random seed")
+    logger.debug("Reading RNG state")
 
 
 def put_back(value: Tensor, given: Tensor) -> None:

@@ -12,6 +12,7 @@ from gpusim.poptorch.executor.executable import Executable
 from gpusim.poptorch.executor.gradients import Accumulator, Reducer, seed_of
 from gpusim.poptorch.optim.state import LOSS_SCALE, exported_values
 from gpusim.poptorch.optim.updater import Updater
+from gpusim.poptorch.replicas.program import find_name
 from gpusim.poptorch.replicas.results import UPDATED
 
 __all__ = ["Timed", "Training"]
@@ -65,7 +66,10 @@ class Training:
         return [*(UPDATED + name for name in trained), *exported_values(settings), *scale]
 
     def tensors(self, names: Mapping[str, str]) -> dict[str, Tensor]:
-        """Tensors of the last update, (replicas, *shape), by the keys of their names."""
+        """Tensors of the last update, (replicas, *shape), by the keys of their names.
+
+        poptorch.Error for a value of a parameter that the optimizer has no longer.
+        """
         parameters = self._of.weights.stacked_parameters()
         values = exported_values(self._updater.settings)
         values[LOSS_SCALE] = torch.tensor(self._scale)
@@ -73,7 +77,7 @@ class Training:
         return {
             key: parameters[name.removeprefix(UPDATED)].clone()
             if name.startswith(UPDATED)
-            else values[name].expand(local)
+            else values[find_name(name, values)].expand(local)
             for key, name in names.items()
         }
 

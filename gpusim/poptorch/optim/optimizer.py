@@ -145,7 +145,6 @@ class Optimizer:
     def get_state_dict(self) -> dict[str, Any]:
         """The same as `state_dict`. The model's state is copied here if it is newer."""
         if self.host_state_is_dirty and self._read_state is not None:
-            logger.info("Writing optimiser state tensors from IPU to host.")
             self._state_dict = self._read_state()
             self.host_state_is_dirty = False
         else:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._logging import logger
-from ..enums import MeanReductionStrategy
+from ..enums import ConnectionType, MeanReductionStrategy
 from .gradients import adjust_loss_scaling, clip
 from .kinds import KINDS, kind_of
 from .log import log_values
@@ -82,6 +82,7 @@ class Updater:
         self.state = OptimizerState()
         self._groups: Mapping[str, Sequence[int]] | None = None
         self._compiled = False
+        self._on_device = False  # an offline target is compiled for, and has no state
         self._used: Settings | None = None  # by the last update
         self.optimizer: Any = None
         self.settings = self._read(optimizer)
@@ -141,7 +142,7 @@ class Updater:
         if optimizer.host_state_is_dirty:
             optimizer.get_state_dict()  # the state of the model that had it before
         optimizer._read_state = self.state_dict
-        if self._compiled:
+        if self._on_device:
             optimizer.host_state_is_dirty = not optimizer.ipu_state_is_dirty
         else:  # this model starts with the state that it has from another one
             optimizer.ipu_state_is_dirty = optimizer.has_state()
@@ -200,9 +201,11 @@ class Updater:
         self._groups = groups
         self._compiled = True
         self._allocate(parameters)
-        if isinstance(self.optimizer, Optimizer) and not self.optimizer.ipu_state_is_dirty:
-            self.optimizer.host_state_is_dirty = True
-        self.pull()
+        self._on_device = self._options.connection_type != ConnectionType.Never
+        if self._on_device:
+            if isinstance(self.optimizer, Optimizer) and not self.optimizer.ipu_state_is_dirty:
+                self.optimizer.host_state_is_dirty = True
+            self.pull()
         self._used = None
         self._use_settings()
         return self.state
@@ -256,7 +259,7 @@ class Updater:
         scaled = {
             name: gradients[name]
             for name in parameters
-            if name in gradients and name in state.slots
+            if name in gradients and name in state.slots and name in self.settings.group_of
         }
         self._count_update()
         if self.automatic:
@@ -295,9 +298,10 @@ class Updater:
     # ---------------------------------------------------------------- as tensors by name
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of `ipu_state` and `ipu_param` on the host; None before `init`."""
-        if not self._compiled:
+        """Copies of `ipu_state` and `ipu_param` on the host; None without a state on a device."""
+        if not self._on_device:
             return {"ipu_state": None, "ipu_param": None}
+        logger.info("Writing optimiser state tensors from IPU to host.")
         tensors = self.state.tensors(
             self._shapes,
             counted=KINDS[self.settings.kind].counts_steps,
@@ -312,6 +316,16 @@ class Updater:
         **Raises**: ValueError for a tensor of another size; then nothing has changed.
         """
         self.state.load(state["ipu_state"] or {})
+
+    def restore(self) -> None:
+        """Copy the state that detaching has left on the host to the device again."""
+        optimizer = self.optimizer
+        if not isinstance(optimizer, Optimizer) or optimizer._read_state != self.state_dict:
+            return  # another model has it
+        if optimizer.ipu_state_is_dirty:
+            self.pull()
+        elif not optimizer.host_state_is_dirty:
+            self.load_state_dict(optimizer._state_dict)
 
     def pull(self) -> None:
         """Take over a state that was loaded into the optimizer since the last update."""
