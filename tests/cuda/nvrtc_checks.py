@@ -1,0 +1,37 @@
+"""The kernels compiled by NVRTC, through CuPy: for test_cuda_compiles.py, which runs this file."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+
+import pytest
+
+from gpusim.cuda import compile as compiling
+from gpusim.cuda.device import Kernel
+
+nvrtc = pytest.importorskip("cupy").cuda.nvrtc
+try:
+    nvrtc.getVersion()
+except RuntimeError as error:  # CuPy does not find the library
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def test_nvrtcs_machine_code_is_whole() -> None:
+    kernel = Kernel("fold.cu", "fold<float32, float, EXACT, false, SEQUENCE, true, 4, 8>")
+    for architecture in compiling.ARCHITECTURES:
+        cubin, _ = compiling.with_nvrtc(compiling.translation_unit([kernel]), architecture)
+        # An ELF file of 64 bits: its last part is the table of segments.
+        (table,) = struct.unpack_from("<Q", cubin, 32)
+        size, count = struct.unpack_from("<2H", cubin, 54)
+        assert cubin.startswith(b"\x7fELF") and len(cubin) == table + size * count
+        assert compiling.mangled(kernel).encode() in cubin
+
+
+def test_nvrtc_reports_resources_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel("ragged.cu", "ragged_check")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert compiling.compiler() == "nvrtc"
+    assert compiling.resources([kernel], "sm_90")[kernel].registers > 8
+    with pytest.raises(RuntimeError, match="float17"):
+        compiling.resources([Kernel("round.cu", "round_to<float17, float, 8>")], "sm_90")
