@@ -10,11 +10,14 @@ import pytest
 from gpusim.cuda import compile as compiling
 from gpusim.cuda.device import Kernel
 
-nvrtc = pytest.importorskip("cupy").cuda.nvrtc
-try:
-    nvrtc.getVersion()
-except RuntimeError as error:  # CuPy does not find the library
-    pytest.skip(str(error), allow_module_level=True)
+
+@pytest.fixture(autouse=True)
+def nvrtc() -> None:
+    """CuPy with a real NVRTC. It is not imported with this file: doctests import every file."""
+    try:
+        pytest.importorskip("cupy").cuda.nvrtc.getVersion()
+    except RuntimeError as error:  # CuPy does not find the library
+        pytest.skip(str(error))
 
 
 def test_nvrtcs_machine_code_is_whole() -> None:

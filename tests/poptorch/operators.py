@@ -173,7 +173,8 @@ OWN: dict[str, tuple[list[Tensor], Callable[..., Any]]] = {
 
 RANDOM = """
     alpha_dropout_ bernoulli_ cauchy_ dropout_ exponential_ feature_alpha_dropout_ feature_dropout_
-    geometric_ log_normal_ normal_ normal_functional random_ rrelu_ rrelu_with_noise_ uniform_
+    fractional_max_pool2d fractional_max_pool3d geometric_ log_normal log_normal_ normal normal_
+    normal_functional random_ rrelu_ rrelu_with_noise_ uniform_
 """.split()
 GPU = [
     f"batch_norm_{part}"

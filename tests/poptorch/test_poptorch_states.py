@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from torch import Tensor, nn
 
 from gpusim import poptorch
@@ -375,10 +382,16 @@ class Executors(RuleBasedStateMachine):
         self._files.cleanup()
 
 
-TestExecutors = Executors.TestCase
-TestExecutors.settings = settings(
-    max_examples=budget(20, full=2000),
-    stateful_step_count=20,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+# In parts, which run beside one another.
+@pytest.mark.parametrize("part", range(budget(1, full=20)))
+def test_executors_in_any_order(part: int) -> None:
+    machine: Any = seed(part)(type("Executors", (Executors,), {}))
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=budget(20, full=100),
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
