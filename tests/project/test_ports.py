@@ -100,8 +100,8 @@ def test_rnn_learns(cell: str) -> None:
     [
         "--replicas 2 --micro-batch 8 --micro-batches 8",
         *slow(
-            "--replicas 1 --micro-batch 32 --micro-batches 4",
-            "--replicas 8 --micro-batch 16 --micro-batches 1",  # nothing to pipeline
+            "--replicas 2 --micro-batch 16 --micro-batches 4",
+            "--replicas 8 --micro-batch 8 --micro-batches 2",
         ),
     ],
 )
