@@ -141,7 +141,7 @@ def first_look() -> list[GpuCase]:
 
 
 def six_folds() -> list[GpuCase]:
-    """What the profiler looks at."""
+    """The cases that the profiler runs."""
     names = (
         "8 replicas of 4 Mi float32",
         "8 replicas of 4 Mi float16",

@@ -5,50 +5,46 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Hashable
-from functools import wraps
+from functools import update_wrapper
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from ..files import atomic_write
 
-Result = TypeVar("Result", covariant=True)
+Result = TypeVar("Result")
 ENVIRONMENT = "GPUSIM_CACHE_DIR"
 _DIGEST = hashlib.sha256().digest_size
 
 
-class Once(Protocol[Result]):
-    """A function of hashable arguments whose results are kept."""
-
-    def __call__(self, *arguments: Any) -> Result: ...
-
-    def cache_clear(self) -> None: ...
-
-
-def once(function: Callable[..., Result]) -> Once[Result]:
+class once(Generic[Result]):
     """Keep a function's results. One thread computes each, and others that need it wait.
 
     Different results are computed in parallel. An exception is not kept.
     """
-    results: dict[Hashable, Result] = {}
-    locks: dict[Hashable, Lock] = {}
 
-    @wraps(function)
-    def kept(*arguments: Hashable) -> Result:
-        if arguments not in results:
-            with locks.setdefault(arguments, Lock()):
-                if arguments not in results:
-                    results[arguments] = function(*arguments)
-        return results[arguments]
+    def __init__(self, function: Callable[..., Result]) -> None:
+        self._function = function
+        self._results: dict[Hashable, Result] = {}
+        self._locks: dict[Hashable, Lock] = {}
+        update_wrapper(self, function)
 
-    kept.cache_clear = results.clear  # type: ignore[attr-defined]
-    return kept  # type: ignore[return-value]
+    def __call__(self, *arguments: Hashable) -> Result:
+        if arguments not in self._results:
+            with self._locks.setdefault(arguments, Lock()):
+                if arguments not in self._results:
+                    self._results[arguments] = self._function(*arguments)
+        return self._results[arguments]
+
+    def cache_clear(self) -> None:
+        """Drop all results."""
+        self._results.clear()
 
 
 def folder() -> Path | None:
     """The folder of the cache: $GPUSIM_CACHE_DIR, or gpusim in the user's folder of caches.
 
-    None if the variable is set to nothing, or if there is no home.
+    None if the variable is empty, or if the user has no home folder.
     """
     given = os.environ.get(ENVIRONMENT)
     if given is not None:
@@ -91,7 +87,7 @@ def _is_private(place: Path) -> bool:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content, which ends with its digest; None if there is no such file or it is damaged."""
+    """Read a file and check the digest at its end; None if it is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:

@@ -44,7 +44,7 @@ class Resources:
 
 
 def compiler() -> str | None:
-    """What compiles ahead of time: "nvcc", or else "nvrtc", through CuPy; None without both."""
+    """The compiler to use ahead of time: "nvcc", else "nvrtc" (through CuPy), else None."""
     if shutil.which("nvcc"):
         return "nvcc"
     try:

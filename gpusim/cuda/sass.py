@@ -1,5 +1,5 @@
-"""What a kernel's machine code says about memory: how many loads are in flight before one is used.
-It is read from nvdisasm's listing of a cubin; no GPU is needed."""
+"""Count the loads that a kernel's machine code has in flight before it uses the first one.
+The code is read from nvdisasm's listing of a cubin; no GPU is needed."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ __all__ = [
 
 
 class TensorType(Enum):
-    """What holds a tensor's values."""
+    """The source of a tensor's values."""
 
     ActGrad = "ActGrad"  #: an op, or the caller of the graph
     Const = "Const"
@@ -191,7 +191,8 @@ class TensorMethods:
         """PopART's tensor behind PopXL's: here the same object."""
         return self
 
-    def _from_pb_tensor(pb_tensor: Tensor) -> Tensor:  # type: ignore[misc]
+    @staticmethod
+    def _from_pb_tensor(pb_tensor: Tensor) -> Tensor:
         """PopXL's tensor for PopART's."""
         return pb_tensor
 
@@ -212,7 +213,7 @@ class TensorMethods:
         return producer
 
     def tensorType(self: Any) -> TensorType:
-        """What holds its values."""
+        """The source of its values."""
         kinds = {Variable: TensorType.Variable, Constant: TensorType.Const}
         return kinds.get(type(self), TensorType.ActGrad)
 
@@ -384,7 +385,8 @@ class OpMethods:
 class GraphMethods:
     """PopART's methods of graphs."""
 
-    def _from_pb(pb_graph: Graph) -> Graph:  # type: ignore[misc]
+    @staticmethod
+    def _from_pb(pb_graph: Graph) -> Graph:
         """PopXL's graph for PopART's."""
         return pb_graph
 

@@ -148,7 +148,7 @@ def _call_per_replica(
 
 
 def _lack(arrays: list[Any], name: str, kwargs: dict[str, Any], error: Exception) -> str | None:
-    """What the library of arrays on a GPU lacks of a function of NumPy, if it failed for that."""
+    """The part of a NumPy function that a GPU's library lacks, if the call failed for that."""
     if not arrays:
         return None
     package = type(arrays[0]).__module__.partition(".")[0]

@@ -265,7 +265,7 @@ class HostWeights:
 
     **Arguments**
 
-    - `executor`: its executor, or None once that is collected. Copies that nobody asked for go
+    - `executor`: its executor, or None after garbage collection. Implicit copies go
       through the executor's `copyWeightsToHost`, which the user may replace.
     """
 

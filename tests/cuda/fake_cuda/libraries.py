@@ -137,7 +137,7 @@ def product(
 
 
 @for_each_dtype(cublas, "?gemm")
-def _gemm(dtype, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]
+def _gemm(dtype, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
     scales = number(alpha, dtype), number(beta, dtype)
     product((ta, tb), (m, n, k), *scales, (a, dtype, lda), (b, dtype, ldb), (c, dtype, ldc))
 
@@ -145,7 +145,7 @@ def _gemm(dtype, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc): 
 @for_each_dtype(cublas, "?gemmStridedBatched")
 def _gemm_strided(
     dtype, handle, ta, tb, m, n, k, alpha, a, lda, da, b, ldb, db, beta, c, ldc, dc, count
-):  # type: ignore[no-untyped-def]
+):
     size = np.dtype(dtype).itemsize
     for i in range(count):
         at = (a + i * da * size, b + i * db * size, c + i * dc * size)
@@ -153,7 +153,7 @@ def _gemm_strided(
 
 
 @for_each_dtype(cublas, "?gemmBatched")
-def _gemm_batched(dtype, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, count):  # type: ignore[no-untyped-def]
+def _gemm_batched(dtype, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, count):
     for at in zip(
         *(memory(table, np.int64, (count,)).tolist() for table in (a, b, c)), strict=True
     ):
@@ -181,7 +181,7 @@ def gemmEx(
     ldc,
     computing,
     algorithm,
-):  # type: ignore[no-untyped-def]
+):
     scale = {68: "f4", 70: "f8"}.get(computing, "f4")
     scale = {4: "c8", 5: "c16", 1: "f8"}.get(type_c, scale)
     matrices = (
@@ -217,7 +217,7 @@ def gemmStridedBatchedEx(
     count,
     computing,
     algorithm,
-):  # type: ignore[no-untyped-def]
+):
     sizes = [np.dtype(CUDA_TYPES[kind]).itemsize for kind in (type_a, type_b, type_c)]
     for i in range(count):
         at = [
@@ -248,7 +248,7 @@ def gemmStridedBatchedEx(
 
 
 @for_each_dtype(cublas, "?geam")
-def _geam(dtype, handle, ta, tb, m, n, alpha, a, lda, beta, b, ldb, c, ldc):  # type: ignore[no-untyped-def]
+def _geam(dtype, handle, ta, tb, m, n, alpha, a, lda, beta, b, ldb, c, ldc):
     first = memory(a, dtype, (n, m) if ta else (m, n), lda)
     second = memory(b, dtype, (n, m) if tb else (m, n), ldb)
     total = number(alpha, dtype) * op(first, ta) + number(beta, dtype) * op(second, tb)
@@ -304,7 +304,7 @@ def _one(dtype: Any, *arguments: Any) -> int:
 
 
 @for_each_dtype(cusolver, "?getrf")
-def _getrf(dtype, handle, m, n, a, lda, work, pivots, info):  # type: ignore[no-untyped-def]
+def _getrf(dtype, handle, m, n, a, lda, work, pivots, info):
     with np.errstate(all="ignore"):
         found, singular = factorize(memory(a, dtype, (m, n), lda))
     memory(pivots, np.int32, (min(m, n),))[:] = found
@@ -312,7 +312,7 @@ def _getrf(dtype, handle, m, n, a, lda, work, pivots, info):  # type: ignore[no-
 
 
 @for_each_dtype(cusolver, "?getrs")
-def _getrs(dtype, handle, trans, n, count, a, lda, pivots, b, ldb, info):  # type: ignore[no-untyped-def]
+def _getrs(dtype, handle, trans, n, count, a, lda, pivots, b, ldb, info):
     places = memory(pivots, np.int32, (n,))
     substitute(memory(a, dtype, (n, n), lda), places, memory(b, dtype, (n, count), ldb), trans)
     memory(info, np.int32, (1,))[0] = 0
@@ -323,13 +323,13 @@ def addresses(table: int, count: int) -> list[int]:
 
 
 @for_each_dtype(cublas, "?getrfBatched")
-def _getrf_batched(dtype, handle, n, table, lda, pivots, info, count):  # type: ignore[no-untyped-def]
+def _getrf_batched(dtype, handle, n, table, lda, pivots, info, count):
     for i, a in enumerate(addresses(table, count)):
         _getrf(dtype, handle, n, n, a, lda, 0, pivots + 4 * n * i, info + 4 * i)
 
 
 @for_each_dtype(cublas, "?getrsBatched")
-def _getrs_batched(dtype, handle, trans, n, many, table, lda, pivots, targets, ldb, info, count):  # type: ignore[no-untyped-def]
+def _getrs_batched(dtype, handle, trans, n, many, table, lda, pivots, targets, ldb, info, count):
     pairs = zip(addresses(table, count), addresses(targets, count), strict=True)
     for i, (a, b) in enumerate(pairs):
         places = memory(pivots + 4 * n * i, np.int32, (n,))
@@ -338,7 +338,7 @@ def _getrs_batched(dtype, handle, trans, n, many, table, lda, pivots, targets, l
 
 
 @for_each_dtype(cublas, "?getriBatched")
-def _getri_batched(dtype, handle, n, table, lda, pivots, targets, ldc, info, count):  # type: ignore[no-untyped-def]
+def _getri_batched(dtype, handle, n, table, lda, pivots, targets, ldc, info, count):
     for i, (a, c) in enumerate(
         zip(addresses(table, count), addresses(targets, count), strict=True)
     ):
@@ -350,7 +350,7 @@ def _getri_batched(dtype, handle, n, table, lda, pivots, targets, ldc, info, cou
 
 
 @for_each_dtype(cusolver, "?potrf")
-def _potrf(dtype, handle, uplo, n, a, lda, work, size, info):  # type: ignore[no-untyped-def]
+def _potrf(dtype, handle, uplo, n, a, lda, work, size, info):
     found, status = memory(a, dtype, (n, n), lda), 0
     whole = np.tril(found) if uplo == LOWER else np.triu(found).conj().T
     whole = whole + np.tril(whole, -1).conj().T
@@ -368,13 +368,13 @@ def _potrf(dtype, handle, uplo, n, a, lda, work, size, info):  # type: ignore[no
 
 
 @for_each_dtype(cusolver, "?potrfBatched")
-def _potrf_batched(dtype, handle, uplo, n, table, lda, info, count):  # type: ignore[no-untyped-def]
+def _potrf_batched(dtype, handle, uplo, n, table, lda, info, count):
     for i, a in enumerate(addresses(table, count)):
         _potrf(dtype, handle, uplo, n, a, lda, 0, 0, info + 4 * i)
 
 
 @for_each_dtype(cusolver, "?geqrf")
-def _geqrf(dtype, handle, m, n, a, lda, tau, work, size, info):  # type: ignore[no-untyped-def]
+def _geqrf(dtype, handle, m, n, a, lda, tau, work, size, info):
     found = memory(a, dtype, (m, n), lda)
     reflectors, scales = np.linalg.qr(found, mode="raw")
     found[...] = reflectors.T
@@ -383,7 +383,7 @@ def _geqrf(dtype, handle, m, n, a, lda, tau, work, size, info):  # type: ignore[
 
 
 @for_each_dtype(cusolver, "?orgqr", "?ungqr")
-def _orgqr(dtype, handle, m, n, k, a, lda, tau, work, size, info):  # type: ignore[no-untyped-def]
+def _orgqr(dtype, handle, m, n, k, a, lda, tau, work, size, info):
     found, scales = memory(a, dtype, (m, n), lda), memory(tau, dtype, (k,))
     q = np.eye(m, n, dtype=dtype)
     for i in range(k - 1, -1, -1):
@@ -394,7 +394,7 @@ def _orgqr(dtype, handle, m, n, k, a, lda, tau, work, size, info):  # type: igno
 
 
 @for_each_dtype(cusolver, "?gesvd")
-def _gesvd(dtype, handle, jobu, jobvt, m, n, a, lda, s, u, ldu, vt, ldvt, work, size, real, info):  # type: ignore[no-untyped-def]
+def _gesvd(dtype, handle, jobu, jobvt, m, n, a, lda, s, u, ldu, vt, ldvt, work, size, real, info):
     found, k = memory(a, dtype, (m, n), lda), min(m, n)
     left, values, right = np.linalg.svd(found, full_matrices=True)
     memory(s, values.dtype, (k,))[:] = values
@@ -410,7 +410,7 @@ def _gesvd(dtype, handle, jobu, jobvt, m, n, a, lda, s, u, ldu, vt, ldvt, work, 
 
 
 @for_each_dtype(cusolver, "?gesvdjBatched")
-def _gesvdj_batched(  # type: ignore[no-untyped-def]
+def _gesvdj_batched(
     dtype, handle, job, m, n, a, lda, s, u, ldu, v, ldv, work, size, info, params, count
 ):
     k, itemsize = min(m, n), np.dtype(dtype).itemsize
@@ -426,7 +426,7 @@ def _gesvdj_batched(  # type: ignore[no-untyped-def]
 
 @for_each_dtype(cusolver, "?syevjBatched", dtypes="sd")
 @for_each_dtype(cusolver, "?heevjBatched", dtypes="cz")
-def _syevj_batched(dtype, handle, job, uplo, n, a, lda, w, work, size, info, params, count):  # type: ignore[no-untyped-def]
+def _syevj_batched(dtype, handle, job, uplo, n, a, lda, w, work, size, info, params, count):
     for i in range(count):
         found = memory(a + i * lda * n * np.dtype(dtype).itemsize, dtype, (n, n), lda)
         values, vectors = np.linalg.eigh(found, "UL"[uplo == LOWER])
@@ -447,7 +447,7 @@ def xgeev_bufferSize(*arguments: Any) -> tuple[int, int]:
 
 
 @plain(cusolver)
-def xsyevd(handle, params, jobz, uplo, n, kind, a, lda, kind_w, w, *rest):  # type: ignore[no-untyped-def]
+def xsyevd(handle, params, jobz, uplo, n, kind, a, lda, kind_w, w, *rest):
     found = memory(a, CUDA_TYPES[kind], (n, n), lda)
     values, vectors = np.linalg.eigh(found, "UL"[uplo == LOWER])
     memory(w, CUDA_TYPES[kind_w], (n,))[:] = values
@@ -457,7 +457,7 @@ def xsyevd(handle, params, jobz, uplo, n, kind, a, lda, kind_w, w, *rest):  # ty
 
 
 @plain(cusolver)
-def xgeev(handle, params, left, right, n, kind, a, lda, kind_w, w, *rest):  # type: ignore[no-untyped-def]
+def xgeev(handle, params, left, right, n, kind, a, lda, kind_w, w, *rest):
     found, (_, _, _, _, v, ldv), info = memory(a, CUDA_TYPES[kind], (n, n), lda), rest[:6], rest[-1]
     values, vectors = np.linalg.eig(found)
     memory(w, CUDA_TYPES[kind_w], (n,))[:] = values
