@@ -66,9 +66,9 @@ def run(*code: str) -> str:
 BLOCKED = {
     "sleep": "time.sleep(1000)",
     "queue": "queue.Queue().get()",
-    "socket": "socket.socketpair()[0].recv(1)",
+    "socket": "ours, theirs = socket.socketpair(); ours.recv(1)",
     "lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
-    "process": "subprocess.run([sys.executable, '-c', 'import time; time.sleep(1000)'])",
+    "process": "subprocess.run(['sleep', '1000'], stdout=-3, stderr=-3)",
 }
 
 
