@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from ....libraries import zeros_like
+from ....libraries import copy_array, owner, zeros_like
 from ...axis_environment import Axes
 from ..align import (
     lead,
@@ -20,7 +20,7 @@ from ..align import (
     visible_ndim,
     visible_shape,
 )
-from ..array import Array, MappedArray, wrap
+from ..array import Array, MappedArray, is_scalar, wrap
 from ..dispatch import NoRule, Rule, rule
 from .arguments import arrange, merge_visible, parameters, plain, unpack_array
 
@@ -77,7 +77,15 @@ def reshape(a: Any, /, shape: Any = None, order: Any = "C", *, copy: Any = None,
 
 @rule(np.ravel)
 def ravel(a: Any, order: Any = "C") -> Any:
-    return _reshape(a, -1 if math.prod(visible_shape(a)) else 0, order)
+    result = _reshape(a, -1 if math.prod(visible_shape(a)) else 0, order)
+    data, axes = unpack_array(a)
+    part = data[(0,) * len(axes)]
+    fortran = _order(order, data, axes) == "F"
+    contiguous = part.flags.f_contiguous if fortran else part.flags.c_contiguous
+    if contiguous and not is_scalar(a):
+        return result  # a view
+    found = unpack(result)[0]
+    return wrap(copy_array(found), axes) if owner(found) is owner(data) else result
 
 
 @rule(np.resize)
