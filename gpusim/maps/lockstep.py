@@ -13,12 +13,12 @@ import numpy as np
 from ..collectives import Result, dispatch
 from ..collectives.dispatch import Leaf, Resolved
 from ..collectives.distributed.layout import Layout
-from ..libraries import call_on_bits, reshaped_view
+from ..libraries import call_on_bits, copy_array, owner, reshaped_view
 from ..runtime.world import CHANNELS
-from .arguments import read_only
 from .axis_environment import Axes, AxisEntry, AxisName, union
 from .mapped_array.align import expand, sizes
 from .mapped_array.array import Array, wrap
+from .mapped_array.memory import is_writable
 from .names import is_positional
 
 Stacked = tuple[Array, Axes]  # data whose leading axes are the given ones
@@ -51,10 +51,13 @@ def run_lockstep(
         return scalar_leaf(operands[0], call, entries)
 
     delivered = dispatch.run(call, map(prepared, leaves), agreement)
+    shared = {id(owner(o[0])) for operands in leaves for o in operands if type(o) is tuple}
     for values in delivered:
         for number, value in enumerate(values):
             if type(value) is tuple:
                 data, axes = value
+                if id(owner(data)) in shared or not is_writable(data):
+                    data = copy_array(data)  # the replicas' own, as results of functions are
                 values[number] = deliver(data, axes, enclosing)
     return delivered
 
@@ -66,11 +69,11 @@ def scalar_leaf(value: Any, call: Resolved, entries: Sequence[AxisEntry]) -> Lea
 
 
 def deliver(data: Array, axes: Axes, enclosing: Axes) -> Any:
-    """A result as the code around sees it: wrapped under vmap, else a plain read-only array."""
+    """A result as the code around sees it: wrapped under vmap, else a plain array."""
     for entry in enclosing:
         if entry.index is None:
             return wrap(data, axes)
-    return read_only(np.asarray(data) if isinstance(data, np.generic) else data)
+    return np.asarray(data) if isinstance(data, np.generic) else data
 
 
 def group_size(call: Resolved, entries: Sequence[AxisEntry]) -> int:
