@@ -12,6 +12,7 @@ from .. import trees
 from ..libraries import copy_array, on_device, owner
 from .axis_environment import AxisEntry
 from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap, wrap_array
+from .mapped_array.memory import is_writable
 
 PYTHON_SCALARS = (bool, int, float, complex)
 
@@ -246,31 +247,22 @@ def _repeat(data: Array, place: int, size: int) -> Array:
 def own_results(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
     """The results, copied where they share memory with an argument or each other, or cannot be
     written: the caller owns them."""
-    owners = {id(owner(data)) for data in map(_data, arguments) if data is not None}
-    owned = []
-    for result in results:
-        data = _data(result)
-        if data is not None:
-            key = id(owner(data))
-            if key in owners or not _is_whole(data):
-                data = copy_array(data)
-                result = wrap_array(data, result._axes) if isinstance(result, MappedArray) else data
-                key = id(data)
-            owners.add(key)
-        owned.append(result)
-    return owned
-
-
-def _data(value: Any) -> Array | None:
-    """The array, or stacked data, of a leaf; None for other values."""
-    if type(value) is np.ndarray:
-        return value
-    data = unpack(value)[0]
-    return data if isinstance(data, np.ndarray) or on_device(data) else None
-
-
-def _is_whole(data: Array) -> bool:
-    """Whether each element has memory of its own that may be written."""
-    if isinstance(data, np.ndarray):
-        return data.flags.writeable
-    return not any(step == 0 for step, extent in zip(data.strides, data.shape, strict=True) if extent > 1)
+    owners = set()
+    for argument in arguments:
+        if type(argument) is np.ndarray:
+            owners.add(id(argument if argument.base is None else owner(argument)))
+        elif isinstance(argument, MappedArray) or on_device(argument):
+            owners.add(id(owner(unpack(argument)[0])))
+    for number, result in enumerate(results):
+        plain = type(result) is np.ndarray
+        data = result if plain else unpack(result)[0]
+        if not plain and not isinstance(data, np.ndarray) and not on_device(data):
+            continue
+        key = id(data if data.base is None else owner(data))
+        if key in owners or not (data.flags.writeable if plain else is_writable(data)):
+            data = copy_array(data)
+            mapped = isinstance(result, MappedArray)
+            results[number] = wrap_array(data, result._axes) if mapped else data
+            key = id(data)
+        owners.add(key)
+    return results

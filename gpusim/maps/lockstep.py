@@ -51,15 +51,29 @@ def run_lockstep(
         return scalar_leaf(operands[0], call, entries)
 
     delivered = dispatch.run(call, map(prepared, leaves), agreement)
-    shared = {id(owner(o[0])) for operands in leaves for o in operands if type(o) is tuple}
-    for values in delivered:
+    for values, operands in zip(delivered, leaves, strict=True):
         for number, value in enumerate(values):
             if type(value) is tuple:
                 data, axes = value
-                if id(owner(data)) in shared or not is_writable(data):
-                    data = copy_array(data)  # the replicas' own, as results of functions are
+                if _is_shared(data, operands):
+                    data = copy_array(data)
                 values[number] = deliver(data, axes, enclosing)
     return delivered
+
+
+def _is_shared(data: Array, operands: Sequence[Any]) -> bool:
+    """Whether a result has memory of an operand, or cannot be written: then it is copied."""
+    if type(data) is np.ndarray:
+        if not data.flags.writeable:
+            return True
+        for operand in operands:
+            if type(operand) is tuple and np.may_share_memory(data, operand[0]):
+                return True
+        return False
+    if isinstance(data, np.generic):
+        return False
+    root = owner(data)
+    return any(type(o) is tuple and owner(o[0]) is root for o in operands) or not is_writable(data)
 
 
 def scalar_leaf(value: Any, call: Resolved, entries: Sequence[AxisEntry]) -> Leaf:

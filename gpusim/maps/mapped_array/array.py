@@ -43,9 +43,7 @@ def wrap(data: Array, axes: Axes) -> MappedArray:
 
 def wrap_array(data: Array, axes: Axes) -> MappedArray:
     """As `wrap`, but what has no visible axes is a 0-d array, and no NumPy scalar."""
-    if data.ndim > len(axes):
-        return wrap(data, axes)
-    mapped = object.__new__(ZeroDimensional)
+    mapped = object.__new__(MappedArray if data.ndim > len(axes) else ZeroDimensional)
     mapped._data = np.asarray(data) if isinstance(data, np.generic) else data
     mapped._axes = axes
     return mapped

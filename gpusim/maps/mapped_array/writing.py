@@ -122,8 +122,8 @@ def refuse_plain(name: str, axes: Axes) -> None:
     """TypeError: a plain array cannot take values that differ between replicas."""
     names = ", ".join(repr(entry.name) for entry in axes)
     raise TypeError(
-        f"{name} would write values mapped over {names} into a plain array, which has room for "
-        "one replica's only: make the array like a mapped one (acc = np.zeros(3, like=x)), or "
+        f"{name} would write values mapped over {names} into a plain array (a left "
+        "side or out=), which has room for one replica's only: make the array like a mapped one (acc = np.zeros(3, like=x)), or "
         "take the returned array (acc = acc + x)"
     )
 

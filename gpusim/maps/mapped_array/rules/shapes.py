@@ -20,7 +20,7 @@ from ..align import (
     visible_ndim,
     visible_shape,
 )
-from ..array import Array, MappedArray, is_scalar, wrap
+from ..array import Array, MappedArray, is_scalar, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
 from .arguments import arrange, merge_visible, parameters, plain, unpack_array
 
