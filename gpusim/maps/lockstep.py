@@ -17,7 +17,7 @@ from ..libraries import call_on_bits, copy_array, owner, reshaped_view
 from ..runtime.world import CHANNELS
 from .axis_environment import Axes, AxisEntry, AxisName, union
 from .mapped_array.align import expand, sizes
-from .mapped_array.array import Array, wrap
+from .mapped_array.array import Array, wrap_array
 from .mapped_array.memory import is_writable
 from .names import is_positional
 
@@ -86,7 +86,7 @@ def deliver(data: Array, axes: Axes, enclosing: Axes) -> Any:
     """A result as the code around sees it: wrapped under vmap, else a plain array."""
     for entry in enclosing:
         if entry.index is None:
-            return wrap(data, axes)
+            return wrap_array(data, axes)
     return np.asarray(data) if isinstance(data, np.generic) else data
 
 

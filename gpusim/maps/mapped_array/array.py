@@ -54,6 +54,11 @@ def is_scalar(value: Any) -> bool:
     return type(value) is MappedArray and value._data.ndim == len(value._axes)
 
 
+def _refuse_scalar(value: Any, name: str) -> None:
+    if is_scalar(value):
+        raise AttributeError(f"attribute {name!r} of 'numpy.generic' objects is not writable")
+
+
 def wrap_like(value: Any, data: Array, axes: Axes) -> MappedArray:
     """A view or a method's result of `value`: a scalar's is a scalar, an array's an array."""
     return wrap(data, axes) if is_scalar(value) else wrap_array(data, axes)
@@ -185,6 +190,7 @@ class MappedArray:
 
     @shape.setter
     def shape(self, shape: Any) -> None:
+        _refuse_scalar(self, "shape")
         data, axes = unpack(self)
         shape = shape if isinstance(shape, tuple) else (shape,)
         self._data = reshaped_view(data, (*data.shape[: len(axes)], *shape))
@@ -363,6 +369,7 @@ class MappedArray:
 
     @real.setter
     def real(self, value: Any) -> None:
+        _refuse_scalar(self, "real")
         np.real(self)[...] = value
 
     @property
@@ -372,6 +379,9 @@ class MappedArray:
 
     @imag.setter
     def imag(self, value: Any) -> None:
+        _refuse_scalar(self, "imag")
+        if self.dtype.kind != "c":
+            raise TypeError("array does not have imaginary part to set")
         np.imag(self)[...] = value
 
     @property
@@ -381,6 +391,7 @@ class MappedArray:
 
     @flat.setter
     def flat(self, value: Any) -> None:
+        _refuse_scalar(self, "flat")
         Flat(self)[:] = value
 
     def astype(
@@ -489,24 +500,21 @@ class ZeroDimensional(MappedArray):
 class Flat:
     """The elements of a MappedArray in C order, as ndarray.flat has them."""
 
-    __slots__ = ("_array",)
+    __slots__ = ("array",)
+    __setitem__: Callable[..., None]
 
     def __init__(self, array: MappedArray) -> None:
-        self._array = array
+        self.array = array
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(np.ravel(self._array))
+        return iter(np.ravel(self.array))
 
     def __len__(self) -> int:
-        return self._array.size
+        return self.array.size
 
     def __getitem__(self, index: Any) -> Any:
-        found = np.ravel(self._array)[index]
+        found = np.ravel(self.array)[index]
         return found if is_scalar(found) else found.copy()
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        places = np.ravel(np.arange(self._array.size)[index])
-        np.put(self._array, places, value)
 
 
 trees.LEAF_TYPES.update((MappedArray, ZeroDimensional))

@@ -103,7 +103,7 @@ ARRAYS_0D = frozenset(
     {
         *(np.where, np.select, np.copy, np.tensordot, np.broadcast_to, np.array, np.asarray),
         *(np.asanyarray, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.isclose),
-        *(np.choose, np.nan_to_num),
+        np.choose,
     }
 )
 """NumPy functions that return 0-d arrays, where others return scalars."""

@@ -6,6 +6,7 @@ replica, on writable views of the replicas' parts.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from ... import trees
-from ...libraries import as_bits, constant_like, copy_array, on_device, to_library_of
+from ...libraries import as_bits, constant_like, copy_array, on_device, owner, to_library_of
 from ..axis_environment import Axes, union
 from .align import lead, shift_axis, visible_ndim, visible_shape
 from .array import (
     Array,
+    Flat,
     MappedArray,
     is_scalar,
     make_writable,
@@ -214,6 +216,24 @@ def _fit(value: Any, ndim: int, axes: Axes, data: Array) -> Any:
     return lead(value, axes, ndim) if unpack(value)[1] else unpack(value)[0]
 
 
+def set_flat(flat: Flat, index: Any, value: Any) -> None:
+    """array.flat[index] = value on every replica."""
+    array = flat.array
+    if is_scalar(array):
+        raise TypeError("a NumPy scalar cannot be changed in place")
+
+    def assign(part: Array, index: Any, value: Any) -> None:
+        part.flat[index] = value
+
+    axes = union(axes_of(index), axes_of(value))
+    _change(
+        [array],
+        axes,
+        ASSIGNED,
+        lambda target: call_per_replica(assign, (target, index, value), {}, "ndarray.flat"),
+    )
+
+
 # out=
 
 
@@ -288,6 +308,11 @@ def _ufunc_stacked(
     plain = [value for value in inputs if not isinstance(value, MappedArray)]
     if any(visible_ndim(value) > ndim for value in (*arrays, *plain, options.get("where", True))):
         raise NoRule  # NumPy's error
+    if len(targets) > 1 and any(
+        owner(unpack(one)[0]) is owner(unpack(other)[0])
+        for one, other in itertools.combinations(targets, 2)
+    ):
+        raise NoRule  # which is written last
     direct = (
         len(outs) == function.nout
         and function.signature is None
@@ -411,6 +436,7 @@ def writer(function: Callable[..., Any], stacked: Callable[..., Any] | None = No
                 refuse_plain(name, axes)
             return function(first, *trees.map(_plain, args), **trees.map(_plain, kwargs))
         if is_scalar(first):
+            call_per_replica(function, (first, *args), kwargs, name)  # NumPy's error, or no effect
             raise TypeError(f"{name} was given a NumPy scalar, which cannot be changed in place")
         axes = union(axes, unpack(first)[1])
 
@@ -596,5 +622,6 @@ def install(mapped_array: type[MappedArray]) -> None:
     mapped_array.__imatmul__ = _matmul_into  # type: ignore[method-assign]
     mapped_array.sort = _by_method("sort")  # type: ignore[method-assign]
     mapped_array.partition = _by_method("partition")  # type: ignore[method-assign]
+    Flat.__setitem__ = set_flat  # type: ignore[method-assign]
     mapped_array.fill = fill  # type: ignore[method-assign]
     mapped_array.put = put  # type: ignore[method-assign]

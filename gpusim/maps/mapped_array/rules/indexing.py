@@ -21,7 +21,7 @@ from ..array import Array, MappedArray, is_scalar, read_only, unpack, wrap, wrap
 from ..dispatch import NoRule, rule
 from ..indices import as_tuple, is_basic, nonzero, stack_basic, stack_index
 from ..memory import is_writable
-from ..writing import is_picked, pick
+from ..writing import Picked, is_picked, pick
 from .products import operand, raveled
 from .ufuncs import wrap_all
 
@@ -29,13 +29,15 @@ from .ufuncs import wrap_all
 @rule(operator.getitem)
 def getitem(array: Any, index: Any) -> Any:
     data, axes = unpack(array)
+    if is_scalar(array):
+        data = data.copy()  # a scalar does not change with views of it
     entries = as_tuple(index)
     try:
         if is_basic(entries):
             part = data[stack_basic(entries, len(axes))]
             if part.ndim > len(axes):
-                return wrap(part, axes)
-            return _element(array, part, axes, entries)
+                return pick(array, entries) if isinstance(array, Picked) else wrap(part, axes)
+            return _element(part, axes, entries)
         if isinstance(index, str):
             return wrap(data[index], axes)
         if isinstance(index, np.ndarray) and index.ndim and index.dtype.kind in "iu" and axes:
@@ -57,11 +59,11 @@ def _picked(array: Any, entries: tuple[Any, ...], data: Array, axes: Axes) -> An
     return wrap(read_only(unpack(found)[0]), found._axes)
 
 
-def _element(array: Any, part: Array, axes: Axes, entries: tuple[Any, ...]) -> Any:
+def _element(part: Array, axes: Axes, entries: tuple[Any, ...]) -> Any:
     """One element: with an Ellipsis a 0-d array, which is a view of an array, else a scalar."""
     if Ellipsis in entries:
-        return wrap_array(part.copy() if is_scalar(array) else part, axes)
-    return wrap(part if is_scalar(array) else part.copy(), axes)
+        return wrap_array(part, axes)
+    return wrap(part.copy(), axes)
 
 
 def _found(entries: tuple[Any, ...], data: Array, axes: Axes) -> Any:

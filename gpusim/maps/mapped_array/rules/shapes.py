@@ -58,8 +58,14 @@ def _reversed_axes(data: Array, mapped: int) -> Array:
     return np.transpose(data, [*range(mapped), *reversed(range(mapped, data.ndim))])
 
 
+def _own_data(value: Any) -> tuple[Array, Axes]:
+    """As `unpack_array`, a copy of a scalar's data: it does not change with views of it."""
+    data, axes = unpack_array(value)
+    return (data.copy() if is_scalar(value) else data), axes
+
+
 def _reshape(a: Any, shape: Any, order: Any) -> MappedArray:
-    data, axes = unpack_array(a)
+    data, axes = _own_data(a)
     wanted = _resolved(shape, math.prod(visible_shape(a)))
     if _order(order, data, axes) == "C":
         return wrap(np.reshape(data, sizes(axes) + wanted), axes)
@@ -78,14 +84,15 @@ def reshape(a: Any, /, shape: Any = None, order: Any = "C", *, copy: Any = None,
 @rule(np.ravel)
 def ravel(a: Any, order: Any = "C") -> Any:
     result = _reshape(a, -1 if math.prod(visible_shape(a)) else 0, order)
+    if is_scalar(a):
+        return result
     data, axes = unpack_array(a)
-    part = data[(0,) * len(axes)]
+    flags = data[(0,) * len(axes)].flags
     fortran = _order(order, data, axes) == "F"
-    contiguous = part.flags.f_contiguous if fortran else part.flags.c_contiguous
-    if contiguous and not is_scalar(a):
-        return result  # a view
     found = unpack(result)[0]
-    return wrap(copy_array(found), axes) if owner(found) is owner(data) else result
+    if (flags.f_contiguous if fortran else flags.c_contiguous) or owner(found) is not owner(data):
+        return result
+    return wrap(copy_array(found), axes)
 
 
 @rule(np.resize)
@@ -101,7 +108,7 @@ def resize(a: Any, new_shape: Any) -> Any:
 
 @rule(np.expand_dims)
 def expand_dims(a: Any, axis: Any) -> Any:
-    data, axes = unpack_array(a)
+    data, axes = _own_data(a)
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     return wrap(np.expand_dims(data, shift_axes(axis, visible_ndim(a) + count, len(axes))), axes)
 
@@ -153,7 +160,7 @@ def at_least(wanted: int) -> Rule:
     def batched(*arrays: Any) -> Any:
         results = []
         for value in arrays:
-            data, axes = unpack_array(value)
+            data, axes = _own_data(value)
             new = NEW_AXES.get((wanted, visible_ndim(value)))
             index = (slice(None),) * len(axes) + (new or (...,))
             results.append(wrap(data if new is None else data[index], axes))
