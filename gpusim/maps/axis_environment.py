@@ -52,10 +52,11 @@ class AxisEntry:
     - `sharding`: how the axis is sharded over instances; None if this instance holds all of it.
       `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
     - `like`: an array of the library of the map's arguments, if that is not NumPy.
+    - `read_only`: the ids of the owners of the arguments' memory on a GPU, where arrays have no flag.
     - `active`: False once the map has ended; its values must not be used any more.
     """
 
-    __slots__ = ("active", "depth", "index", "like", "name", "sharding", "size")
+    __slots__ = ("active", "depth", "index", "like", "name", "read_only", "sharding", "size")
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class AxisEntry:
         self.index = index
         self.sharding = sharding
         self.like: Any = None
+        self.read_only: frozenset[int] = frozenset()
         self.active = True
 
     @property

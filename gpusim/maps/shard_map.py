@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .. import trees
-from ..libraries import call_on_bits, copy_array, first_unlike, on_device
-from .arguments import as_array, is_array, read_only, separate
+from ..libraries import call_on_bits, copy_array, first_unlike, on_device, owner
+from .arguments import as_array, is_array, own_results, read_only
 from .axis_environment import (
     Axes,
     AxisEntry,
@@ -23,7 +23,7 @@ from .axis_environment import (
     new_axes,
 )
 from .mapped_array.align import expand, sizes
-from .mapped_array.array import Array, unpack, wrap
+from .mapped_array.array import Array, unpack, wrap_array
 
 
 class Mesh:
@@ -142,7 +142,8 @@ def shard_map(
     - `check_vma`: compare the replicas' copies of results that out_specs declares replicated;
       False takes the first copy without comparing.
 
-    **Returns**: A function with the positional arguments of `f`.
+    **Returns**: A function with the positional arguments of `f`. The caller owns its results: they
+    are writable and share no memory with the arguments or each other.
 
     **Raises**:
 
@@ -191,7 +192,7 @@ def shard_map(
                 _join(part, spec, mesh_axes, outer, check_vma, f"shard_map: result {number}")
                 for number, (part, spec) in enumerate(zip(parts, places, strict=True))
             ]
-        return trees.unflatten(result_structure, whole if outer else separate(whole))
+        return trees.unflatten(result_structure, own_results(whole, leaves))
 
     return mapped
 
@@ -252,10 +253,12 @@ def _split(leaf: Any, spec: P, mesh_axes: Axes, what: str) -> Any:
     order = [*range(outer), *(mesh_places[mesh_axis] for mesh_axis in own), *rest_places]
     for mesh_axis in own if on_device(data) else ():
         mesh_axis.like = data
+    if on_device(data):
+        mesh_axes[0].read_only |= {id(owner(data))}
     shards = call_on_bits(np.reshape, data, shape).transpose(order)
     if order != sorted(order):
         shards = copy_array(shards)  # as moved axes of vmap
-    return wrap(read_only(shards), (*axes, *own))
+    return wrap_array(read_only(shards), (*axes, *own))
 
 
 def _join(part: Any, spec: P, mesh_axes: Axes, outer: bool, check: bool, what: str) -> Any:
@@ -283,7 +286,7 @@ def _join(part: Any, spec: P, mesh_axes: Axes, outer: bool, check: bool, what: s
         order += [places[mesh_axis] for mesh_axis in split] + [start + axis]
         shape.append(math.prod(sizes(tuple(split))) * full.shape[start + axis])
     joined = full.transpose(order).reshape(shape)
-    return wrap(joined, enclosing) if outer else joined
+    return wrap_array(joined, enclosing) if outer else joined
 
 
 def _one_copy(

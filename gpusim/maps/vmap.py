@@ -13,9 +13,9 @@ from .arguments import (
     check_out_axes,
     enter,
     leave,
+    own_results,
     read_arguments,
     result_axes,
-    separate,
 )
 from .axis_environment import (
     AxisEntry,
@@ -51,8 +51,8 @@ def vmap(
     - `axis_name`: a name for the axis, for collectives.
     - `axis_size`: the number of replicas, needed only if no argument is mapped.
 
-    **Returns**: A function with the arguments of `f`. Results that alias an argument or each other
-    are read-only.
+    **Returns**: A function with the arguments of `f`. The caller owns its results: they are
+    writable and share no memory with the arguments or each other.
 
     **Raises**:
 
@@ -89,6 +89,6 @@ def vmap(
             results = []
             for value, axis in zip(values, axes, strict=True):
                 results.append(leave(value, axis, entry, outer, "vmap"))
-        return trees.unflatten(structure, results if outer else separate(results))
+        return trees.unflatten(structure, own_results(results, arguments.leaves))
 
     return mapped
