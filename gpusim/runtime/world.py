@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from operator import index as as_index
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,11 @@ class World:
     """
 
     def __init__(
-        self, counts: Sequence[int], engine: Engine | None = None, *, check: bool = True
+        self,
+        counts: Sequence[int],
+        engine: Engine | None = None,
+        *,
+        check: bool | Literal["calls"] = True,
     ) -> None:
         """Make a world; programs usually call `from_environment`.
 
@@ -104,8 +108,13 @@ class World:
 
         - `counts`: the number of replicas of each instance, at least 1.
         - `engine`: the connection to the other instances; None for a single one.
-        - `check`: compare the calls of all instances before each exchange. It costs a message of
-          one KiB to each.
+        - `check`: compare the calls of all instances before each exchange, and the arguments of
+          maps that all replicas share (`in_axes=None`, `P()`). It costs a message of one KiB to
+          each, and the hash of those arguments. "calls" compares calls only, False nothing.
+
+        **Raises**:
+
+        - ValueError: if they do not fit together.
         """
         self.counts = tuple(as_index(count) for count in counts)
         self.engine = engine
@@ -118,7 +127,10 @@ class World:
                 f"counts={counts!r}: every instance must hold at least one replica; start at most "
                 f"{sum(self.counts)} instances, or ask for more replicas"
             )
+        if check not in (True, False, "calls"):
+            raise ValueError(f'check={check!r}: expected True, False or "calls"')
         self.check = check
+        self.checks_values = check is True
         self._token: Token[World | None] | None = None
         self._over = False
         self._busy: set[int] = set()  # channels in use
@@ -137,7 +149,7 @@ class World:
         cls,
         replicas: int | None = None,
         *,
-        check: bool = True,
+        check: bool | Literal["calls"] = True,
         environ: Mapping[str, str] | None = None,
     ) -> World:
         """The world that poprun, mpirun, srun or torchrun has started; one instance without them.
@@ -268,6 +280,14 @@ class World:
         """Wait until all instances make the same call; see `call`."""
         with self.call(text, terms):
             pass
+
+    def gather(self, text: str, row: NDArray[Any]) -> NDArray[Any]:
+        """One row of numbers from each instance, of the same shape and dtype on all."""
+        rows = np.zeros((self.instances, *row.shape), row.dtype)
+        rows[self.instance] = row
+        with self.call(text, {"gather": f"{row.dtype}{row.shape}"}), self.channel(MAIN_TAG):
+            self._exchange_all(rows, MAIN_TAG)
+        return rows
 
     def _compare(self, kind: int, text: str, terms: Terms, tag: int) -> None:
         """Exchange calls with all instances; an error if they differ."""
