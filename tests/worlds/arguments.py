@@ -35,8 +35,13 @@ def refused(error: type[Exception], *parts: str, call: Callable[..., Any], args:
 
 def differing_values() -> None:
     """Each instance has its own value of what all share."""
-    plain: Callable[..., Any] = lambda w, x: w + x  # noqa: E731  # without a collective
-    summing: Callable[..., Any] = lambda w, x: lax.psum(w + x, "x")  # noqa: E731
+
+    def plain(w: Any, x: Any) -> Any:  # without a collective
+        return last_of(w) + x
+
+    def summing(w: Any, x: Any) -> Any:
+        return lax.psum(last_of(w) + x, "x")
+
     for w_of in (
         lambda i: np.float32([1, 2, 3 + i]),
         lambda i: LARGE + i * (LARGE == 2_999_999.0),  # the last element
@@ -46,14 +51,10 @@ def differing_values() -> None:
         for f in (plain, summing):
             maps = {
                 "in_axes=None": (
-                    gpusim.vmap(lambda w, x: f_of(f, w, x), in_axes=(None, 0), axis_name="x"),
-                    gpusim.pmap(lambda w, x: f_of(f, w, x), "x", in_axes=(None, 0)),
+                    gpusim.vmap(f, in_axes=(None, 0), axis_name="x"),
+                    gpusim.pmap(f, "x", in_axes=(None, 0)),
                 ),
-                "P()": (
-                    gpusim.shard_map(
-                        lambda w, x: f_of(f, w, x), MESH, in_specs=(P(), P("x")), out_specs=P("x")
-                    ),
-                ),
+                "P()": (gpusim.shard_map(f, MESH, in_specs=(P(), P("x")), out_specs=P("x")),),
             }
             for why, calls in maps.items():
                 for call in calls:
@@ -84,11 +85,10 @@ def differing_values() -> None:
             np.testing.assert_array_equal(out, local(here) + here.instance)
 
 
-def f_of(f: Callable[..., Any], w: Any, x: Any) -> Any:
-    """f on the sum of w where w is a tree or large."""
-    if isinstance(w, dict):
-        w = w["w"].sum()
-    return f(w if np.ndim(w) == 0 else w[-1], x)
+def last_of(w: Any) -> Any:
+    """A number of a tree, an array or a number."""
+    w = w["w"] if isinstance(w, dict) else w
+    return w.reshape(-1)[-1] if np.ndim(w) else w
 
 
 def local(here: gpusim.World) -> Any:
