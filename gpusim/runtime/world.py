@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..errors import CollectiveMismatchError, GpusimError, InstanceError
 from . import activity, environment
 from .engines import Buffer, Engine, Pending, Processes, while_waiting
+from .frames import at, place_of_error
 
 __all__ = ["World", "current_world", "without_world"]
 
@@ -232,8 +233,15 @@ class World:
             return
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if not failed and not self._has_ended():
-            with self.doing("leaving the world"):
-                self._compare(_LEAVE, "leaves", {}, MAIN_TAG if self.check else _LEAVING)
+            by = ""
+            if isinstance(error, SystemExit):
+                code = "" if error.code is None else repr(error.code)
+                by = f" by sys.exit({code}){at(place_of_error(error))}"
+            try:
+                with self.doing(f"leaving the world{by}"):
+                    self._compare(_LEAVE, by, {}, MAIN_TAG if self.check else _LEAVING)
+            except GpusimError as refusal:
+                raise refusal from error  # which shows where sys.exit was called
         elif error is not None and failed:
             self._over = True
             if self._processes is not None:
@@ -331,10 +339,11 @@ class World:
         instance = next(i for i, call in enumerate(calls) if call.kind != local.kind)
         if local.kind == _LEAVE:
             return CollectiveMismatchError(
-                f"{self._who(self.instance)} leaves the world, but {self._who(instance)} calls "
-                f"{calls[instance].text}"
+                f"{self._who(self.instance)} leaves the world{local.text}, but "
+                f"{self._who(instance)} calls {calls[instance].text}"
             )
-        return InstanceError(instance, f"{self._who(instance)} has left the world")
+        by = calls[instance].text
+        return InstanceError(instance, f"{self._who(instance)} has left the world{by}")
 
     def _mismatch(self, calls: Sequence[_Call], terms: Terms, tag: int) -> GpusimError:
         """The error for calls that differ. All instances make it, so they exchange their terms."""
