@@ -43,6 +43,7 @@ from .mapped_array.align import common_axes, lead_full, sizes
 from .mapped_array.array import Array, MappedArray, unpack, wrap_array
 from .scheduler import PmapCall, Scheduler, enclosing_replica
 from .streams import StreamSlots, check_devices, gpus_of_replicas, move
+from .workers import check_thread_count
 
 SCHEDULES = ("cores", "one")
 
@@ -85,6 +86,7 @@ def pmap(
       replica's. The others are ended.
     - CollectiveMismatchError: if replicas meet in calls that differ; it names both.
     - DeadlockError: if replicas wait for others that have returned.
+    - GpusimError: if the machine does not have a thread for each replica of a named axis.
     - ValueError: if results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
       vmap.
 
@@ -109,6 +111,8 @@ def pmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         size = local_axis_size("pmap", axis_size)
         arguments = read_arguments("pmap", in_axes, size, args, kwargs)
+        if axis_name is not None:
+            check_thread_count("pmap", arguments.size)
         sharding = outermost_sharding("pmap", arguments.size)
         agree_on_arguments("pmap", arguments.shared(), sharding)
         parent = enclosing_replica()
