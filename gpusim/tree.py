@@ -1,7 +1,7 @@
 """Pytrees as in `jax.tree`: nested containers whose leaves are arrays, numbers and other objects.
 
-Nodes are tuples, lists, dicts, named tuples and registered classes; None is a node without leaves.
-Every map takes such trees, and returns them. The functions that register classes have the names
+Nodes are tuples, lists, dicts, named tuples and registered classes, and deques, which are leaves
+in JAX; None is a node without leaves. Every map takes such trees, and returns them. The functions that register classes have the names
 of `jax.tree_util`.
 """
 
@@ -241,9 +241,9 @@ def keystr(keys: KeyPath, *, simple: bool = False, separator: str = "") -> str:
 
 
 def _key(entry: Any) -> Any:
-    if isinstance(entry, optree.NamedTupleEntry | optree.GetAttrEntry):
+    if isinstance(entry, optree.GetAttrEntry):
         return GetAttrKey(entry.name)
-    if isinstance(entry, optree.DataclassEntry | optree.StructSequenceEntry):
+    if isinstance(entry, optree.NamedTupleEntry | optree.StructSequenceEntry):
         return GetAttrKey(entry.field)
     if isinstance(entry, optree.MappingEntry):
         return DictKey(entry.key)

@@ -93,11 +93,11 @@ INSTEAD = {
 """Names of jax.lax that are not here, and what serves instead."""
 
 AS_IN_NUMPY = frozenset(
-    "abs acos acosh add argmax argmin asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or "
-    "bitwise_xor broadcast_shapes cbrt ceil concatenate conj cos cosh cumprod cumsum dot exp exp2 "
-    "expand_dims expm1 floor full full_like imag log log1p max min mul neg nextafter pad pow real "
-    "reciprocal reshape round sign sin sinh sort split sqrt square squeeze stack sub tan tanh tile "
-    "transpose".split()
+    "abs acos acosh add argmax argmin asin asinh atan atan2 atanh bitwise_and bitwise_not "
+    "bitwise_or bitwise_xor broadcast_shapes cbrt ceil concatenate conj cos cosh cumprod cumsum "
+    "dot exp exp2 expand_dims expm1 floor full full_like imag log log1p max min mul neg nextafter "
+    "pad pow real reciprocal reshape round sign sin sinh sort split sqrt square squeeze stack sub "
+    "tan tanh tile transpose".split()
 )
 """Names of jax.lax for which NumPy has a function."""
 

@@ -252,7 +252,8 @@ def fori_loop(
     dtypes = {b.dtype for b in (first, end) if not isinstance(b, int)}
     if len(dtypes) > 1:
         raise TypeError(
-            f"fori_loop's lower and upper must have one dtype, but got {first.dtype} and {end.dtype}"
+            f"fori_loop's lower and upper must have one dtype, but got {first.dtype} and "
+            f"{end.dtype}"
         )
     carry = _carry(init_val, "fori_loop")
     if not (_differs(first) or _differs(end)):

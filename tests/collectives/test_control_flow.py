@@ -1,6 +1,8 @@
-"""gpusim.lax's control flow and dynamic slices have JAX's values under every map, and its errors."""
+"""gpusim.lax's control flow and dynamic slices have JAX's values and errors under every map."""
 
 from __future__ import annotations
+
+from tests.oracles import jax_oracle  # isort: skip - first: it sets JAX's devices and 64-bit types
 
 import inspect
 import warnings
@@ -8,14 +10,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import gpusim
 from gpusim import lax
 
+jax, jnp = jax_oracle.jax, jax_oracle.jnp
 REPLICAS = 4
 NUMPY = SimpleNamespace(lax=lax, xp=np)
 JAX = SimpleNamespace(lax=jax.lax, xp=jnp)
@@ -128,36 +129,36 @@ def selects(d: Any, x: Any, n: Any) -> Any:
 
 def slices(d: Any, x: Any, n: Any) -> Any:
     table = d.xp.arange(24.0).reshape(4, 6) * x[0]
-    l = d.lax
+    dl = d.lax
     return (
-        l.dynamic_slice(x, (n,), (3,)),
-        l.dynamic_slice(x, (n - 4,), (2,)),
-        l.dynamic_slice(x, (n - 4,), (2,), allow_negative_indices=False),
-        l.dynamic_slice(table, (n, 1), (2, 3)),
-        l.dynamic_slice(table, (1, n), (2, 3)),
-        l.dynamic_slice(table, (n, n - 9), (2, 3)),
-        l.dynamic_slice(table, d.xp.stack([n, n]), (1, 2)),
-        l.dynamic_slice(table, (9, -2), (1, 2)),
-        l.dynamic_slice_in_dim(table, n, 2),
-        l.dynamic_slice_in_dim(table, n.astype(np.int8), 2, axis=-1),
-        l.dynamic_index_in_dim(table, n, axis=1, keepdims=False),
-        l.dynamic_index_in_dim(table, n * 3),
-        l.dynamic_index_in_dim(np.arange(7), n, keepdims=False),
+        dl.dynamic_slice(x, (n,), (3,)),
+        dl.dynamic_slice(x, (n - 4,), (2,)),
+        dl.dynamic_slice(x, (n - 4,), (2,), allow_negative_indices=False),
+        dl.dynamic_slice(table, (n, 1), (2, 3)),
+        dl.dynamic_slice(table, (1, n), (2, 3)),
+        dl.dynamic_slice(table, (n, n - 9), (2, 3)),
+        dl.dynamic_slice(table, d.xp.stack([n, n]), (1, 2)),
+        dl.dynamic_slice(table, (9, -2), (1, 2)),
+        dl.dynamic_slice_in_dim(table, n, 2),
+        dl.dynamic_slice_in_dim(table, n.astype(np.int8), 2, axis=-1),
+        dl.dynamic_index_in_dim(table, n, axis=1, keepdims=False),
+        dl.dynamic_index_in_dim(table, n * 3),
+        dl.dynamic_index_in_dim(np.arange(7), n, keepdims=False),
     )
 
 
 def updates(d: Any, x: Any, n: Any) -> Any:
     table = d.xp.arange(24.0).reshape(4, 6) * x[0]
-    l = d.lax
+    dl = d.lax
     return (
-        l.dynamic_update_slice(x, x[:2], (n,)),
-        l.dynamic_update_slice(table, x.reshape(1, 5), (n, n - 1)),
-        l.dynamic_update_slice(table, d.xp.ones((2, 2)), (-1, n)),
-        l.dynamic_update_slice(table, d.xp.ones((2, 2)), (-1, -9)),
-        l.dynamic_update_slice_in_dim(table, d.xp.ones((4, 2)), n, 1),
-        l.dynamic_update_slice_in_dim(x, x[:1], 4, axis=0),
-        l.dynamic_update_index_in_dim(table, d.xp.ones(6), n, 0),
-        l.dynamic_update_index_in_dim(table, d.xp.ones((4, 1)), n, -1),
+        dl.dynamic_update_slice(x, x[:2], (n,)),
+        dl.dynamic_update_slice(table, x.reshape(1, 5), (n, n - 1)),
+        dl.dynamic_update_slice(table, d.xp.ones((2, 2)), (-1, n)),
+        dl.dynamic_update_slice(table, d.xp.ones((2, 2)), (-1, -9)),
+        dl.dynamic_update_slice_in_dim(table, d.xp.ones((4, 2)), n, 1),
+        dl.dynamic_update_slice_in_dim(x, x[:1], 4, axis=0),
+        dl.dynamic_update_index_in_dim(table, d.xp.ones(6), n, 0),
+        dl.dynamic_update_index_in_dim(table, d.xp.ones((4, 1)), n, -1),
     )
 
 
@@ -172,8 +173,8 @@ def sorts_bubbles(d: Any, x: Any, n: Any) -> Any:
 
 ALONE = [
     sums_up, loops_to_its_own_bound, loops_from_its_own_bound, a_python_number_takes_the_dtype,
-    doubles_until_large, collatz, branches, switches, scans, scans_back, scans_nothing, maps, selects,
-    slices, updates, sorts_bubbles,
+    doubles_until_large, collatz, branches, switches, scans, scans_back, scans_nothing, maps,
+    selects, slices, updates, sorts_bubbles,
 ]  # fmt: skip
 TOGETHER = [
     goes_round_the_ring, doubles_until_all_are_large, branches_on_what_all_have, scans_by_length
@@ -313,10 +314,10 @@ def test_results_and_carries_are_read_only_under_every_map() -> None:
         carry[0] = 5
         return carry
 
-    with pytest.raises((ValueError, TypeError, gpusim.ReplicaError), match="read-only|in place"):
+    with pytest.raises((ValueError, TypeError, gpusim.ReplicaError), match=r"read-only|in place"):
         lax.fori_loop(0, 1, changes, np.ones(3))
     for run in (gpusim.pmap, gpusim.vmap):
-        with pytest.raises((ValueError, TypeError, gpusim.ReplicaError), match="read-only|place"):
+        with pytest.raises((ValueError, TypeError, gpusim.ReplicaError), match=r"read-only|place"):
             run(lambda x: lax.fori_loop(0, 1, changes, x + 1))(x)
     copied = lax.dynamic_slice(x, (0, 0), (1, 3))
     copied[:] = 7
@@ -324,44 +325,47 @@ def test_results_and_carries_are_read_only_under_every_map() -> None:
 
 
 ERRORS: dict[str, tuple[type[Exception], Callable[[Any, Any], Any]]] = {
-    "carry's dtype": (TypeError, lambda l, x: l.fori_loop(0, 3, lambda i, c: c.astype(np.float16), x)),
-    "carry's kind": (TypeError, lambda l, x: l.fori_loop(0, 3, lambda i, c: 1, 1.5)),
-    "carry's shape": (TypeError, lambda l, x: l.while_loop(lambda c: True, lambda c: c[:2], x)),
-    "carry's structure": (TypeError, lambda l, x: l.scan(lambda c, x: ((c, c), x), x, x)),
-    "carry's leaf": (TypeError, lambda l, x: l.fori_loop(0, 3, lambda i, c: c, "x")),
-    "no pair": (TypeError, lambda l, x: l.scan(lambda c, x: c, x, x)),
-    "no length": (ValueError, lambda l, x: l.scan(lambda c, x: (c, x), x, None)),
-    "other length": (ValueError, lambda l, x: l.scan(lambda c, x: (c, x), x, x, length=4)),
-    "lengths": (ValueError, lambda l, x: l.scan(lambda c, x: (c, c), x, (x, x[:2]))),
-    "an int for a bool": (TypeError, lambda l, x: l.while_loop(lambda c: 1, lambda c: c, x)),
-    "bools for a bool": (TypeError, lambda l, x: l.while_loop(lambda c: c > 0, lambda c: c, x)),
-    "a tree for a bool": (TypeError, lambda l, x: l.while_loop(lambda c: (True,), lambda c: c, x)),
-    "pred's shape": (TypeError, lambda l, x: l.cond(x > 0, lambda: 1, lambda: 2)),
-    "pred's type": (TypeError, lambda l, x: l.cond("a", lambda: 1, lambda: 2)),
-    "no function": (TypeError, lambda l, x: l.cond(True, 3, lambda: 2)),
-    "branches' dtypes": (TypeError, lambda l, x: l.cond(x[0] > 0, lambda: x, lambda: x.astype("f2"))),
-    "branches' structures": (TypeError, lambda l, x: l.cond(x[0] > 0, lambda: x, lambda: (x, x))),
-    "branches' shapes": (TypeError, lambda l, x: l.switch(x[0] > 0, [lambda: x, lambda: x[1:]])),
-    "index's kind": (TypeError, lambda l, x: l.switch(1.5, [lambda: 2, lambda: 3])),
-    "a bool for an index": (TypeError, lambda l, x: l.switch(True, [lambda: 2, lambda: 3])),
-    "index's shape": (TypeError, lambda l, x: l.switch(np.arange(3), [lambda: 2, lambda: 3])),
-    "no branches": (ValueError, lambda l, x: l.switch(1, [])),
-    "bounds' dtypes": (TypeError, lambda l, x: l.fori_loop(np.int32(0), np.int8(3), lambda i, c: c, 1)),
-    "bounds' kinds": (TypeError, lambda l, x: l.fori_loop(0.0, 3, lambda i, c: c, 1)),
-    "cases' shapes": (TypeError, lambda l, x: l.select(True, x, x[1:])),
-    "cases' dtypes": (TypeError, lambda l, x: l.select(True, x, x.astype("f2"))),
-    "select's pred": (TypeError, lambda l, x: l.select(np.array([True]), x, x)),
-    "too large a slice": (TypeError, lambda l, x: l.dynamic_slice(x, (0,), (9,))),
-    "too many starts": (ValueError, lambda l, x: l.dynamic_slice(x, (0, 1), (3,))),
-    "start's kind": (TypeError, lambda l, x: l.dynamic_slice(x, (0.5,), (3,))),
-    "starts no sequence": (TypeError, lambda l, x: l.dynamic_slice(x, 3, (3,))),
+    "carry's dtype": (TypeError, lambda d, x: d.fori_loop(0, 3, lambda i, c: c.astype("f2"), x)),
+    "carry's kind": (TypeError, lambda d, x: d.fori_loop(0, 3, lambda i, c: 1, 1.5)),
+    "carry's shape": (TypeError, lambda d, x: d.while_loop(lambda c: True, lambda c: c[:2], x)),
+    "carry's structure": (TypeError, lambda d, x: d.scan(lambda c, x: ((c, c), x), x, x)),
+    "carry's leaf": (TypeError, lambda d, x: d.fori_loop(0, 3, lambda i, c: c, "x")),
+    "no pair": (TypeError, lambda d, x: d.scan(lambda c, x: c, x, x)),
+    "no length": (ValueError, lambda d, x: d.scan(lambda c, x: (c, x), x, None)),
+    "other length": (ValueError, lambda d, x: d.scan(lambda c, x: (c, x), x, x, length=4)),
+    "lengths": (ValueError, lambda d, x: d.scan(lambda c, x: (c, c), x, (x, x[:2]))),
+    "an int for a bool": (TypeError, lambda d, x: d.while_loop(lambda c: 1, lambda c: c, x)),
+    "bools for a bool": (TypeError, lambda d, x: d.while_loop(lambda c: c > 0, lambda c: c, x)),
+    "a tree for a bool": (TypeError, lambda d, x: d.while_loop(lambda c: (True,), lambda c: c, x)),
+    "pred's shape": (TypeError, lambda d, x: d.cond(x > 0, lambda: 1, lambda: 2)),
+    "pred's type": (TypeError, lambda d, x: d.cond("a", lambda: 1, lambda: 2)),
+    "no function": (TypeError, lambda d, x: d.cond(True, 3, lambda: 2)),
+    "branches' dtypes": (TypeError, lambda d, x: d.cond(x[0] > 0, lambda: x, lambda: x < 0)),
+    "branches' structures": (TypeError, lambda d, x: d.cond(x[0] > 0, lambda: x, lambda: (x, x))),
+    "branches' shapes": (TypeError, lambda d, x: d.switch(x[0] > 0, [lambda: x, lambda: x[1:]])),
+    "index's kind": (TypeError, lambda d, x: d.switch(1.5, [lambda: 2, lambda: 3])),
+    "a bool for an index": (TypeError, lambda d, x: d.switch(True, [lambda: 2, lambda: 3])),
+    "index's shape": (TypeError, lambda d, x: d.switch(np.arange(3), [lambda: 2, lambda: 3])),
+    "no branches": (ValueError, lambda d, x: d.switch(1, [])),
+    "bounds' dtypes": (
+        TypeError,
+        lambda d, x: d.fori_loop(np.int32(0), np.int8(3), lambda i, c: c, 1),
+    ),
+    "bounds' kinds": (TypeError, lambda d, x: d.fori_loop(0.0, 3, lambda i, c: c, 1)),
+    "cases' shapes": (TypeError, lambda d, x: d.select(True, x, x[1:])),
+    "cases' dtypes": (TypeError, lambda d, x: d.select(True, x, x.astype("f2"))),
+    "select's pred": (TypeError, lambda d, x: d.select(np.array([True]), x, x)),
+    "too large a slice": (TypeError, lambda d, x: d.dynamic_slice(x, (0,), (9,))),
+    "too many starts": (ValueError, lambda d, x: d.dynamic_slice(x, (0, 1), (3,))),
+    "start's kind": (TypeError, lambda d, x: d.dynamic_slice(x, (0.5,), (3,))),
+    "starts no sequence": (TypeError, lambda d, x: d.dynamic_slice(x, 3, (3,))),
     "negative start": (
         ValueError,
-        lambda l, x: l.dynamic_slice(x, (-2,), (3,), allow_negative_indices=False),
+        lambda d, x: d.dynamic_slice(x, (-2,), (3,), allow_negative_indices=False),
     ),
-    "too large an update": (TypeError, lambda l, x: l.dynamic_update_slice(x[:2], x, (0,))),
-    "update's axes": (TypeError, lambda l, x: l.dynamic_update_slice(x, x[None], (0,))),
-    "update's dtype": (TypeError, lambda l, x: l.dynamic_update_slice(x, x.astype("i4"), (0,))),
+    "too large an update": (TypeError, lambda d, x: d.dynamic_update_slice(x[:2], x, (0,))),
+    "update's axes": (TypeError, lambda d, x: d.dynamic_update_slice(x, x[None], (0,))),
+    "update's dtype": (TypeError, lambda d, x: d.dynamic_update_slice(x, x.astype("i4"), (0,))),
 }  # fmt: skip
 
 
@@ -402,9 +406,9 @@ def test_names_that_are_not_here_say_what_serves() -> None:
             getattr(lax, name)
         assert hasattr(np, str(caught.value).rpartition("np.")[2]), name
     with pytest.raises(AttributeError, match="'psend': use ppermute"):
-        lax.psend
-    with pytest.raises(AttributeError, match="has no attribute 'nosuch'$"):
-        lax.nosuch
+        getattr(lax, "psend")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"has no attribute 'nosuch'$"):
+        getattr(lax, "nosuch")  # noqa: B009
     assert dir(lax) == sorted(lax.__all__)
 
 
