@@ -1,8 +1,8 @@
 """Pytrees as in `jax.tree`: nested containers whose leaves are arrays, numbers and other objects.
 
-Nodes are tuples, lists, dicts, named tuples and registered classes, and deques, which are leaves
-in JAX; None is a node without leaves. Every map takes such trees, and returns them. The functions that register classes have the names
-of `jax.tree_util`.
+Nodes are tuples, lists, dicts, named tuples, deques (in JAX they are leaves) and registered
+classes; None is a node without leaves. Every map takes such trees, and returns them. The functions
+that register classes have the names of `jax.tree_util`.
 """
 
 from __future__ import annotations
