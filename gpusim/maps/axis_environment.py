@@ -51,9 +51,10 @@ class AxisEntry:
     - `like`: an array of the library of the map's arguments, if that is not NumPy.
     - `read_only`: the ids of the owners of the arguments' memory on a GPU, where arrays have no flag.
     - `active`: False once the map has ended; its values must not be used any more.
+    - `mesh`: whether the axis is that of a shard_map's mesh.
     """
 
-    __slots__ = ("active", "depth", "index", "like", "name", "read_only", "sharding", "size")
+    __slots__ = ("active", "depth", "index", "like", "mesh", "name", "read_only", "sharding", "size")
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class AxisEntry:
         self.like: Any = None
         self.read_only: frozenset[int] = frozenset()
         self.active = True
+        self.mesh = False
 
     @property
     def total(self) -> int:
@@ -117,6 +119,41 @@ class extend_axis_environment:
         for entry in self.entries:
             entry.active = False
         _axis_environment.reset(self.token)
+
+
+_diverging: ContextVar[Axes] = ContextVar("gpusim diverging axes", default=())
+
+
+class diverging:
+    """A block of which only some replicas along lockstep `axes` need what all of them compute."""
+
+    __slots__ = ("axes", "token")
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+
+    def __enter__(self) -> None:
+        self.token = _diverging.set(union(_diverging.get(), self.axes))
+
+    def __exit__(self, *exception: object) -> None:
+        _diverging.reset(self.token)
+
+
+def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:
+    """Refuse a collective that some devices of a mesh would not call.
+
+    **Raises**:
+
+    - GpusimError: if the code around it runs where a predicate differs along one of the axes.
+    """
+    for entry in _diverging.get():
+        if entry.mesh and entry in entries:
+            raise GpusimError(
+                f"{what} over mesh axis {entry.name!r} in a cond, switch or while_loop whose "
+                "predicate differs along that axis: the devices that do not take this branch would "
+                "not call it, and the others would wait for ever; call it before the branch, or "
+                "make the predicate the same on all of them (lax.pmax, say)"
+            )
 
 
 def new_axes(
