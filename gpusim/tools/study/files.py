@@ -55,7 +55,8 @@ def read_arrays(path: Path, tensor: str | None = None) -> dict[str, NDArray[Any]
     if tensor is None:
         chosen = list(tensors) if len(tensors) == 1 else []
     else:
-        chosen = [tensor] if tensor in tensors else [name for name in tensors if fnmatch.fnmatchcase(name, tensor)]
+        alike = [name for name in tensors if fnmatch.fnmatchcase(name, tensor)]
+        chosen = [tensor] if tensor in tensors else alike
     if not chosen:
         problem = f"has no array {tensor!r}" if tensor else f"holds {len(tensors)} arrays"
         names = ", ".join(list(tensors)[:20]) + (", ..." if len(tensors) > 20 else "")

@@ -59,9 +59,9 @@ class Metrics:
 
 METRICS: dict[str, str] = {
     "relative_error": "relative error (2-norm)",
-    "input_error": "relative error against the unrounded input (2-norm)",
+    "input_error": "error against the unrounded input",
     "max_ulp": "largest error (ulp)",
-    "bias": "bias (mean signed error / rms of the sums)",
+    "bias": "bias (mean error / rms of the sums)",
     "mean_error": "mean signed error",
     "cosine": "cosine similarity",
     "error_p50": "relative error of an element, median",
@@ -266,8 +266,7 @@ def _cosine(parts: Sequence[Partial], error: float, exact: float) -> float:
     t = error / exact
     aligned = (
         math.fsum(
-            part.alignment * (part.error_norm / error) * (part.exact_norm / exact)
-            for part in parts
+            part.alignment * (part.error_norm / error) * (part.exact_norm / exact) for part in parts
         )
         if error
         else 0.0

@@ -106,11 +106,16 @@ class Study:
         rows = [row for row in self.rows if (row.setting, row.tensor) == (setting, tensor)]
         return sorted(rows, key=lambda row: row.replicas)
 
-    def show(self) -> None:
-        """Print the table."""
-        from gpusim.tools.study.table import show
+    @property
+    def op(self) -> str:
+        """What was measured, in words: "sum", "mean", or both."""
+        return " and ".join(dict.fromkeys(setting.op for setting in self.settings))
 
-        show(self)
+    def show(self, figures: Sequence[str] | None = None) -> None:
+        """Print the table; `figures` are its columns, of those that METRICS names."""
+        from gpusim.tools.study import table
+
+        table.show(self, table.MAIN if figures is None else figures)
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
         """Write the rows; cells that do not apply are empty. Returns the path."""

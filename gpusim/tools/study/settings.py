@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, default_accumulator
+from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo, default_accumulator
 from fallback.schedules import Schedule
-from gpusim.formats import Format, FormatLike, as_format
+from gpusim.formats import Format, as_format
 from gpusim.reduction import Reduction
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "format_name",
     "grid",
     "items",
+    "narrow_info",
     "value_format",
     "whole_numbers",
 ]
@@ -98,7 +99,9 @@ def value_format(given: Any, name: str = "dtype") -> ValueFormat:
     """A format of values: a floating-point dtype, or a Format of at most 50 bits of mantissa."""
     found = accumulator(given, name)
     if isinstance(found, Format) and found.mantissa_bits > WIDEST:
-        raise ValueError(f"{name}={given!r}: expected at most {WIDEST} bits of mantissa, or float64")
+        raise ValueError(
+            f"{name}={given!r}: expected at most {WIDEST} bits of mantissa, or float64"
+        )
     return found
 
 
@@ -116,9 +119,11 @@ def format_name(given: ValueFormat) -> str:
     return repr(given)
 
 
-def _narrow(given: ValueFormat) -> bool:
-    """Whether rounding to it may be stochastic."""
-    return given.bits < 32 if isinstance(given, Format) else given in SUB_32_BIT
+def narrow_info(given: ValueFormat) -> FormatInfo | None:
+    """A format of fewer than 32 bits, to which rounding may be stochastic; None for others."""
+    if isinstance(given, Format):
+        return given.info if given.info.sub_32_bit else None
+    return SUB_32_BIT.get(given)
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ def grid(
     setting is the same as rounding to nearest.
 
     **Raises**: ValueError where a list is empty or holds an unknown order; TypeError for a dtype
-    that a twin's engine does not add, unless there is a list `left_out`, which then gets a sentence.
+    that a twin's engine does not add; if there is a list `left_out`, that gets a sentence instead.
 
     >>> for setting in grid(["bfloat16"], ["wire", "contract"], ["ring"], ["nearest"]):
     ...     print(setting.name)
@@ -209,7 +214,7 @@ def grid(
             left_out += [] if text in left_out else [text]
             continue
         Reduction("sum", order, a, rounding)  # checks its arguments
-        draws = _narrow(dtype) or _narrow(a)
+        draws = narrow_info(dtype) or narrow_info(a)
         found[Setting(dtype, a, order, rounding if draws else "nearest", op)] = None
     if not found and left_out:
         raise ValueError("; ".join(left_out))
@@ -295,4 +300,3 @@ def _between(name: str, given: str, doubling: bool) -> Iterable[int]:
     if high - low >= MOST:
         raise ValueError(f"{name}: {given} are more than {MOST:,}")
     return range(low, high + 1)
-

@@ -104,9 +104,7 @@ class Sweep:
         for first in range(0, elements, width):
             yield first, min(width, elements - first)
 
-    def points(
-        self, tensor: str | None, setting: Setting, replicas: int, seed: int
-    ) -> list[Point]:
+    def points(self, tensor: str | None, setting: Setting, replicas: int, seed: int) -> list[Point]:
         """The measurements that make up one reduction."""
         windows = self.windows(tensor, replicas, carrier(setting.dtype))
         return [Point(tensor, setting, replicas, seed, first, count) for first, count in windows]
@@ -129,30 +127,59 @@ class Sweep:
         return total, done
 
 
+OPTIONS = {
+    "input": "--input",
+    "tensor": "--tensor",
+    "elements": "--elements",
+    "scale": "--scale",
+    "epoch": "--epoch",
+    "input_seed": "--input-seed",
+    "replicas": "--replicas",
+    "dtypes": "--dtype",
+    "accumulators": "--accumulate",
+    "orders": "--order",
+    "roundings": "--rounding",
+    "ops": "--op",
+    "seeds": "--seeds",
+}
+"""The options of the command by the arguments of `sweep`."""
+
+
 def command(arguments: dict[str, Any]) -> str:
-    """The command line that repeats a sweep; a call in Python where there is none."""
-    formats = [*arguments["dtypes"], *arguments["accumulators"]]
-    if not isinstance(arguments["input"], str) or any("(" in name for name in formats):
-        given = {"input": "array", **arguments}
-        if isinstance(arguments["input"], str):
-            given["input"] = repr(arguments["input"])
-        lists = ("dtypes", "accumulators")
-        parts = [f"{key}={given[key]!r}" for key in given if key not in ("input", *lists)]
-        for key in lists:
-            names = (name if "(" in name else repr(name) for name in given[key])
-            parts.insert(0, f"{key}=[{', '.join(names)}]")
-        return f"gpusim.study.sweep({', '.join([given['input'], *parts])})"
+    """The command line that repeats a sweep; a call in Python where there is none.
+
+    >>> command({"input": "normal", "replicas": [2, 4], "dtypes": ["e5m6"], "seeds": [0, 1, 2]})
+    'gpusim study --input normal --replicas 2,4 --dtype e5m6 --seeds 0..2'
+    >>> command({"input": None, "replicas": [2], "dtypes": ["Format(4, 3, bias=3)"]})
+    "gpusim.study.sweep(array, replicas=[2], dtypes=[gpusim.Format(4, 3, bias=3)])"
+    """
+    formats = [name for key in ("dtypes", "accumulators") for name in arguments.get(key, ())]
+    if arguments["input"] is None or any(map(_is_call, formats)):
+        first = "array" if arguments["input"] is None else repr(arguments["input"])
+        rest = (f"{key}={_python(value)}" for key, value in arguments.items() if key != "input")
+        return f"gpusim.study.sweep({', '.join([first, *rest])})"
     words = ["gpusim", "study"]
     for key, value in arguments.items():
-        option = {"input_seed": "input-seed"}.get(key, key.removesuffix("s"))
-        option = {"accumulator": "accumulate", "replica": "replicas", "seed": "seeds"}.get(
-            option, option
-        )
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        if key == "seeds" and len(value) > 2 and value == [*range(value[0], value[-1] + 1)]:
-            text = f"{value[0]}..{value[-1]}"
-        words += [f"--{option}", text]
+        words += [OPTIONS[key], _option(value, counting=key == "seeds")]
     return shlex.join(words)
+
+
+def _is_call(format_name: str) -> bool:
+    return "(" in format_name
+
+
+def _python(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, value))}]"
+    return f"gpusim.{value}" if isinstance(value, str) and _is_call(value) else repr(value)
+
+
+def _option(value: Any, counting: bool) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    if counting and len(value) > 2 and value == [*range(value[0], value[-1] + 1)]:
+        return f"{value[0]}..{value[-1]}"
+    return ",".join(map(str, value))
 
 
 def plan(
@@ -203,12 +230,18 @@ def plan(
             raise ValueError(
                 f"replicas: {max(counts)} asked for, but {title.split(',')[0]} has {there}"
             )
-    factor = next(iter(sources.values())).scale if scale is None else float(scale)
+    usual = next(iter(sources.values())).scale
+    factor = usual if scale is None else float(scale)
     if not 0 < factor < float("inf"):
         raise ValueError(f"scale={scale!r}: expected a positive number")
     _check_cases(settings, counts, sources)
     arguments: dict[str, Any] = {
         "input": fspath(input) if isinstance(input, (str, PathLike)) else None,
+        "tensor": tensor,
+        "elements": elements,
+        "scale": factor if factor != usual else None,
+        "epoch": epoch if isinstance(input, str) and input == GRADIENTS else None,
+        "input_seed": input_seed or None,
         "replicas": counts,
         "dtypes": list(dict.fromkeys(map(format_name, formats))),
         "accumulators": [rule if isinstance(rule, str) else format_name(rule) for rule in rules],
@@ -216,12 +249,8 @@ def plan(
         "roundings": given["roundings"],
         "ops": items(ops),
         "seeds": words,
-        "scale": factor,
     }
-    if arguments["input"] == GRADIENTS:
-        arguments["epoch"] = epoch
-    optional = {"elements": elements, "tensor": tensor, "input_seed": input_seed or None}
-    arguments |= {name: value for name, value in optional.items() if value is not None}
+    arguments = {k: v for k, v in arguments.items() if v is not None or k == "input"}
     return Sweep(sources, settings, counts, words, factor, arguments, tuple(notes))
 
 
