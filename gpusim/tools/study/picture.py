@@ -106,10 +106,11 @@ def _lines(study: Study, metric: str) -> Iterator[Figure]:
         _count_scale(axes, study)
         axes.set_ylabel(_label(metric))
         axes.grid(True, axis="y")
+        _scale(axes, "y", metric)
         shifts = _shifts(study)
         for setting, style in styles.items():
             _line(axes, study.of(setting), metric, style, shifts[setting])
-        _scale(axes, "y", metric)
+        _limits(axes, "y", metric)
         figure.legend(
             *axes.get_legend_handles_labels(),
             loc="outside lower center",
@@ -154,14 +155,18 @@ def _count_scale(axes: Axes, study: Study) -> None:
 
 
 def _scale(axes: Axes, direction: str, metric: str) -> None:
-    """The scale of a figure on the axis "x" or "y": logarithmic, but from 0 for shares."""
+    """The scale of a figure on the axis "x" or "y": logarithmic, but for shares."""
     if metric not in SHARES:
         getattr(axes, f"set_{direction}scale")("log")
         return
     axis = {"x": axes.xaxis, "y": axes.yaxis}[direction]
     axis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
-    top = 1.02 if metric != "sign_flips" else None
-    getattr(axes, f"set_{direction}lim")(0, top)
+
+
+def _limits(axes: Axes, direction: str, metric: str) -> None:
+    """Shares are drawn from 0 on, to 100 % if they are not small ones."""
+    if metric in SHARES:
+        getattr(axes, f"set_{direction}lim")(0, None if metric == "sign_flips" else 1.02)
 
 
 def _overflows(study: Study) -> bool:
@@ -206,31 +211,31 @@ def _styles(settings: list[Setting]) -> dict[Setting, dict[str, Any]]:
 
 
 def _values(rows: list[Row], metric: str) -> tuple[Any, Any]:
-    """What is drawn of a figure, and its spread; NaN where a logarithmic scale has no place."""
+    """What is drawn of a figure, and its spread."""
     found = np.array([getattr(row.mean, metric) for row in rows])
     spread = np.array([getattr(row.spread, metric) for row in rows])
     size: Callable[[Any], Any] = np.abs if metric in SIGNED else np.asarray
     found = size(1 - found if metric == "cosine" else found)
-    if metric not in SHARES:
-        found = np.where((found > 0) & np.isfinite(found), found, np.nan)
     return found, spread
 
 
 def _line(axes: Axes, rows: list[Row], metric: str, style: dict[str, Any], shift: float) -> None:
     """The mean, and a band of one standard deviation between seeds.
 
-    Marks are hollow where some of the result overflows. Where all of it does, a cross at the upper
-    edge is drawn.
+    Marks are hollow where some of the result overflows. Where all of it does, or the figure is
+    infinite, a cross is drawn at the upper edge.
     """
     x = shift * np.array([row.replicas for row in rows])
-    y, spread = _values(rows, metric)
+    values, spread = _values(rows, metric)
+    drawn = np.isfinite(values) & ((values > 0) | (metric in SHARES))
+    y = np.where(drawn, values, np.nan)
     overflowed = np.array([row.mean.overflowed for row in rows])
     axes.plot(x, y, **style)
     mark = {"linestyle": "none", "zorder": 3}
     hollow = {"markerfacecolor": "white", "markeredgecolor": style["color"]}
     some = overflowed > 0
     axes.plot(x[some], y[some], marker=style["marker"], **hollow, **mark)
-    lost = some & ~np.isfinite(y)
+    lost = (some & np.isnan(values)) | np.isinf(values)
     if lost.any():
         edge = axes.get_xaxis_transform()  # y counts from 0, the lower edge, to 1
         look = {"marker": OVERFLOW, "color": style["color"], "clip_on": False}
@@ -256,6 +261,7 @@ def _dots(study: Study, metric: str) -> Iterator[Figure]:
         axes.set_title(_title(study, f"{study.rows[0].replicas:,}"), loc="left", x=0.0)
         axes.set_xlabel(_label(metric))
         axes.grid(True, axis="x")
+        _scale(axes, "x", metric)
         for place, (setting, style) in enumerate(styles.items()):
             offset = 0.6 * ((place + 0.5) / len(styles) - 0.5)
             for line, tensor in enumerate(tensors):
@@ -264,7 +270,7 @@ def _dots(study: Study, metric: str) -> Iterator[Figure]:
                 _dot(axes, row, y, metric, style, label=line == 0)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.5, -0.5)
-        _scale(axes, "x", metric)
+        _limits(axes, "x", metric)
         if study.tensors:
             figure.legend(
                 *axes.get_legend_handles_labels(), loc="outside lower center", frameon=False
@@ -284,19 +290,20 @@ def _dot(
     }
     beside = {"va": "center", "fontsize": 7, "color": style["color"]}
     edge = axes.get_yaxis_transform()  # x counts from 0, the left edge, to 1
-    if math.isfinite(x):
+    if math.isfinite(x) and (x > 0 or metric in SHARES):
         fill = "white" if share else style["color"]
         low = min(spread, 0.999 * x) if math.isfinite(spread) else 0.0
         bar = [[low], [spread]] if math.isfinite(spread) else None
         axes.errorbar([x], [y], xerr=bar, markerfacecolor=fill, **look)
-    elif share:
+    elif math.isinf(x) or share:
         look["marker"] = OVERFLOW
         axes.plot([1], [y], transform=edge, clip_on=False, **look)
-    else:
+    elif x == 0:
         axes.plot([0], [y], transform=edge, clip_on=False, **look)
         axes.text(0.01, y, "0", transform=edge, **beside)
-    if share:
-        axes.text(1.01, y, f"{100 * share:.3g}% overflow", transform=edge, **beside)
+    if share or math.isinf(x):
+        text = f"{100 * share:.3g}% overflow" if share else "infinite"
+        axes.text(1.01, y, text, transform=edge, **beside)
 
 
 def write_training(training: Training, path: Path) -> Path:

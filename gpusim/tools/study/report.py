@@ -34,7 +34,8 @@ PAGE = """<!DOCTYPE html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 68rem;
        margin: 2rem auto; padding: 0 1rem; }}
-p {{ max-width: 48rem; }} h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.1rem; margin-top: 2.5rem; }}
+p {{ max-width: 48rem; }} h1 {{ font-size: 1.5rem; }}
+h2 {{ font-size: 1.1rem; margin-top: 2.5rem; }}
 img {{ width: 100%; max-width: 48rem; height: auto; }}
 table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .15rem .5rem; text-align: right; vertical-align: top; }}
