@@ -17,7 +17,7 @@ from .formats import Format, FormatLike, kernel_format
 from .libraries import on_device, to_host
 from .maps.axis_environment import Axes, axis_environment, global_indices, union
 from .maps.mapped_array.align import lead, lead_full, sizes
-from .maps.mapped_array.array import Array, MappedArray, unpack, wrap
+from .maps.mapped_array.array import Array, MappedArray, unpack, wrap, wrap_array
 from .maps.names import AxisName, resolve_names
 
 __all__ = ["quantise_fpx", "round_to"]
@@ -206,7 +206,7 @@ def _round(
             if rounded is None:
                 rounded = empty(data, data.shape, row.dtype)
             rounded[(*index, ...)] = row
-    return wrap(rounded, mapped) if mapped or isinstance(x, MappedArray) else rounded
+    return wrap_array(rounded, mapped) if mapped or isinstance(x, MappedArray) else rounded
 
 
 def _seeds(seed: Any) -> tuple[NDArray[Any], Axes]:
@@ -222,4 +222,4 @@ def _seeds(seed: Any) -> tuple[NDArray[Any], Axes]:
 
 def _like(x: Any, data: Array) -> Any:
     """Stacked data as a MappedArray if `x` is one, else as a plain array."""
-    return wrap(data, unpack(x)[1]) if isinstance(x, MappedArray) else data
+    return wrap_array(data, unpack(x)[1]) if isinstance(x, MappedArray) else data
