@@ -81,6 +81,7 @@ DIFFERENT = {
     r"meet_nans.*\[argmax keepdims\]": "CuPy's argmax finds any NaN, NumPy's the first",
     r"meet_nans.*\[(quantiles?|percentile( over two)?)\]": "CuPy's quantiles ignore NaNs",
     r"meet_nans.*\[sinc\]": "CuPy's sinc of NaN is 1",
+    r"every_float16.*\[frexp\]": "the exponent of an infinity is unspecified",
     r"of_one_array\[(degrees|radians)\]": "CuPy's degrees and radians of bfloat16 are bfloat16",
     r"of_one_array\[log2\]": "CuPy's log2 of a complex zero has an imaginary part of NaN",
     r"of_one_array\[reciprocal\]": "CuPy's reciprocal of the integer 0 is 0",
