@@ -342,6 +342,8 @@ def finish(state: MpirunState, code: int, complain: Callable[[object], None]) ->
         code = 128 - code
     errors = b"".join(state.errors).decode(errors="replace")
     failure = state.blocking or (None if state.stopped_by else report.failure_in(errors, code))
+    if killed and failure and failure.code:
+        code = failure.code  # mpirun has failed after the instance
     if state.stopped_by:
         heading = f"stopped by {state.stopped_by.name}"
         code = 128 + state.stopped_by
