@@ -293,7 +293,7 @@ FAULTS = {  # who has the fault, the code, the first line, and one about the oth
         *("failed at program.py:12: ValueError: the loss is nan", "failed in the same way"),
     ),
     "a replica's error": (
-        *(ONE, "return gpusim.pmap(lambda v: {}['w'], 'i')(x)"),
+        *(ONE, "return gpusim.pmap(lambda v: {}['w'], 'i', schedule='one')(x)"),
         "instance 1 failed at program.py:12: ReplicaError: replica 2 of axis 'i' raised KeyError",
         WAIT,
     ),
@@ -350,7 +350,7 @@ def test_the_report_of_a_failure_is_a_screen(fault: str, poprun, tmp_path: Path)
     assert len({re.sub(r"\d", "", line) for line in lines}) == len(lines), errors  # none twice
     assert not re.search(r"gpusim/|/lib/python|\[\d+,\d+\]<stderr>", errors), errors
     if fault in ("an error", "a replica's error"):
-        assert "    program.py:18 in <module>: step(x)" in errors
+        assert "    program.py:19 in <module>: step(x)" in errors
     if fault == "an error":
         run = poprun(program, "--verbose", *arguments, cwd=tmp_path)
         verbose = run.end()[2]
@@ -394,7 +394,7 @@ popdist.synchronize()
     began = running()
     code, _, errors = poprun(program, "--num-instances", "2").end()
     assert code != 0
-    how = r"has ended its program by sys.exit\(3\) at \S+program.py:8 while the others wait for it"
+    how = r"has ended its program by sys.exit\(3\) at \S+program.py:9 while the others wait for it"
     assert re.search(rf"^poprun: instance 1 {how}$", errors, re.M), errors
     assert re.search(r"^poprun:   instance 0 was in popdist.synchronize ", errors, re.M), errors
     assert running() - began < 30
