@@ -282,6 +282,24 @@ def test_a_branch_may_differ_along_the_other_axis_of_a_mesh() -> None:
     )
 
 
+def test_draws_in_a_branch_do_not_depend_on_the_map() -> None:
+    def f(n: Any, make: Callable[[], Any]) -> Any:
+        g = make()
+        first = lax.cond(n > 2, lambda: gpusim.rng(1, "i").normal(), lambda: np.float32(0))
+        agreed = lax.cond(lax.psum(n, "i") > 2, lambda: g.normal(), lambda: np.float32(0))
+        return first, agreed, g.normal()
+
+    def outside(n: Any) -> Any:
+        g = gpusim.rng(0, "i")
+        return lax.cond(n > 2, lambda: g.normal(), lambda: np.float32(0)), g.normal()
+
+    inside = lambda n: f(n, lambda: gpusim.rng(0, "i"))  # noqa: E731
+    equal(gpusim.vmap(inside, axis_name="i")(N), gpusim.pmap(inside, "i")(N))
+    with pytest.raises(gpusim.GpusimError, match="a draw in a cond, switch or while_loop"):
+        gpusim.vmap(outside, axis_name="i")(N)
+    gpusim.pmap(outside, "i")(N)
+
+
 def test_only_the_branch_taken_runs_where_all_agree() -> None:
     ran = []
 
