@@ -139,6 +139,11 @@ class diverging:
         _diverging.reset(self.token)
 
 
+def diverging_axes() -> Axes:
+    """The axes along which some replicas discard what is computed here."""
+    return _diverging.get()
+
+
 def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:
     """Refuse a collective that some devices of a mesh would not call.
 
