@@ -95,11 +95,14 @@ def test_random_programs(name: str) -> None:
 def compare(map_: Any, program: str, x: np.ndarray, y: np.ndarray, seed: Any = None) -> bool:
     """Assert that the map gives what NumPy gives replica by replica; whether it is comparable.
 
-    It is not where an index is out of range on some replicas only, or the map refuses a statement
-    that NumPy takes.
+    It is not where an index is out of range on some replicas only, replicas' shapes differ, or the
+    map refuses a statement that NumPy takes.
     """
     expected = run_loop(program, x, y)
     if any(errors != expected[0][1] for _, errors in expected):
+        return False
+    shapes = [{name: value.shape for name, value in values.items()} for values, _ in expected]
+    if any(other != shapes[0] for other in shapes):
         return False
     lines = (START + program).splitlines()
     text = f"seed {seed}, {x.dtype} {y.dtype}\n{START}{program}"

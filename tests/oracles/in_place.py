@@ -253,6 +253,7 @@ def run_program(
     for number, line in enumerate((START + program).splitlines()):
         try:
             exec(line, names)
+            _check_target(line, names)
         except Exception as error:
             failed.append((number, type(error).__name__))
             if any(refusal in str(error) for refusal in REFUSALS):

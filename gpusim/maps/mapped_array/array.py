@@ -193,7 +193,15 @@ class MappedArray:
         _refuse_scalar(self, "shape")
         data, axes = unpack(self)
         shape = shape if isinstance(shape, tuple) else (shape,)
-        self._data = reshaped_view(data, (*data.shape[: len(axes)], *shape))
+        stacked = (*data.shape[: len(axes)], *shape)
+        try:
+            self._data = reshaped_view(data, stacked)
+        except ValueError:
+            np.reshape(data[(0,) * len(axes)], shape)  # NumPy's error for another size
+            raise AttributeError(
+                "Incompatible shape for in-place modification. Use `.reshape()` to make a copy "
+                "with the desired shape."
+            ) from None
 
     @property
     def ndim(self) -> int:

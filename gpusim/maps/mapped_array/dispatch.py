@@ -111,7 +111,7 @@ ARRAYS_0D = frozenset(
 METHODS_0D = frozenset(
     {
         *(np.reshape, np.squeeze, np.transpose, np.swapaxes, np.real, np.imag, np.moveaxis),
-        *(np.rollaxis, np.flip),
+        np.rollaxis,
     }
 )
 """NumPy functions that return 0-d arrays for arrays, and scalars for scalars."""

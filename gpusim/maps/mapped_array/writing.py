@@ -66,9 +66,17 @@ class Picked(MappedArray):
         return self._refresh()[1]
 
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "shape":
+            raise ValueError("the shape of a view at mapped indices is read-only: use x.reshape")
+        object.__setattr__(self, name, value)
+
+
 def pick(source: MappedArray, index: tuple[Any, ...]) -> Picked:
     """The view of a writable `source` at integers some of which are mapped."""
     view = object.__new__(Picked)
+    if not isinstance(source, Picked):
+        source = wrap(*unpack(source))  # whose shape nobody sets
     view._source, view._index, view._read = source, index, -1
     return view
 
@@ -76,9 +84,11 @@ def pick(source: MappedArray, index: tuple[Any, ...]) -> Picked:
 def is_picked(index: tuple[Any, ...]) -> bool:
     """Whether NumPy returns a view for the index: its only arrays are mapped scalars."""
     return all(
-        is_scalar(entry) or is_basic((entry,)) or isinstance(entry, (int, np.integer))
+        is_basic((entry,))
+        or isinstance(entry, np.integer)
+        or (is_scalar(entry) and entry.dtype.kind in "iu")
         for entry in index
-    ) and not any(isinstance(entry, bool) for entry in index)
+    )
 
 
 def _change(

@@ -163,7 +163,8 @@ def at_least(wanted: int) -> Rule:
             data, axes = _own_data(value)
             new = NEW_AXES.get((wanted, visible_ndim(value)))
             index = (slice(None),) * len(axes) + (new or (...,))
-            results.append(wrap(data if new is None else data[index], axes))
+            same = new is None and isinstance(value, MappedArray)
+            results.append(value if same else wrap(data if new is None else data[index], axes))
         return results[0] if len(results) == 1 else tuple(results)
 
     return batched
@@ -225,6 +226,8 @@ def of_axes(function: Callable[..., Any], names: str, needs: int = 0) -> Rule:
             options[name] = (shift_axis if alone else shift_axes)(axis, ndim, mapped)
         if function is np.trace:
             data = arrange(data, mapped)
+        if ndim == 0 and function is np.flip:
+            data = data.copy()  # a scalar
         return wrap(function(data, **options), axes)
 
     return batched
