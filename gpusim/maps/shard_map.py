@@ -23,7 +23,7 @@ from .axis_environment import (
     new_axes,
 )
 from .mapped_array.align import expand, sizes
-from .mapped_array.array import Array, unpack, wrap_array
+from .mapped_array.array import Array, MappedArray, unpack, wrap_array
 
 
 class Mesh:
@@ -265,6 +265,8 @@ def _join(part: Any, spec: P, mesh_axes: Axes, outer: bool, check: bool, what: s
     """The global array that `part` holds the shards of."""
     value = as_array(part, what)
     data, axes = unpack(value)
+    if not isinstance(value, MappedArray):
+        data = copy_array(data)  # it may be an array of the caller's
     enclosing = tuple(mesh_axis for mesh_axis in axes if mesh_axis not in mesh_axes)
     ndim = data.ndim - len(axes)
     entries = _mesh_axes_of(spec, mesh_axes)

@@ -366,7 +366,6 @@ def test_the_debug_flag_names_functions_that_ran_once_per_replica(caplog):
 
 
 def test_mapped_arrays_are_not_made_copied_or_pickled_by_users():
-    import copy
     import pickle
 
     with pytest.raises(TypeError):

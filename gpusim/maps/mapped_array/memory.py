@@ -56,7 +56,7 @@ def writes_so_far() -> int:
 def address(data: Array) -> int:
     """The address of the first element."""
     if on_device(data):
-        return int(data.data.ptr)
+        return int(data.__cuda_array_interface__["data"][0])
     return int(data.__array_interface__["data"][0])
 
 

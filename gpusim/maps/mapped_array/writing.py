@@ -182,7 +182,7 @@ def _set_stacked(array: MappedArray, index: Any, value: Any) -> None:
         values = _fit(value, array.ndim, axes, data)
         if not isinstance(values, (np.ndarray, np.generic)) and not on_device(values):
             values = to_library_of(data, values, data.dtype)
-        np.copyto(as_bits(data), as_bits(_converted(values, data)), "unsafe", where)
+        _copy_where(data, values, "unsafe", where)
         return
     place = stack_index(entries, data, axes)
     if place.axes != axes:
@@ -195,6 +195,12 @@ def _set_stacked(array: MappedArray, index: Any, value: Any) -> None:
     _assign(data, place.stacked, fitted(value, place))
 
 
+def _copy_where(data: Array, values: Any, casting: Any, where: Any) -> None:
+    if on_device(data):
+        values = as_bits(_converted(to_library_of(data, values), data))
+    np.copyto(as_bits(data), values, casting, where)
+
+
 def _is_mask(entry: Any, array: MappedArray) -> bool:
     known = isinstance(entry, (MappedArray, np.ndarray)) or on_device(entry)
     return known and entry.dtype == np.bool_ and visible_shape(entry) == array.shape
@@ -202,6 +208,7 @@ def _is_mask(entry: Any, array: MappedArray) -> bool:
 
 def _assign(data: Array, index: Any, value: Any) -> None:
     if on_device(data):
+        value = to_library_of(data, value, None if hasattr(value, "dtype") else data.dtype)
         as_bits(data)[index] = as_bits(_converted(value, data))
     else:
         data[index] = value
@@ -340,7 +347,10 @@ def _ufunc_stacked(
         into = tuple(unpack(out)[0] for out in outs)
         return function(*data, out=into, **options)
     casting = options.get("casting", "same_kind")
-    found = call_ufunc(None, function, "__call__", *inputs, **options)
+    computing = options
+    if on_device(unpack(targets[0])[0]):  # CuPy has no where=; all is computed, and some stored
+        computing = {name: value for name, value in options.items() if name != "where"}
+    found = call_ufunc(None, function, "__call__", *inputs, **computing)
     results = found if isinstance(found, tuple) else (found,)
     for out, result in zip(outs, results, strict=True):
         if out is None:
@@ -368,7 +378,7 @@ def _store(out: MappedArray, value: Any, axes: Axes, casting: Any, where: Any = 
     source = _fit(value, ndim, axes, data)
     mask = _fit(where, ndim, axes, data)
     if mask is not True:
-        np.copyto(as_bits(data), as_bits(_converted(source, data)), casting, mask)
+        _copy_where(data, source, casting, mask)
     elif on_device(data):
         _assign(data, ..., source)
     else:
