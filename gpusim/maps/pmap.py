@@ -278,7 +278,9 @@ def _gather_leaf(
             )
         if sharding is not None:
             agree_on(to_host(data), sharding, "pmap's result for out_axes=None")
-        data = copy_array(data)  # the caller's own; a GPU's memory goes back to its replica's stream
+        data = copy_array(
+            data
+        )  # the caller's own; a GPU's memory goes back to its replica's stream
     else:
         place = len(sizes(axes)) + normalize_axis_index(axis, arrays[0].ndim + 1)
         data = call_on_bits(np.stack, parts, axis=place)

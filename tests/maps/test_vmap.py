@@ -216,12 +216,16 @@ def maps_of_rows():
     yield lambda f, out=0: gpusim.shard_map(
         f, mesh=mesh, in_specs=rows, out_specs=whole if out is None else rows
     )
-    yield lambda f, out=0: lambda x: gpusim.vmap(
-        lambda x: gpusim.vmap(f, axis_name="i", out_axes=out)(x)
-    )(x[None])
-    yield lambda f, out=0: lambda x: gpusim.pmap(
-        lambda x: gpusim.vmap(f, axis_name="i", out_axes=out)(x)
-    )(x[None])
+    yield (
+        lambda f, out=0: (
+            lambda x: gpusim.vmap(lambda x: gpusim.vmap(f, axis_name="i", out_axes=out)(x))(x[None])
+        )
+    )
+    yield (
+        lambda f, out=0: (
+            lambda x: gpusim.pmap(lambda x: gpusim.vmap(f, axis_name="i", out_axes=out)(x))(x[None])
+        )
+    )
 
 
 @pytest.mark.parametrize("map_", maps_of_rows())

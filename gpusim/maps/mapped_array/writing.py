@@ -14,9 +14,17 @@ from typing import Any
 import numpy as np
 
 from ... import trees
-from ...libraries import as_bits, constant_like, copy_array, on_device, owner, to_library_of
+from ...libraries import (
+    as_bits,
+    constant_like,
+    contiguous,
+    copy_array,
+    on_device,
+    owner,
+    to_library_of,
+)
 from ..axis_environment import Axes, union
-from .align import lead, shift_axis, visible_ndim, visible_shape
+from .align import lead, lead_full, shift_axis, visible_ndim, visible_shape
 from .array import (
     Array,
     Flat,
@@ -27,20 +35,21 @@ from .array import (
     unpack,
     wrap,
 )
-from .dispatch import FALLBACK_ERRORS, NoRule, call_function, call_ufunc, writes
+from .dispatch import FALLBACK_ERRORS, INDIRECT, NoRule, call_function, call_ufunc, writes
 from .indices import as_tuple, is_basic, stack_basic, stack_index
-from .memory import count_write, writes_so_far
+from .memory import address, count_write, strided, writes_so_far
 from .per_replica import call_per_replica
 from .settings import fallback_settings
 from .updates import fitted, update_at
 
 ASSIGNED, OUTPUT = "assignment destination", "output array"
 
+
 class Picked(MappedArray):
     """A view ``x[i]`` of a writable array at mapped integers, which no strides describe.
 
     It reads the array when it is used, and a write goes into the array at the index. Views of it
-    are read-only copies.
+    are `Within` it.
     """
 
     __slots__ = ("_found", "_index", "_read", "_source")
@@ -53,7 +62,8 @@ class Picked(MappedArray):
         if self._read != writes_so_far():
             data, axes = unpack(self._source)
             place = stack_index(self._index, data, axes)
-            self._found = read_only(place.arrange(data[place.stacked])), place.axes
+            found = contiguous(place.arrange(data[place.stacked]))
+            self._found = read_only(found), place.axes
             self._read = writes_so_far()
         return self._found
 
@@ -65,6 +75,12 @@ class Picked(MappedArray):
     def _axes(self) -> Axes:  # type: ignore[override]
         return self._refresh()[1]
 
+    def view(self, dtype: Any = None) -> Any:
+        """The same bits, as another dtype if one is given: a view."""
+        return within(self, super().view(dtype))
+
+    def _write(self, changed: MappedArray) -> None:
+        self._source[self._index] = changed
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "shape":
@@ -72,10 +88,76 @@ class Picked(MappedArray):
         object.__setattr__(self, name, value)
 
 
+class Within(MappedArray):
+    """A view of a `Picked` view, such as its transpose, by the strides of one replica's part."""
+
+    __slots__ = ("_dtype", "_fixed", "_offset", "_picked", "_shape", "_strides")
+    _picked: Picked
+    _offset: int
+    _shape: tuple[int, ...]
+    _strides: tuple[int, ...]
+    _dtype: np.dtype[Any]
+    _fixed: bool
+
+    def _view(self, whole: Array, axes: Axes) -> Array:
+        mapped = len(axes)
+        shape = (*whole.shape[:mapped], *self._shape)
+        strides = (*whole.strides[:mapped], *self._strides)
+        return strided(whole, self._dtype, shape, strides, self._offset)
+
+    @property
+    def _data(self) -> Array:  # type: ignore[override]
+        return self._view(*self._picked._refresh())
+
+    @property
+    def _axes(self) -> Axes:  # type: ignore[override]
+        return self._picked._axes
+
+    def view(self, dtype: Any = None) -> Any:
+        """The same bits, as another dtype if one is given: a view."""
+        return within(self, super().view(dtype))
+
+    def _write(self, changed: MappedArray) -> None:
+        if self._fixed:
+            raise ValueError(f"{ASSIGNED} is read-only: change a copy (x = x.copy())")
+        axes = union(self._axes, axes_of(changed))
+        whole = copy_array(lead_full(self._picked, axes))
+        part = self._view(whole, axes)
+        _assign(part, ..., lead(changed, axes, changed.ndim))
+        self._picked._write(wrap(whole, axes))
+
+
+FIXED = frozenset({np.diagonal, np.diag, np.broadcast_to, np.broadcast_arrays})
+"""Functions whose views are read-only."""
+
+
+@writes("views")
+def within(source: MappedArray, result: Any, called: Any = None) -> Any:
+    """`result`, with its arrays that are views of `source`, a view at mapped indices, made `Within`
+    that."""
+    data, axes = unpack(source)
+    picked = source if isinstance(source, Picked) else source._picked  # type: ignore[attr-defined]
+    fixed = called in FIXED or getattr(source, "_fixed", False)
+
+    def followed(leaf: Any) -> Any:
+        if not isinstance(leaf, MappedArray) or is_scalar(leaf) or type(leaf) in INDIRECT:
+            return leaf
+        part, own = unpack(leaf)
+        if own != axes or owner(part) is not owner(data) or part.dtype.hasobject:
+            return leaf
+        view = object.__new__(Within)
+        view._picked, view._fixed, view._dtype = picked, fixed, part.dtype
+        view._offset = address(part) - address(unpack(picked)[0])
+        view._shape, view._strides = part.shape[len(axes) :], part.strides[len(axes) :]
+        return view
+
+    return trees.map(followed, result)
+
+
 def pick(source: MappedArray, index: tuple[Any, ...]) -> Picked:
     """The view of a writable `source` at integers some of which are mapped."""
     view = object.__new__(Picked)
-    if not isinstance(source, Picked):
+    if type(source) not in INDIRECT:
         source = wrap(*unpack(source))  # whose shape nobody sets
     view._source, view._index, view._read = source, index, -1
     return view
@@ -101,7 +183,7 @@ def _change(
     count_write()
     ready = []
     for target in targets:
-        if isinstance(target, Picked):
+        if type(target) in INDIRECT:
             copied = target.copy()
             make_writable(copied, axes, destination)
             ready.append(copied)
@@ -111,7 +193,7 @@ def _change(
     result = write(*ready)
     for target, changed in zip(targets, ready, strict=True):
         if target is not changed:
-            target._source[target._index] = changed  # type: ignore[attr-defined]
+            target._write(changed)  # type: ignore[attr-defined]
     return result
 
 
@@ -637,6 +719,8 @@ def put(self: MappedArray, indices: Any, values: Any, mode: str = "raise") -> No
 
 def install(mapped_array: type[MappedArray]) -> None:
     """Attach assignment and the methods that write."""
+    INDIRECT.update((Picked, Within))
+    trees.LEAF_TYPES.update(INDIRECT)
     mapped_array.__setitem__ = set_item  # type: ignore[method-assign]
     mapped_array.__ipow__ = _power_into  # type: ignore[method-assign]
     mapped_array.__imatmul__ = _matmul_into  # type: ignore[method-assign]

@@ -140,7 +140,12 @@ def broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
 @rule(np.broadcast_arrays)
 def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
     shape = np.broadcast_shapes(*map(visible_shape, args))
-    return tuple(broadcast_to(value, shape) for value in args)
+    return tuple(
+        value
+        if isinstance(value, MappedArray) and value.shape == shape
+        else broadcast_to(value, shape)
+        for value in args
+    )
 
 
 NEW_AXES: dict[tuple[int, int], tuple[Any, ...]] = {
