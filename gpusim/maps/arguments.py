@@ -11,7 +11,7 @@ from numpy.lib.array_utils import normalize_axis_index
 from .. import trees
 from ..libraries import copy_array, on_device, owner
 from .axis_environment import AxisEntry
-from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap, wrap_array
+from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap_array
 from .mapped_array.memory import is_writable
 
 PYTHON_SCALARS = (bool, int, float, complex)

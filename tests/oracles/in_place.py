@@ -246,7 +246,10 @@ def run_program(
     """Run the program inside a map, whose axis is i; also return the statements it refused."""
     ring = [(r, (r + 1) % REPLICAS) for r in range(REPLICAS)]
     names = {
-        **{"np": np, "x": x, "y": y, "index": lambda: lax.axis_index("i")},
+        "np": np,
+        "x": x,
+        "y": y,
+        "index": lambda: lax.axis_index("i"),
         "lax_sum": lambda value: lax.psum(value, "i"),
         "lax_shift": lambda value: lax.ppermute(value, "i", ring),
         "lax_gather": lambda value: lax.all_gather(value, "i"),
