@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,12 @@ class MapArguments(NamedTuple):
     structure: trees.Structure | None  # None: each leaf is a positional argument
     axes: list[int | None]
     size: int
+
+    def shared(self) -> Iterator[tuple[int, Any, str]]:
+        """The leaves that all replicas share: number, leaf, and why."""
+        for number, (leaf, axis) in enumerate(zip(self.leaves, self.axes, strict=True)):
+            if axis is None:
+                yield number, leaf, "in_axes=None"
 
     def call(self, function: Callable[..., Any], leaves: list[Any]) -> Any:
         """function(*args, **kwargs) with the arguments' leaves replaced by `leaves`."""

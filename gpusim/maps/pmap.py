@@ -17,7 +17,8 @@ from fallback.threads import cores
 from .. import reduction as reductions
 from .. import trees
 from ..errors import GpusimError, ReplicaError
-from ..libraries import call_on_bits, copy_array, first_unlike, on_device, to_host
+from ..libraries import call_on_bits, copy_array, first_unlike, on_device
+from .agreement import agree_on_arguments, agree_on_results
 from .arguments import (
     MapArguments,
     as_array,
@@ -31,7 +32,6 @@ from .axis_environment import (
     Axes,
     AxisName,
     Sharding,
-    agree_on,
     extend_axis_environment,
     local_axis_size,
     lockstep_axes,
@@ -43,6 +43,7 @@ from .mapped_array.align import common_axes, lead_full, sizes
 from .mapped_array.array import Array, MappedArray, unpack, wrap_array
 from .scheduler import PmapCall, Scheduler, enclosing_replica
 from .streams import StreamSlots, check_devices, gpus_of_replicas, move
+from .workers import check_thread_count
 
 SCHEDULES = ("cores", "one")
 
@@ -85,6 +86,7 @@ def pmap(
       replica's. The others are ended.
     - CollectiveMismatchError: if replicas meet in calls that differ; it names both.
     - DeadlockError: if replicas wait for others that have returned.
+    - GpusimError: if the machine does not have a thread for each replica of a named axis.
     - ValueError: if results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
       vmap.
 
@@ -109,7 +111,10 @@ def pmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         size = local_axis_size("pmap", axis_size)
         arguments = read_arguments("pmap", in_axes, size, args, kwargs)
+        if axis_name is not None:
+            check_thread_count("pmap", arguments.size)
         sharding = outermost_sharding("pmap", arguments.size)
+        agree_on_arguments("pmap", arguments.shared(), sharding)
         parent = enclosing_replica()
         outer = None if parent is None else parent.stream_slot
         gpus = gpus_of_replicas(devices, arguments.leaves, arguments.size, outer)
@@ -277,10 +282,8 @@ def _gather_leaf(
                 "different values; only what is the same on all replicas can be returned once"
             )
         if sharding is not None:
-            agree_on(to_host(data), sharding, "pmap's result for out_axes=None")
-        data = copy_array(
-            data
-        )  # the caller's own; a GPU's memory goes back to its replica's stream
+            agree_on_results("pmap's result for out_axes=None", [data], sharding)
+        data = copy_array(data)  # the caller's own; a GPU's goes back to its replica's stream
     else:
         place = len(sizes(axes)) + normalize_axis_index(axis, arrays[0].ndim + 1)
         data = call_on_bits(np.stack, parts, axis=place)

@@ -228,7 +228,7 @@ def maps_of_rows():
     )
 
 
-@pytest.mark.parametrize("map_", maps_of_rows())
+@pytest.mark.parametrize("map_", [*maps_of_rows()])
 def test_the_caller_owns_the_results(map_):
     def f(x):
         fresh = x + 1
@@ -246,7 +246,7 @@ def test_the_caller_owns_the_results(map_):
     assert (x == kept).all()
 
 
-@pytest.mark.parametrize("map_", maps_of_rows())
+@pytest.mark.parametrize("map_", [*maps_of_rows()])
 def test_values_returned_once_are_the_callers_too(map_):
     table = np.arange(3.0)
     x = np.ones((2, 3))

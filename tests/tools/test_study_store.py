@@ -80,7 +80,8 @@ def test_a_store_is_not_overwritten(tmp_path: Path) -> None:
         ("precious\n", "line 1: not a line of a sweep's store"),
         ("[1]\n", "line 1: not a line of a sweep's store"),
         ('{"gpusim study": 99}\n', "not the store of a sweep of this version"),
-        ('{"gpusim study": 1, "input": {"kind": "cauchy"}}\n', "another input: its kind 'cauchy'"),
+        ('{"gpusim study": 1, "input": {}}\n', "of this version, 2, but of 1: remove it"),
+        ('{"gpusim study": 2, "input": {"kind": "cauchy"}}\n', "another input: its kind 'cauchy'"),
     ],
 )
 def test_what_is_no_store_of_this_input_is_refused_and_kept(

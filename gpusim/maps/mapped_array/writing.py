@@ -217,8 +217,8 @@ def refuse_plain(name: str, axes: Axes) -> None:
     names = ", ".join(repr(entry.name) for entry in axes)
     raise TypeError(
         f"{name} would write values mapped over {names} into a plain array (a left "
-        "side or out=), which has room for one replica's only: make the array like a mapped one (acc = np.zeros(3, like=x)), or "
-        "take the returned array (acc = acc + x)"
+        "side or out=), which has room for one replica's only: make the array like a mapped one "
+        "(acc = np.zeros(3, like=x)), or take the returned array (acc = acc + x)"
     )
 
 
@@ -304,7 +304,7 @@ def _converted(value: Any, data: Array) -> Any:
 
 
 def _fit(value: Any, ndim: int, axes: Axes, data: Array) -> Any:
-    """`value` to be broadcast to one replica's `ndim` axes; surplus axes of length 1 are dropped."""
+    """`value` to be broadcast to one replica's `ndim` axes, without surplus axes of length 1."""
     if not isinstance(value, MappedArray):
         return constant_like(data, value) if on_device(data) else value
     surplus = value.ndim - ndim
