@@ -373,7 +373,7 @@ def register_pytree_node_class(cls: T) -> T:
     >>> gpusim.tree.leaves([Pair(1, 2), 3])
     [1, 2, 3]
     """
-    register_pytree_node(cls, lambda node: node.tree_flatten(), cls.tree_unflatten)  # type: ignore[attr-defined]
+    register_pytree_node(cls, lambda node: node.tree_flatten(), cls.tree_unflatten)
     return cls
 
 

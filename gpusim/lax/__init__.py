@@ -113,4 +113,5 @@ def __getattr__(name: str) -> NoReturn:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    """The public names."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

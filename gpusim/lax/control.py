@@ -367,12 +367,17 @@ def _differs(value: Any) -> bool:
 
 
 def _enter(leaf: Any) -> Any:
-    """A leaf as the function sees it, as a map's arguments: read-only, a MappedArray in vmap."""
+    """A leaf as the function sees it, as a map's arguments: read-only, a MappedArray in vmap.
+
+    0-d arrays become scalars, which do not change in place, under every map.
+    """
     data, axes = unpack(leaf)
-    if isinstance(data, np.generic) or not (isinstance(data, np.ndarray) or on_device(data)):
-        return leaf
-    data = read_only(data)
-    return wrap(data, axes) if isinstance(leaf, MappedArray) else lift(data)
+    if isinstance(leaf, MappedArray):
+        return wrap(read_only(data), axes)
+    if isinstance(data, np.ndarray) or on_device(data):
+        data = lift(read_only(data))
+        return data[()] if isinstance(data, np.ndarray) and data.ndim == 0 else data
+    return leaf
 
 
 def _enter_all(tree: Any) -> Any:
