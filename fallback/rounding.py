@@ -24,7 +24,7 @@ from fallback.formats import (
     kind_of,
 )
 from fallback.general import FormatRounder
-from fallback.layout import Index, split, whole
+from fallback.layout import split, whole
 from fallback.philox import Lanes
 from fallback.subnormals import require_subnormals
 from fallback.workspace import Workspace, own_workspace
@@ -353,9 +353,7 @@ def check_counter(name: str, value: int) -> int:
     return int(value)
 
 
-def check_places(
-    place: ArrayLike, batch: tuple[int, ...]
-) -> tuple[int, NDArray[np.uint64] | None]:
+def check_places(place: ArrayLike, batch: tuple[int, ...]) -> tuple[int, NDArray[np.uint64] | None]:
     """The place that all batch entries have in common, or 0 and one for each."""
     if isinstance(place, (int, np.integer)):
         return check_counter("place", int(place)), None
@@ -431,8 +429,10 @@ def round_to(
                 encode(block, results[part], workspace)
 
     whole_batch = slice(0, batch)
-    boxes = split(whole((batch, size)), limits.BLOCK) if places is not None else (
-        (whole_batch, *box) for box in split(whole((size,)), limits.BLOCK)
+    boxes = (
+        split(whole((batch, size)), limits.BLOCK)
+        if places is not None
+        else ((whole_batch, *box) for box in split(whole((size,)), limits.BLOCK))
     )
     if values.size:
         threads.share(lambda box: round_box(*box), boxes, values.size)

@@ -152,7 +152,9 @@ def read_arguments(
     size, first = axis_size, "axis_size"
     for number, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         name = f"leaf {number} of the arguments"
-        if isinstance(leaf, np.ndarray) and (type(leaf) is not np.ndarray or not leaf.dtype.isnative):
+        if isinstance(leaf, np.ndarray) and (
+            type(leaf) is not np.ndarray or not leaf.dtype.isnative
+        ):
             leaves[number] = leaf = as_array(leaf, f"{what}: {name}")
         if axis is None:
             found.append(None)

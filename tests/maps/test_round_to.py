@@ -159,7 +159,7 @@ def test_large_and_empty_batches():
 
 @pytest.mark.parametrize("seed", [1.5, "1", None, np.array([1, 2])])
 def test_a_seed_that_is_not_an_integer_is_an_error(seed):
-    with pytest.raises(TypeError, match="seed=.*expected an integer"):
+    with pytest.raises(TypeError, match=r"seed=.*expected an integer"):
         rounded(np.ones(2), seed)
 
 
