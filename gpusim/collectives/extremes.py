@@ -164,7 +164,8 @@ def _equal_on_device(values: Array, extreme: Array) -> Array:
     word = f"u{values.dtype.itemsize}"
     bits, most = values.view(word), extreme.view(word)
     equal: Array = (bits == most) | ((bits | most) << 1 == 0)
-    return equal | np.isnan(kernels(extreme).round_to(values, np.float32))
+    nans, any_nan = (np.isnan(kernels(x).round_to(x, np.float32)) for x in (values, extreme))
+    return np.where(any_nan, nans, equal)  # in some formats NaN has the bits of -0
 
 
 def _holder_of_largest(x: Operand) -> Result:

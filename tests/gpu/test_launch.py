@@ -172,3 +172,12 @@ def test_each_replica_rounds_with_bits_of_its_own(run: Any) -> None:
     same(to_host(gpusim.vmap(run(f))(to_device(x))), expected)
     expected = gpusim.vmap(seeded, axis_name="i")(x)
     same(to_host(run(seeded, axis_name="i")(to_device(x))), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.float8_e5m2])
+def test_nans_win_in_pargmax_and_pargmin(dtype: Any) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.choice([np.nan, -0.0, 0.0, 1.0, -2.0], size=(5, 200)).astype(dtype)
+    for ours, theirs in ((lax.pargmax, np.argmax), (lax.pargmin, np.argmin)):
+        found = gpusim.vmap(lambda v, ours=ours: ours(v, "i"), axis_name="i")(to_device(x))
+        same(to_host(found), np.tile(theirs(x.astype("f8"), axis=0).astype("i4"), (5, 1)))
