@@ -351,7 +351,7 @@ def test_the_report_of_a_failure_is_a_screen(fault: str, poprun, tmp_path: Path)
     assert not re.search(r"gpusim/|/lib/python|\[\d+,\d+\]<stderr>", errors), errors
     if fault in ("an error", "a replica's error"):
         assert "    program.py:19 in <module>: step(x)" in errors
-    if fault == "an error":
+    if fault == "a replica's error":
         run = poprun(program, "--verbose", *arguments, cwd=tmp_path)
         verbose = run.end()[2]
         tags = {f"[1,{i}]<stderr>: Traceback (most recent call last)" for i in range(3)}
@@ -359,6 +359,7 @@ def test_the_report_of_a_failure_is_a_screen(fault: str, poprun, tmp_path: Path)
         assert lines[0] in verbose and "prterun detected" in verbose
 
 
+@pytest.mark.slow
 def test_errors_that_end_nothing_are_shown(poprun) -> None:
     program = """
 import os, sys, time, traceback
