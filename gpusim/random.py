@@ -19,8 +19,16 @@ from numpy.typing import DTypeLike
 from fallback import random as kernels
 from fallback.formats import BFLOAT16, kind_of
 
+from .errors import GpusimError
 from .libraries import on_device, to_host, to_library_of
-from .maps.axis_environment import Axes, AxisEntry, axis_environment, lockstep_axes, union
+from .maps.axis_environment import (
+    Axes,
+    AxisEntry,
+    axis_environment,
+    diverging_axes,
+    lockstep_axes,
+    union,
+)
 from .maps.mapped_array.align import (
     common_axes,
     elementwise,
@@ -64,6 +72,8 @@ class rng:
       an integer for a name.
     - TypeError: if seed or calls is not an integer, or a name is not hashable.
     - NameError: by the draws, if no enclosing map binds the axis.
+    - GpusimError: by the draws, in a branch that only some replicas take under vmap, from a
+      generator that was made outside of it.
 
     >>> import numpy as np, gpusim
     >>> generator = gpusim.rng(0, "i")
@@ -98,6 +108,7 @@ class rng:
         self._axis_name = _checked_axis_name(axis_name)
         self._lock = threading.Lock()
         self._outside = _Counter(_word("calls", calls))
+        self._diverging = diverging_axes()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> rng:
@@ -369,6 +380,13 @@ class rng:
     def _next_stream(self) -> tuple[kernels.Stream, Axes]:
         """The words of the next call for all replicas that run here in lockstep, and their axes."""
         replicas, axes = _global_indices(resolve_names(self._axis_name))
+        if diverging_axes() != self._diverging:
+            raise GpusimError(
+                "a draw in a cond, switch or while_loop whose predicate differs between replicas, "
+                "from a generator that was made outside of it: all replicas would count the draw, "
+                "under pmap only those that take the branch; draw before it, or make the generator "
+                "in it (gpusim.rng(seed, axis_name, calls=...))"
+            )
         with self._lock:
             counter = self._own_counter()
             call = _word("calls", counter.calls)

@@ -49,10 +49,12 @@ class AxisEntry:
     - `sharding`: how the axis is sharded over instances; None if this instance holds all of it.
       `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
     - `like`: an array of the library of the map's arguments, if that is not NumPy.
+    - `read_only`: the ids of the owners of the arguments' memory on a GPU, where arrays have no flag.
     - `active`: False once the map has ended; its values must not be used any more.
+    - `mesh`: whether the axis is that of a shard_map's mesh.
     """
 
-    __slots__ = ("active", "depth", "index", "like", "name", "sharding", "size")
+    __slots__ = ("active", "depth", "index", "like", "mesh", "name", "read_only", "sharding", "size")
 
     def __init__(
         self,
@@ -68,7 +70,9 @@ class AxisEntry:
         self.index = index
         self.sharding = sharding
         self.like: Any = None
+        self.read_only: frozenset[int] = frozenset()
         self.active = True
+        self.mesh = False
 
     @property
     def total(self) -> int:
@@ -115,6 +119,46 @@ class extend_axis_environment:
         for entry in self.entries:
             entry.active = False
         _axis_environment.reset(self.token)
+
+
+_diverging: ContextVar[Axes] = ContextVar("gpusim diverging axes", default=())
+
+
+class diverging:
+    """A block of which only some replicas along lockstep `axes` need what all of them compute."""
+
+    __slots__ = ("axes", "token")
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+
+    def __enter__(self) -> None:
+        self.token = _diverging.set(union(_diverging.get(), self.axes))
+
+    def __exit__(self, *exception: object) -> None:
+        _diverging.reset(self.token)
+
+
+def diverging_axes() -> Axes:
+    """The axes along which some replicas discard what is computed here."""
+    return _diverging.get()
+
+
+def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:
+    """Refuse a collective that some devices of a mesh would not call.
+
+    **Raises**:
+
+    - GpusimError: if the code around it runs where a predicate differs along one of the axes.
+    """
+    for entry in _diverging.get():
+        if entry.mesh and entry in entries:
+            raise GpusimError(
+                f"{what} over mesh axis {entry.name!r} in a cond, switch or while_loop whose "
+                "predicate differs along that axis: the devices that do not take this branch would "
+                "not call it, and the others would wait for ever; call it before the branch, or "
+                "make the predicate the same on all of them (lax.pmax, say)"
+            )
 
 
 def new_axes(

@@ -14,7 +14,7 @@ from ..collectives.dispatch import Resolved, resolve
 from ..groups import Groups
 from .agreement import agreement
 from .arguments import as_array, read_only
-from .axis_environment import axis_environment, lockstep_axes
+from .axis_environment import axis_environment, lockstep_axes, refuse_diverging
 from .axis_environment import resolve as resolve_name
 from .call_site import call_site
 from .lockstep import is_scalar, run_lockstep, sharded_axis
@@ -95,6 +95,7 @@ def bind_leaves(
             entries.append(resolve_name(name))
     if positional and call.collective.identity is None:
         refuse_positional(call.collective.name, call.axis_name)
+    refuse_diverging(call.collective.name, entries)
     groups = None if call.groups is None else read_groups(call, positional)
     if not names:
         return [[_lift(operand) for operand in operands] for operands in leaves]

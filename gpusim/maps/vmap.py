@@ -14,9 +14,9 @@ from .arguments import (
     check_out_axes,
     enter,
     leave,
+    own_results,
     read_arguments,
     result_axes,
-    separate,
 )
 from .axis_environment import (
     AxisEntry,
@@ -52,8 +52,8 @@ def vmap(
     - `axis_name`: a name for the axis, for collectives.
     - `axis_size`: the number of replicas, needed only if no argument is mapped.
 
-    **Returns**: A function with the arguments of `f`. Results that alias an argument or each other
-    are read-only.
+    **Returns**: A function with the arguments of `f`. The caller owns its results: they are
+    writable and share no memory with the arguments or each other.
 
     **Raises**:
 
@@ -95,6 +95,6 @@ def vmap(
             if sharding is not None:
                 once = [r for r, axis in zip(results, axes, strict=True) if axis is None]
                 agree_on_results("vmap's results for out_axes=None", once, sharding)
-        return trees.unflatten(structure, results if outer else separate(results))
+        return trees.unflatten(structure, own_results(results, arguments.leaves))
 
     return mapped

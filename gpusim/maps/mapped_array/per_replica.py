@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ... import trees
-from ...libraries import call_on_bits, on_device
+from ...libraries import call_on_bits, on_device, owner
 from ..axis_environment import Axes, union
 from ..call_site import call_site
-from .array import MappedArray, read_only, unpack, wrap
+from .array import MappedArray, is_scalar, read_only, unpack, wrap, wrap_array
+from .memory import address, count_write, in_order, is_writable, strided
 from .settings import fallback_settings
 
 logger = logging.getLogger("gpusim.maps")
@@ -25,21 +26,25 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{module}.{name}" if module else name
 
 
-def _data_of(leaf: Any) -> Any:
-    return read_only(leaf._data) if isinstance(leaf, MappedArray) else leaf
-
-
 def _wrap_unmapped(leaf: Any) -> Any:
-    known = isinstance(leaf, (np.ndarray, np.generic)) or on_device(leaf)
-    return wrap(leaf, ()) if known else leaf
+    if isinstance(leaf, np.generic):
+        return wrap(leaf, ())
+    return wrap_array(leaf, ()) if isinstance(leaf, np.ndarray) or on_device(leaf) else leaf
 
 
 def _part(leaf: Any, axes: Axes, replica: tuple[int, ...]) -> Any:
-    """One replica's part of `leaf`; `replica` is its index along each of `axes`."""
+    """One replica's part of `leaf`; `replica` is its index along each of `axes`.
+
+    It is writable if the leaf is and no other replica has it too.
+    """
     if not isinstance(leaf, MappedArray):
         return leaf
-    where = tuple(replica[axes.index(entry)] for entry in leaf._axes)
-    return read_only(leaf._data[(*where, ...)] if leaf.ndim else leaf._data[where])
+    data, own = unpack(leaf)
+    where = tuple(replica[axes.index(entry)] for entry in own)
+    if is_scalar(leaf):
+        return data[where]
+    part = data[(*where, ...)]
+    return part if own == axes else read_only(part)
 
 
 def mapped_leaves(tree: Any) -> tuple[list[Any], Any, Axes]:
@@ -66,8 +71,9 @@ def call_per_replica(
     - ValueError: when the replicas' results differ in structure, shape or dtype.
     """
     leaves, structure, axes = mapped_leaves((args, kwargs))
+    count_write()  # the function may write into its arguments
     if not axes:
-        plain_args, plain_kwargs = trees.unflatten(structure, [_data_of(leaf) for leaf in leaves])
+        plain_args, plain_kwargs = trees.unflatten(structure, [_part(x, (), ()) for x in leaves])
         return trees.map(_wrap_unmapped, function(*plain_args, **plain_kwargs))
     name = name or name_of(function)
     sizes = tuple(entry.size for entry in axes)
@@ -80,11 +86,17 @@ def call_per_replica(
         parts = [_part(leaf, axes, replica) for leaf in leaves]
         plain_args, plain_kwargs = trees.unflatten(structure, parts)
         results.append(function(*plain_args, **plain_kwargs))
-    return stack_results(name, results, axes)
+    sources = [x for x in leaves if isinstance(x, MappedArray) and not is_scalar(x)]
+    return stack_results(name, results, axes, sources)
 
 
-def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
-    """One tree of MappedArrays over `axes` from the replicas' trees of plain results."""
+def stack_results(
+    name: str, results: list[Any], axes: Axes, sources: Sequence[MappedArray] = ()
+) -> Any:
+    """One tree of MappedArrays over `axes` from the replicas' trees of plain results.
+
+    Results that are views of the replicas' parts of `sources` become views of those.
+    """
     first_leaves, structure = trees.flatten(results[0])
     columns = [[leaf] for leaf in first_leaves]
     for result in results[1:]:
@@ -96,12 +108,12 @@ def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
-    sizes = tuple(entry.size for entry in axes)
-    return trees.unflatten(structure, [_stack(name, column, axes, sizes) for column in columns])
+    return trees.unflatten(structure, [_stack(name, column, axes, sources) for column in columns])
 
 
-def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> Any:
+def _stack(name: str, column: list[Any], axes: Axes, sources: Sequence[MappedArray]) -> Any:
     first = column[0]
+    sizes = tuple(entry.size for entry in axes)
     on_a_gpu = on_device(first)
     if not on_a_gpu and not isinstance(first, (np.ndarray, np.generic, bool, int, float, complex)):
         if all(type(leaf) is type(first) and leaf == first for leaf in column):
@@ -119,5 +131,32 @@ def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> 
                 "needed (np.where instead of selecting by a mask), or gpusim.pmap, where shapes "
                 "may differ inside the function"
             )
+    shared = isinstance(first, np.ndarray) or on_a_gpu
+    viewed = [x for x in sources if shared and owner(first) is owner(x._data)]
+    for source in viewed:
+        view = _common_view(arrays, source, axes)
+        if view is not None:
+            return view
     stacked = call_on_bits(np.stack, arrays).reshape(sizes + arrays[0].shape)
-    return wrap(stacked, axes)
+    if viewed:
+        stacked = read_only(stacked)  # a copy of what NumPy returns a view of
+    return wrap_array(stacked, axes) if shared else wrap(stacked, axes)
+
+
+def _common_view(parts: list[Any], source: MappedArray, axes: Axes) -> MappedArray | None:
+    """The view of `source` whose parts the given views of its parts are; None if there is none."""
+    data, own = unpack(source)
+    first, base = parts[0], owner(data)
+    sizes = tuple(entry.size for entry in axes)
+    offsets = set()
+    for replica, part in zip(np.ndindex(*sizes), parts, strict=True):
+        where = tuple(replica[axes.index(entry)] for entry in own)
+        offsets.add(address(part) - address(data[(*where, ...)]))
+        if part.strides != first.strides:
+            return None
+    if len(offsets) > 1 or data.size == 0 or first.dtype.hasobject:
+        return None
+    offset = address(data) + offsets.pop() - address(base)
+    shape, strides = (*data.shape[: len(own)], *first.shape), data.strides[: len(own)]
+    view = strided(in_order(base), first, shape, (*strides, *first.strides), offset)
+    return wrap_array(view if is_writable(first) else read_only(view), own)

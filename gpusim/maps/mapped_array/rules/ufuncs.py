@@ -23,6 +23,7 @@ from ..align import (
 )
 from ..array import Array, MappedArray, unpack, wrap
 from ..dispatch import NoRule, rule, ufunc_method
+from ..memory import follow, moves
 from ..layout import copy_with_gaps, is_interleaved
 from .arguments import arrange, plain, unpack_array
 
@@ -43,6 +44,8 @@ def _same_layout(inputs: tuple[Any, ...]) -> tuple[list[Any], Axes] | None:
     for value in inputs:
         kind = type(value)
         if kind is MappedArray:
+            if moves:
+                follow(value)
             if axes is None:
                 axes, ndim = value._axes, value._data.ndim
             elif value._axes != axes or value._data.ndim != ndim:
