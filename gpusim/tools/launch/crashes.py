@@ -146,9 +146,9 @@ def _read_part(lines: list[str]) -> Crash | None:
         frames.reverse()  # faulthandler begins with the innermost
     shown = [frame for frame in frames if not is_library(frame[0])] or frames[-1:]
     texts = []
-    for file, line, function, code in shown:
+    for file, number, function, code in shown:
         within = f" in {function}" if function else ""
-        texts.append(f"{place(file, line)}{within}" + (f": {code}" if code else ""))
+        texts.append(f"{place(file, number)}{within}" + (f": {code}" if code else ""))
     here = place(*shown[-1][:2]) if shown else ""
     message = "\n".join(fatal or error).strip()
     return Crash(message, tuple(texts), here) if message else None
