@@ -54,17 +54,7 @@ class AxisEntry:
     - `mesh`: whether the axis is that of a shard_map's mesh.
     """
 
-    __slots__ = (
-        "active",
-        "depth",
-        "index",
-        "like",
-        "mesh",
-        "name",
-        "read_only",
-        "sharding",
-        "size",
-    )
+    __slots__ = ("active", "depth", "index", "like", "mesh", "name", "read_only", "sharding", "size")
 
     def __init__(
         self,

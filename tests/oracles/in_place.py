@@ -230,9 +230,7 @@ def random_arguments(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 Outcome = tuple[dict[str, Any], list[tuple[int, str]]]
 """The arrays and numbers of a program by name, and the statements that failed, with the errors."""
 
-HIDDEN = {"x", "y", "np", "index", *("i", "row", "first", "second"), "__builtins__"} | {
-    "__warningregistry__"
-}
+HIDDEN = {"x", "y", "np", "index", *("i", "row", "first", "second"), "__builtins__"} | {"__warningregistry__"}
 HIDDEN |= {"lax_sum", "lax_shift", "lax_gather"}
 
 

@@ -68,9 +68,7 @@ def strided(memory: Array, like: Array, shape: Any, strides: Any, offset: int) -
     - TypeError: for arrays of objects, whose memory NumPy does not view.
     """
     if like.dtype.hasobject:
-        raise TypeError(
-            "views of arrays of objects cannot follow their memory: take copies of them"
-        )
+        raise TypeError("views of arrays of objects cannot follow their memory: take copies of them")
     if on_device(memory):
         flat = as_bits(memory).reshape(-1).view(np.uint8)[offset:].view(like.dtype)
         tricks = sys.modules["cupy"].lib.stride_tricks
@@ -143,7 +141,5 @@ def is_writable(data: Array) -> bool:
     if isinstance(data, np.generic):
         return False
     key = id(owner(data))
-    shared = any(
-        step == 0 < extent - 1 for step, extent in zip(data.strides, data.shape, strict=True)
-    )
+    shared = any(step == 0 < extent - 1 for step, extent in zip(data.strides, data.shape, strict=True))
     return not shared and not any(key in entry.read_only for entry in axis_environment())

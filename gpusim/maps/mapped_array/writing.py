@@ -36,7 +36,6 @@ from .updates import fitted, update_at
 
 ASSIGNED, OUTPUT = "assignment destination", "output array"
 
-
 class Picked(MappedArray):
     """A view ``x[i]`` of a writable array at mapped integers, which no strides describe.
 
