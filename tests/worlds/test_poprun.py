@@ -695,6 +695,15 @@ def test_the_culprit_is_the_one_that_the_others_errors_come_from() -> None:
     assert report.culprit(exited, {0: same, 1: other}) == 0
 
 
+def test_one_that_has_ended_is_named_so_even_if_mpirun_sees_its_exit_first() -> None:
+    how = "has ended its program by sys.exit(3) at a.py:9"
+    waits = Crash(f"gpusim.errors.InstanceError: instance 1 (replica 1) {how}; so", (), "a.py:8")
+    run = report.Run(2, {0: waits}, {}, 0.0)
+    for failure in (Failure(1, "exited with code 3", code=3), Failure(0, "exited with code 1")):
+        first, *_ = report.last_lines("", failure, run)
+        assert first == f"instance 1 {how} while the others wait for it"
+
+
 def test_long_tracebacks_are_cut() -> None:
     frames = tuple(f"a.py:{n} in f: f()" for n in range(1000))
     deep = Crash("RecursionError: no", frames, "a.py:999")

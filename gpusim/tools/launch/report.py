@@ -189,13 +189,14 @@ def _how(instance: int, failure: Failure | None, run: Run) -> str:
     if crash:
         at = f" at {crash.place}" if crash.place else ""
         return f"failed{at}: {crash.message.splitlines()[0]}"
+    named = [match for other in run.crashes.values() if (match := NAMED.search(other.error))]
+    how = next((match["how"] for match in named if int(match[1]) == instance), "")
+    if how and (not own or how.startswith("has ended")):
+        return f"{how} while the others wait for it"
     if own and failure:
         if found and found.text and found.text.startswith(AFTER):
             return f"{failure.how}, after {found.text.removeprefix(AFTER)}"
         return failure.how
-    for other in run.crashes.values():
-        if (match := NAMED.search(other.error)) and int(match[1]) == instance:
-            return f"{match['how']} while the others wait for it"
     raise AssertionError(f"instance {instance} has not failed")
 
 
