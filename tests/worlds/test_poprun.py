@@ -369,7 +369,7 @@ except ValueError:
     traceback.print_exc()
 print("a word", file=sys.stderr, flush=True)
 if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
-    time.sleep(6)  # longer than errors are held back
+    time.sleep(9)  # longer than errors are held back
     print("late", file=sys.stderr, flush=True)
 """
     code, _, errors = poprun(program, "--num-instances", "2").end()

@@ -16,7 +16,7 @@ from gpusim.runtime.frames import is_library, place
 
 __all__ = ["Crash", "HeldErrors", "read_crash"]
 
-RELEASED_AFTER = 3.0  # seconds from the first line; an instance that fails ends within two
+RELEASED_AFTER = 5.0  # seconds from the first line; an instance that fails ends within two
 TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>: ?")
 # Tracebacks, syntax errors, faulthandler's, gpusim's own lines, MPI's; of one instance.
 BEGINNINGS = re.compile(
