@@ -20,7 +20,7 @@ if ON_FAKE:
 #: What `make test` runs on the fake: one case or a few of every kind; `make test-all` runs all.
 TELLING = re.compile(
     r"""
-    test_refusals | test_installed | test_launches\.py::test_a_write
+    test_refusals | test_installed | test_in_place | test_launches\.py::test_a_write
     | test_launch\.py::test_subnormal_numbers_are_added\[linear-(float32|bfloat16|float8_e4m3fn)\]
     | test_launch\.py::test_equal_launches
     | test_contract\.py::(
