@@ -107,7 +107,7 @@ def _lines(study: Study, metric: str) -> Iterator[Figure]:
         axes.set_ylabel(_label(metric))
         axes.grid(True, axis="y")
         _scale(axes, "y", metric)
-        shifts = _shifts(study)
+        shifts = _shifts(study, metric)
         for setting, style in styles.items():
             _line(axes, study.of(setting), metric, style, shifts[setting])
         _limits(axes, "y", metric)
@@ -129,13 +129,15 @@ def _label(metric: str) -> str:
     return f"size of the {label}" if metric in SIGNED else label
 
 
-def _shifts(study: Study) -> dict[Setting, float]:
+def _shifts(study: Study, metric: str) -> dict[Setting, float]:
     """A factor of R for each line: marks of equal lines stand side by side."""
     counts = sorted({row.replicas for row in study.rows})
     apart = min(np.diff(np.log2(counts)))
     equal: dict[tuple[str, ...], list[Setting]] = {}
     for setting in study.settings:
-        equal.setdefault(tuple(repr(row.mean) for row in study.of(setting)), []).append(setting)
+        equal.setdefault(
+            tuple(repr(getattr(row.mean, metric)) for row in study.of(setting)), []
+        ).append(setting)
     return {
         setting: float(np.exp2(apart * min(0.4, 0.1 * len(same)) * ((k + 0.5) / len(same) - 0.5)))
         if len(same) > 1
