@@ -130,19 +130,22 @@ def _label(metric: str) -> str:
 
 
 def _shifts(study: Study, metric: str) -> dict[Setting, float]:
-    """A factor of R for each line: marks of equal lines stand side by side."""
-    counts = sorted({row.replicas for row in study.rows})
-    apart = min(np.diff(np.log2(counts)))
-    equal: dict[tuple[str, ...], list[Setting]] = {}
+    """A factor of R for each line: marks of lines that would cover each other stand side by side.
+
+    Those are lines that nowhere differ by more than 5 percent.
+    """
+    apart = min(np.diff(np.log2(sorted({row.replicas for row in study.rows}))))
+    groups: list[tuple[Any, list[Setting]]] = []
     for setting in study.settings:
-        equal.setdefault(
-            tuple(repr(getattr(row.mean, metric)) for row in study.of(setting)), []
-        ).append(setting)
+        drawn, _ = _values(study.of(setting), metric)
+        near = (same for values, same in groups if np.allclose(drawn, values, 0.05, 0, True))
+        same = next(near, None)
+        if same is None:
+            groups.append((drawn, same := []))
+        same.append(setting)
     return {
         setting: float(np.exp2(apart * min(0.4, 0.1 * len(same)) * ((k + 0.5) / len(same) - 0.5)))
-        if len(same) > 1
-        else 1.0
-        for same in equal.values()
+        for _, same in groups
         for k, setting in enumerate(same)
     }
 
