@@ -236,14 +236,14 @@ def _line(axes: Axes, rows: list[Row], metric: str, style: dict[str, Any], shift
     y = np.where(drawn, values, np.nan)
     overflowed = np.array([row.mean.overflowed for row in rows])
     axes.plot(x, y, **style)
-    mark = {"linestyle": "none", "zorder": 3}
-    hollow = {"markerfacecolor": "white", "markeredgecolor": style["color"]}
+    mark: dict[str, Any] = {"linestyle": "none", "zorder": 3}
+    hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": style["color"]}
     some = overflowed > 0
     axes.plot(x[some], y[some], marker=style["marker"], **hollow, **mark)
     lost = (some & np.isnan(values)) | np.isinf(values)
     if lost.any():
         edge = axes.get_xaxis_transform()  # y counts from 0, the lower edge, to 1
-        look = {"marker": OVERFLOW, "color": style["color"], "clip_on": False}
+        look: dict[str, Any] = {"marker": OVERFLOW, "color": style["color"], "clip_on": False}
         axes.plot(x[lost], np.full(len(x[lost]), 1.03), transform=edge, **look, **mark)
     if np.isfinite(spread).any():
         low = np.where(y > spread, y - spread, y)
