@@ -125,9 +125,7 @@ def nvrtcs_errors(source: str, options: Sequence[str]) -> str:
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"unit.cu", 0, None, None)
     given = [option.encode() for option in options]
-    failed = library.nvrtcCompileProgram(
-        program, len(given), (ctypes.c_char_p * len(given))(*given)
-    )
+    failed = library.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
     library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     library.nvrtcGetProgramLog(program, log)
@@ -169,9 +167,7 @@ def compile_program(source: str, options: Sequence[str], expressions: Sequence[s
         command += [*(f"-I{place}" for place in includes), str(unit), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
-            raise CompileError(
-                f"{' '.join(command)}\n{done.stderr}\n{nvrtcs_errors(source, options)}"
-            )
+            raise CompileError(f"{' '.join(command)}\n{done.stderr}\n{nvrtcs_errors(source, options)}")
         library = made.read_bytes()
     return MAGIC + len(library).to_bytes(8, "little") + library + b"\0"
 
