@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+import operator
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from ... import trees
 from ...libraries import call_on_bits, on_device
 from ..axis_environment import Axes, union
 from ..call_site import call_site
+from .align import expand
 from .array import MappedArray, read_only, unpack, wrap
 from .settings import fallback_settings
 
@@ -34,12 +38,14 @@ def _wrap_unmapped(leaf: Any) -> Any:
     return wrap(leaf, ()) if known else leaf
 
 
-def _part(leaf: Any, axes: Axes, replica: tuple[int, ...]) -> Any:
-    """One replica's part of `leaf`; `replica` is its index along each of `axes`."""
+def _parts(leaf: Any, axes: Axes, sizes: tuple[int, ...]) -> Iterable[Any]:
+    """Each replica's part of `leaf`, in the order of the replicas: scalars, or read-only views."""
     if not isinstance(leaf, MappedArray):
-        return leaf
-    where = tuple(replica[axes.index(entry)] for entry in leaf._axes)
-    return read_only(leaf._data[(*where, ...)] if leaf.ndim else leaf._data[where])
+        return repeat(leaf, math.prod(sizes))
+    parts: list[Any] = [read_only(expand(leaf._data, leaf._axes, axes))]
+    for _ in axes:  # not reshape, which copies some layouts
+        parts = [part for block in parts for part in block]
+    return parts
 
 
 def mapped_leaves(tree: Any) -> tuple[list[Any], Any, Axes]:
@@ -73,18 +79,24 @@ def call_per_replica(
     sizes = tuple(entry.size for entry in axes)
     if fallback_settings().report:
         logger.warning(
-            "%s ran once per replica (%d calls) at %s", name, np.prod(sizes), call_site()
+            "%s ran once per replica (%d calls) at %s", name, math.prod(sizes), call_site()
         )
-    results = []
-    for replica in np.ndindex(*sizes):
-        parts = [_part(leaf, axes, replica) for leaf in leaves]
-        plain_args, plain_kwargs = trees.unflatten(structure, parts)
-        results.append(function(*plain_args, **plain_kwargs))
+    columns = [_parts(leaf, axes, sizes) for leaf in leaves]
+    if not kwargs and len(args) == len(leaves) and all(map(operator.is_, args, leaves)):
+        results = list(map(function, *columns))
+    else:
+        results = []
+        for parts in zip(*columns, strict=True):
+            plain_args, plain_kwargs = trees.unflatten(structure, list(parts))
+            results.append(function(*plain_args, **plain_kwargs))
     return stack_results(name, results, axes)
 
 
 def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
     """One tree of MappedArrays over `axes` from the replicas' trees of plain results."""
+    sizes = tuple(entry.size for entry in axes)
+    if all(kind is np.ndarray or issubclass(kind, np.generic) for kind in set(map(type, results))):
+        return _stack(name, results, axes, sizes)
     first_leaves, structure = trees.flatten(results[0])
     columns = [[leaf] for leaf in first_leaves]
     for result in results[1:]:
@@ -96,7 +108,6 @@ def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
-    sizes = tuple(entry.size for entry in axes)
     return trees.unflatten(structure, [_stack(name, column, axes, sizes) for column in columns])
 
 
@@ -110,6 +121,9 @@ def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> 
             f"{name} gave replicas different results that are not arrays: {first!r} and others; "
             "run it under gpusim.pmap"
         )
+    scalars = isinstance(first, np.generic) and first.dtype.kind in "biufc"
+    if scalars and set(map(type, column)) == {type(first)}:
+        return wrap(np.array(column, first.dtype).reshape(sizes), axes)
     arrays = column if on_a_gpu else [np.asarray(leaf) for leaf in column]
     for array in arrays:
         if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
