@@ -123,17 +123,44 @@ def power(base: Any, exponent: Any) -> Any:
     if on_device(unpack(base)[0]) or on_device(unpack(exponent)[0]):
         square = type(exponent) is int and exponent == 2
         return np.square(base) if square else np.power(base, exponent)
+    if max(ndims) == 0:
+        return _power_of_scalars(base, exponent)
     if not isinstance(exponent, (int, float)) or not isinstance(base, MappedArray):
-        if max(ndims) == 0:
-            raise NoRule
         return np.power(base, exponent)
-    exact = base.dtype.kind in "iu" and type(exponent) is int
-    if (base.ndim == 0 and not exact) or (base.size == 1 and base.dtype.kind == "c"):
+    if base.ndim == 0 or (base.size == 1 and base.dtype.kind == "c"):
         raise NoRule
     if exponent in (-1, 0, 0.5, 1, 2):
         data, axes = unpack(base)
         return wrap(data**exponent, axes)
     return np.power(base, exponent)
+
+
+LARGEST_EXACT = 2**53
+"""Integers up to this one are float64 numbers."""
+
+
+def _power_of_scalars(base: Any, exponent: Any) -> Any:
+    """base ** exponent of NumPy's scalars, with the bits of the C library's pow.
+
+    np.power of float32 and float64 may be another, vectorized one (Intel's SVML), and it squares;
+    np.float_power calls pow for each element. Nothing does so for float32's powf.
+    """
+    data, axes = elementwise([base, exponent])
+    dtype = next(value for value in (base, exponent) if isinstance(value, MappedArray)).dtype
+    kinds = {int, float, bool, complex} if dtype.kind == "c" else {int, float, bool}
+    kinds = {int} if dtype.kind in "iu" else kinds
+    for value, part in zip((base, exponent), data, strict=True):
+        scalar = isinstance(value, (MappedArray, np.generic))
+        if not (part.dtype == dtype if scalar else type(value) in kinds):
+            raise NoRule  # the types are promoted first, in several ways
+        if type(value) is int and dtype.kind in "fc" and abs(value) > LARGEST_EXACT:
+            raise NoRule
+    if dtype.char == "d":
+        return wrap(np.float_power(*data), axes)
+    if dtype.char not in "eFD" and dtype.kind not in "iu":
+        raise NoRule
+    operands = [part if isinstance(part, np.ndarray) else dtype.type(part) for part in data]
+    return wrap(np.power(*operands), axes)
 
 
 @cache
