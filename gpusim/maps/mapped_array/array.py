@@ -30,6 +30,13 @@ def unpack(value: Any) -> tuple[Array, Axes]:
     return value, ()
 
 
+def holds_mapped(value: Any) -> bool:
+    """Whether `value` is a MappedArray, or a list or tuple with one in it."""
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_mapped, value))
+    return isinstance(value, MappedArray)
+
+
 def wrap(data: Array, axes: Axes) -> MappedArray:
     """The MappedArray with stacked `data`, whose leading axes are `axes`."""
     mapped = object.__new__(MappedArray)
@@ -113,6 +120,7 @@ class MappedArray:
     __array_function__: Callable[..., Any]
     __getitem__: Callable[..., Any]
     __pow__: Callable[..., Any]
+    __round__: Callable[..., Any]
     __rpow__: Callable[..., Any]
     at: Any
 

@@ -248,9 +248,15 @@ def power(base: Any, exponent: Any) -> Any:
     return call_function(None, operator.pow, (), (base, exponent), {})
 
 
+def round_scalar(number: Any, *ndigits: Any) -> Any:
+    """Python's round(number, *ndigits)."""
+    return call_function(None, round, (), (number, *ndigits), {})
+
+
 def install(mapped_array: type[MappedArray]) -> None:
-    """Attach NumPy's protocols, indexing and ``**``, which the rules of this module compute."""
+    """Attach NumPy's protocols, indexing, round and ``**``, which the rules of this module compute."""
     mapped_array.__array_ufunc__ = call_ufunc
     mapped_array.__array_function__ = call_function
     mapped_array.__getitem__ = get_item
+    mapped_array.__round__ = round_scalar
     mapped_array.__pow__, mapped_array.__rpow__ = binary_operator(power)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any
 
@@ -86,12 +87,29 @@ for _function, _operands in (
     (np.iscomplex, "x"),
     (np.isneginf, "x"),
     (np.isposinf, "x"),
-    (np.interp, "x"),
     (np.isin, "element"),
 ):
     rule(_function)(on_elements(_function, _operands))
 for _smooth, _operands in ((np.sinc, "x"), (np.i0, "x"), (np.angle, "z")):
     rule(_smooth)(on_elements(_smooth, _operands, transcendental=True))
+
+
+LARGEST = 2.0**63
+"""Floats below this one are int64 numbers once they are rounded."""
+
+
+@rule(builtins.round)
+def round_scalar(number: Any, ndigits: Any = None) -> Any:
+    """Python's round, which scalars have: an integer if `ndigits` is left out."""
+    data, axes = unpack(number)
+    if data.ndim != len(axes) or not axes or data.dtype.char not in "efd":
+        raise NoRule
+    if ndigits is not None:
+        return np.round(number, ndigits)
+    rounded = np.rint(data)
+    if not (np.abs(rounded) < LARGEST).all():
+        raise NoRule  # ints that fit no dtype, or NumPy's error for infinities and NaNs
+    return wrap(rounded.astype(np.int64), axes)
 
 
 _replace_nan = on_elements(np.nan_to_num, "x")
