@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import operator
 import sys
@@ -115,6 +116,8 @@ def call_ufunc(
             f"not "
             "change: use x.at[index].add(values) (also multiply, min, max) or np.bincount"
         )
+    if function is np.power and isinstance(inputs[0], np.generic) and _is_operator():
+        return power(*inputs)
     if not fallback_settings().force:
         try:
             return UFUNC_METHODS[method](function, inputs, kwargs)
@@ -123,6 +126,13 @@ def call_ufunc(
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
     return _call_per_replica(called, inputs, kwargs, name)
+
+
+def _is_operator() -> bool:
+    """Whether the code that called a ufunc has an operator there. np.float32(2) ** x with a
+    MappedArray calls np.power, and with a scalar the C library's pow."""
+    frame = sys._getframe(2)
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "BINARY_OP"
 
 
 def _call_per_replica(

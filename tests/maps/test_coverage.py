@@ -1,0 +1,343 @@
+"""NumPy functions whose arguments a new user maps: each has the results of a loop over replicas."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpusim
+from gpusim import trees
+from tests.oracles.budget import budget, slow
+from tests.oracles.replicated import (
+    OVER,
+    Operand,
+    bits_of,
+    check,
+    names_on_the_route,
+    normal,
+    outcome,
+)
+
+Call = Callable[..., Any]
+Draw = Callable[[np.random.Generator], tuple[Any, ...]]
+REPLICAS = (1, 3, 5, 7)
+FLOATS = ("f2", "f4", "f8")
+REALS = (*FLOATS, "i1", "u1", "i4", "i8")
+NUMBERS = (*REALS, "F", "D")
+
+
+def one_of(rng: np.random.Generator, *choices: Any) -> Any:
+    return choices[int(rng.integers(len(choices)))]
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Values of one replica: coarse ones, so that some are equal, with some NaNs and infinities."""
+    found = np.array(normal(rng, shape, None, dtype).data)
+    if found.dtype.kind in "fc" and rng.integers(2):
+        found = np.round(found, 1)
+    if found.dtype.kind in "fc" and rng.integers(4) == 0:
+        found = np.where(rng.random(shape) < 0.1, one_of(rng, np.nan, np.inf, -np.inf), found)
+    return found.astype(dtype)
+
+
+def loop(call: Call, arguments: tuple[Any, ...], mapped: tuple[bool, ...], replicas: int) -> Any:
+    """The stacked leaves of call(...) for one replica after the other, or the exception's type."""
+    rows = []
+    for replica in range(replicas):
+        own = [
+            part[replica] if is_mapped else part[()]
+            for part, is_mapped in zip(arguments, mapped, strict=True)
+        ]
+        try:
+            rows.append(trees.flatten(call(*own))[0])
+        except Exception as error:
+            return type(error)
+    columns = [[np.asarray(leaf) for leaf in column] for column in zip(*rows, strict=True)]
+    if any(len({(leaf.shape, leaf.dtype) for leaf in column}) > 1 for column in columns):
+        return ValueError
+    return [np.stack(column) for column in columns]
+
+
+def agree(call: Call, arguments: tuple[Any, ...], mapped: tuple[bool, ...], replicas: int) -> bool:
+    """Assert that vmap gives the bits of the loop; return whether all was batched."""
+    expected = loop(call, arguments, mapped, replicas)
+    axes = tuple(0 if is_mapped else None for is_mapped in mapped)
+    with names_on_the_route() as names:
+        try:
+            found = trees.flatten(
+                gpusim.vmap(call, in_axes=axes, axis_size=replicas)(*arguments)
+            )[0]
+        except Exception as error:
+            assert type(error) is expected, (error, expected)
+            return True
+    assert isinstance(expected, list), f"{expected} was expected"
+    for one, other in zip(found, expected, strict=True):
+        one = np.asarray(one)
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        if one.dtype == object:
+            assert one.tolist() == other.tolist()
+        else:
+            assert bits_of(one) == bits_of(other), (one, other)
+    return not names
+
+
+def drawn(rng: np.random.Generator, *parts: Any) -> tuple[tuple[Any, ...], tuple[bool, ...], int]:
+    """Arguments of which some are mapped; each part is (shape, dtype) or a function of rng."""
+    replicas = one_of(rng, *REPLICAS)
+    mapped = tuple(bool(rng.integers(4)) for _ in parts)
+    mapped = mapped if any(mapped) else (True,) * len(parts)
+    arguments = []
+    for part, is_mapped in zip(parts, mapped, strict=True):
+        make = part if callable(part) else lambda rng, part=part: values(rng, *part)
+        rows = [make(rng) for _ in range(replicas if is_mapped else 1)]
+        arguments.append(np.stack(rows) if is_mapped else rows[0])
+    return tuple(arguments), mapped, replicas
+
+
+def shapes(rng: np.random.Generator) -> tuple[int, ...]:
+    return one_of(rng, (), (0,), (1,), (7,), (1, 4), (3, 0), (2, 3, 5))
+
+
+def integers(low: int, high: int, shape: tuple[int, ...] = ()) -> Callable[..., np.ndarray]:
+    return lambda rng: np.asarray(rng.integers(low, high, shape))
+
+
+def sorted_row(length: int, dtype: str) -> Callable[..., np.ndarray]:
+    return lambda rng: np.sort(np.round(rng.standard_normal(length) * 2, 1)).astype(dtype)
+
+
+Case = tuple[Call, tuple[Any, ...]]
+
+
+def rolls(rng: np.random.Generator) -> Case:
+    shape = shapes(rng)
+    axis = one_of(rng, None, *range(-len(shape), len(shape)), 9)
+    return lambda x, k: np.roll(x, k, axis), ((shape, one_of(rng, *NUMBERS)), integers(-9, 9))
+
+
+def rolls_of_several_axes(rng: np.random.Generator) -> Case:
+    several = one_of(rng, (0, -1), (1, 1), (0,), 1)
+    shape = one_of(rng, (3, 4), (2, 0), (1, 5))
+    if rng.integers(2):
+        return (
+            lambda x, k, m: np.roll(x, [k, m], several),
+            ((shape, "f4"), integers(-9, 9), integers(-9, 9)),
+        )
+    return lambda x, k: np.roll(x, k, several), ((shape, "f4"), integers(-9, 9, (2,)))
+
+
+def linspaces(rng: np.random.Generator) -> Case:
+    num, axis = one_of(rng, 0, 1, 2, 7, 50), one_of(rng, 0, -1)
+    options = {
+        "endpoint": bool(rng.integers(2)),
+        "retstep": bool(rng.integers(2)),
+        "dtype": one_of(rng, None, None, "i4", "f4"),
+        "axis": axis,
+    }
+    first, last = one_of(rng, (), (3,), (2, 1)), one_of(rng, (), (3,))
+    dtypes = one_of(rng, *NUMBERS), one_of(rng, *NUMBERS)
+    if rng.integers(3) == 0:  # a step of zero on some of the replicas
+        return (lambda a, k: np.linspace(a, a + k, num, **options)), (
+            (first, dtypes[0]),
+            integers(0, 2),
+        )
+    if rng.integers(3) == 0:
+        end = one_of(rng, 1, 2.5)
+        return lambda a: np.linspace(a, end, num, **options), ((first, dtypes[0]),)
+    return (
+        lambda a, b: np.linspace(a, b, num, **options),
+        ((first, dtypes[0]), (last, dtypes[1])),
+    )
+
+
+def logspaces(rng: np.random.Generator) -> Case:
+    num = one_of(rng, 0, 2, 7)
+    options = {"endpoint": bool(rng.integers(2)), "dtype": one_of(rng, None, "f4")}
+    base = one_of(rng, 10, 2.0)
+    return (
+        lambda a, b: np.logspace(a, b, num, base=base, **options),
+        ((one_of(rng, (), (3,)), one_of(rng, *FLOATS)), ((), "f8")),
+    )
+
+
+def interps(rng: np.random.Generator) -> Case:
+    length = one_of(rng, 1, 2, 3, 9, 40)
+    ends = one_of(rng, {}, {"left": -1}, {"left": 2.5, "right": np.nan}, {"period": 3.0})
+    xp = sorted_row(length, one_of(rng, "f4", "f8", "i8"))
+    if rng.integers(5) == 0:
+        xp = lambda rng: values(rng, (length,), "f8")  # noqa: E731
+    x, fp = (shapes(rng), one_of(rng, *REALS)), ((length,), one_of(rng, *NUMBERS))
+    return lambda x, xp, fp: np.interp(x, xp, fp, **ends), (x, xp, fp)
+
+
+def interps_to_mapped_ends(rng: np.random.Generator) -> Case:
+    return (
+        lambda x, xp, fp, a, b: np.interp(x, xp, fp, a, b),
+        (((9,), "f8"), sorted_row(4, "f8"), ((4,), "f8"), ((), "f4"), ((), "f8")),
+    )
+
+
+def histograms(rng: np.random.Generator) -> Case:
+    bins, density = one_of(rng, 1, 3, 10, 0, "auto"), one_of(rng, None, True)
+    ends = one_of(rng, None, None, (-1, 1), (0.5, 0.5), (2, 1))
+    data = (shapes(rng), one_of(rng, *REALS, "?"))
+    if rng.integers(2):
+        return lambda x: np.histogram(x, bins, ends, density), (data,)
+    weight = (data[0], one_of(rng, "f4", "f8", "i4", "F"))
+    return lambda x, w: np.histogram(x, bins, ends, density, w), (data, weight)
+
+
+def histograms_between_mapped_edges(rng: np.random.Generator) -> Case:
+    data = (shapes(rng), one_of(rng, *REALS))
+    if rng.integers(2):
+        ends = ((), one_of(rng, "f4", "f8", "i4"))
+        return lambda x, a, b: np.histogram(x, 5, (a, b)), (data, ends, ends)
+    edges, density = sorted_row(one_of(rng, 1, 2, 6), one_of(rng, "f4", "f8", "i4")), one_of(rng, 0, 1)
+    return lambda x, edges: np.histogram(x, edges, density=density), (data, edges)
+
+
+def meshgrids(rng: np.random.Generator) -> Case:
+    options = {
+        "copy": bool(rng.integers(2)),
+        "sparse": bool(rng.integers(2)),
+        "indexing": one_of(rng, "xy", "ij", "yx"),
+    }
+    parts = tuple((shapes(rng), one_of(rng, *NUMBERS)) for _ in range(rng.integers(1, 4)))
+    return lambda *xs: np.meshgrid(*xs, **options), parts
+
+
+def windows(rng: np.random.Generator) -> Case:
+    window, axis = one_of(rng, (2, None), ((2, 1), None), (2, -1), ((2, 2), (0, 0)), (9, 0), (-1, 0))
+    shape = one_of(rng, (5,), (4, 3), (2, 0), (3, 3, 3))
+    view = np.lib.stride_tricks.sliding_window_view
+    return lambda x: view(x, window, axis), ((shape, one_of(rng, *NUMBERS)),)
+
+
+def bits(rng: np.random.Generator) -> Case:
+    axis, order = one_of(rng, None, 0, -1), one_of(rng, "big", "little")
+    if rng.integers(2):
+        data = (shapes(rng), one_of(rng, "?", "u1", "i8", "f4"))
+        return lambda x: np.packbits(x, axis, order), (data,)
+    shape, count = shapes(rng), one_of(rng, None, 3, -2, 11)
+    count = count if 0 not in shape else None  # NumPy leaves what no bits fill unset
+    return lambda x: np.unpackbits(x, axis, count, order), ((shape, "u1"),)
+
+
+def roundings(rng: np.random.Generator) -> Case:
+    digits = one_of(rng, (), (None,), (0,), (1,), (-1,), (2,))
+    shape = one_of(rng, (), (), (2,))
+    scale = one_of(rng, 1, 100, 1e30)
+    return lambda x: round(x * scale, *digits), ((shape, one_of(rng, *NUMBERS)),)
+
+
+def einsums_of_mixed_dtypes(rng: np.random.Generator) -> Case:
+    terms = one_of(rng, "i,i", "ij,j->i", "ij,jk", "i,i->i", "i,i,i->", "ij,jk,k->i", "ij,ij->")
+    size = {letter: int(one_of(rng, 1, 2, 5, 40, 300)) for letter in "ijk"}
+    parts = tuple(
+        (tuple(size[letter] for letter in term), one_of(rng, *NUMBERS))
+        for term in terms.split("->")[0].split(",")
+    )
+    return lambda *xs: np.einsum(terms, *xs), parts
+
+
+def products(rng: np.random.Generator) -> Case:
+    call = one_of(rng, np.convolve, np.correlate)
+    mode = one_of(rng, "full", "same", "valid")
+    n, m = (one_of(rng, (0,), (1,), (5,), (11,), (12,), (60,)) for _ in range(2))
+    parts = [(shape, one_of(rng, *NUMBERS)) for shape in (n, m)]
+    # BLAS makes NaN or infinity of a complex infinity, depending on the address
+    finite = [lambda rng, part=part: normal(rng, part[0], None, part[1]).data for part in parts]
+    return lambda a, b: call(a, b, mode), tuple(finite)
+
+
+def fits(rng: np.random.Generator) -> Case:
+    n, degree = int(one_of(rng, 1, 3, 8)), int(one_of(rng, 0, 1, 2))
+    if rng.integers(2):
+        points = sorted_row(n, "f8")
+        return lambda x, y: np.polyfit(x, y, degree), (points, (one_of(rng, (n,), (n, 2)), "f8"))
+    right = one_of(rng, (n,), (n, 2), (n + 1,))
+    return lambda a, b: np.linalg.lstsq(a, b), (((n, 2), "f8"), (right, one_of(rng, "f4", "D")))
+
+
+def pieces(rng: np.random.Generator) -> Case:
+    functions = one_of(rng, [1, 2], [1, 2, 3], [lambda t: t * t, np.sin, -1], [lambda t: t.max()])
+    data = (shapes(rng), one_of(rng, *FLOATS, "i4"))
+    return lambda x: np.piecewise(x, [x > 0, x < 0], functions), (data,)
+
+
+def along_axes(rng: np.random.Generator) -> Case:
+    functions: tuple[Call, ...] = (
+        np.sort,
+        np.sum,
+        np.diag,
+        lambda v: v[0] if v[0] > 0 else -v[0],
+        lambda v: [v.min(), v.max()],
+        lambda v, k=1: v * k,
+    )
+    call, axis = one_of(rng, *functions), one_of(rng, 0, -1, 1)
+    return lambda x: np.apply_along_axis(call, axis, x), ((shapes(rng), one_of(rng, *REALS)),)
+
+
+def fills(rng: np.random.Generator) -> Case:
+    shape, dtype = one_of(rng, (), 3, (2, 3), (2, 0)), one_of(rng, None, None, "f4", "i4")
+    data = (one_of(rng, (), (3,)), one_of(rng, *NUMBERS))
+
+    def call(x: Any) -> Any:
+        like = {"like": x} if isinstance(x, gpusim.MappedArray) else {}
+        return np.full(shape, x, dtype, **like)
+
+    return call, (data,)
+
+
+def powers(rng: np.random.Generator) -> Case:
+    exponent = one_of(rng, 0, 1, 2, 3, -1, 0.5, 2.5, -1.5, True, np.float32(2), np.int8(3), 2j)
+    kinds = "?", *NUMBERS
+    if rng.integers(2):
+        return operator.pow, (((), one_of(rng, *kinds)), ((), one_of(rng, *kinds)))
+    call = one_of(rng, lambda x: x**exponent, lambda x: exponent**x)
+    return call, (((), one_of(rng, *kinds)),)
+
+
+FAMILIES = {
+    family.__name__: family
+    for family in (
+        rolls,
+        rolls_of_several_axes,
+        linspaces,
+        logspaces,
+        interps,
+        interps_to_mapped_ends,
+        histograms,
+        histograms_between_mapped_edges,
+        meshgrids,
+        windows,
+        bits,
+        roundings,
+        einsums_of_mixed_dtypes,
+        products,
+        fits,
+        pieces,
+        along_axes,
+        fills,
+        powers,
+    )
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore")
+def test_any_call_has_the_bits_of_a_loop_over_the_replicas(family: str) -> None:
+    rng = np.random.default_rng(sum(map(ord, family)))
+    for number in range(budget(60, full=2000)):
+        call, parts = FAMILIES[family](rng)
+        arguments, mapped, replicas = drawn(rng, *parts)
+        try:
+            agree(call, arguments, mapped, replicas)
+        except AssertionError as error:
+            shown = [(part.dtype, part.shape) for part in arguments]
+            raise AssertionError(f"number {number}: {shown} {mapped}") from error
