@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
-import warnings
+import re
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +14,8 @@ import pytest
 
 import gpusim
 from gpusim import trees
-from tests.oracles.budget import budget, slow
-from tests.oracles.replicated import (
-    OVER,
-    Operand,
-    bits_of,
-    check,
-    names_on_the_route,
-    normal,
-    outcome,
-)
+from tests.oracles.budget import budget
+from tests.oracles.replicated import bits_of, names_on_the_route, normal
 
 Call = Callable[..., Any]
 Draw = Callable[[np.random.Generator], tuple[Any, ...]]
@@ -69,9 +63,9 @@ def agree(call: Call, arguments: tuple[Any, ...], mapped: tuple[bool, ...], repl
     axes = tuple(0 if is_mapped else None for is_mapped in mapped)
     with names_on_the_route() as names:
         try:
-            found = trees.flatten(
-                gpusim.vmap(call, in_axes=axes, axis_size=replicas)(*arguments)
-            )[0]
+            found = trees.flatten(gpusim.vmap(call, in_axes=axes, axis_size=replicas)(*arguments))[
+                0
+            ]
         except Exception as error:
             assert type(error) is expected, (error, expected)
             return True
@@ -197,7 +191,10 @@ def histograms_between_mapped_edges(rng: np.random.Generator) -> Case:
     if rng.integers(2):
         ends = ((), one_of(rng, "f4", "f8", "i4"))
         return lambda x, a, b: np.histogram(x, 5, (a, b)), (data, ends, ends)
-    edges, density = sorted_row(one_of(rng, 1, 2, 6), one_of(rng, "f4", "f8", "i4")), one_of(rng, 0, 1)
+    edges, density = (
+        sorted_row(one_of(rng, 1, 2, 6), one_of(rng, "f4", "f8", "i4")),
+        one_of(rng, 0, 1),
+    )
     return lambda x, edges: np.histogram(x, edges, density=density), (data, edges)
 
 
@@ -212,7 +209,9 @@ def meshgrids(rng: np.random.Generator) -> Case:
 
 
 def windows(rng: np.random.Generator) -> Case:
-    window, axis = one_of(rng, (2, None), ((2, 1), None), (2, -1), ((2, 2), (0, 0)), (9, 0), (-1, 0))
+    window, axis = one_of(
+        rng, (2, None), ((2, 1), None), (2, -1), ((2, 2), (0, 0)), (9, 0), (-1, 0)
+    )
     shape = one_of(rng, (5,), (4, 3), (2, 0), (3, 3, 3))
     view = np.lib.stride_tricks.sliding_window_view
     return lambda x: view(x, window, axis), ((shape, one_of(rng, *NUMBERS)),)
@@ -333,7 +332,7 @@ FAMILIES = {
 @pytest.mark.filterwarnings("ignore")
 def test_any_call_has_the_bits_of_a_loop_over_the_replicas(family: str) -> None:
     rng = np.random.default_rng(sum(map(ord, family)))
-    for number in range(budget(60, full=2000)):
+    for number in range(budget(150, full=2000)):
         call, parts = FAMILIES[family](rng)
         arguments, mapped, replicas = drawn(rng, *parts)
         try:
@@ -341,3 +340,220 @@ def test_any_call_has_the_bits_of_a_loop_over_the_replicas(family: str) -> None:
         except AssertionError as error:
             shown = [(part.dtype, part.shape) for part in arguments]
             raise AssertionError(f"number {number}: {shown} {mapped}") from error
+
+
+X = np.random.default_rng(0).standard_normal((5, 4))
+LABELS = np.array([0, 3, 2, 1, 3])
+BATCHED: dict[str, tuple[Call, tuple[Any, ...]]] = {
+    "scalar ** 2": (lambda x: x[0] ** 2, (X,)),
+    "scalar ** scalar": (lambda x: abs(x[0]) ** x[1], (X,)),
+    "2 ** integer": (lambda k: 2**k, (LABELS,)),
+    "roll": (np.roll, (X, LABELS)),
+    "interp": (lambda x: np.interp(0.5, np.sort(x), x), (X,)),
+    "interp with a period": (lambda x: np.interp(x, x, x, period=1.5), (X,)),
+    "histogram": (np.histogram, (X,)),
+    "weighted histogram": (lambda x: np.histogram(x, weights=x * x, density=True), (X,)),
+    "histogram of mapped range": (lambda x: np.histogram(x, 3, (x[0] - 1, x[0] + 1)), (X,)),
+    "histogram of mapped edges": (lambda x: np.histogram(x, np.sort(x[:3])), (X,)),
+    "meshgrid": (lambda x: np.meshgrid(x, np.arange(3), x[:2]), (X,)),
+    "sliding windows": (lambda x: np.lib.stride_tricks.sliding_window_view(x, 3), (X,)),
+    "packbits": (lambda x: np.packbits(x > 0), (X,)),
+    "unpackbits": (lambda k: np.unpackbits(k.astype("u1")[None], count=3), (LABELS,)),
+    "linspace": (lambda x: np.linspace(x[0], x[1], 7), (X,)),
+    "linspace to one": (lambda x: np.linspace(x, 1, 7, axis=-1, retstep=True), (X,)),
+    "logspace": (lambda x: np.logspace(0, x[1], 7), (X,)),
+    "einsum of dtypes": (lambda x: np.einsum("i,i", x, np.ones(4, "f4")), (X,)),
+    "einsum of three": (lambda x: np.einsum("i,i,i", x, x, x), (X,)),
+    "apply_along_axis": (lambda x: np.apply_along_axis(np.cumsum, 0, x[:, None]), (X,)),
+    "full": (lambda x: np.full((2, 3), x[0], like=x), (X,)),
+    "round": (lambda x: (round(x[0]), round(x[1], 1)), (X,)),
+    "array like": (lambda x: np.array([[x[0], 1], [2, x[1]]], like=x), (X,)),
+    "stack": (lambda x: np.stack([x[0], x[1]]), (X,)),
+    "rows of a table": (lambda k: gpusim.at(np.eye(10))[k].get(), (LABELS,)),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_ordinary_calls_are_batched(name: str) -> None:
+    call, arguments = BATCHED[name]
+    if name in ("full", "array like", "rows of a table"):  # only vmap's arrays are like= these
+        with names_on_the_route() as names:
+            gpusim.vmap(call)(*arguments)
+        assert not names
+    else:
+        assert agree(call, arguments, (True,) * len(arguments), 5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scalars_are_raised_to_powers_by_the_c_library_at_any_length() -> None:
+    rng, replicas = np.random.default_rng(5), 1501
+    for dtype in ("f2", "f4", "f8", "F", "D", "i8"):
+        base = np.abs(normal(rng, (replicas,), None, dtype).data).astype(dtype)
+        for exponent in (2, 3, *((0.5, -1.5, np.dtype(dtype).type(2.5)) if dtype != "i8" else ())):
+            agree(lambda x, e=exponent: x**e, (base,), (True,), replicas)
+            agree(lambda x, e=exponent: e**x, (base,), (True,), replicas)
+        agree(operator.pow, (base, base[::-1] if dtype != "i8" else base), (True, True), replicas)
+
+
+CURED: dict[str, tuple[Call, str, Call]] = {
+    "np.array of scalars": (
+        lambda x: np.array([x[0], x[1]]),
+        "np.stack([a, b])",
+        lambda x: np.stack([x[0], x[1]]),
+    ),
+    "np.array of a list": (
+        lambda x: np.array([2 * row for row in x]),
+        "np.array(..., like=x)",
+        lambda x: np.array([2 * row for row in x], like=x),
+    ),
+    "np.asarray": (
+        lambda x: np.asarray(x),
+        "np.asarray(..., like=x)",
+        lambda x: np.asarray(x, like=x),
+    ),
+    "np.full": (
+        lambda x: np.full(3, x[0]),
+        "np.full(..., like=x)",
+        lambda x: np.full(3, x[0], like=x),
+    ),
+    "indexing a table": (
+        lambda x: np.eye(10)[(x > 0).astype(int)],
+        "gpusim.at(array)[index].get()",
+        lambda x: gpusim.at(np.eye(10))[(x > 0).astype(int)].get(),
+    ),
+    "indexing a list": (
+        lambda x: [1, 2][(x[0] > 0).astype(int)],
+        "gpusim.at(array)[index].get()",
+        lambda x: gpusim.at(np.array([1, 2]))[(x[0] > 0).astype(int)].get(),
+    ),
+    "np.vectorize": (
+        lambda x: np.vectorize(lambda v: v if v > 0 else -v)(x),
+        "gpusim.per_replica(np.vectorize(f))(...)",
+        lambda x: gpusim.per_replica(np.vectorize(lambda v: v if v > 0 else -v))(x),
+    ),
+    "a list of arrays": (
+        lambda x: np.mean([x[0], x[1]]),
+        "give np.mean one MappedArray instead of a list (np.stack)",
+        lambda x: np.mean(np.stack([x[0], x[1]])),
+    ),
+    "a plain array first": (
+        lambda x: np.roll(np.arange(9), (x[0] > 0).astype(int)),
+        "np.asarray(array, like=x)",
+        lambda x: np.roll(np.asarray(np.arange(9), like=x), (x[0] > 0).astype(int)),
+    ),
+    "np.r_": (
+        lambda x: np.r_[x, x],
+        "np.concatenate",
+        lambda x: np.concatenate([x, x]),
+    ),
+    "np.float32": (
+        lambda x: np.float32(x[0]),
+        "x.astype(np.float32)",
+        lambda x: x[0].astype(np.float32),
+    ),
+    "float": (lambda x: float(x[0]), "x.astype(float)", lambda x: x[0].astype(float)),
+    "math": (lambda x: math.exp(x[0]), "use np.exp", lambda x: np.exp(x[0])),
+    "max": (lambda x: max(x[0], x[1]), "np.maximum", lambda x: np.maximum(x[0], x[1])),
+    "a branch": (
+        lambda x: x[0] if x[0] > 0 else x[1],
+        "choose with np.where",
+        lambda x: np.where(x[0] > 0, x[0], x[1]),
+    ),
+    "nditer": (
+        lambda x: sum(v * v for v in np.nditer(x)),
+        "iterate over x, or over x.flat",
+        lambda x: sum(v * v for v in x.flat),
+    ),
+    "ndenumerate": (
+        lambda x: sum(v for _, v in np.ndenumerate(x)),
+        "iterate over x, or over x.flat",
+        lambda x: sum(v for v in x.flat),
+    ),
+    "range": (
+        lambda x: sum(range((x[0] > 0).astype(int))),
+        "use one length for all replicas",
+        lambda x: np.sum(np.where(np.arange(1) < (x[0] > 0), np.arange(1), 0)),
+    ),
+    "another library": (
+        lambda x: statistics.geometric_mean(np.abs(x)),
+        "gpusim.per_replica(statistics.geometric_mean)(...)",
+        lambda x: gpusim.per_replica(statistics.geometric_mean)(np.abs(x)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CURED)
+def test_what_cannot_work_names_a_cure_that_does(name: str) -> None:
+    call, message, cure = CURED[name]
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)) as raised:
+        gpusim.vmap(call)(X)
+    assert raised.type is (ValueError if name == "nditer" else TypeError)
+    expected = np.stack([call(row) for row in X])
+    assert np.array_equal(gpusim.vmap(cure)(X), expected)
+
+
+def test_storing_into_a_plain_array_names_both_cures() -> None:
+    def stores(x: Any) -> Any:
+        array = np.zeros(3)
+        array[1] = x
+        return array
+
+    with pytest.raises(ValueError) as raised:
+        gpusim.vmap(stores)(X[:, 0])
+    cause = str(raised.value.__cause__)
+    assert "np.zeros(3, like=x)" in cause and "gpusim.at(array)[index].set(x)" in cause
+
+
+def test_messages_know_the_function_that_a_map_was_given_and_need_no_source() -> None:
+    with pytest.raises(TypeError, match=r"gpusim\.per_replica\(np\.vectorize\(f\)\)"):
+        gpusim.vmap(np.vectorize(abs))(X)
+    names: dict[str, Any] = {"np": np}
+    exec("def no_source(x):\n    return np.eye(3)[x]", names)
+    with pytest.raises(TypeError, match=r"gpusim\.at\(array\)\[index\]\.get\(\).*pmap"):
+        gpusim.vmap(names["no_source"])(LABELS)
+
+
+def test_formats_show_all_replicas() -> None:
+    shown = []
+    gpusim.vmap(lambda x: shown.append(f"{x[0]:.2f} {x[1]:+.0e}"))(np.array([[1.5, 20], [-2, 3]]))
+    assert shown == ["[1.50, -2.00] [+2e+01, +3e+00]"]
+    with pytest.raises(TypeError, match="unsupported format string"):
+        gpusim.vmap(lambda x: f"{x:.2f}")(X)
+
+
+def test_per_replica_calls_any_function_on_plain_read_only_arrays() -> None:
+    seen = []
+
+    def f(x: Any, scale: Any, offsets: dict[str, Any]) -> Any:
+        seen.append((type(x), type(scale), x.flags.writeable))
+        return {"sum": x.sum() * scale if x[0] > 0 else 0.0, "row": x + offsets["by"]}
+
+    def call(x: Any, scale: Any) -> Any:
+        return gpusim.per_replica(f)(x, scale, offsets={"by": scale})
+
+    found = gpusim.vmap(call, in_axes=(0, None))(X, 2.0)
+    assert seen == [(np.ndarray, float, False)] * 5
+    rows = [f(row, 2.0, {"by": 2.0}) for row in X]
+    for key in ("sum", "row"):
+        assert np.array_equal(found[key], np.stack([row[key] for row in rows]))
+    assert gpusim.per_replica(math.gamma)(5.0) == 24.0
+    with pytest.raises(ValueError, match="different shape"):
+        gpusim.vmap(gpusim.per_replica(lambda x: x[x > 0]))(X)
+    with pytest.raises(TypeError, match="per_replica needs a function"):
+        gpusim.per_replica(3)  # type: ignore[arg-type]
+
+
+def test_functions_of_scipy_run() -> None:
+    special = pytest.importorskip("scipy.special")
+    assert agree(special.expit, (X,), (True,), 5)
+    calls: dict[str, Call] = {
+        "softmax": lambda x: special.softmax(x),
+        "log_softmax": lambda x: special.log_softmax(x),
+        "logsumexp": lambda x: special.logsumexp(x),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"gpusim\.per_replica\(special\.{name}\)"):
+            gpusim.vmap(call)(X)
+        function = getattr(special, name)
+        found = gpusim.vmap(gpusim.per_replica(function))(X)
+        assert np.array_equal(found, np.stack([function(row) for row in X]))

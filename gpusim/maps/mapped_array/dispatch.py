@@ -264,7 +264,7 @@ def round_scalar(number: Any, *ndigits: Any) -> Any:
 
 
 def install(mapped_array: type[MappedArray]) -> None:
-    """Attach NumPy's protocols, indexing, round and ``**``, which the rules of this module compute."""
+    """Attach NumPy's protocols, indexing, round and ``**``, which this module's rules compute."""
     mapped_array.__array_ufunc__ = call_ufunc
     mapped_array.__array_function__ = call_function
     mapped_array.__getitem__ = get_item

@@ -6,6 +6,7 @@ import logging
 import math
 import operator
 from collections.abc import Callable, Iterable
+from functools import wraps
 from itertools import repeat
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ... import trees
 from ...libraries import call_on_bits, on_device
-from ..axis_environment import Axes, union
+from ..axis_environment import Axes, lockstep_axes, union
 from ..call_site import call_site
 from .align import expand
 from .array import MappedArray, read_only, unpack, wrap
@@ -90,6 +91,39 @@ def call_per_replica(
             plain_args, plain_kwargs = trees.unflatten(structure, list(parts))
             results.append(function(*plain_args, **plain_kwargs))
     return stack_results(name, results, axes)
+
+
+def per_replica(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Call `f` once per replica, on plain arrays: for code that takes no MappedArrays.
+
+    Inside vmap and shard_map it is the way to functions of other libraries that convert their
+    arguments to NumPy's arrays, to np.vectorize, and to Python code that branches on values. It
+    costs what a loop over the replicas costs.
+
+    **Arguments**:
+
+    - `f`: a function of pytrees of arrays that returns a pytree of arrays. Its arguments are
+      scalars and read-only arrays. It must not call collectives.
+
+    **Returns**: A function with the arguments of `f`, whose results are the results of all
+    replicas. Outside of vmap and shard_map it is `f`.
+
+    **Raises**:
+
+    - ValueError: if the replicas' results differ in structure, shape or dtype.
+
+    >>> import math, numpy as np, gpusim
+    >>> gpusim.vmap(lambda x: 2 * gpusim.per_replica(math.gamma)(x))(np.array([3.0, 4.0, 5.0]))
+    array([ 4., 12., 48.])
+    """
+    if not callable(f):
+        raise TypeError(f"per_replica needs a function, but got {f!r:.60}")
+
+    @wraps(f)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call_per_replica(f, args, kwargs) if lockstep_axes() else f(*args, **kwargs)
+
+    return called
 
 
 def stack_results(name: str, results: list[Any], axes: Axes) -> Any:

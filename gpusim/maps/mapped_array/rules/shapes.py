@@ -275,6 +275,29 @@ def _rolled(array: Any, shift: Any, axis: int) -> MappedArray:
     return wrap(np.take_along_axis(data, (order - offsets) % max(length, 1), place), axes)
 
 
+@rule(np.apply_along_axis)
+def apply_along_axis(func1d: Any, axis: Any, arr: Any, *args: Any, **kwargs: Any) -> Any:
+    """np.apply_along_axis: one call of `func1d` for a row of all replicas."""
+    data, axes = unpack_array(arr)
+    place = shift_axis(plain(axis), visible_ndim(arr), 0)
+    rows = np.moveaxis(data, place + len(axes), -1)
+    outer = rows.shape[len(axes) : -1]
+    every = (slice(None),) * len(axes)
+    found = [
+        func1d(wrap(rows[(*every, *where)], axes), *args, **kwargs) for where in np.ndindex(*outer)
+    ]
+    results = [np.stack(part) if isinstance(part, (list, tuple)) else part for part in found]
+    if not results or any(
+        not isinstance(part, MappedArray) or part.dtype != results[0].dtype for part in results
+    ):
+        raise NoRule
+    stacked = np.stack(results)
+    ndim = len(outer)
+    grid = np.reshape(stacked, (*outer, *stacked.shape[1:]))
+    last = range(ndim, grid.ndim)
+    return np.transpose(grid, (*range(place), *last, *range(place, ndim)))
+
+
 # Copies, and larger arrays made of smaller ones.
 
 

@@ -150,7 +150,7 @@ def _power_of_scalars(base: Any, exponent: Any) -> Any:
     kinds = {int, float, bool, complex} if dtype.kind == "c" else {int, float, bool}
     kinds = {int} if dtype.kind in "iu" else kinds
     for value, part in zip((base, exponent), data, strict=True):
-        scalar = isinstance(value, (MappedArray, np.generic))
+        scalar = type(value) is MappedArray or isinstance(value, np.generic)
         if not (part.dtype == dtype if scalar else type(value) in kinds):
             raise NoRule  # the types are promoted first, in several ways
         if type(value) is int and dtype.kind in "fc" and abs(value) > LARGEST_EXACT:
