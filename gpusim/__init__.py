@@ -57,3 +57,19 @@ __all__ = [
     "shard_map",
     "vmap",
 ]
+
+_MODULES = {
+    "poptorch",
+    "poptorch_experimental_addons",
+    "popart",
+    "popdist",
+    "popxl",
+    "study",
+    "torch",
+}
+
+
+def __dir__() -> list[str]:
+    """The public names, and the public modules that the program has imported."""
+    loaded = {name for name in globals() if name in _MODULES or name.startswith("__")}
+    return sorted({*__all__, *loaded})

@@ -31,6 +31,12 @@ __all__ = [
     "ragged_all_to_all",
 ]
 
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 psum = MappedCollective(collectives.psum, __name__)
 pmean = MappedCollective(collectives.pmean, __name__)
 pmax = MappedCollective(collectives.pmax, __name__)

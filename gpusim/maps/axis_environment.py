@@ -6,14 +6,11 @@ threaded axis in each replica's thread; its entry has the replica's own index.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from ..errors import GpusimError
 from ..runtime.world import World, current_world
@@ -52,10 +49,11 @@ class AxisEntry:
     - `sharding`: how the axis is sharded over instances; None if this instance holds all of it.
       `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
     - `like`: an array of the library of the map's arguments, if that is not NumPy.
+    - `read_only`: the ids of the owners of the arguments' memory on a GPU, where arrays have no flag.
     - `active`: False once the map has ended; its values must not be used any more.
     """
 
-    __slots__ = ("active", "depth", "index", "like", "name", "sharding", "size")
+    __slots__ = ("active", "depth", "index", "like", "name", "read_only", "sharding", "size")
 
     def __init__(
         self,
@@ -71,6 +69,7 @@ class AxisEntry:
         self.index = index
         self.sharding = sharding
         self.like: Any = None
+        self.read_only: frozenset[int] = frozenset()
         self.active = True
 
     @property
@@ -168,9 +167,11 @@ def outermost_sharding(what: str, size: int) -> Sharding | None:
     if world is None or _axis_environment.get():
         return None
     if size != world.local_replicas:
+        rows = f"[{world.replica_offset}:{world.replica_offset + world.local_replicas}]"
         raise ValueError(
             f"{what} inside `with world` maps over the world's replicas: instance "
             f"{world.instance} holds {world.local_replicas} of {world.replicas}, but got {size}"
+            + (f"; pass the rows of its own replicas, {rows}" if size == world.replicas else "")
         )
     return Sharding(world, world.counts) if world.instances > 1 else None
 
@@ -200,19 +201,6 @@ def mesh_sharding(what: str, mesh: Sequence[int]) -> Sharding | None:
     if world.instances == 1:
         return None
     return Sharding(world, tuple(count // each for count in world.counts))
-
-
-def agree_on(value: Any, sharding: Sharding | None, what: str) -> None:
-    """Check that a replicated value has the same bits on all instances.
-
-    **Raises**:
-
-    - CollectiveMismatchError: if the bits differ.
-    """
-    if sharding is None:
-        return
-    bits = hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
-    sharding.world.agree(f"{what} of bits {bits[:16]}", {"what": what, "bits": bits})
 
 
 def resolve(axis_name: AxisName) -> AxisEntry:

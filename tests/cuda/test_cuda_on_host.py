@@ -401,6 +401,19 @@ def test_windows_have_the_whole_values_bits(order: str, rounding: str) -> None:
                 check(members, window=(first, 97), **options)
 
 
+@pytest.mark.parametrize("members", [2, 3, 5, 7, 9])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_blocks_of_a_cut_ring_may_return_within_a_chunk(members: int, rounding: str) -> None:
+    """A chunk of 4, 8 or 16 elements may begin and end in one block, with others between."""
+    random = np.random.default_rng(members)
+    for dtype, slice_length in product((np.float32, np.float16, "float8_e5m2"), (1, 2, 3)):
+        x = random.normal(size=(members, 16, members * slice_length)).astype(dtype)
+        for shape in (x.shape, (members, 16, members, slice_length)):
+            cut = {"order": "ring", "cut_axis": 1, "rounding": rounding, "seed": 3}
+            check(x.reshape(shape), **cut)
+            check(x.reshape(shape), batch_ndim=1, **{**cut, "cut_axis": 0})
+
+
 def test_windows_beyond_32_bits_have_their_bits() -> None:
     x, far = moderate((3, 24), np.float16), 2**33
     for order, rounding in product(("linear", "ring"), ROUNDINGS):

@@ -44,7 +44,7 @@ def loop(call: Call, arguments: tuple[Any, ...], mapped: tuple[bool, ...], repli
     rows = []
     for replica in range(replicas):
         own = [
-            part[replica] if is_mapped else part[()]
+            part[replica, ...] if is_mapped else part
             for part, is_mapped in zip(arguments, mapped, strict=True)
         ]
         try:
@@ -294,11 +294,22 @@ def fills(rng: np.random.Generator) -> Case:
 
 
 def powers(rng: np.random.Generator) -> Case:
+    """Arguments of a map are 0-d arrays, x[()] and sums of theirs are scalars."""
     exponent = one_of(rng, 0, 1, 2, 3, -1, 0.5, 2.5, -1.5, True, np.float32(2), np.int8(3), 2j)
     kinds = "?", *NUMBERS
     if rng.integers(2):
-        return operator.pow, (((), one_of(rng, *kinds)), ((), one_of(rng, *kinds)))
-    call = one_of(rng, lambda x: x**exponent, lambda x: exponent**x)
+        call = one_of(rng, operator.pow, np.power, lambda x, y: x[()] ** y[()])
+        one, other = one_of(rng, *kinds), one_of(rng, *kinds)
+        same = other if rng.integers(2) else one
+        fast = lambda rng: np.asarray(one_of(rng, -1, 0, 0.5, 1, 2)).astype(other)  # noqa: E731
+        return call, (((), same), one_of(rng, fast, ((), other)))
+    call = one_of(
+        rng,
+        lambda x: x**exponent,
+        lambda x: exponent**x,
+        lambda x: x[()] ** exponent,
+        lambda x: exponent ** x[()],
+    )
     return call, (((), one_of(rng, *kinds)),)
 
 

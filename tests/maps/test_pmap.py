@@ -17,6 +17,7 @@ import pytest
 
 import gpusim
 from gpusim import lax
+from gpusim.maps import workers
 from tests.oracles.machine_time import PATIENCE
 
 SCHEDULES = ["cores", "one"]
@@ -415,6 +416,7 @@ def test_a_system_without_threads_is_an_error(monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(workers, "_pool", workers._Pool())  # no idle threads
     with pytest.raises(gpusim.GpusimError, match="could not start the thread of replica"):
         gpusim.pmap(lambda x: lax.psum(x, "i"), "i")(np.arange(20))
 

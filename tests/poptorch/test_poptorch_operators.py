@@ -85,7 +85,7 @@ def check(case: Case, replicas: int, refused: set[str]) -> bool:
             try:
                 found = mapped(call, stacked)
             except Exception as error:
-                if name == "pmap":
+                if name == "pmap" or isinstance(error, KeyError):  # a fault, not a refusal
                     raise
                 refused.add(f"{type(error).__name__}: {error}")
                 continue

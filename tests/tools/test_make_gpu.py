@@ -273,13 +273,15 @@ def test_outcomes_are_recorded_as_they_come_and_passed_tests_are_left_out(tmp_pa
         "PYTHONPATH": str(ROOT),
     }
 
+    outer = {name: value for name, value in os.environ.items() if "XDIST" not in name}
+
     def pytest_on(number: int) -> dict[str, tuple[str, str]]:
         before = len(recorded(tmp_path)) if (tmp_path / "gpu-results.jsonl").exists() else 0
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", f"-n{number}", "-p", "tests.gpu.recorder",
              "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull, str(tmp_path)],
             cwd=tmp_path,
-            env={**os.environ, **variables},
+            env={**outer, **variables},
             capture_output=True,
             timeout=PATIENCE,
         )  # fmt: skip

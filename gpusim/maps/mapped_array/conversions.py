@@ -50,6 +50,7 @@ CURES: dict[Any, str] = {
     **dict.fromkeys((max, min), "use np.maximum and np.minimum, or np.max and np.min"),
     sorted: "use np.sort",
     np.fromiter: STACKED,
+    np.take: INDEXED,
     np.vectorize: f"{CALLED}, or write the function with np.where and call it on the array",
 }
 """Cures by the function that the user's line calls or indexes."""
@@ -65,10 +66,11 @@ def conversion_error(conversion: str, array: str, names: str) -> Exception:
     """
     function, cure = _function_and_cure(conversion)
     kind = ValueError if function is np.nditer else TypeError
+    other = "" if CHOSEN in cure else f". Elsewhere {CHOSEN}"
     return kind(
         f"{conversion} needs one value, but this array ({array}) is mapped over {names} and may "
-        f"differ between replicas: {cure}, or run the function under gpusim.pmap, where every "
-        "replica has plain arrays"
+        f"differ between replicas: {cure}{other}, or run the function under gpusim.pmap, where "
+        "every replica has plain arrays"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import repeat
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from ... import trees
-from ...libraries import call_on_bits, on_device
+from ...libraries import call_on_bits, on_device, owner
 from ..axis_environment import Axes, lockstep_axes, union
 from ..call_site import call_site
 from .align import expand
-from .array import MappedArray, read_only, unpack, wrap
+from .array import MappedArray, is_scalar, read_only, unpack, wrap, wrap_array
+from .memory import address, count_write, in_order, is_writable, strided
 from .settings import fallback_settings
 
 logger = logging.getLogger("gpusim.maps")
@@ -30,20 +31,26 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{module}.{name}" if module else name
 
 
-def _data_of(leaf: Any) -> Any:
-    return read_only(leaf._data) if isinstance(leaf, MappedArray) else leaf
-
-
 def _wrap_unmapped(leaf: Any) -> Any:
-    known = isinstance(leaf, (np.ndarray, np.generic)) or on_device(leaf)
-    return wrap(leaf, ()) if known else leaf
+    if isinstance(leaf, np.generic):
+        return wrap(leaf, ())
+    return wrap_array(leaf, ()) if isinstance(leaf, np.ndarray) or on_device(leaf) else leaf
 
 
 def _parts(leaf: Any, axes: Axes, sizes: tuple[int, ...]) -> Iterable[Any]:
-    """Each replica's part of `leaf`, in the order of the replicas: scalars, or read-only views."""
+    """Each replica's part of `leaf`, in the order of the replicas: scalars, or views.
+
+    Views are writable if the leaf is and no other replica has the same part.
+    """
     if not isinstance(leaf, MappedArray):
         return repeat(leaf, math.prod(sizes))
-    parts: list[Any] = [read_only(expand(leaf._data, leaf._axes, axes))]
+    data, own = unpack(leaf)
+    if own != axes:
+        data = read_only(expand(data, own, axes))
+    if leaf.ndim == 0 and not (axes and is_scalar(leaf)):
+        place = () if is_scalar(leaf) else (...,)
+        return [data[(*replica, *place)] for replica in np.ndindex(*sizes)]
+    parts: list[Any] = [data]
     for _ in axes:  # not reshape, which copies some layouts
         parts = [part for block in parts for part in block]
     return parts
@@ -73,8 +80,11 @@ def call_per_replica(
     - ValueError: when the replicas' results differ in structure, shape or dtype.
     """
     leaves, structure, axes = mapped_leaves((args, kwargs))
+    count_write()  # the function may write into its arguments
     if not axes:
-        plain_args, plain_kwargs = trees.unflatten(structure, [_data_of(leaf) for leaf in leaves])
+        plain_args, plain_kwargs = trees.unflatten(
+            structure, [part for leaf in leaves for part in _parts(leaf, (), ())]
+        )
         return trees.map(_wrap_unmapped, function(*plain_args, **plain_kwargs))
     name = name or name_of(function)
     sizes = tuple(entry.size for entry in axes)
@@ -90,7 +100,8 @@ def call_per_replica(
         for parts in zip(*columns, strict=True):
             plain_args, plain_kwargs = trees.unflatten(structure, list(parts))
             results.append(function(*plain_args, **plain_kwargs))
-    return stack_results(name, results, axes)
+    sources = [x for x in leaves if isinstance(x, MappedArray) and not is_scalar(x)]
+    return stack_results(name, results, axes, sources)
 
 
 def per_replica(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,13 +114,14 @@ def per_replica(f: Callable[..., Any]) -> Callable[..., Any]:
     **Arguments**:
 
     - `f`: a function of pytrees of arrays that returns a pytree of arrays. Its arguments are
-      scalars and read-only arrays. It must not call collectives.
+      scalars, and views of each replica's arrays. It must not call collectives.
 
     **Returns**: A function with the arguments of `f`, whose results are the results of all
     replicas. Outside of vmap and shard_map it is `f`.
 
     **Raises**:
 
+    - TypeError: if `f` is not callable.
     - ValueError: if the replicas' results differ in structure, shape or dtype.
 
     >>> import math, numpy as np, gpusim
@@ -126,11 +138,15 @@ def per_replica(f: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
-    """One tree of MappedArrays over `axes` from the replicas' trees of plain results."""
-    sizes = tuple(entry.size for entry in axes)
+def stack_results(
+    name: str, results: list[Any], axes: Axes, sources: Sequence[MappedArray] = ()
+) -> Any:
+    """One tree of MappedArrays over `axes` from the replicas' trees of plain results.
+
+    Results that are views of the replicas' parts of `sources` become views of those.
+    """
     if all(kind is np.ndarray or issubclass(kind, np.generic) for kind in set(map(type, results))):
-        return _stack(name, results, axes, sizes)
+        return _stack(name, results, axes, sources)
     first_leaves, structure = trees.flatten(results[0])
     columns = [[leaf] for leaf in first_leaves]
     for result in results[1:]:
@@ -142,11 +158,12 @@ def stack_results(name: str, results: list[Any], axes: Axes) -> Any:
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
-    return trees.unflatten(structure, [_stack(name, column, axes, sizes) for column in columns])
+    return trees.unflatten(structure, [_stack(name, column, axes, sources) for column in columns])
 
 
-def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> Any:
+def _stack(name: str, column: list[Any], axes: Axes, sources: Sequence[MappedArray]) -> Any:
     first = column[0]
+    sizes = tuple(entry.size for entry in axes)
     on_a_gpu = on_device(first)
     if not on_a_gpu and not isinstance(first, (np.ndarray, np.generic, bool, int, float, complex)):
         if all(type(leaf) is type(first) and leaf == first for leaf in column):
@@ -167,5 +184,32 @@ def _stack(name: str, column: list[Any], axes: Axes, sizes: tuple[int, ...]) -> 
                 "needed (np.where instead of selecting by a mask), or gpusim.pmap, where shapes "
                 "may differ inside the function"
             )
+    shared = isinstance(first, np.ndarray) or on_a_gpu
+    viewed = [x for x in sources if shared and owner(first) is owner(x._data)]
+    for source in viewed:
+        view = _common_view(arrays, source, axes)
+        if view is not None:
+            return view
     stacked = call_on_bits(np.stack, arrays).reshape(sizes + arrays[0].shape)
-    return wrap(stacked, axes)
+    if viewed:
+        stacked = read_only(stacked)  # a copy of what NumPy returns a view of
+    return wrap_array(stacked, axes) if shared else wrap(stacked, axes)
+
+
+def _common_view(parts: list[Any], source: MappedArray, axes: Axes) -> MappedArray | None:
+    """The view of `source` whose parts the given views of its parts are; None if there is none."""
+    data, own = unpack(source)
+    first, base = parts[0], owner(data)
+    sizes = tuple(entry.size for entry in axes)
+    offsets = set()
+    for replica, part in zip(np.ndindex(*sizes), parts, strict=True):
+        where = tuple(replica[axes.index(entry)] for entry in own)
+        offsets.add(address(part) - address(data[(*where, ...)]))
+        if part.strides != first.strides:
+            return None
+    if len(offsets) > 1 or data.size == 0 or first.dtype.hasobject:
+        return None
+    offset = address(data) + offsets.pop() - address(base)
+    shape, strides = (*data.shape[: len(own)], *first.shape), data.strides[: len(own)]
+    view = strided(in_order(base), first, shape, (*strides, *first.strides), offset)
+    return wrap_array(view if is_writable(first) else read_only(view), own)

@@ -8,9 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from ....libraries import empty_like, on_device
+from ....libraries import copy_array, empty_like, on_device
 from ..align import common_axes, lead, library_here, shift_axis, sizes, visible_ndim
-from ..array import Array, MappedArray, holds_mapped, unpack, wrap
+from ..array import (
+    Array,
+    MappedArray,
+    holds_mapped,
+    is_scalar,
+    read_only,
+    unpack,
+    wrap,
+    wrap_array,
+)
 from ..dispatch import NoRule, Rule, rule
 from .arguments import plain, unpack_array
 
@@ -26,7 +35,7 @@ def like(function: Callable[..., Any]) -> Rule:
 
     def batched(*args: Any, **kwargs: Any) -> Any:
         first, *rest = args or [kwargs.pop(next(iter(kwargs)))]
-        return wrap(function(_prototype(first), *plain(rest), **plain(kwargs)), ())
+        return wrap_array(function(_prototype(first), *plain(rest), **plain(kwargs)), ())
 
     return batched
 
@@ -127,12 +136,33 @@ def converts(function: Callable[..., Any]) -> Rule:
         values = _stack_lists(a)
         like = values if on_device(values) else library_here()
         if like is not None and not isinstance(values, MappedArray):
-            return wrap(function(values, dtype, **options, like=like), ())
+            return wrap_array(function(values, dtype, **options, like=like), ())
         if not isinstance(values, MappedArray):
-            return wrap(function(values, dtype, **options), ())
-        return values if dtype is None else values.astype(dtype)
+            array = function(values, dtype, **options)
+            shared = np.may_share_memory(array, values)
+            return wrap_array(read_only(array) if shared else array, ())
+        copy = options.get("copy", True if function is np.array else None)
+        return _converted(values, dtype, copy, function is np.ascontiguousarray)
 
     return batched
+
+
+def _converted(values: MappedArray, dtype: Any, copy: Any, in_order: bool) -> Any:
+    """An array, itself where it need not be copied."""
+    data, axes = unpack(values)
+    if in_order and not data[(0,) * len(axes)].flags.c_contiguous:
+        copy = True
+    if copy is False and dtype is not None and np.dtype(dtype) != data.dtype:
+        raise NoRule  # NumPy's error
+    found = values if dtype is None else values.astype(dtype, copy=False)
+    data = unpack(found)[0]
+    if copy or (is_scalar(values) and found is values):
+        data = copy_array(data)
+    elif found is values:
+        return values
+    if in_order and found.ndim == 0:
+        return wrap(data[..., None], axes)
+    return wrap_array(data, axes)
 
 
 def _stack_lists(values: Any) -> Any:

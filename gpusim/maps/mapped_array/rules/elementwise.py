@@ -67,10 +67,11 @@ def clip(
     given = [bound for bound in (low, high) if bound is not None]
     (data, *given), axes = elementwise([a, *given])
     bounds = [None if bound is None else given.pop(0) for bound in (low, high)]
-    both = len(given) == 0 and low is not None and high is not None
-    if data.dtype.kind in "iuf" or (both and data.dtype.kind != "c"):
+    both = low is not None and high is not None
+    if data.dtype.kind in "iu" or (both and data.dtype.kind in "bV"):
         return wrap(np.clip(data, *bounds, **plain(kwargs)), axes)
-    # CuPy clips no complex numbers, and makes up a missing bound for integers and floats alone.
+    # CuPy clips no complex numbers, makes up a missing bound for integers and floats alone, and
+    # ignores a bound that is NaN.
     for extreme, bound in zip((np.maximum, np.minimum), bounds, strict=True):
         data = data if bound is None else extreme(data, bound, **plain(kwargs))
     return wrap(data, axes)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from ....libraries import on_device, zeros_like
+from ....libraries import copy_array, on_device, owner, zeros_like
 from ...axis_environment import Axes
 from ..align import (
     common_axes,
@@ -22,8 +22,9 @@ from ..align import (
     visible_ndim,
     visible_shape,
 )
-from ..array import Array, MappedArray, holds_mapped, wrap
+from ..array import Array, MappedArray, holds_mapped, is_scalar, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
+from ..memory import address, in_order, strided
 from .arguments import arrange, merge_visible, parameters, plain, unpack_array
 
 # Shapes.
@@ -60,8 +61,14 @@ def _reversed_axes(data: Array, mapped: int) -> Array:
     return np.transpose(data, [*range(mapped), *reversed(range(mapped, data.ndim))])
 
 
+def _own_data(value: Any) -> tuple[Array, Axes]:
+    """As `unpack_array`, a copy of a scalar's data: it does not change with views of it."""
+    data, axes = unpack_array(value)
+    return (data.copy() if is_scalar(value) else data), axes
+
+
 def _reshape(a: Any, shape: Any, order: Any) -> MappedArray:
-    data, axes = unpack_array(a)
+    data, axes = _own_data(a)
     wanted = _resolved(shape, math.prod(visible_shape(a)))
     if _order(order, data, axes) == "C":
         return wrap(np.reshape(data, sizes(axes) + wanted), axes)
@@ -79,7 +86,16 @@ def reshape(a: Any, /, shape: Any = None, order: Any = "C", *, copy: Any = None,
 
 @rule(np.ravel)
 def ravel(a: Any, order: Any = "C") -> Any:
-    return _reshape(a, -1 if math.prod(visible_shape(a)) else 0, order)
+    result = _reshape(a, -1 if math.prod(visible_shape(a)) else 0, order)
+    if is_scalar(a):
+        return result
+    data, axes = unpack_array(a)
+    flags = data[(0,) * len(axes)].flags
+    fortran = _order(order, data, axes) == "F"
+    found = unpack(result)[0]
+    if (flags.f_contiguous if fortran else flags.c_contiguous) or owner(found) is not owner(data):
+        return result
+    return wrap(copy_array(found), axes)
 
 
 @rule(np.resize)
@@ -95,7 +111,7 @@ def resize(a: Any, new_shape: Any) -> Any:
 
 @rule(np.expand_dims)
 def expand_dims(a: Any, axis: Any) -> Any:
-    data, axes = unpack_array(a)
+    data, axes = _own_data(a)
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     return wrap(np.expand_dims(data, shift_axes(axis, visible_ndim(a) + count, len(axes))), axes)
 
@@ -147,7 +163,7 @@ def at_least(wanted: int) -> Rule:
     def batched(*arrays: Any) -> Any:
         results = []
         for value in arrays:
-            data, axes = unpack_array(value)
+            data, axes = _own_data(value)
             new = NEW_AXES.get((wanted, visible_ndim(value)))
             index = (slice(None),) * len(axes) + (new or (...,))
             results.append(wrap(data if new is None else data[index], axes))
@@ -334,7 +350,13 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **options: 
         range(len(window)) if axis is None else axis, visible_ndim(x), allow_duplicate=True
     )
     places = tuple(place + len(axes) for place in places)
-    return wrap(np.lib.stride_tricks.sliding_window_view(data, window, places, **options), axes)
+    if on_device(data):
+        return wrap(np.lib.stride_tricks.sliding_window_view(data, window, places, **options), axes)
+    view = np.lib.stride_tricks.sliding_window_view(data, window, places, **options)
+    base = owner(data)  # NumPy's view has another one, and would not follow its memory
+    same = strided(in_order(base), data, view.shape, view.strides, address(data) - address(base))
+    same.flags.writeable = view.flags.writeable
+    return wrap(same, axes)
 
 
 def of_bits(function: Callable[..., Any]) -> Rule:
