@@ -7,6 +7,7 @@ import operator
 import re
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import gpusim
 from gpusim import trees
+from gpusim.maps import dispatch
 from tests.oracles.budget import budget
 from tests.oracles.replicated import bits_of, names_on_the_route, normal
 
@@ -568,3 +570,34 @@ def test_functions_of_scipy_run() -> None:
         function = getattr(special, name)
         found = gpusim.vmap(gpusim.per_replica(function))(X)
         assert np.array_equal(found, np.stack([function(row) for row in X]))
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "numpy.md").read_text()
+MODULES = {
+    "np.": np,
+    "np.linalg.": np.linalg,
+    "np.fft.": np.fft,
+    "np.lib.stride_tricks.": np.lib.stride_tricks,
+}
+
+
+def functions_that_dispatch() -> dict[str, Any]:
+    """NumPy's functions that ask their arguments for __array_function__, by the shortest name."""
+    found: dict[Any, str] = {}
+    for prefix, module in MODULES.items():
+        for name, function in sorted(vars(module).items()):
+            if type(function) is type(np.sum) and not name.startswith("_"):
+                found.setdefault(function, prefix + name)
+    return {name: function for function, name in found.items()}
+
+
+def test_the_page_about_numpys_functions_lists_them_as_they_run() -> None:
+    batched, _, rest = PAGE.partition("\n## Once per replica\n")
+    listed = {
+        True: set(re.findall(r"`(np\.[\w.]+)`[,\n]", batched.partition("\n## Batched\n")[2])),
+        False: set(re.findall(r"`(np\.[\w.]+)`[,\n]", rest.strip().partition("\n\n")[0] + "\n")),
+    }
+    for name, function in functions_that_dispatch().items():
+        has_rule = function in dispatch.RULES or function in dispatch.WRITERS
+        assert name in listed[has_rule], f"{name} is batched: {has_rule}, and the page differs"
+        assert name not in listed[False] or not has_rule, name

@@ -163,6 +163,16 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
     return wrap(np.select(data[:count], data[count:-1], data[-1]), axes)
 
 
+def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: Any = None) -> Any:
+    if not isinstance(x, MappedArray) or device not in (None, "cpu"):
+        raise NoRule
+    return x.astype(dtype, copy=copy)
+
+
+if hasattr(np, "astype"):  # NumPy 2.1
+    rule(np.astype)(astype)
+
+
 # Comparisons of whole arrays.
 
 
