@@ -172,12 +172,13 @@ def _stack(name: str, column: list[Any], axes: Axes, sources: Sequence[MappedArr
             f"{name} gave replicas different results that are not arrays: {first!r} and others; "
             "run it under gpusim.pmap"
         )
-    scalars = isinstance(first, np.generic) and first.dtype.kind in "biufc"
-    if scalars and set(map(type, column)) == {type(first)}:
+    kinds = set(map(type, column))
+    if isinstance(first, np.generic) and first.dtype.kind in "biufc" and len(kinds) == 1:
         return wrap(np.array(column, first.dtype).reshape(sizes), axes)
-    arrays = column if on_a_gpu else [np.asarray(leaf) for leaf in column]
+    arrays = column if on_a_gpu or kinds == {np.ndarray} else list(map(np.asarray, column))
+    shape, dtype = arrays[0].shape, arrays[0].dtype
     for array in arrays:
-        if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
+        if array.shape != shape or array.dtype != dtype:
             raise ValueError(
                 f"{name} gave replicas results of different shape or dtype: {arrays[0].shape} "
                 f"{arrays[0].dtype} and {array.shape} {array.dtype}; values of one shape are "
