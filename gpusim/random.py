@@ -23,9 +23,9 @@ from .errors import GpusimError
 from .libraries import on_device, to_host, to_library_of
 from .maps.axis_environment import (
     Axes,
-    AxisEntry,
     axis_environment,
     diverging_axes,
+    global_indices,
     lockstep_axes,
     union,
 )
@@ -379,7 +379,7 @@ class rng:
 
     def _next_stream(self) -> tuple[kernels.Stream, Axes]:
         """The words of the next call for all replicas that run here in lockstep, and their axes."""
-        replicas, axes = _global_indices(resolve_names(self._axis_name))
+        replicas, axes = global_indices(resolve_names(self._axis_name))
         if diverging_axes() != self._diverging:
             raise GpusimError(
                 "a draw in a cond, switch or while_loop whose predicate differs between replicas, "
@@ -478,18 +478,6 @@ class _Draw(NamedTuple):
     words: Array
     replicas: Array
     ndim: int
-
-
-def _global_indices(entries: Sequence[AxisEntry]) -> tuple[Array, Axes]:
-    """The replicas' indices along the axes, row-major in their order, and the lockstep axes among
-    these, outermost first."""
-    axes = tuple(sorted((f for f in entries if f.index is None), key=lambda entry: entry.depth))
-    index: Any = np.zeros((1,) * len(axes), np.uint64)
-    for entry in entries:
-        shape = [entry.size if entry is other else 1 for other in axes]
-        here = np.arange(entry.size).reshape(shape) if entry in axes else np.asarray(entry.index)
-        index = index * np.uint64(entry.total) + (entry.offset + here).astype(np.uint64)
-    return np.asarray(index), axes
 
 
 def _deliver(data: Array, axes: Axes) -> Any:

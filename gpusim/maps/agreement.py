@@ -3,6 +3,7 @@ collective before it runs."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +100,10 @@ def kind_of(operand: Any) -> OperandKind:
     if not isinstance(operand, tuple):
         return OperandKind(f"Python {type(operand).__name__}", ())
     data, axes = operand
-    return OperandKind(str(data.dtype), tuple(data.shape[len(axes) :]))
+    return OperandKind(_name(data.dtype), tuple(data.shape[len(axes) :]))
+
+
+_name = functools.cache(str)  # of dtypes, which takes a microsecond
 
 
 def agreement(contribution: Contribution) -> AbstractContextManager[None] | None:
