@@ -644,7 +644,7 @@ def _stack_column(column: list[Any]) -> Any:
                 f"{_type_of(leaf)}"
             )
         arrays.append(as_array(_as_dtype(leaf, dtype), "a leaf of scan's ys"))
-    gpus = (data for data, _ in map(unpack, arrays) if on_device(data))
+    gpus = (array for array in (unpack(array)[0] for array in arrays) if on_device(array))
     if (on_a_gpu := next(gpus, None)) is not None:
         arrays = [
             array if on_device(unpack(array)[0]) else to_library_of(on_a_gpu, unpack(array)[0])
