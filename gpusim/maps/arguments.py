@@ -228,6 +228,8 @@ def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str)
                 f"{entry!r}: only what is the same on all replicas (psum's or all_gather's result, "
                 "say) can be returned once"
             )
+        if not isinstance(leaf, MappedArray):
+            data = copy_array(data)  # it may be an array of the caller's
         return wrap_array(data, axes) if outer else data
     count = len(axes)
     place = count + normalize_axis_index(axis, data.ndim - count + (not varies))

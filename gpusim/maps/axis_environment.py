@@ -49,12 +49,23 @@ class AxisEntry:
     - `sharding`: how the axis is sharded over instances; None if this instance holds all of it.
       `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
     - `like`: an array of the library of the map's arguments, if that is not NumPy.
-    - `read_only`: the ids of the owners of the arguments' memory on a GPU, where arrays have no flag.
+    - `read_only`: the ids of the arrays that own the arguments' memory, on a GPU, whose arrays have
+      no flag.
     - `active`: False once the map has ended; its values must not be used any more.
     - `mesh`: whether the axis is that of a shard_map's mesh.
     """
 
-    __slots__ = ("active", "depth", "index", "like", "mesh", "name", "read_only", "sharding", "size")
+    __slots__ = (
+        "active",
+        "depth",
+        "index",
+        "like",
+        "mesh",
+        "name",
+        "read_only",
+        "sharding",
+        "size",
+    )
 
     def __init__(
         self,

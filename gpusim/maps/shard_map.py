@@ -27,7 +27,7 @@ from .axis_environment import (
 from .bind import MappedCollective
 from .call_site import call_site
 from .mapped_array.align import expand
-from .mapped_array.array import Array, unpack, wrap_array
+from .mapped_array.array import Array, MappedArray, unpack, wrap_array
 
 _all_gather = MappedCollective(collectives.all_gather, __name__)
 
@@ -445,6 +445,8 @@ def _join(
     """The global array that `part` holds the shards of; of all instances where `whole`."""
     value = as_array(part, what)
     data, axes = unpack(value)
+    if not isinstance(value, MappedArray):
+        data = copy_array(data)  # it may be an array of the caller's
     enclosing = tuple(mesh_axis for mesh_axis in axes if mesh_axis not in mesh_axes)
     ndim = data.ndim - len(axes)
     entries = _mesh_axes_of(spec, mesh_axes)

@@ -21,7 +21,7 @@ TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>: ?")
 # Tracebacks, syntax errors, faulthandler's, gpusim's own lines, MPI's; of one instance.
 BEGINNINGS = re.compile(
     rb"(  \+ Exception Group )?Traceback \(most recent call last\)|  File \"|Fatal Python error: "
-    rb"|gpusim: |\[[^]]+:\d+\] \*\*\* |-{40}"
+    rb"|gpusim: instance \d+ |\[[^]]+:\d+\] \*\*\* |-{40}"
 )
 
 FRAME = re.compile(r'(?:  \| )?\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<in>.+))?')
@@ -29,7 +29,7 @@ HEADER = re.compile(r"Traceback \(most recent call last\):|(Current t|T)hread 0x
 CAUSED = "The above exception was the direct cause of the following exception:"
 MEANWHILE = "During handling of the above exception, another exception occurred:"
 FATAL = "Fatal Python error: "
-NOT_IN_MESSAGE = ("gpusim: ", "Extension modules: ")
+NOT_IN_MESSAGE = ("gpusim: instance ", "Extension modules: ")
 
 
 @dataclass

@@ -295,7 +295,7 @@ def _dot(
         low = min(spread, 0.999 * x) if math.isfinite(spread) else 0.0
         bar = [[low], [spread]] if math.isfinite(spread) else None
         axes.errorbar([x], [y], xerr=bar, markerfacecolor=fill, **look)
-    elif math.isinf(x) or share:
+    elif math.isinf(x) or (share and math.isnan(x)):
         look["marker"] = OVERFLOW
         axes.plot([1], [y], transform=edge, clip_on=False, **look)
     elif x == 0:

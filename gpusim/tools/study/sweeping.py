@@ -137,6 +137,7 @@ OPTIONS = {
     "replicas": "--replicas",
     "dtypes": "--dtype",
     "accumulators": "--accumulate",
+    "preset": "--preset",
     "orders": "--order",
     "roundings": "--rounding",
     "ops": "--op",
@@ -245,7 +246,9 @@ def plan(
         "replicas": counts,
         "dtypes": list(dict.fromkeys(map(format_name, formats))),
         "accumulators": [rule if isinstance(rule, str) else format_name(rule) for rule in rules],
-        "orders": list(dict.fromkeys(setting.order for setting in settings)),
+        # The preset's orders are not every dtype's where it leaves some out.
+        "preset": preset if notes else None,
+        "orders": None if notes else given["orders"],
         "roundings": given["roundings"],
         "ops": items(ops),
         "seeds": words,
