@@ -12,6 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import GpusimError
 from ..runtime.world import World, current_world
 
@@ -115,6 +118,21 @@ def lockstep_axes() -> Axes:
     return tuple(entry for entry in _axis_environment.get() if entry.index is None)
 
 
+def global_indices(entries: Sequence[AxisEntry]) -> tuple[NDArray[np.uint64], Axes]:
+    """The replicas' linear indices over `entries`, row-major in their order, on all instances.
+
+    **Returns**: The indices of the replicas that run here, along the lockstep axes among `entries`;
+    and these axes, outermost first.
+    """
+    axes = tuple(sorted((f for f in entries if f.index is None), key=lambda entry: entry.depth))
+    index: Any = np.zeros((1,) * len(axes), np.uint64)
+    for entry in entries:
+        shape = [entry.size if entry is other else 1 for other in axes]
+        here = np.arange(entry.size).reshape(shape) if entry in axes else np.asarray(entry.index)
+        index = index * np.uint64(entry.total) + (entry.offset + here).astype(np.uint64)
+    return np.asarray(index), axes
+
+
 class extend_axis_environment:
     """A block in which `entries` are bound inside the present ones; they end with the block."""
 
@@ -148,6 +166,11 @@ class diverging:
 
     def __exit__(self, *exception: object) -> None:
         _diverging.reset(self.token)
+
+
+def diverging_axes() -> Axes:
+    """The axes along which some replicas discard what is computed here."""
+    return _diverging.get()
 
 
 def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:

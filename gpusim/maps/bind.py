@@ -145,10 +145,7 @@ def _ready(operands: Sequence[Any], call: Resolved) -> list[Any]:
             return [first]
     ready = []
     for operand in operands:
-        if isinstance(operand, MappedArray):
-            ready.append(unpack(operand))
-        else:
-            ready.append((as_array(operand, f"{call.collective.name}'s operand"), ()))
+        ready.append(unpack(as_array(operand, f"{call.collective.name}'s operand")))
     return ready
 
 

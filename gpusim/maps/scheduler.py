@@ -403,9 +403,7 @@ class PmapCall:
             self.error = error
         scheduler = self.scheduler
         scheduler.ready = deque(
-            replica
-            for replica in scheduler.ready
-            if replica.call is not self or replica.started
+            replica for replica in scheduler.ready if replica.call is not self or replica.started
         )
         for replica in self.replicas:
             if replica.finished or replica.ended:

@@ -475,6 +475,20 @@ def test_memory_does_not_grow_with_the_elements() -> None:
     assert peaks[1] - peaks[0] < 4
 
 
+def test_memory_does_not_grow_with_the_elements_of_few_replicas() -> None:
+    """Exact sums, of which each element has several, are those of a window."""
+    peaks = []
+    for elements in (2**14, 2**16):
+        with mock.patch.object(sweeping, "WIDTH", 2**12), limited(1):
+            tracemalloc.start()
+            try:
+                sweep(Ones(elements), replicas=2, orders="tree", roundings="nearest", threads=1)
+                peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
+            finally:
+                tracemalloc.stop()
+    assert peaks[1] < 12 and peaks[1] - peaks[0] < 1
+
+
 def test_orders_may_be_those_of_engines() -> None:
     """Where nothing else is said, partial results are rounded as the engine does."""
     options: dict[str, Any] = {"replicas": [6], "dtypes": ["bfloat16"], "elements": 500}

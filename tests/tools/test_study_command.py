@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pickle
@@ -215,6 +216,34 @@ def test_arrays_that_cannot_be_summed_are_named(
     np.save(folder / "x.npy", values)
     assert cli.main(["study", "--input", "x.npy"]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_an_input_that_fails_does_not_block_the_next(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(folder / "x.npy", np.array([[1, np.nan], [1, 1]]))
+    assert cli.main(["study", "--input", "x.npy"]) == 2
+    assert "element 1 of replica 0 is nan" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["x.npy"]
+    np.save(folder / "x.npy", np.array([[1, np.inf], [1, 1]]))
+    assert cli.main(["study", "--input", "x.npy"]) == 0
+    assert "50.00% of the elements have an infinite input" in capsys.readouterr().out
+
+
+def test_the_old_name_of_the_default_accumulator_is_explained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--input", "normal", "--elements", "16", "--replicas", "4", "--dtype", "bfloat16"]
+    assert cli.main(["study", *options, "--accumulate", "own", "--csv", "a.csv"]) == 0
+    shown = capsys.readouterr()
+    assert "gpusim study: accumulate='own' is now 'contract'" in shown.err
+    assert "bfloat16 added in float32, ring" in shown.out
+    assert cli.main(["study", *options, "--csv", "b.csv"]) == 0
+    shown = capsys.readouterr()
+    assert "own" not in shown.err and "bfloat16 added in bfloat16, ring" in shown.out
+    for name, accumulate in (("a.csv", "float32"), ("b.csv", "bfloat16")):
+        with open(folder / name, newline="") as file:
+            assert {row["accumulate"] for row in csv.DictReader(file)} == {accumulate}
 
 
 def test_a_file_that_may_not_be_read_is_named(
