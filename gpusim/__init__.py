@@ -5,7 +5,7 @@ collectives; `Reduction` and `reduction` say in which order and precision they a
 are the same operations on stacked arrays.
 """
 
-from . import collectives, deprecated, groups, lax
+from . import collectives, deprecated, groups, lax, tree
 from .devices import devices
 from .errors import (
     CollectiveMismatchError,
@@ -17,7 +17,18 @@ from .errors import (
 )
 from .formats import Format
 from .groups import CommGroupType, Groups
-from .maps import MappedArray, Mesh, P, at, per_replica, per_replica_route, pmap, shard_map, vmap
+from .maps import (
+    MappedArray,
+    Mesh,
+    P,
+    at,
+    per_replica,
+    per_replica_route,
+    pmap,
+    set_mesh,
+    shard_map,
+    vmap,
+)
 from .random import rng
 from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
@@ -54,7 +65,9 @@ __all__ = [
     "reduction",
     "rng",
     "round_to",
+    "set_mesh",
     "shard_map",
+    "tree",
     "vmap",
 ]
 

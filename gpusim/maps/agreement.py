@@ -3,6 +3,7 @@ collective before it runs."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,7 +67,7 @@ def agree_on_results(what: str, results: Sequence[Any], sharding: Sharding | Non
 
 def digest(array: np.ndarray) -> bytes:
     """The SHA-1 of an array's bytes; of its parts' digests if it is large."""
-    data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     if len(data) <= HASHED_PART:
         return hashlib.sha1(data, usedforsecurity=False).digest()
     starts = range(0, len(data), HASHED_PART)
@@ -99,7 +100,10 @@ def kind_of(operand: Any) -> OperandKind:
     if not isinstance(operand, tuple):
         return OperandKind(f"Python {type(operand).__name__}", ())
     data, axes = operand
-    return OperandKind(str(data.dtype), tuple(data.shape[len(axes) :]))
+    return OperandKind(_name(data.dtype), tuple(data.shape[len(axes) :]))
+
+
+_name = functools.cache(str)  # of dtypes, which takes a microsecond
 
 
 def agreement(contribution: Contribution) -> AbstractContextManager[None] | None:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from .. import trees
-from ..libraries import copy_array, on_device, owner
+from ..libraries import copy_array, in_native_order, on_device, owner, refuse_subclasses
 from .axis_environment import AxisEntry
-from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap_array
+from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap, wrap_array
 from .mapped_array.memory import is_writable
 
 PYTHON_SCALARS = (bool, int, float, complex)
@@ -51,11 +51,21 @@ def is_array(value: Any) -> bool:
 def as_array(value: Any, what: str) -> Array:
     """`value` as an array: np.asarray of numbers and of objects with __array__.
 
-    **Raises**:
+    The result is in the machine's byte order.
 
-    - TypeError: for other values; the message begins with `what`.
+    **Raises**, with a message that begins with `what`:
+
+    - TypeError: for other values.
+    - ValueError: for masked arrays, as in JAX, and for np.matrix.
     """
-    if isinstance(value, (np.ndarray, MappedArray)) or on_device(value):
+    if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray:
+            refuse_subclasses(value, what)
+        return value if value.dtype.isnative else in_native_order(value)
+    if isinstance(value, MappedArray):
+        data, axes = unpack(value)
+        return value if data.dtype.isnative else wrap(in_native_order(data), axes)
+    if on_device(value):
         return value
     if isinstance(value, np.generic) or isinstance(value, PYTHON_SCALARS):
         return np.asarray(value)
@@ -115,7 +125,7 @@ def read_arguments(
     **Raises**:
 
     - ValueError: if in_axes does not fit the arguments, an axis is out of range, sizes differ, or
-      no leaf is mapped and axis_size is not given.
+      no leaf is mapped and axis_size is not given; and for masked arrays and np.matrix.
     - TypeError: if a mapped leaf is not an array.
     """
     if isinstance(in_axes, tuple) and len(in_axes) != len(args):
@@ -141,10 +151,14 @@ def read_arguments(
     found: list[int | None] = []
     size, first = axis_size, "axis_size"
     for number, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
+        name = f"leaf {number} of the arguments"
+        if isinstance(leaf, np.ndarray) and (
+            type(leaf) is not np.ndarray or not leaf.dtype.isnative
+        ):
+            leaves[number] = leaf = as_array(leaf, f"{what}: {name}")
         if axis is None:
             found.append(None)
             continue
-        name = f"leaf {number} of the arguments"
         array = leaf if type(leaf) is np.ndarray else as_array(leaf, f"{what}: {name}")
         shape = tuple(array.shape)
         if not -len(shape) <= axis < len(shape):
@@ -215,7 +229,7 @@ def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str)
     - TypeError: if the leaf is neither array nor number.
     - ValueError: if axis is None but the value differs between replicas, or out of range.
     """
-    data, axes = unpack(leaf if type(leaf) is MappedArray else as_array(leaf, f"{what}: a result"))
+    data, axes = unpack(as_array(leaf, f"{what}: a result"))
     if isinstance(data, np.generic):
         data = np.asarray(data)
     varies = entry in axes
@@ -228,6 +242,8 @@ def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str)
                 f"{entry!r}: only what is the same on all replicas (psum's or all_gather's result, "
                 "say) can be returned once"
             )
+        if not isinstance(leaf, MappedArray):
+            data = copy_array(data)  # it may be an array of the caller's
         return wrap_array(data, axes) if outer else data
     count = len(axes)
     place = count + normalize_axis_index(axis, data.ndim - count + (not varies))

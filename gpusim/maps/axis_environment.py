@@ -12,6 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import GpusimError
 from ..runtime.world import World, current_world
 
@@ -49,11 +52,23 @@ class AxisEntry:
     - `sharding`: how the axis is sharded over instances; None if this instance holds all of it.
       `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
     - `like`: an array of the library of the map's arguments, if that is not NumPy.
-    - `read_only`: the ids of the owners of the arguments' memory on a GPU, where arrays have no flag.
+    - `read_only`: the ids of the arrays that own the arguments' memory, on a GPU, whose arrays have
+      no flag.
     - `active`: False once the map has ended; its values must not be used any more.
+    - `mesh`: whether the axis is that of a shard_map's mesh.
     """
 
-    __slots__ = ("active", "depth", "index", "like", "name", "read_only", "sharding", "size")
+    __slots__ = (
+        "active",
+        "depth",
+        "index",
+        "like",
+        "mesh",
+        "name",
+        "read_only",
+        "sharding",
+        "size",
+    )
 
     def __init__(
         self,
@@ -71,6 +86,7 @@ class AxisEntry:
         self.like: Any = None
         self.read_only: frozenset[int] = frozenset()
         self.active = True
+        self.mesh = False
 
     @property
     def total(self) -> int:
@@ -102,6 +118,21 @@ def lockstep_axes() -> Axes:
     return tuple(entry for entry in _axis_environment.get() if entry.index is None)
 
 
+def global_indices(entries: Sequence[AxisEntry]) -> tuple[NDArray[np.uint64], Axes]:
+    """The replicas' linear indices over `entries`, row-major in their order, on all instances.
+
+    **Returns**: The indices of the replicas that run here, along the lockstep axes among `entries`;
+    and these axes, outermost first.
+    """
+    axes = tuple(sorted((f for f in entries if f.index is None), key=lambda entry: entry.depth))
+    index: Any = np.zeros((1,) * len(axes), np.uint64)
+    for entry in entries:
+        shape = [entry.size if entry is other else 1 for other in axes]
+        here = np.arange(entry.size).reshape(shape) if entry in axes else np.asarray(entry.index)
+        index = index * np.uint64(entry.total) + (entry.offset + here).astype(np.uint64)
+    return np.asarray(index), axes
+
+
 class extend_axis_environment:
     """A block in which `entries` are bound inside the present ones; they end with the block."""
 
@@ -117,6 +148,46 @@ class extend_axis_environment:
         for entry in self.entries:
             entry.active = False
         _axis_environment.reset(self.token)
+
+
+_diverging: ContextVar[Axes] = ContextVar("gpusim diverging axes", default=())
+
+
+class diverging:
+    """A block of which only some replicas along lockstep `axes` need what all of them compute."""
+
+    __slots__ = ("axes", "token")
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+
+    def __enter__(self) -> None:
+        self.token = _diverging.set(union(_diverging.get(), self.axes))
+
+    def __exit__(self, *exception: object) -> None:
+        _diverging.reset(self.token)
+
+
+def diverging_axes() -> Axes:
+    """The axes along which some replicas discard what is computed here."""
+    return _diverging.get()
+
+
+def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:
+    """Refuse a collective that some devices of a mesh would not call.
+
+    **Raises**:
+
+    - GpusimError: if the code around it runs where a predicate differs along one of the axes.
+    """
+    for entry in _diverging.get():
+        if entry.mesh and entry in entries:
+            raise GpusimError(
+                f"{what} over mesh axis {entry.name!r} in a cond, switch or while_loop whose "
+                "predicate differs along that axis: the devices that do not take this branch would "
+                "not call it, and the others would wait for ever; call it before the branch, or "
+                "make the predicate the same on all of them (lax.pmax, say)"
+            )
 
 
 def new_axes(

@@ -12,6 +12,7 @@ GPUSIM_MODULES = (
     "gpusim.formats",
     "gpusim.groups",
     "gpusim.lax",
+    "gpusim.libraries",
     "gpusim.maps",
     "gpusim.random",
     "gpusim.reduction",

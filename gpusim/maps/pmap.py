@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -144,12 +144,16 @@ def _run_replicas(
     slots: StreamSlots | None,
 ) -> list[Any]:
     state = reductions.current()
-    states = [reductions.forked(state) for _ in range(arguments.size)]
+    # The default state counts nothing: the replicas' copies of the context have it already.
+    counted = not state.is_default
+    states = [reductions.forked(state) for _ in range(arguments.size if counted else 0)]
+    nothing: AbstractContextManager[Any] = nullcontext()
 
     def replica(index: int) -> Any:
         entry = call.replicas[index].entry
-        on_its_stream = nullcontext() if slots is None else slots.on_stream(index, entry)
-        with extend_axis_environment((entry,)), reductions.entered(states[index]), on_its_stream:
+        own_state = reductions.entered(states[index]) if counted else nothing
+        on_its_stream = nothing if slots is None else slots.on_stream(index, entry)
+        with extend_axis_environment((entry,)), own_state, on_its_stream:
             leaves = [
                 _part(leaf, axis, index, slots)
                 for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
@@ -176,7 +180,8 @@ def _run_replicas(
     call.execute()
     if call.error is not None:
         raise call.error
-    state.calls = max(own.calls for own in states)
+    if counted:
+        state.calls = max(own.calls for own in states)
     return call.results
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,11 @@ from .axis_environment import (
 from .bind import MappedCollective
 from .call_site import call_site
 from .mapped_array.align import expand
-from .mapped_array.array import Array, unpack, wrap_array
+from .mapped_array.array import Array, MappedArray, unpack, wrap_array
 
 _all_gather = MappedCollective(collectives.all_gather, __name__)
+
+MISSING: Any = object()
 
 
 class Mesh:
@@ -73,6 +77,16 @@ class Mesh:
     def size(self) -> int:
         """The number of replicas."""
         return math.prod(self.shape.values())
+
+    def along(self, axis_names: Collection[AxisName]) -> Mesh:
+        """The mesh of some of the axes, in the order of this one; of all of them if none is named.
+
+        **Raises**: ValueError: if there is no axis of a name.
+        """
+        if unknown := [name for name in axis_names if name not in self.shape]:
+            raise ValueError(f"the mesh has no axes {unknown!r}; its axes are {self.axis_names!r}")
+        names = [name for name in self.axis_names if name in axis_names] or self.axis_names
+        return Mesh([self.shape[name] for name in names], names)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mesh) and list(self.shape.items()) == list(other.shape.items())
@@ -127,27 +141,68 @@ class P:
         return f"P({', '.join(repr(entry) for entry in shown)})"
 
 
+_current_mesh: ContextVar[Mesh | None] = ContextVar("gpusim mesh", default=None)
+
+
+@contextmanager
+def set_mesh(mesh: Mesh) -> Iterator[Mesh]:
+    """A block in which `mesh` is that of every `shard_map` without one, as by jax.set_mesh.
+
+    >>> import numpy as np, gpusim
+    >>> from gpusim import lax
+    >>> @gpusim.shard_map(in_specs=gpusim.P("x"), out_specs=gpusim.P())
+    ... def total(v):
+    ...     return lax.psum(v.sum(), "x")
+    >>> with gpusim.set_mesh(gpusim.Mesh(4, "x")):
+    ...     total(np.arange(8))
+    array(28)
+    """
+    with _set_mesh(_checked_mesh(mesh)):
+        yield mesh
+
+
+@contextmanager
+def _set_mesh(mesh: Mesh | None) -> Iterator[None]:
+    token = _current_mesh.set(mesh)
+    try:
+        yield
+    finally:
+        _current_mesh.reset(token)
+
+
+def _checked_mesh(mesh: Any) -> Mesh:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"shard_map mesh must be a gpusim.Mesh, but got {mesh!r:.60}")
+    return mesh
+
+
 def shard_map(
-    f: Callable[..., Any],
-    mesh: Mesh,
-    in_specs: Any,
-    out_specs: Any,
+    f: Callable[..., Any] | None = None,
+    mesh: Mesh | None = None,
+    in_specs: Any = MISSING,
+    out_specs: Any = MISSING,
     *,
+    axis_names: Collection[AxisName] = frozenset(),
     check_vma: bool = True,
     global_arrays: bool | None = None,
 ) -> Callable[..., Any]:
     """Run `f` on the shards of global arrays, one for each replica of a mesh.
 
     Each argument is split by its PartitionSpec (`P`). `f` sees MappedArrays of shard shape and may
-    use collectives over the mesh's axes. Results are assembled by `out_specs`.
+    use collectives over the mesh's axes. Results are assembled by `out_specs`. Without `f` it is a
+    decorator.
 
     **Arguments**:
 
     - `f`: a function of pytrees of arrays that returns a pytree of arrays.
-    - `mesh`: the replicas.
-    - `in_specs`: a P, or a tuple with a P or tree prefix of Ps for each argument.
+    - `mesh`: the replicas. None: the mesh of the enclosing `set_mesh` or shard_map when the
+      function is called.
+    - `in_specs`: a P, or a tuple with a P or tree prefix of Ps for each argument. It is required:
+      JAX infers it from the arrays' shardings, and NumPy's arrays have none.
     - `out_specs`: a P or tree prefix of Ps for the results. Mesh axes that a P does not name
       declare the result replicated along them.
+    - `axis_names`: the axes of the mesh that `f` sees; all of them if empty. Along the others
+      nothing is split.
     - `check_vma`: compare the replicas' copies of results that out_specs declares replicated;
       False takes the first copy without comparing.
     - `global_arrays`: for a World of several instances. True: each instance passes the same whole
@@ -156,52 +211,84 @@ def shard_map(
       False, but refuses an array that looks like the whole one: equal on all instances, of a size
       that all replicas divide. Without such a World the three are the same.
 
-    **Returns**: A function with the positional arguments of `f`. The caller owns its results: they
-    are writable and share no memory with the arguments or each other.
+    **Returns**: A function with the positional arguments of `f`, or a decorator. The caller owns
+    its results: they are writable and share no memory with the arguments or each other.
 
     **Raises**:
 
-    - ValueError: when specs do not fit the arguments or results, a size is not divisible by its
-      mesh axes, a result declared replicated has copies that differ, or an instance passes a whole
-      array where its own rows are expected.
+    - ValueError: when there is no mesh, specs do not fit the arguments or results, a size is not
+      divisible by its mesh axes, a result declared replicated has copies that differ, or an
+      instance passes a whole array where its own rows are expected.
     - CollectiveMismatchError: when arguments that all instances share differ between them.
-    - TypeError: when specs hold anything but Ps.
+    - TypeError: when specs are missing or hold anything but Ps.
 
     >>> import numpy as np, gpusim
     >>> from gpusim import lax
     >>> mesh = gpusim.Mesh((2, 2), ("x", "y"))
-    >>> dot = gpusim.shard_map(
-    ...     lambda a, b: lax.psum(a @ b, "y"),
-    ...     mesh=mesh, in_specs=(gpusim.P("x", "y"), gpusim.P("y")), out_specs=gpusim.P("x"),
+    >>> @gpusim.shard_map(
+    ...     mesh=mesh, in_specs=(gpusim.P("x", "y"), gpusim.P("y")), out_specs=gpusim.P("x")
     ... )
+    ... def dot(a, b):
+    ...     return lax.psum(a @ b, "y")
     >>> dot(np.arange(16.0).reshape(4, 4), np.ones(4))
     array([ 6., 22., 38., 54.])
     """
+    if out_specs is MISSING or in_specs is MISSING:
+        raise TypeError(
+            f"shard_map needs {'out_specs' if out_specs is MISSING else 'in_specs'}= (gpusim.P for "
+            "each of them; NumPy's arrays have no shardings to infer in_specs from)"
+        )
+    if f is None:
+        return functools.partial(
+            shard_map,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=axis_names,
+            check_vma=check_vma,
+            global_arrays=global_arrays,
+        )
     if not callable(f):
         raise TypeError(f"shard_map needs a function, but got {f!r:.60}")
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"shard_map mesh must be a gpusim.Mesh, but got {mesh!r:.60}")
+    if isinstance(axis_names, str) or not isinstance(axis_names, Collection):
+        raise TypeError(f"shard_map axis_names must be a set of names, but got {axis_names!r:.60}")
     if not isinstance(global_arrays, bool | None):
         raise TypeError(
             f"shard_map global_arrays must be True, False or None, but got {global_arrays!r:.60}"
         )
     in_specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
     local_rows = global_arrays is False  # whether instances are known to pass their own rows
-    for what, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
-        _check_specs(what, specs, mesh)
+
+    def checked(mesh: Mesh) -> Mesh:
+        mesh = _checked_mesh(mesh).along(axis_names)
+        for what, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
+            _check_specs(what, specs, mesh)
+        return mesh
+
+    if mesh is not None:
+        checked(mesh)
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
         nonlocal local_rows
+        full = _current_mesh.get() if mesh is None else mesh
+        if full is None:
+            raise ValueError(
+                "shard_map has no mesh: give mesh=, or call the function in `with "
+                "gpusim.set_mesh(mesh)`"
+            )
+        seen = full.along(axis_names) if mesh is not None else checked(full)
         if isinstance(in_specs, tuple) and len(in_specs) != len(args):
             raise ValueError(
                 f"shard_map in_specs has {len(in_specs)} entries for {len(args)} arguments"
             )
         leaves, structure = trees.flatten(args)
         specs = trees.broadcast_prefix(in_specs, args, "shard_map in_specs", _is_spec)
-        shape = tuple(mesh.shape.values())
+        shape = tuple(seen.shape.values())
         sharding = mesh_sharding("shard_map", shape)
-        mesh_axes = new_axes(mesh.axis_names, shape, sharding=sharding)
+        mesh_axes = new_axes(seen.axis_names, shape, sharding=sharding)
+        for mesh_axis in mesh_axes:
+            mesh_axis.mesh = True
         whole = bool(global_arrays) and sharding is not None
         if sharding is not None:
             numbered = [*zip(range(len(leaves)), leaves, specs, strict=True)]
@@ -214,7 +301,8 @@ def shard_map(
             if not (whole or local_rows):
                 local_rows = _refuse_whole_arrays(numbered, mesh_axes)
         outer = bool(lockstep_axes())
-        with extend_axis_environment(mesh_axes):
+        rest = full.along([name for name in full.axis_names if name not in seen.shape])
+        with extend_axis_environment(mesh_axes), _set_mesh(rest if rest != full else None):
             shards = [
                 _split(leaf, spec, mesh_axes, whole, f"shard_map: leaf {number} of the arguments")
                 for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
@@ -357,6 +445,8 @@ def _join(
     """The global array that `part` holds the shards of; of all instances where `whole`."""
     value = as_array(part, what)
     data, axes = unpack(value)
+    if not isinstance(value, MappedArray):
+        data = copy_array(data)  # it may be an array of the caller's
     enclosing = tuple(mesh_axis for mesh_axis in axes if mesh_axis not in mesh_axes)
     ndim = data.ndim - len(axes)
     entries = _mesh_axes_of(spec, mesh_axes)

@@ -3,6 +3,7 @@ Every instance of every template runs here; that they compile for GPUs is anothe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -477,8 +478,9 @@ def test_round_has_the_bits_of_fallback(source: np.dtype[Any], rounding: str) ->
         x = numbers(3, shape, source)
         options: dict[str, Any] = {"rounding": rounding, "seed": 2**63, "step": 5, "call": 4}
         for batch in range(len(shape) + 1):
-            options |= {"batch_ndim": batch, "place": 9}
-            same(device.round_to(x, target, **options), fallback.round_to(x, target, **options))
+            for place in (9, np.arange(math.prod(shape[:batch])).reshape(shape[:batch]) + 2**40):
+                options |= {"batch_ndim": batch, "place": place}
+                same(device.round_to(x, target, **options), fallback.round_to(x, target, **options))
     turned = numbers(6, (6, 7, 5), source).T[::2]
     for target in (*REALS, E3M2):
         found = device.round_to(turned, target, rounding=rounding)

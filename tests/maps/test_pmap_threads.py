@@ -397,7 +397,7 @@ def test_the_limit_is_the_machines():
 def test_a_map_that_reaches_the_limit_ends_with_an_error(monkeypatch):
     monkeypatch.setattr(workers, "_pool", workers._Pool())
     monkeypatch.setattr(workers, "_bounds", lambda: [("the test's", 20 + workers.RESERVED)])
-    with pytest.raises(gpusim.GpusimError, match="could not start the thread .*20 threads already"):
+    with pytest.raises(gpusim.GpusimError, match=r"could not start the thread .*20 threads already"):
         gpusim.pmap(lambda x: lax.psum(x, "i"), "i")(np.arange(40))
 
 

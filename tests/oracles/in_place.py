@@ -230,12 +230,14 @@ def random_arguments(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 Outcome = tuple[dict[str, Any], list[tuple[int, str]]]
 """The arrays and numbers of a program by name, and the statements that failed, with the errors."""
 
-HIDDEN = {"x", "y", "np", "index", *("i", "row", "first", "second"), "__builtins__"} | {"__warningregistry__"}
-HIDDEN |= {"lax_sum", "lax_shift", "lax_gather"}
-
+HIDDEN = {
+    *("x", "y", "np", "index", "lax_sum", "lax_shift", "lax_gather"),
+    *("i", "row", "first", "second", "__builtins__", "__warningregistry__"),
+}
+"""Names that are no results."""
 
 REFUSALS = ("different shape", "read-only", "masks select")
-"""Words of errors for what a map refuses: unequal shapes, and views of views at mapped indices."""
+"""Words of errors for what a map refuses: masks that select unequal numbers of elements, say."""
 
 
 def run_program(
@@ -244,7 +246,10 @@ def run_program(
     """Run the program inside a map, whose axis is i; also return the statements it refused."""
     ring = [(r, (r + 1) % REPLICAS) for r in range(REPLICAS)]
     names = {
-        **{"np": np, "x": x, "y": y, "index": lambda: lax.axis_index("i")},
+        "np": np,
+        "x": x,
+        "y": y,
+        "index": lambda: lax.axis_index("i"),
         "lax_sum": lambda value: lax.psum(value, "i"),
         "lax_shift": lambda value: lax.ppermute(value, "i", ring),
         "lax_gather": lambda value: lax.all_gather(value, "i"),
@@ -253,6 +258,7 @@ def run_program(
     for number, line in enumerate((START + program).splitlines()):
         try:
             exec(line, names)
+            _check_target(line, names)
         except Exception as error:
             failed.append((number, type(error).__name__))
             if any(refusal in str(error) for refusal in REFUSALS):

@@ -34,7 +34,9 @@ class Operand:
     def on(self, entries: Axes) -> Any:
         if self.over is None:
             return self.data
-        return wrap(read_only(self.data), tuple(entry for entry in entries if entry.name in self.over))
+        return wrap(
+            read_only(self.data), tuple(entry for entry in entries if entry.name in self.over)
+        )
 
 
 def sizes_of(over: str | None) -> tuple[int, ...]:

@@ -202,7 +202,15 @@ class MappedArray:
         _refuse_scalar(self, "shape")
         data, axes = unpack(self)
         shape = shape if isinstance(shape, tuple) else (shape,)
-        self._data = reshaped_view(data, (*data.shape[: len(axes)], *shape))
+        stacked = (*data.shape[: len(axes)], *shape)
+        try:
+            self._data = reshaped_view(data, stacked)
+        except ValueError:
+            np.reshape(data[(0,) * len(axes)], shape)  # NumPy's error for another size
+            raise AttributeError(
+                "Incompatible shape for in-place modification. Use `.reshape()` to make a copy "
+                "with the desired shape."
+            ) from None
 
     @property
     def ndim(self) -> int:
@@ -232,6 +240,8 @@ class MappedArray:
     @property
     def mapped_axes(self) -> tuple[Any, ...]:
         """The names of the axes along which the values may differ, outermost first."""
+        if moves:
+            follow(self)
         return tuple(entry.name for entry in self._axes)
 
     # Conversions.
@@ -318,6 +328,8 @@ class MappedArray:
         raise TypeError("a MappedArray cannot be pickled: return it from the mapped function first")
 
     def __repr__(self) -> str:
+        if moves:
+            follow(self)
         over = ", ".join(f"{entry.name!r}: {entry.size}" for entry in self._axes) or "nothing"
         values = np.array2string(to_host(self._data), separator=", ", prefix="MappedArray(")
         return f"MappedArray({values}, shape={self.shape}, dtype={self.dtype}, mapped over {over})"

@@ -31,6 +31,10 @@ WRITERS: dict[Any, Rule] = {}
 """How NumPy functions that write into an argument do it; "ufunc" and "function" with out=, "at"."""
 
 
+INDIRECT: set[type] = set()
+"""The classes of MappedArrays that are views at mapped indices."""
+
+
 WITHOUT_VALUES = {
     np.shape,
     np.ndim,
@@ -104,7 +108,7 @@ ARRAYS_0D = frozenset(
     {
         *(np.where, np.select, np.copy, np.tensordot, np.broadcast_to, np.array, np.asarray),
         *(np.asanyarray, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.isclose),
-        *(np.choose, np.full, np.roll),
+        *(np.choose, np.full, np.roll, np.i0, np.isin),
     }
 )
 """NumPy functions that return 0-d arrays, where others return scalars."""
@@ -112,7 +116,7 @@ ARRAYS_0D = frozenset(
 METHODS_0D = frozenset(
     {
         *(np.reshape, np.squeeze, np.transpose, np.swapaxes, np.real, np.imag, np.moveaxis),
-        *(np.rollaxis, np.flip),
+        np.rollaxis,
     }
 )
 """NumPy functions that return 0-d arrays for arrays, and scalars for scalars."""
@@ -236,6 +240,8 @@ def call_function(
     if batched is not None and (called in WITHOUT_VALUES or not fallback_settings().force):
         try:
             result = batched(*args, **kwargs)
+            if args and type(args[0]) in INDIRECT:
+                result = WRITERS["views"](args[0], result, called)
             if called in ARRAYS_0D or called in METHODS_0D:
                 return _as_numpy_returns(called, args, result)
             return result

@@ -56,26 +56,26 @@ def writes_so_far() -> int:
 def address(data: Array) -> int:
     """The address of the first element."""
     if on_device(data):
-        return int(data.data.ptr)
+        return int(data.__cuda_array_interface__["data"][0])
     return int(data.__array_interface__["data"][0])
 
 
-def strided(memory: Array, like: Array, shape: Any, strides: Any, offset: int) -> Array:
-    """A view of contiguous `memory` that begins `offset` bytes into it, with the dtype of `like`.
+def strided(memory: Array, dtype: np.dtype[Any], shape: Any, strides: Any, offset: int) -> Array:
+    """A view of contiguous `memory` that begins `offset` bytes into it, with the given dtype.
 
     **Raises**:
 
     - TypeError: for arrays of objects, whose memory NumPy does not view.
     """
-    if like.dtype.hasobject:
+    if dtype.hasobject:
         raise TypeError(
             "views of arrays of objects cannot follow their memory: take copies of them"
         )
     if on_device(memory):
-        flat = as_bits(memory).reshape(-1).view(np.uint8)[offset:].view(like.dtype)
+        flat = as_bits(memory).reshape(-1).view(np.uint8)[offset:].view(dtype)
         tricks = sys.modules["cupy"].lib.stride_tricks
         return tricks.as_strided(flat, shape, strides)
-    view: Array = np.ndarray(shape, like.dtype, memory.view(np.uint8), offset, strides)
+    view: Array = np.ndarray(shape, dtype, memory.view(np.uint8), offset, strides)
     return view
 
 
@@ -128,7 +128,7 @@ def follow(mapped: Any) -> None:
         shape = (*(entry.size for entry in every), *data.shape[len(axes) :])
         strides = (*(steps[entry] for entry in every), *data.strides[len(axes) :])
         if data.size:
-            moved = strided(move.stack, data, shape, strides, address(data) - address(base))
+            moved = strided(move.stack, data.dtype, shape, strides, address(data) - address(base))
         else:
             moved = np.empty_like(as_bits(data), shape=shape).view(data.dtype)
         if isinstance(data, np.ndarray):

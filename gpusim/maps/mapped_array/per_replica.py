@@ -193,7 +193,7 @@ def _stack(name: str, column: list[Any], axes: Axes, sources: Sequence[MappedArr
             return view
     stacked = call_on_bits(np.stack, arrays) if on_a_gpu else np.stack(arrays)
     stacked = stacked.reshape(sizes + shape)
-    if viewed:
+    if viewed or (isinstance(first, np.ndarray) and not first.flags.writeable):
         stacked = read_only(stacked)  # a copy of what NumPy returns a view of
     return wrap_array(stacked, axes) if shared else wrap(stacked, axes)
 
@@ -213,5 +213,5 @@ def _common_view(parts: list[Any], source: MappedArray, axes: Axes) -> MappedArr
         return None
     offset = address(data) + offsets.pop() - address(base)
     shape, strides = (*data.shape[: len(own)], *first.shape), data.strides[: len(own)]
-    view = strided(in_order(base), first, shape, (*strides, *first.strides), offset)
+    view = strided(in_order(base), first.dtype, shape, (*strides, *first.strides), offset)
     return wrap_array(view if is_writable(first) else read_only(view), own)

@@ -14,9 +14,17 @@ from typing import Any
 import numpy as np
 
 from ... import trees
-from ...libraries import as_bits, constant_like, copy_array, on_device, owner, to_library_of
+from ...libraries import (
+    as_bits,
+    constant_like,
+    contiguous,
+    copy_array,
+    on_device,
+    owner,
+    to_library_of,
+)
 from ..axis_environment import Axes, union
-from .align import lead, shift_axis, visible_ndim, visible_shape
+from .align import lead, lead_full, shift_axis, visible_ndim, visible_shape
 from .array import (
     Array,
     Flat,
@@ -27,9 +35,9 @@ from .array import (
     unpack,
     wrap,
 )
-from .dispatch import FALLBACK_ERRORS, NoRule, call_function, call_ufunc, writes
+from .dispatch import FALLBACK_ERRORS, INDIRECT, NoRule, call_function, call_ufunc, writes
 from .indices import as_tuple, is_basic, stack_basic, stack_index
-from .memory import count_write, writes_so_far
+from .memory import address, count_write, strided, writes_so_far
 from .per_replica import call_per_replica
 from .settings import fallback_settings
 from .updates import fitted, update_at
@@ -41,7 +49,7 @@ class Picked(MappedArray):
     """A view ``x[i]`` of a writable array at mapped integers, which no strides describe.
 
     It reads the array when it is used, and a write goes into the array at the index. Views of it
-    are read-only copies.
+    are `Within` it.
     """
 
     __slots__ = ("_found", "_index", "_read", "_source")
@@ -54,7 +62,8 @@ class Picked(MappedArray):
         if self._read != writes_so_far():
             data, axes = unpack(self._source)
             place = stack_index(self._index, data, axes)
-            self._found = read_only(place.arrange(data[place.stacked])), place.axes
+            found = contiguous(place.arrange(data[place.stacked]))
+            self._found = read_only(found), place.axes
             self._read = writes_so_far()
         return self._found
 
@@ -66,10 +75,90 @@ class Picked(MappedArray):
     def _axes(self) -> Axes:  # type: ignore[override]
         return self._refresh()[1]
 
+    def view(self, dtype: Any = None) -> Any:
+        """The same bits, as another dtype if one is given: a view."""
+        return within(self, super().view(dtype))
+
+    def _write(self, changed: MappedArray) -> None:
+        self._source[self._index] = changed
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "shape":
+            raise ValueError("the shape of a view at mapped indices is read-only: use x.reshape")
+        object.__setattr__(self, name, value)
+
+
+class Within(MappedArray):
+    """A view of a `Picked` view, such as its transpose, by the strides of one replica's part."""
+
+    __slots__ = ("_dtype", "_fixed", "_offset", "_picked", "_shape", "_strides")
+    _picked: Picked
+    _offset: int
+    _shape: tuple[int, ...]
+    _strides: tuple[int, ...]
+    _dtype: np.dtype[Any]
+    _fixed: bool
+
+    def _view(self, whole: Array, axes: Axes) -> Array:
+        mapped = len(axes)
+        shape = (*whole.shape[:mapped], *self._shape)
+        strides = (*whole.strides[:mapped], *self._strides)
+        return strided(whole, self._dtype, shape, strides, self._offset)
+
+    @property
+    def _data(self) -> Array:  # type: ignore[override]
+        return self._view(*self._picked._refresh())
+
+    @property
+    def _axes(self) -> Axes:  # type: ignore[override]
+        return self._picked._axes
+
+    def view(self, dtype: Any = None) -> Any:
+        """The same bits, as another dtype if one is given: a view."""
+        return within(self, super().view(dtype))
+
+    def _write(self, changed: MappedArray) -> None:
+        if self._fixed:
+            raise ValueError(f"{ASSIGNED} is read-only: change a copy (x = x.copy())")
+        axes = union(self._axes, axes_of(changed))
+        whole = copy_array(lead_full(self._picked, axes))
+        part = self._view(whole, axes)
+        _assign(part, ..., lead(changed, axes, changed.ndim))
+        self._picked._write(wrap(whole, axes))
+
+
+FIXED = frozenset({np.diagonal, np.diag, np.broadcast_to, np.broadcast_arrays})
+"""Functions whose views are read-only."""
+
+
+@writes("views")
+def within(source: MappedArray, result: Any, called: Any = None) -> Any:
+    """`result`, with its arrays that are views of `source`, a view at mapped indices, made `Within`
+    that."""
+    data, axes = unpack(source)
+    picked = source if isinstance(source, Picked) else source._picked  # type: ignore[attr-defined]
+    fixed = called in FIXED or getattr(source, "_fixed", False)
+
+    def followed(leaf: Any) -> Any:
+        if not isinstance(leaf, MappedArray) or is_scalar(leaf) or type(leaf) in INDIRECT:
+            return leaf
+        part, own = unpack(leaf)
+        if own != axes or owner(part) is not owner(data) or part.dtype.hasobject:
+            return leaf
+        view = object.__new__(Within)
+        view._picked, view._fixed, view._dtype = picked, fixed, part.dtype
+        view._offset = address(part) - address(unpack(picked)[0])
+        view._shape, view._strides = part.shape[len(axes) :], part.strides[len(axes) :]
+        return view
+
+    return trees.map(followed, result)
+
 
 def pick(source: MappedArray, index: tuple[Any, ...]) -> Picked:
     """The view of a writable `source` at integers some of which are mapped."""
     view = object.__new__(Picked)
+    if type(source) not in INDIRECT:
+        source = wrap(*unpack(source))  # whose shape nobody sets
     view._source, view._index, view._read = source, index, -1
     return view
 
@@ -77,9 +166,11 @@ def pick(source: MappedArray, index: tuple[Any, ...]) -> Picked:
 def is_picked(index: tuple[Any, ...]) -> bool:
     """Whether NumPy returns a view for the index: its only arrays are mapped scalars."""
     return all(
-        is_scalar(entry) or is_basic((entry,)) or isinstance(entry, (int, np.integer))
+        is_basic((entry,))
+        or isinstance(entry, np.integer)
+        or (is_scalar(entry) and entry.dtype.kind in "iu")
         for entry in index
-    ) and not any(isinstance(entry, bool) for entry in index)
+    )
 
 
 def _change(
@@ -92,7 +183,7 @@ def _change(
     count_write()
     ready = []
     for target in targets:
-        if isinstance(target, Picked):
+        if type(target) in INDIRECT:
             copied = target.copy()
             make_writable(copied, axes, destination)
             ready.append(copied)
@@ -102,7 +193,7 @@ def _change(
     result = write(*ready)
     for target, changed in zip(targets, ready, strict=True):
         if target is not changed:
-            target._source[target._index] = changed  # type: ignore[attr-defined]
+            target._write(changed)  # type: ignore[attr-defined]
     return result
 
 
@@ -126,8 +217,8 @@ def refuse_plain(name: str, axes: Axes) -> None:
     names = ", ".join(repr(entry.name) for entry in axes)
     raise TypeError(
         f"{name} would write values mapped over {names} into a plain array (a left "
-        "side or out=), which has room for one replica's only: make the array like a mapped one (acc = np.zeros(3, like=x)), or "
-        "take the returned array (acc = acc + x)"
+        "side or out=), which has room for one replica's only: make the array like a mapped one "
+        "(acc = np.zeros(3, like=x)), or take the returned array (acc = acc + x)"
     )
 
 
@@ -173,7 +264,7 @@ def _set_stacked(array: MappedArray, index: Any, value: Any) -> None:
         values = _fit(value, array.ndim, axes, data)
         if not isinstance(values, (np.ndarray, np.generic)) and not on_device(values):
             values = to_library_of(data, values, data.dtype)
-        np.copyto(as_bits(data), as_bits(_converted(values, data)), "unsafe", where)
+        _copy_where(data, values, "unsafe", where)
         return
     place = stack_index(entries, data, axes)
     if place.axes != axes:
@@ -186,6 +277,12 @@ def _set_stacked(array: MappedArray, index: Any, value: Any) -> None:
     _assign(data, place.stacked, fitted(value, place))
 
 
+def _copy_where(data: Array, values: Any, casting: Any, where: Any) -> None:
+    if on_device(data):
+        values = as_bits(_converted(to_library_of(data, values), data))
+    np.copyto(as_bits(data), values, casting, where)
+
+
 def _is_mask(entry: Any, array: MappedArray) -> bool:
     known = isinstance(entry, (MappedArray, np.ndarray)) or on_device(entry)
     return known and entry.dtype == np.bool_ and visible_shape(entry) == array.shape
@@ -193,6 +290,7 @@ def _is_mask(entry: Any, array: MappedArray) -> bool:
 
 def _assign(data: Array, index: Any, value: Any) -> None:
     if on_device(data):
+        value = to_library_of(data, value, None if hasattr(value, "dtype") else data.dtype)
         as_bits(data)[index] = as_bits(_converted(value, data))
     else:
         data[index] = value
@@ -206,7 +304,7 @@ def _converted(value: Any, data: Array) -> Any:
 
 
 def _fit(value: Any, ndim: int, axes: Axes, data: Array) -> Any:
-    """`value` to be broadcast to one replica's `ndim` axes; surplus axes of length 1 are dropped."""
+    """`value` to be broadcast to one replica's `ndim` axes, without surplus axes of length 1."""
     if not isinstance(value, MappedArray):
         return constant_like(data, value) if on_device(data) else value
     surplus = value.ndim - ndim
@@ -331,7 +429,10 @@ def _ufunc_stacked(
         into = tuple(unpack(out)[0] for out in outs)
         return function(*data, out=into, **options)
     casting = options.get("casting", "same_kind")
-    found = call_ufunc(None, function, "__call__", *inputs, **options)
+    computing = options
+    if on_device(unpack(targets[0])[0]):  # CuPy has no where=; all is computed, and some stored
+        computing = {name: value for name, value in options.items() if name != "where"}
+    found = call_ufunc(None, function, "__call__", *inputs, **computing)
     results = found if isinstance(found, tuple) else (found,)
     for out, result in zip(outs, results, strict=True):
         if out is None:
@@ -359,7 +460,7 @@ def _store(out: MappedArray, value: Any, axes: Axes, casting: Any, where: Any = 
     source = _fit(value, ndim, axes, data)
     mask = _fit(where, ndim, axes, data)
     if mask is not True:
-        np.copyto(as_bits(data), as_bits(_converted(source, data)), casting, mask)
+        _copy_where(data, source, casting, mask)
     elif on_device(data):
         _assign(data, ..., source)
     else:
@@ -618,6 +719,8 @@ def put(self: MappedArray, indices: Any, values: Any, mode: str = "raise") -> No
 
 def install(mapped_array: type[MappedArray]) -> None:
     """Attach assignment and the methods that write."""
+    INDIRECT.update((Picked, Within))
+    trees.LEAF_TYPES.update(INDIRECT)
     mapped_array.__setitem__ = set_item  # type: ignore[method-assign]
     mapped_array.__ipow__ = _power_into  # type: ignore[method-assign]
     mapped_array.__imatmul__ = _matmul_into  # type: ignore[method-assign]

@@ -69,7 +69,8 @@ class ExitHandler:
         if self.caused_by_another:
             activity.repeat()
         elif (error := self._uncaught) is not None:
-            activity.note(f"its end, after {describe(error)}")
+            exits = isinstance(error, SystemExit) and self._exit_call
+            activity.note(f"its end, after {exits or describe(error)}")
 
     def _on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -16,12 +16,12 @@ from gpusim.runtime.frames import is_library, place
 
 __all__ = ["Crash", "HeldErrors", "read_crash"]
 
-RELEASED_AFTER = 3.0  # seconds from the first line; an instance that fails ends within two
+RELEASED_AFTER = 5.0  # seconds from the first line; an instance that fails ends within two
 TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>: ?")
 # Tracebacks, syntax errors, faulthandler's, gpusim's own lines, MPI's; of one instance.
 BEGINNINGS = re.compile(
     rb"(  \+ Exception Group )?Traceback \(most recent call last\)|  File \"|Fatal Python error: "
-    rb"|gpusim: |\[[^]]+:\d+\] \*\*\* |-{40}"
+    rb"|gpusim: instance \d+ |\[[^]]+:\d+\] \*\*\* |-{40}"
 )
 
 FRAME = re.compile(r'(?:  \| )?\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<in>.+))?')
@@ -29,7 +29,7 @@ HEADER = re.compile(r"Traceback \(most recent call last\):|(Current t|T)hread 0x
 CAUSED = "The above exception was the direct cause of the following exception:"
 MEANWHILE = "During handling of the above exception, another exception occurred:"
 FATAL = "Fatal Python error: "
-NOT_IN_MESSAGE = ("gpusim: ", "Extension modules: ")
+NOT_IN_MESSAGE = ("gpusim: instance ", "Extension modules: ")
 
 
 @dataclass
@@ -146,9 +146,9 @@ def _read_part(lines: list[str]) -> Crash | None:
         frames.reverse()  # faulthandler begins with the innermost
     shown = [frame for frame in frames if not is_library(frame[0])] or frames[-1:]
     texts = []
-    for file, line, function, code in shown:
+    for file, number, function, code in shown:
         within = f" in {function}" if function else ""
-        texts.append(f"{place(file, line)}{within}" + (f": {code}" if code else ""))
+        texts.append(f"{place(file, number)}{within}" + (f": {code}" if code else ""))
     here = place(*shown[-1][:2]) if shown else ""
     message = "\n".join(fatal or error).strip()
     return Crash(message, tuple(texts), here) if message else None

@@ -40,6 +40,7 @@ class Failure:
     how: str
     pid: int = 0
     node: str = ""
+    code: int = 0  # if it exited with one
 
     @property
     def who(self) -> str:
@@ -54,7 +55,7 @@ def failure_in(messages: str, code: int) -> Failure | None:
 
     >>> failure_in("prterun noticed that process rank 1 with PID 7 on node\\nvm exited on\\n"
     ...            "signal 9 (Killed).", 137)
-    Failure(instance=1, how='was killed by SIGKILL', pid=7, node='vm')
+    Failure(instance=1, how='was killed by SIGKILL', pid=7, node='vm', code=0)
     """
     line = " ".join(messages.split())
     for pattern, how in (
@@ -66,7 +67,8 @@ def failure_in(messages: str, code: int) -> Failure | None:
         if match := pattern.search(line):
             found = match.groupdict()
             pid, node = int(found.get("pid") or 0), found.get("node") or ""
-            return Failure(int(match["rank"]), how(match), pid, node)
+            exited = int(found.get("code") or 0)
+            return Failure(int(match["rank"]), how(match), pid, node, exited)
     return None
 
 
@@ -162,13 +164,13 @@ def last_lines(heading: str, failure: Failure | None, run: Run) -> Iterator[str]
     doings: dict[tuple[str, str], list[int]] = {}
     for instance in range(run.instances):
         if instance != first and (run.activities or run.crashes):
-            doings.setdefault(_doing(instance, crash, run), []).append(instance)
-    for (verb, text), found in doings.items():
-        since = [run.activities[i] for i in found if i in run.activities]
+            doings.setdefault(_doing(instance, first, run), []).append(instance)
+    for (verb, text), alike in doings.items():
+        since = [run.activities[i] for i in alike if i in run.activities]
         if verb == "was" and since:
             text = describe(min(since, key=lambda activity: activity.since), run.end)
-        verb = {"was": "were", "has": "have"}.get(verb, verb) if len(found) > 1 else verb
-        yield f"  {names(found)} {verb} {text}"
+        verb = {"was": "were", "has": "have"}.get(verb, verb) if len(alike) > 1 else verb
+        yield f"  {names(alike)} {verb} {text}"
 
 
 def who(instance: int, failure: Failure | None) -> str:
@@ -187,19 +189,21 @@ def _how(instance: int, failure: Failure | None, run: Run) -> str:
     if crash:
         at = f" at {crash.place}" if crash.place else ""
         return f"failed{at}: {crash.message.splitlines()[0]}"
+    named = [match for other in run.crashes.values() if (match := NAMED.search(other.error))]
+    how = next((match["how"] for match in named if int(match[1]) == instance), "")
+    if how and (not own or how.startswith("has ended")):
+        return f"{how} while the others wait for it"
     if own and failure:
         if found and found.text and found.text.startswith(AFTER):
             return f"{failure.how}, after {found.text.removeprefix(AFTER)}"
         return failure.how
-    for other in run.crashes.values():
-        if (match := NAMED.search(other.error)) and int(match[1]) == instance:
-            return f"{match['how']} while the others wait for it"
     raise AssertionError(f"instance {instance} has not failed")
 
 
-def _doing(instance: int, crash: Crash | None, run: Run) -> tuple[str, str]:
-    """What another instance was doing, as a verb and a text."""
+def _doing(instance: int, first: int | None, run: Run) -> tuple[str, str]:
+    """What an instance was doing, or how it failed after the first, as a verb and a text."""
     own, found = run.crashes.get(instance), run.activities.get(instance)
+    crash = None if first is None else run.crashes.get(first)
     if own and own.kind not in ("InstanceError", "KeyboardInterrupt"):
         if crash and (own.kind, own.place) == (crash.kind, crash.place):
             return "failed", "in the same way"
@@ -207,6 +211,11 @@ def _doing(instance: int, crash: Crash | None, run: Run) -> tuple[str, str]:
         if crash and own.kind == crash.kind == "CollectiveMismatchError":
             return "noticed it", at
         return "failed", f"{at}: {own.message.splitlines()[0]}"
+    if found and found.text and found.text.startswith(AFTER):
+        before = None if first is None else run.activities.get(first)
+        if before and before.text == found.text:
+            return "failed", "in the same way"
+        return "failed", f"with {found.text.removeprefix(AFTER)}"
     if own and own.place and (found is None or found.text is None or _is_end(found)):
         return "was", f"at {own.place}"
     if found is None:

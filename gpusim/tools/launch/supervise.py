@@ -25,7 +25,7 @@ from typing import IO, Any
 from gpusim.runtime import activity
 from gpusim.runtime.reaper import start_reaper
 from gpusim.tools.launch import report
-from gpusim.tools.launch.crashes import HeldErrors, read_crash
+from gpusim.tools.launch.crashes import NOT_IN_MESSAGE, HeldErrors, read_crash
 
 __all__ = ["supervise"]
 
@@ -35,6 +35,7 @@ PATIENCE = 8.0  # seconds for mpirun to end its instances, before it is killed
 TERMINAL_HEAD_START = 1.0  # seconds: the terminal has sent Ctrl-C to mpirun as well
 POLL = 1.0  # seconds between looks at the heartbeats
 FLUSH_AFTER = 0.2  # seconds, for an unfinished line
+UNREAD_LINES = 8  # of an instance's errors that are no traceback: of MPI's, for example
 HIDDEN_LINES = 20  # of an instance's errors, kept for the case that it fails
 MPIRUN_LINES = 400  # of mpirun's own errors
 TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>:")
@@ -43,6 +44,7 @@ TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>:")
 # later one with the same process id fails: so each run has a folder, which is removed.
 SESSION_FOLDERS = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")
 
+NOISE = re.compile(rb"\[[^]]+:\d+\] \w+ ERROR: ")
 RULE = b"-" * 40  # before and after a message of mpirun
 
 FAILED = object()  # an event: mpirun has begun to report a failure
@@ -60,7 +62,8 @@ class MpirunState:
     events: queue.SimpleQueue[Any]
     errors: deque[bytes] = field(default_factory=lambda: deque(maxlen=MPIRUN_LINES))
     held: HeldErrors = field(default_factory=HeldErrors)
-    report: list[bytes] = field(default_factory=list)  # of mpirun, unfinished
+    unfinished: list[bytes] = field(default_factory=list)  # a message of mpirun's
+    noise: list[bytes] = field(default_factory=list)  # of mpirun, when it loses an instance
     hidden: dict[int, deque[bytes]] = field(default_factory=dict)
     stopped_by: signal.Signals | None = None
     kill_at: float | None = None
@@ -314,12 +317,15 @@ def of_mpirun(state: MpirunState, line: bytes) -> list[bytes]:
     if state.verbose:
         return [line]
     rule = line.startswith(RULE)
-    if not state.report and not rule:
-        return [line]
-    state.report.append(line)
-    if not rule or len(state.report) == 1:
+    if NOISE.match(line):
+        state.noise.append(line)
         return []
-    found, state.report = state.report, []
+    if not state.unfinished and not rule:
+        return [line]
+    state.unfinished.append(line)
+    if not rule or len(state.unfinished) == 1:
+        return []
+    found, state.unfinished = state.unfinished, []
     text = b"".join(found).decode(errors="replace")
     return [] if report.failure_in(text, 1) or "Primary job" in text else found
 
@@ -342,6 +348,8 @@ def finish(state: MpirunState, code: int, complain: Callable[[object], None]) ->
         code = 128 - code
     errors = b"".join(state.errors).decode(errors="replace")
     failure = state.blocking or (None if state.stopped_by else report.failure_in(errors, code))
+    if killed and failure and failure.code:
+        code = failure.code  # mpirun has failed after the instance
     if state.stopped_by:
         heading = f"stopped by {state.stopped_by.name}"
         code = 128 + state.stopped_by
@@ -350,14 +358,18 @@ def finish(state: MpirunState, code: int, complain: Callable[[object], None]) ->
         heading = ""
     else:
         heading = report.unnamed(code, mpirun=killed)
-    crashes = {i: crash for i, text in state.held.texts().items() if (crash := read_crash(text))}
+    texts = state.held.texts()
+    crashes = {i: crash for i, text in texts.items() if (crash := read_crash(text))}
     first = report.culprit(failure, crashes)
     if not state.verbose and (code == 0 or (first is None and not state.stopped_by)):
-        sys.stderr.write(
-            b"".join([*state.report, *released(state, older_than=0)]).decode(errors="replace")
-        )
+        rest = [*state.noise, *state.unfinished, *released(state, older_than=0)]
+        sys.stderr.write(b"".join(rest).decode(errors="replace"))
     if code == 0:
         return 0
+    if first is not None and first not in crashes and not state.verbose:
+        for line in texts.get(first, "").splitlines()[:UNREAD_LINES]:
+            if not line.startswith(NOT_IN_MESSAGE):
+                complain(f"instance {first}: {line}")
     if first is not None and (lines := state.hidden.get(first)):
         complain(f"the last errors of instance {first}, which were not shown:")
         sys.stderr.write(b"".join(lines).decode(errors="replace"))

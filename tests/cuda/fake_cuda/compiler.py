@@ -124,8 +124,8 @@ def nvrtcs_errors(source: str, options: Sequence[str]) -> str:
         return ""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"unit.cu", 0, None, None)
-    given = [option.encode() for option in options]
-    failed = library.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = library.nvrtcCompileProgram(program, len(options), given)
     library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     library.nvrtcGetProgramLog(program, log)
@@ -167,7 +167,8 @@ def compile_program(source: str, options: Sequence[str], expressions: Sequence[s
         command += [*(f"-I{place}" for place in includes), str(unit), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
-            raise CompileError(f"{' '.join(command)}\n{done.stderr}\n{nvrtcs_errors(source, options)}")
+            said = [" ".join(command), done.stderr, nvrtcs_errors(source, options)]
+            raise CompileError("\n".join(said))
         library = made.read_bytes()
     return MAGIC + len(library).to_bytes(8, "little") + library + b"\0"
 

@@ -81,7 +81,6 @@ for _function, _operands in (
     (np.round, "a"),
     (np.around, "a"),
     (np.fix, "x"),
-    (np.real, "val"),
     (np.imag, "val"),
     (np.isclose, "a b rtol atol"),
     (np.isreal, "x"),
@@ -93,6 +92,14 @@ for _function, _operands in (
     rule(_function)(on_elements(_function, _operands))
 for _smooth, _operands in ((np.sinc, "x"), (np.i0, "x"), (np.angle, "z")):
     rule(_smooth)(on_elements(_smooth, _operands, transcendental=True))
+
+
+_real = on_elements(np.real, "val")
+
+
+@rule(np.real)
+def real(val: Any) -> Any:
+    return _real(val) if val.dtype.kind == "c" else val
 
 
 LARGEST = 2.0**63

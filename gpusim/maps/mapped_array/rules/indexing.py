@@ -18,10 +18,10 @@ from ....libraries import on_device, to_library_of
 from ...axis_environment import Axes
 from ..align import common_axes, elementwise, lead, shift_axis, sizes, visible_ndim, visible_shape
 from ..array import Array, MappedArray, is_scalar, read_only, unpack, wrap, wrap_array
-from ..dispatch import NoRule, rule
+from ..dispatch import INDIRECT, NoRule, rule
 from ..indices import as_tuple, is_basic, nonzero, stack_basic, stack_index
 from ..memory import is_writable
-from ..writing import Picked, is_picked, pick
+from ..writing import is_picked, pick, within
 from .products import operand, raveled
 from .ufuncs import wrap_all
 
@@ -35,9 +35,8 @@ def getitem(array: Any, index: Any) -> Any:
     try:
         if is_basic(entries):
             part = data[stack_basic(entries, len(axes))]
-            if part.ndim > len(axes):
-                return pick(array, entries) if isinstance(array, Picked) else wrap(part, axes)
-            return _element(part, axes, entries)
+            found = wrap(part, axes) if part.ndim > len(axes) else _element(part, axes, entries)
+            return within(array, found) if type(array) in INDIRECT else found
         if isinstance(index, str):
             return wrap(data[index], axes)
         if isinstance(index, np.ndarray) and index.ndim and index.dtype.kind in "iu" and axes:
@@ -54,7 +53,7 @@ def _picked(array: Any, entries: tuple[Any, ...], data: Array, axes: Axes) -> An
     found = _found(entries, data, axes)
     if found.ndim == 0:
         return found
-    if is_writable(data):
+    if is_writable(data) or type(array) in INDIRECT:
         return pick(array, entries)
     return wrap(read_only(unpack(found)[0]), found._axes)
 

@@ -143,7 +143,12 @@ def broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
 @rule(np.broadcast_arrays)
 def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
     shape = np.broadcast_shapes(*map(visible_shape, args))
-    return tuple(broadcast_to(value, shape) for value in args)
+    return tuple(
+        value
+        if isinstance(value, MappedArray) and value.shape == shape
+        else broadcast_to(value, shape)
+        for value in args
+    )
 
 
 NEW_AXES: dict[tuple[int, int], tuple[Any, ...]] = {
@@ -166,7 +171,8 @@ def at_least(wanted: int) -> Rule:
             data, axes = _own_data(value)
             new = NEW_AXES.get((wanted, visible_ndim(value)))
             index = (slice(None),) * len(axes) + (new or (...,))
-            results.append(wrap(data if new is None else data[index], axes))
+            same = new is None and isinstance(value, MappedArray)
+            results.append(value if same else wrap(data if new is None else data[index], axes))
         return results[0] if len(results) == 1 else tuple(results)
 
     return batched
@@ -228,6 +234,8 @@ def of_axes(function: Callable[..., Any], names: str, needs: int = 0) -> Rule:
             options[name] = (shift_axis if alone else shift_axes)(axis, ndim, mapped)
         if function is np.trace:
             data = arrange(data, mapped)
+        if ndim == 0 and function is np.flip:
+            data = data.copy()  # a scalar
         return wrap(function(data, **options), axes)
 
     return batched

@@ -23,8 +23,8 @@ from ..align import (
 )
 from ..array import Array, MappedArray, is_scalar, unpack, wrap
 from ..dispatch import NoRule, rule, ufunc_method
-from ..memory import follow, moves
 from ..layout import copy_with_gaps, is_interleaved
+from ..memory import follow, moves
 from .arguments import arrange, plain, unpack_array
 
 
