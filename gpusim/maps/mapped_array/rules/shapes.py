@@ -362,7 +362,9 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **options: 
         return wrap(np.lib.stride_tricks.sliding_window_view(data, window, places, **options), axes)
     view = np.lib.stride_tricks.sliding_window_view(data, window, places, **options)
     base = owner(data)  # NumPy's view has another one, and would not follow its memory
-    same = strided(in_order(base), data, view.shape, view.strides, address(data) - address(base))
+    same = strided(
+        in_order(base), data.dtype, view.shape, view.strides, address(data) - address(base)
+    )
     same.flags.writeable = view.flags.writeable
     return wrap(same, axes)
 
