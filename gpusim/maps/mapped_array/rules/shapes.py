@@ -386,8 +386,8 @@ def of_bits(function: Callable[..., Any]) -> Rule:
     return batched
 
 
-for _function in (np.packbits, np.unpackbits):
-    rule(_function)(of_bits(_function))
+rule(np.packbits)(of_bits(np.packbits))
+rule(np.unpackbits)(of_bits(np.unpackbits))
 
 
 @rule(np.tile)
