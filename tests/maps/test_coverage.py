@@ -408,6 +408,28 @@ def test_scalars_are_raised_to_powers_by_the_c_library_at_any_length() -> None:
         agree(operator.pow, (base, base[::-1] if dtype != "i8" else base), (True, True), replicas)
 
 
+def test_windows_are_views_of_arrays_that_change() -> None:
+    view = np.lib.stride_tricks.sliding_window_view
+
+    def f(x: Any) -> Any:
+        own, same = x.copy(), np.zeros(4, like=x)
+        seen = view(own, 2), view(same, 3), view(own, 2, writeable=True)
+        own[1] = 7
+        same[2] = x[0]  # which now varies between replicas
+        seen[2][0, 0] = -1
+        with pytest.raises(ValueError, match="read-only"):
+            seen[0][0] = 1
+        return seen, own
+
+    found, own = gpusim.vmap(f)(X)
+    for number, row in enumerate(X):
+        expected = np.array([-1, 7, *row[2:]])
+        assert np.array_equal(own[number], expected)
+        assert np.array_equal(found[0][number], view(expected, 2))
+        assert np.array_equal(found[1][number], view(np.array([0, 0, row[0], 0]), 3))
+        assert np.array_equal(found[2][number], view(expected, 2))
+
+
 CURED: dict[str, tuple[Call, str, Call]] = {
     "np.array of scalars": (
         lambda x: np.array([x[0], x[1]]),
@@ -511,10 +533,11 @@ def test_storing_into_a_plain_array_names_both_cures() -> None:
         array[1] = x
         return array
 
-    with pytest.raises(ValueError) as raised:
-        gpusim.vmap(stores)(X[:, 0])
-    cause = str(raised.value.__cause__)
-    assert "np.zeros(3, like=x)" in cause and "gpusim.at(array)[index].set(x)" in cause
+    for call in (stores, lambda x: np.zeros(3).fill(x)):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            gpusim.vmap(call)(X[:, 0])
+        text = f"{raised.value} {raised.value.__cause__}"
+        assert "np.zeros(3, like=x)" in text and "gpusim.at(array)[index].set(x)" in text
 
 
 def test_messages_know_the_function_that_a_map_was_given_and_need_no_source() -> None:

@@ -55,6 +55,9 @@ CURES: dict[Any, str] = {
 }
 """Cures by the function that the user's line calls or indexes."""
 
+WRITERS = frozenset({"__setitem__", "fill", "put", "itemset"})
+"""Methods that write into an array."""
+
 LONGEST_NAME = 40
 """Characters of an expression that messages repeat."""
 
@@ -89,6 +92,7 @@ def _function_and_cure(conversion: str) -> tuple[Any, str]:
         return None, _cure(conversion, entered, None, entered, False)
     node = _expression(frame)
     stores = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("STORE_")
+    stores |= isinstance(node, ast.Call) and getattr(node.func, "attr", "") in WRITERS
     if isinstance(node, ast.Call):
         name, function = ast.unparse(node.func), _value(node.func, frame)
     elif isinstance(node, ast.Subscript) and not stores:

@@ -191,7 +191,8 @@ def _stack(name: str, column: list[Any], axes: Axes, sources: Sequence[MappedArr
         view = _common_view(arrays, source, axes)
         if view is not None:
             return view
-    stacked = call_on_bits(np.stack, arrays).reshape(sizes + arrays[0].shape)
+    stacked = call_on_bits(np.stack, arrays) if on_a_gpu else np.stack(arrays)
+    stacked = stacked.reshape(sizes + shape)
     if viewed or (isinstance(first, np.ndarray) and not first.flags.writeable):
         stacked = read_only(stacked)  # a copy of what NumPy returns a view of
     return wrap_array(stacked, axes) if shared else wrap(stacked, axes)

@@ -84,11 +84,11 @@ def linspace(
 ) -> Any:
     """np.linspace, which takes another formula for all ends if the step between two is zero."""
     ends = (start, stop)
-    zeros = [
+    zeros: list[Any] = [
         value.dtype.type(0) if isinstance(value, (MappedArray, np.generic)) else value
         for value in ends
     ]
-    kind = np.linspace(*zeros, 0).dtype
+    kind = np.linspace(zeros[0], zeros[1], 0).dtype
     axes, ndim = common_axes(ends), max(map(visible_ndim, ends))
     length, mapped = operator.index(plain(num)), len(axes)
     intervals = length - 1 if endpoint else length

@@ -285,7 +285,8 @@ def _bin_edges(a: Any, bins: Any, range: Any) -> tuple[Any, Any, Any]:
     if not (count > 0 and np.isfinite(ends).all() and np.all(ends[0] <= ends[1])):
         raise NoRule
     same = np.equal(low, high)
-    first, last = np.where(same, low - 0.5, low), np.where(same, high + 0.5, high)
+    first: Any = np.where(same, low - 0.5, low)
+    last: Any = np.where(same, high + 0.5, high)
     if not holds_mapped([low, high]):
         first, last = (low - 0.5, high + 0.5) if same else (low, high)
     kind = np.result_type(first, last, a)

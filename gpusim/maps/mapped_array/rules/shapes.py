@@ -362,7 +362,9 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **options: 
         return wrap(np.lib.stride_tricks.sliding_window_view(data, window, places, **options), axes)
     view = np.lib.stride_tricks.sliding_window_view(data, window, places, **options)
     base = owner(data)  # NumPy's view has another one, and would not follow its memory
-    same = strided(in_order(base), data, view.shape, view.strides, address(data) - address(base))
+    same = strided(
+        in_order(base), data.dtype, view.shape, view.strides, address(data) - address(base)
+    )
     same.flags.writeable = view.flags.writeable
     return wrap(same, axes)
 
@@ -384,8 +386,8 @@ def of_bits(function: Callable[..., Any]) -> Rule:
     return batched
 
 
-for _function in (np.packbits, np.unpackbits):
-    rule(_function)(of_bits(_function))
+rule(np.packbits)(of_bits(np.packbits))
+rule(np.unpackbits)(of_bits(np.unpackbits))
 
 
 @rule(np.tile)
