@@ -17,7 +17,18 @@ from .errors import (
 )
 from .formats import Format
 from .groups import CommGroupType, Groups
-from .maps import MappedArray, Mesh, P, at, per_replica_route, pmap, set_mesh, shard_map, vmap
+from .maps import (
+    MappedArray,
+    Mesh,
+    P,
+    at,
+    per_replica,
+    per_replica_route,
+    pmap,
+    set_mesh,
+    shard_map,
+    vmap,
+)
 from .random import rng
 from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
@@ -47,6 +58,7 @@ __all__ = [
     "devices",
     "groups",
     "lax",
+    "per_replica",
     "per_replica_route",
     "pmap",
     "quantise_fpx",

@@ -321,7 +321,7 @@ def register_pytree_node(
     """
     optree.register_pytree_node(
         nodetype,
-        flatten_func,  # type: ignore[arg-type]
+        flatten_func,
         unflatten_func,
         path_entry_type=optree.FlattenedEntry,
         namespace=NAMESPACE,
@@ -373,7 +373,8 @@ def register_pytree_node_class(cls: T) -> T:
     >>> gpusim.tree.leaves([Pair(1, 2), 3])
     [1, 2, 3]
     """
-    register_pytree_node(cls, lambda node: node.tree_flatten(), cls.tree_unflatten)
+    unflatten_func: Any = cls.tree_unflatten  # type: ignore[attr-defined]
+    register_pytree_node(cls, lambda node: node.tree_flatten(), unflatten_func)
     return cls
 
 

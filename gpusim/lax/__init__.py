@@ -75,6 +75,12 @@ pbroadcast = MappedCollective(collectives.pbroadcast, __name__)
 pgather = MappedCollective(collectives.pgather, __name__)
 ragged_all_to_all = MappedCollective(collectives.ragged_all_to_all, __name__)
 
+COLLECTIVES = (
+    *(name for name, value in [*globals().items()] if isinstance(value, MappedCollective)),
+    *("axis_index", "axis_size"),
+)
+"""The names that `gpusim.torch` has too, for tensors."""
+
 INSTEAD = {
     "all_gather_invariant": "all_gather: an array is stored once if all replicas hold the same",
     "associative_scan": "a loop, or np.cumsum and the like; across replicas ppermute in a loop",

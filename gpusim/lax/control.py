@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import trees
 from ..collectives import pmax
-from ..libraries import call_on_bits, lacks_kernels, on_device, zeros_like
+from ..libraries import call_on_bits, lacks_kernels, on_device, to_library_of, zeros_like
 from ..maps.arguments import PYTHON_SCALARS, as_array
 from ..maps.axis_environment import Axes, axis_environment, diverging, resolve
 from ..maps.bind import bind
@@ -621,24 +621,35 @@ def _stack(rows: list[Any]) -> Any:
     """The ys of all steps, each leaf stacked along a new leading axis."""
     first, structure = trees.flatten(rows[0])
     columns: list[list[Any]] = [[] for _ in first]
-    for number, row in enumerate(rows):
+    for row in rows:
         leaves, found = trees.flatten(row)
         if found != structure:
             raise TypeError(
                 f"scan's ys must have one structure, but steps gave {structure} and {found}"
             )
         for column, leaf in zip(columns, leaves, strict=True):
-            array = as_array(leaf, "a leaf of scan's ys")
-            if column and _type_of(array) != _type_of(column[0]):
-                raise TypeError(
-                    f"scan's ys must have one type, but steps gave {_type_of(column[0])} and "
-                    f"{_type_of(array)} (step {number})"
-                )
-            column.append(array)
-    stacked = [
-        np.stack(column)
-        if any(isinstance(array, MappedArray) for array in column)
-        else lift(call_on_bits(np.stack, column))
-        for column in columns
-    ]
-    return trees.unflatten(structure, stacked)
+            column.append(leaf)
+    return trees.unflatten(structure, [_stack_column(column) for column in columns])
+
+
+def _stack_column(column: list[Any]) -> Any:
+    """One leaf of all steps; a Python number takes the dtype of the arrays beside it."""
+    like = next((leaf for leaf in column if not _is_weak(leaf)), column[0])
+    arrays = []
+    for leaf in column:
+        dtype = _common_dtype(like, leaf)
+        if dtype is None:
+            raise TypeError(
+                f"scan's ys must have one type, but steps gave {_type_of(like)} and "
+                f"{_type_of(leaf)}"
+            )
+        arrays.append(as_array(_as_dtype(leaf, dtype), "a leaf of scan's ys"))
+    gpus = (array for array in (unpack(array)[0] for array in arrays) if on_device(array))
+    if (on_a_gpu := next(gpus, None)) is not None:
+        arrays = [
+            array if on_device(unpack(array)[0]) else to_library_of(on_a_gpu, unpack(array)[0])
+            for array in arrays
+        ]
+    if any(isinstance(array, MappedArray) for array in arrays):
+        return np.stack(arrays)
+    return lift(call_on_bits(np.stack, arrays))

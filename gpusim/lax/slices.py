@@ -232,14 +232,20 @@ def _place(
     starts = [
         _clamp(what, *each) for each in zip(starts, operand.shape, sizes, allowed, strict=True)
     ]
-    if sum(isinstance(start, MappedArray) for start in starts) > 1:  # NumPy would move the axes
-        spans = [start + np.arange(size) for start, size in zip(starts, sizes, strict=True)]
+    mapped = [start for start in starts if isinstance(start, MappedArray)]
+    if len(mapped) > 1:  # NumPy would move the axes
+        spans = [
+            start + np.arange(size, like=mapped[0])
+            for start, size in zip(starts, sizes, strict=True)
+        ]
         return tuple(
             span.reshape((-1,) + (1,) * (operand.ndim - 1 - axis))
             for axis, span in enumerate(spans)
         )
     return tuple(
-        start + np.arange(size) if isinstance(start, MappedArray) else slice(start, start + size)
+        start + np.arange(size, like=start)
+        if isinstance(start, MappedArray)
+        else slice(start, start + size)
         for start, size in zip(starts, sizes, strict=True)
     )
 

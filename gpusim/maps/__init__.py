@@ -2,6 +2,7 @@
 them."""
 
 from .mapped_array import MappedArray, at, dispatch, rules
+from .mapped_array.per_replica import per_replica
 from .mapped_array.settings import per_replica_route
 from .pmap import pmap
 from .shard_map import Mesh, P, set_mesh, shard_map
@@ -13,6 +14,7 @@ __all__ = [
     "P",
     "at",
     "dispatch",
+    "per_replica",
     "per_replica_route",
     "pmap",
     "rules",

@@ -67,7 +67,7 @@ def agree_on_results(what: str, results: Sequence[Any], sharding: Sharding | Non
 
 def digest(array: np.ndarray) -> bytes:
     """The SHA-1 of an array's bytes; of its parts' digests if it is large."""
-    data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     if len(data) <= HASHED_PART:
         return hashlib.sha1(data, usedforsecurity=False).digest()
     starts = range(0, len(data), HASHED_PART)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from tests.oracles import jax_oracle  # isort: skip - first: it sets JAX's devices and 64-bit types
+
 import collections
 import dataclasses
 import operator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import gpusim
 from gpusim import lax, tree
 
+jax = jax_oracle.jax
 Point = collections.namedtuple("Point", "x y")
 
 

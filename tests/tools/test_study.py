@@ -319,6 +319,8 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
         ({"replicas": []}, "replicas is empty"),
         ({"replicas": [0]}, "replicas: 0 given, expected integers from 1"),
         ({"elements": 0}, "elements=0"),
+        ({"tensor": "x"}, "tensor='x': expected a file as input"),
+        ({"input": np.ones((2, 3)), "tensor": "*"}, r"tensor='\*': expected a file as input"),
         ({"scale": -1}, "scale=-1: expected a positive number"),
         ({"scale": math.nan}, "scale=nan"),
         ({"input_seed": -3}, "input_seed=-3"),
@@ -473,6 +475,20 @@ def test_memory_does_not_grow_with_the_elements() -> None:
                 tracemalloc.stop()
     assert peaks[1] < 64
     assert peaks[1] - peaks[0] < 4
+
+
+def test_memory_does_not_grow_with_the_elements_of_few_replicas() -> None:
+    """Exact sums, of which each element has several, are those of a window."""
+    peaks = []
+    for elements in (2**14, 2**16):
+        with mock.patch.object(sweeping, "WIDTH", 2**12), limited(1):
+            tracemalloc.start()
+            try:
+                sweep(Ones(elements), replicas=2, orders="tree", roundings="nearest", threads=1)
+                peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
+            finally:
+                tracemalloc.stop()
+    assert peaks[1] < 12 and peaks[1] - peaks[0] < 1
 
 
 def test_orders_may_be_those_of_engines() -> None:

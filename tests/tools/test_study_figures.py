@@ -49,7 +49,7 @@ def nearest(value: Fraction, info: FormatInfo) -> Fraction:
     return round(value / unit) * unit
 
 
-def root(value: Fraction) -> Decimal:
+def root(value: Fraction | int) -> Decimal:
     return (Decimal(value.numerator) / Decimal(value.denominator)).sqrt()
 
 
@@ -397,7 +397,8 @@ ARRAYS = {
 def several(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path: Path = tmp_path / request.param
     if path.suffix == ".npz":
-        np.savez(path, **ARRAYS)
+        arrays: dict[str, Any] = dict(ARRAYS)
+        np.savez(path, **arrays)
     else:
         safetensors(path, **{name: ("F32", values) for name, values in ARRAYS.items()})
     return path

@@ -81,7 +81,7 @@ def test_lines_are_drawn_where_the_figures_are() -> None:
 
 def test_equal_lines_stand_side_by_side() -> None:
     study = sweep("normal", replicas="2..8", orders="mpich,tree,ring", roundings="nearest")
-    shifts = list(picture._shifts(study).values())
+    shifts = list(picture._shifts(study, "relative_error").values())
     assert shifts[0] < 1 < shifts[1] and shifts[2] == 1.0 and shifts[1] / shifts[0] < 1.2
 
 

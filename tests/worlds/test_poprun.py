@@ -351,7 +351,7 @@ def test_the_report_of_a_failure_is_a_screen(fault: str, poprun, tmp_path: Path)
     assert not re.search(r"gpusim/|/lib/python|\[\d+,\d+\]<stderr>", errors), errors
     if fault in ("an error", "a replica's error"):
         assert "    program.py:19 in <module>: step(x)" in errors
-    if fault == "an error":
+    if fault == "a replica's error":
         run = poprun(program, "--verbose", *arguments, cwd=tmp_path)
         verbose = run.end()[2]
         tags = {f"[1,{i}]<stderr>: Traceback (most recent call last)" for i in range(3)}
@@ -359,6 +359,7 @@ def test_the_report_of_a_failure_is_a_screen(fault: str, poprun, tmp_path: Path)
         assert lines[0] in verbose and "prterun detected" in verbose
 
 
+@pytest.mark.slow
 def test_errors_that_end_nothing_are_shown(poprun) -> None:
     program = """
 import os, sys, time, traceback
@@ -368,7 +369,7 @@ except ValueError:
     traceback.print_exc()
 print("a word", file=sys.stderr, flush=True)
 if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
-    time.sleep(6)  # longer than errors are held back
+    time.sleep(9)  # longer than errors are held back
     print("late", file=sys.stderr, flush=True)
 """
     code, _, errors = poprun(program, "--num-instances", "2").end()
@@ -692,6 +693,15 @@ def test_the_culprit_is_the_one_that_the_others_errors_come_from() -> None:
     same, other = crash("CollectiveMismatchError", 8), crash("CollectiveMismatchError", 9)
     assert report.culprit(exited, {0: same, 1: same, 2: other}) == 2  # the odd one out
     assert report.culprit(exited, {0: same, 1: other}) == 0
+
+
+def test_one_that_has_ended_is_named_so_even_if_mpirun_sees_its_exit_first() -> None:
+    how = "has ended its program by sys.exit(3) at a.py:9"
+    waits = Crash(f"gpusim.errors.InstanceError: instance 1 (replica 1) {how}; so", (), "a.py:8")
+    run = report.Run(2, {0: waits}, {}, 0.0)
+    for failure in (Failure(1, "exited with code 3", code=3), Failure(0, "exited with code 1")):
+        first, *_ = report.last_lines("", failure, run)
+        assert first == f"instance 1 {how} while the others wait for it"
 
 
 def test_long_tracebacks_are_cut() -> None:

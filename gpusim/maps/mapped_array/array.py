@@ -16,6 +16,7 @@ from ... import trees
 from ...collectives.kernels import convert
 from ...libraries import copy_array, on_device, owner, reshaped_view, to_host
 from ..axis_environment import Axes, check_active, lockstep_axes
+from .conversions import conversion_error
 from .memory import follow, is_writable, moves, vary
 
 Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protocols
@@ -31,6 +32,13 @@ def unpack(value: Any) -> tuple[Array, Axes]:
             check_active(axes)
         return value._data, axes
     return value, ()
+
+
+def holds_mapped(value: Any) -> bool:
+    """Whether `value` is a MappedArray, or a list or tuple with one in it."""
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_mapped, value))
+    return isinstance(value, MappedArray)
 
 
 def wrap(data: Array, axes: Axes) -> MappedArray:
@@ -175,6 +183,7 @@ class MappedArray:
     put: Callable[..., None]
     fill: Callable[..., None]
     __pow__: Callable[..., Any]
+    __round__: Callable[..., Any]
     __rpow__: Callable[..., Any]
     at: Any
 
@@ -249,14 +258,7 @@ class MappedArray:
         data, axes = unpack(self)
         if axes:
             names = ", ".join(repr(entry.name) for entry in axes)
-            raise TypeError(
-                f"{conversion} needs one value, but this array (shape {self.shape}, dtype "
-                f"{self.dtype}) is mapped over {names} and may differ between replicas: choose "
-                "with np.where instead of branching on it, index a plain array by "
-                "gpusim.at(array)[index].get(), store it in an array made like it "
-                "(np.zeros(3, like=x)), or run the function under gpusim.pmap, where every "
-                "replica has plain arrays"
-            )
+            raise conversion_error(conversion, f"shape {self.shape}, dtype {self.dtype}", names)
         return data
 
     def __bool__(self) -> bool:
@@ -276,21 +278,29 @@ class MappedArray:
         return data.__index__()  # ndarray's own TypeError for floats and larger shapes
 
     def __format__(self, spec: str) -> str:
-        if not self.mapped_axes and self.ndim == 0:
+        if not spec:
+            return str(self)
+        if self.ndim:
+            raise TypeError("unsupported format string passed to MappedArray.__format__")
+        if not self._axes:
             return format(self._data[()], spec)
-        return format(str(self), spec)
+        return np.array2string(
+            to_host(self._data),
+            separator=", ",
+            formatter={"all": lambda value: format(value, spec)},
+        )
 
     def item(self, *args: Any) -> Any:
         """The one element as a Python scalar; TypeError if it may differ between replicas."""
-        return to_host(self._only_value("item()")).item(*args)
+        return to_host(self._only_value(".item()")).item(*args)
 
     def tolist(self) -> Any:
         """Nested lists of Python scalars; TypeError if the values may differ between replicas."""
-        return self._only_value("tolist()").tolist()
+        return self._only_value(".tolist()").tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
         """The raw bytes; TypeError if the values may differ between replicas."""
-        return self._only_value("tobytes()").tobytes(order)
+        return self._only_value(".tobytes()").tobytes(order)
 
     def __len__(self) -> int:
         if self.ndim == 0:

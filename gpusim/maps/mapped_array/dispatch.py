@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import operator
 import sys
@@ -107,7 +108,7 @@ ARRAYS_0D = frozenset(
     {
         *(np.where, np.select, np.copy, np.tensordot, np.broadcast_to, np.array, np.asarray),
         *(np.asanyarray, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.isclose),
-        *(np.choose, np.roll, np.i0, np.isin),
+        *(np.choose, np.full, np.roll, np.i0, np.isin),
     }
 )
 """NumPy functions that return 0-d arrays, where others return scalars."""
@@ -131,7 +132,7 @@ def _as_numpy_returns(called: Callable[..., Any], args: tuple[Any, ...], result:
 
 
 def call_ufunc(
-    array: MappedArray, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+    array: MappedArray | None, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any
 ) -> Any:
     """__array_ufunc__: function.method(*inputs, **kwargs), batched."""
     if "out" in kwargs and any(_is_array(array) for array in _as_tuple(kwargs["out"])):
@@ -139,6 +140,8 @@ def call_ufunc(
     kwargs.pop("out", None)
     if method == "at":
         return WRITERS["at"](function, inputs, kwargs)
+    if function is np.power and isinstance(inputs[0], np.generic) and _is_operator():
+        return power(*inputs)
     if not fallback_settings().force:
         try:
             return UFUNC_METHODS[method](function, inputs, kwargs)
@@ -147,6 +150,13 @@ def call_ufunc(
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
     return _call_per_replica(called, inputs, kwargs, name)
+
+
+def _is_operator() -> bool:
+    """Whether the code that called a ufunc has an operator there. np.float32(2) ** x with a
+    MappedArray calls np.power, and with a scalar the C library's pow."""
+    frame = sys._getframe(2)
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "BINARY_OP"
 
 
 def _call_per_replica(
@@ -274,9 +284,15 @@ def power(base: Any, exponent: Any) -> Any:
     return call_function(None, operator.pow, (), (base, exponent), {})
 
 
+def round_scalar(number: Any, *ndigits: Any) -> Any:
+    """Python's round(number, *ndigits)."""
+    return call_function(None, round, (), (number, *ndigits), {})
+
+
 def install(mapped_array: type[MappedArray]) -> None:
-    """Attach NumPy's protocols, indexing and ``**``, which the rules of this module compute."""
+    """Attach NumPy's protocols, indexing, round and ``**``, which this module's rules compute."""
     mapped_array.__array_ufunc__ = call_ufunc
     mapped_array.__array_function__ = call_function
     mapped_array.__getitem__ = get_item
+    mapped_array.__round__ = round_scalar
     mapped_array.__pow__, mapped_array.__rpow__ = binary_operator(power)

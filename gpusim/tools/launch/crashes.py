@@ -16,7 +16,7 @@ from gpusim.runtime.frames import is_library, place
 
 __all__ = ["Crash", "HeldErrors", "read_crash"]
 
-RELEASED_AFTER = 3.0  # seconds from the first line; an instance that fails ends within two
+RELEASED_AFTER = 5.0  # seconds from the first line; an instance that fails ends within two
 TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>: ?")
 # Tracebacks, syntax errors, faulthandler's, gpusim's own lines, MPI's; of one instance.
 BEGINNINGS = re.compile(
@@ -146,9 +146,9 @@ def _read_part(lines: list[str]) -> Crash | None:
         frames.reverse()  # faulthandler begins with the innermost
     shown = [frame for frame in frames if not is_library(frame[0])] or frames[-1:]
     texts = []
-    for file, line, function, code in shown:
+    for file, number, function, code in shown:
         within = f" in {function}" if function else ""
-        texts.append(f"{place(file, line)}{within}" + (f": {code}" if code else ""))
+        texts.append(f"{place(file, number)}{within}" + (f": {code}" if code else ""))
     here = place(*shown[-1][:2]) if shown else ""
     message = "\n".join(fatal or error).strip()
     return Crash(message, tuple(texts), here) if message else None

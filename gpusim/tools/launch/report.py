@@ -165,12 +165,12 @@ def last_lines(heading: str, failure: Failure | None, run: Run) -> Iterator[str]
     for instance in range(run.instances):
         if instance != first and (run.activities or run.crashes):
             doings.setdefault(_doing(instance, first, run), []).append(instance)
-    for (verb, text), found in doings.items():
-        since = [run.activities[i] for i in found if i in run.activities]
+    for (verb, text), alike in doings.items():
+        since = [run.activities[i] for i in alike if i in run.activities]
         if verb == "was" and since:
             text = describe(min(since, key=lambda activity: activity.since), run.end)
-        verb = {"was": "were", "has": "have"}.get(verb, verb) if len(found) > 1 else verb
-        yield f"  {names(found)} {verb} {text}"
+        verb = {"was": "were", "has": "have"}.get(verb, verb) if len(alike) > 1 else verb
+        yield f"  {names(alike)} {verb} {text}"
 
 
 def who(instance: int, failure: Failure | None) -> str:
@@ -189,13 +189,14 @@ def _how(instance: int, failure: Failure | None, run: Run) -> str:
     if crash:
         at = f" at {crash.place}" if crash.place else ""
         return f"failed{at}: {crash.message.splitlines()[0]}"
+    named = [match for other in run.crashes.values() if (match := NAMED.search(other.error))]
+    how = next((match["how"] for match in named if int(match[1]) == instance), "")
+    if how and (not own or how.startswith("has ended")):
+        return f"{how} while the others wait for it"
     if own and failure:
         if found and found.text and found.text.startswith(AFTER):
             return f"{failure.how}, after {found.text.removeprefix(AFTER)}"
         return failure.how
-    for other in run.crashes.values():
-        if (match := NAMED.search(other.error)) and int(match[1]) == instance:
-            return f"{match['how']} while the others wait for it"
     raise AssertionError(f"instance {instance} has not failed")
 
 
@@ -211,7 +212,8 @@ def _doing(instance: int, first: int | None, run: Run) -> tuple[str, str]:
             return "noticed it", at
         return "failed", f"{at}: {own.message.splitlines()[0]}"
     if found and found.text and found.text.startswith(AFTER):
-        if first in run.activities and run.activities[first].text == found.text:
+        before = None if first is None else run.activities.get(first)
+        if before and before.text == found.text:
             return "failed", "in the same way"
         return "failed", f"with {found.text.removeprefix(AFTER)}"
     if own and own.place and (found is None or found.text is None or _is_end(found)):

@@ -62,7 +62,7 @@ class MpirunState:
     events: queue.SimpleQueue[Any]
     errors: deque[bytes] = field(default_factory=lambda: deque(maxlen=MPIRUN_LINES))
     held: HeldErrors = field(default_factory=HeldErrors)
-    report: list[bytes] = field(default_factory=list)  # of mpirun, unfinished
+    unfinished: list[bytes] = field(default_factory=list)  # a message of mpirun's
     noise: list[bytes] = field(default_factory=list)  # of mpirun, when it loses an instance
     hidden: dict[int, deque[bytes]] = field(default_factory=dict)
     stopped_by: signal.Signals | None = None
@@ -320,12 +320,12 @@ def of_mpirun(state: MpirunState, line: bytes) -> list[bytes]:
     if NOISE.match(line):
         state.noise.append(line)
         return []
-    if not state.report and not rule:
+    if not state.unfinished and not rule:
         return [line]
-    state.report.append(line)
-    if not rule or len(state.report) == 1:
+    state.unfinished.append(line)
+    if not rule or len(state.unfinished) == 1:
         return []
-    found, state.report = state.report, []
+    found, state.unfinished = state.unfinished, []
     text = b"".join(found).decode(errors="replace")
     return [] if report.failure_in(text, 1) or "Primary job" in text else found
 
@@ -362,7 +362,7 @@ def finish(state: MpirunState, code: int, complain: Callable[[object], None]) ->
     crashes = {i: crash for i, text in texts.items() if (crash := read_crash(text))}
     first = report.culprit(failure, crashes)
     if not state.verbose and (code == 0 or (first is None and not state.stopped_by)):
-        rest = [*state.noise, *state.report, *released(state, older_than=0)]
+        rest = [*state.noise, *state.unfinished, *released(state, older_than=0)]
         sys.stderr.write(b"".join(rest).decode(errors="replace"))
     if code == 0:
         return 0

@@ -155,7 +155,7 @@ def measure(
         input_error_norm=_norm(input_error),
         input_norm=_norm(unrounded.high[finite]),
         alignment=_alignment(error, error_norm, high, exact_norm),
-        error_sum=math.fsum(error),
+        error_sum=math.fsum(error.tolist()),
         max_ulp=float(ulps.max(initial=0.0)),
         error_max=float(relative.max(initial=0.0)),
         flipped=int(np.count_nonzero(flipped)),
@@ -183,11 +183,11 @@ def _norm(values: NDArray[np.float64]) -> float:
     if largest == 0.0:
         return 0.0
     scale = math.ldexp(1.0, max(math.frexp(largest)[1], -1021))
-    return scale * math.sqrt(math.fsum(np.square(values / scale)))
+    return scale * math.sqrt(math.fsum(np.square(values / scale).tolist()))
 
 
 def _alignment(a: NDArray[Any], a_norm: float, b: NDArray[Any], b_norm: float) -> float:
-    return math.fsum(a / a_norm * (b / b_norm)) if a_norm and b_norm else 0.0
+    return math.fsum((a / a_norm * (b / b_norm)).tolist()) if a_norm and b_norm else 0.0
 
 
 def _histogram(errors: NDArray[np.float64]) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ def _lines(study: Study, metric: str) -> Iterator[Figure]:
         axes.set_ylabel(_label(metric))
         axes.grid(True, axis="y")
         _scale(axes, "y", metric)
-        shifts = _shifts(study)
+        shifts = _shifts(study, metric)
         for setting, style in styles.items():
             _line(axes, study.of(setting), metric, style, shifts[setting])
         _limits(axes, "y", metric)
@@ -129,18 +129,23 @@ def _label(metric: str) -> str:
     return f"size of the {label}" if metric in SIGNED else label
 
 
-def _shifts(study: Study) -> dict[Setting, float]:
-    """A factor of R for each line: marks of equal lines stand side by side."""
-    counts = sorted({row.replicas for row in study.rows})
-    apart = min(np.diff(np.log2(counts)))
-    equal: dict[tuple[str, ...], list[Setting]] = {}
+def _shifts(study: Study, metric: str) -> dict[Setting, float]:
+    """A factor of R for each line: marks of lines that would cover each other stand side by side.
+
+    Those are lines that nowhere differ by more than 5 percent.
+    """
+    apart = min(np.diff(np.log2(sorted({row.replicas for row in study.rows}))))
+    groups: list[tuple[Any, list[Setting]]] = []
     for setting in study.settings:
-        equal.setdefault(tuple(repr(row.mean) for row in study.of(setting)), []).append(setting)
+        drawn, _ = _values(study.of(setting), metric)
+        near = (same for values, same in groups if np.allclose(drawn, values, 0.05, 0, True))
+        same = next(near, None)
+        if same is None:
+            groups.append((drawn, same := []))
+        same.append(setting)
     return {
         setting: float(np.exp2(apart * min(0.4, 0.1 * len(same)) * ((k + 0.5) / len(same) - 0.5)))
-        if len(same) > 1
-        else 1.0
-        for same in equal.values()
+        for _, same in groups
         for k, setting in enumerate(same)
     }
 
@@ -231,14 +236,14 @@ def _line(axes: Axes, rows: list[Row], metric: str, style: dict[str, Any], shift
     y = np.where(drawn, values, np.nan)
     overflowed = np.array([row.mean.overflowed for row in rows])
     axes.plot(x, y, **style)
-    mark = {"linestyle": "none", "zorder": 3}
-    hollow = {"markerfacecolor": "white", "markeredgecolor": style["color"]}
+    mark: dict[str, Any] = {"linestyle": "none", "zorder": 3}
+    hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": style["color"]}
     some = overflowed > 0
     axes.plot(x[some], y[some], marker=style["marker"], **hollow, **mark)
     lost = (some & np.isnan(values)) | np.isinf(values)
     if lost.any():
         edge = axes.get_xaxis_transform()  # y counts from 0, the lower edge, to 1
-        look = {"marker": OVERFLOW, "color": style["color"], "clip_on": False}
+        look: dict[str, Any] = {"marker": OVERFLOW, "color": style["color"], "clip_on": False}
         axes.plot(x[lost], np.full(len(x[lost]), 1.03), transform=edge, **look, **mark)
     if np.isfinite(spread).any():
         low = np.where(y > spread, y - spread, y)

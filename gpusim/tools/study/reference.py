@@ -97,7 +97,7 @@ class ExactSum:
     def add(self, rows: NDArray[Any]) -> None:
         """Add all rows of a block of shape (rows, width), of any floating-point dtype."""
         count, width = rows.shape
-        lanes = max(1, min(count, LANES // max(width, 1)))
+        lanes = 1 << (max(1, min(count, LANES // max(width, 1))).bit_length() - 1)
         levels: list[Reals] = []
         special = np.zeros(width)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -110,11 +110,16 @@ class ExactSum:
                     special += np.where(finite, 0.0, values).sum(axis=0)
                     values[~finite] = 0.0
                 _add(levels, values)
+            while lanes > 1:
+                lanes //= 2
+                rest = [level[lanes:] for level in levels]
+                levels = [level[:lanes] for level in levels]
+                for level in rest:
+                    _add(levels, level)
             with self._lock:
                 self._special += special
                 for level in levels:
-                    for row in level:
-                        _add(self._levels, row.copy())
+                    _add(self._levels, level[0])
 
     def total(self) -> Exact:
         """The sums of all rows so far."""

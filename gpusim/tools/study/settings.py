@@ -240,14 +240,13 @@ def _chosen(rule: str | ValueFormat, dtype: ValueFormat, order: str) -> ValueFor
     if not isinstance(rule, str):
         return rule
     schedule = Reduction(order=order).schedule
-    if isinstance(schedule, Schedule):
-        if schedule.formats and isinstance(dtype, Format):
-            known = ", ".join(schedule.formats)
-            raise TypeError(f"{format_name(dtype)} members: {order} is known for {known}")
-        wire = schedule.accumulator("sum", carrier(dtype))
-    else:
-        wire = None if rule == "contract" else dtype
-    return wire or default_accumulator(carrier(dtype))
+    if not isinstance(schedule, Schedule):
+        return dtype if rule == "wire" else default_accumulator(carrier(dtype))
+    if schedule.formats and isinstance(dtype, Format):
+        known = ", ".join(schedule.formats)
+        raise TypeError(f"{format_name(dtype)} members: {order} is known for {known}")
+    members = carrier(dtype)
+    return schedule.accumulator("sum", members) or default_accumulator(members)
 
 
 def items(given: Any) -> list[Any]:
