@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from ... import trees
-from ...libraries import as_bits, constant_like, copy_array, on_device, owner, to_library_of
+from ...libraries import (
+    as_bits,
+    constant_like,
+    copy_array,
+    of_one_library,
+    on_device,
+    owner,
+    to_library_of,
+)
 from ..axis_environment import Axes, union
 from .align import lead, shift_axis, visible_ndim, visible_shape
 from .array import (
@@ -434,7 +442,10 @@ def writer(function: Callable[..., Any], stacked: Callable[..., Any] | None = No
         if not isinstance(first, MappedArray):
             if axes:
                 refuse_plain(name, axes)
-            return function(first, *trees.map(_plain, args), **trees.map(_plain, kwargs))
+            args, kwargs = trees.map(_plain, args), trees.map(_plain, kwargs)
+            if isinstance(first, np.ndarray):
+                of_one_library(name, [first, *args, *kwargs.values()])
+            return function(first, *args, **kwargs)
         if is_scalar(first):
             call_per_replica(function, (first, *args), kwargs, name)  # NumPy's error, or no effect
             raise TypeError(f"{name} was given a NumPy scalar, which cannot be changed in place")
