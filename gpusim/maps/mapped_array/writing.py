@@ -19,6 +19,7 @@ from ...libraries import (
     constant_like,
     contiguous,
     copy_array,
+    of_one_library,
     on_device,
     owner,
     to_library_of,
@@ -536,7 +537,10 @@ def writer(function: Callable[..., Any], stacked: Callable[..., Any] | None = No
         if not isinstance(first, MappedArray):
             if axes:
                 refuse_plain(name, axes)
-            return function(first, *trees.map(_plain, args), **trees.map(_plain, kwargs))
+            args, kwargs = trees.map(_plain, args), trees.map(_plain, kwargs)
+            if isinstance(first, np.ndarray):
+                of_one_library(name, [first, *args, *kwargs.values()])
+            return function(first, *args, **kwargs)
         if is_scalar(first):
             call_per_replica(function, (first, *args), kwargs, name)  # NumPy's error, or no effect
             raise TypeError(f"{name} was given a NumPy scalar, which cannot be changed in place")
