@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ...errors import CollectiveMismatchError, GpusimError
+from ...errors import CollectiveMismatchError
 from ...maps.call_site import call_site
 from ...maps.completion import Completion, give_way
 from ...maps.scheduler import ReplicaEnded
@@ -48,7 +48,7 @@ class GroupKey:
         return f"group {self.name!r} (rank{'s' * (len(self.ranks) > 1)} {members})"
 
 
-@dataclass
+@dataclass(eq=False)
 class Pending:
     """A call that some ranks of a group have posted: all that they pass, by their group rank."""
 
@@ -119,7 +119,7 @@ class RankWork(dist.Work):
     _source_rank = source_rank
 
 
-@dataclass
+@dataclass(eq=False)
 class Letter:
     """One end of a message: of a sender, or of a receiver (`source` None takes any sender)."""
 
@@ -282,14 +282,3 @@ def describe(terms: Terms) -> str:
         elif name == "reduction" and value is not None:
             rest.append(str(value.order))
     return f"{terms['operation']}({', '.join(rest)})"
-
-
-def refuse(message: str) -> None:
-    """Raise a GpusimError."""
-    raise GpusimError(message)
-
-
-def names(values: Sequence[Any]) -> str:
-    """Values for a message, the first eight."""
-    more = f" and {len(values) - 8} more" if len(values) > 8 else ""
-    return ", ".join(map(str, values[:8])) + more

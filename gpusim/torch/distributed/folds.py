@@ -22,7 +22,7 @@ from ...reduction import Reduction, current
 from ...twins import TWINS
 from .memory import Array
 
-__all__ = ["Chooser", "FoldCall", "ReductionLike", "as_chooser", "fold", "fold_slices"]
+__all__ = ["Chooser", "FoldCall", "ReductionLike", "as_chooser", "fold", "fold_slices", "fold_together"]
 
 
 class FoldCall(NamedTuple):
@@ -121,6 +121,25 @@ def fold(members: Sequence[Array], op: str, operation: str, reduction: Reduction
     return folded
 
 
+def fold_together(
+    leaves: Sequence[Sequence[Array]], op: str, operation: str, reduction: Reduction, call: int
+) -> list[Array]:
+    """Several tensors of one coalesced call folded; each is a sequence of its members.
+
+    gloo joins them to one value, whose blocks its ring cuts.
+    """
+    if reduction.order not in JOINING or len({members[0].dtype for members in leaves}) > 1:
+        return [
+            fold(members, op, operation, reduction, call + leaf)
+            for leaf, members in enumerate(leaves)
+        ]
+    joined = [np.concatenate([x.reshape(-1) for x in one]) for one in zip(*leaves, strict=True)]
+    total = fold(joined, op, operation, reduction, call)
+    ends = np.cumsum([members[0].size for members in leaves])[:-1]
+    parts = zip(np.split(total, ends), leaves, strict=True)
+    return [part.reshape(members[0].shape) for part, members in parts]
+
+
 def fold_slices(
     members: Sequence[Array], op: str, operation: str, reduction: Reduction, call: int
 ) -> list[Array]:
@@ -133,6 +152,9 @@ def fold_slices(
     )
     return list(sums.value)
 
+
+#: Twins of engines that join the tensors of a coalesced all-reduce.
+JOINING = ("gloo-ring",)
 
 #: NCCL's reduce-scatter is a ring too, whose blocks are the ranks' slices.
 _NCCL_SCATTER = Schedule(

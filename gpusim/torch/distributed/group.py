@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from ...maps.call_site import call_site
 from .exchange import Exchange, GroupKey, RankWork
-from .folds import Chooser, FoldCall, fold, fold_slices, settle
+from .folds import Chooser, FoldCall, fold, fold_slices, fold_together, settle
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
 
 if TYPE_CHECKING:
@@ -171,8 +171,9 @@ class RankGroup(dist.ProcessGroup):
         arrays = [array_of(tensor, what) for tensor in given]
 
         def compute(parts: list[list[Array]], op: str, reduction: Any, number: int) -> None:
-            for leaf, members in enumerate(zip(*parts, strict=True)):
-                total = fold(members, op, what, reduction, number + leaf)
+            leaves = list(zip(*parts, strict=True))
+            totals = fold_together(leaves, op, what, reduction, number)
+            for members, total in zip(leaves, totals, strict=True):
                 move([(member, total) for member in members])
 
         return self._reduce(what, what, op, given, arrays, given, compute)
