@@ -61,7 +61,11 @@ class Pending:
 
 
 class RankWork(dist.Work):
-    """One rank's handle on a call."""
+    """One rank's handle on a call.
+
+    The rank holds it until it has been waited for: C++ that is handed a Work of Python's, as DDP is
+    in a join, does not keep the Python object alive.
+    """
 
     def __init__(self, rank: Rank, pending: Pending, outputs: list[Tensor], site: str) -> None:
         super().__init__()
@@ -69,6 +73,7 @@ class RankWork(dist.Work):
         self._site = site
         self._source = -1
         self._polls = 0
+        rank.unfinished.add(self)
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: Any = None) -> bool:
@@ -76,6 +81,7 @@ class RankWork(dist.Work):
         pending = self._pending
         if not pending.done.done:
             self._rank.wait_for(pending.done, f"{pending.title} at {self._site}")
+        self._rank.unfinished.discard(self)
         if pending.error is not None:
             raise pending.error
         return True

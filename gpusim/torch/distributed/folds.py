@@ -22,7 +22,7 @@ from ...reduction import Reduction, current
 from ...twins import TWINS
 from .memory import Array
 
-__all__ = ["Chooser", "FoldCall", "ReductionLike", "as_chooser", "fold", "fold_slices", "fold_together"]
+__all__ = ["Chooser", "FoldCall", "ReductionLike", "as_chooser", "fold", "fold_lists", "fold_slices", "fold_together"]
 
 
 class FoldCall(NamedTuple):
@@ -151,6 +151,19 @@ def fold_slices(
         None, values, reduction=reduction, call=call, scatter_dimension=0, tiled=False
     )
     return list(sums.value)
+
+
+def fold_lists(
+    members: Sequence[Sequence[Array]], op: str, operation: str, reduction: Reduction, call: int
+) -> list[Array]:
+    """As `fold_slices`, where each member is a list of R arrays.
+
+    gloo makes an all-reduce of each array of a list, and one of a tensor.
+    """
+    if reduction.order in JOINING:
+        columns = zip(*members, strict=True)
+        return [fold(column, op, operation, reduction, call) for column in columns]
+    return fold_slices([np.stack(each) for each in members], op, operation, reduction, call)
 
 
 #: Twins of engines that join the tensors of a coalesced all-reduce.

@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from ...maps.call_site import call_site
 from .exchange import Exchange, GroupKey, RankWork
-from .folds import Chooser, FoldCall, fold, fold_slices, fold_together, settle
+from .folds import Chooser, FoldCall, fold, fold_lists, fold_slices, fold_together, settle
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
 
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ class RankGroup(dist.ProcessGroup):
     def _reduce(
         self,
         operation: str,
-        as_operation: str,
         op: Any,
         tensors: Sequence[Tensor],
         part: Any,
@@ -147,7 +146,7 @@ class RankGroup(dist.ProcessGroup):
         reduction, number = None, 0
         if tensors:
             size = sum(tensor.nbytes for tensor in tensors)
-            told = FoldCall(as_operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
+            told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
             reduction, number = settle(self._chooser, told, self._folds, len(tensors))
         self._folds += len(tensors)
         return self._post(
@@ -176,7 +175,7 @@ class RankGroup(dist.ProcessGroup):
             for members, total in zip(leaves, totals, strict=True):
                 move([(member, total) for member in members])
 
-        return self._reduce(what, what, op, given, arrays, given, compute)
+        return self._reduce(what, op, given, arrays, given, compute)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RankWork:
         return self.allreduce(tensors, opts)
@@ -194,7 +193,7 @@ class RankGroup(dist.ProcessGroup):
                 total = fold(members, op, what, reduction, number + leaf)
                 move([(members[root], total)])
 
-        return self._reduce(what, what, op, given, arrays, given, compute, root=root)
+        return self._reduce(what, op, given, arrays, given, compute, root=root)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
@@ -209,11 +208,11 @@ class RankGroup(dist.ProcessGroup):
         part = (array_of(out, what), [array_of(tensor, what) for tensor in given])
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
-            members = [np.stack(slices) for _, slices in parts]
-            results = fold_slices(members, op, what, reduction, number)
+            members = [slices for _, slices in parts]
+            results = fold_lists(members, op, what, reduction, number)
             move([(target, result) for (target, _), result in zip(parts, results, strict=True)])
 
-        return self._reduce(what, what, op, given, part, [out], compute)
+        return self._reduce(what, op, given, part, [out], compute)
 
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
@@ -241,7 +240,7 @@ class RankGroup(dist.ProcessGroup):
                 results = fold_slices(members, op, what, reduction, number + leaf)
                 move([(target, one) for (target, _), one in zip(pairs, results, strict=True)])
 
-        return self._reduce(what, what, op, inputs, part, outputs, compute)
+        return self._reduce(what, op, inputs, part, outputs, compute)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

@@ -73,5 +73,6 @@ def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
         return np.empty(shape, dtype)
     width = dtype.itemsize
     span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    memory = (ctypes.c_char * (span * width)).from_address(tensor.data_ptr())
+    memory: Any = (ctypes.c_char * (span * width)).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # C++ may drop its own reference before other ranks read it
     return np.ndarray(shape, dtype, memory, strides=tuple(width * stride for stride in strides))

@@ -62,6 +62,7 @@ class Rank:
         self.index = index
         self.environment = {os.fsencode(k): os.fsencode(v) for k, v in environment.items()}
         self.waits_for = ""
+        self.unfinished: set[dist.Work] = set()
         self.groups_made: dict[tuple[int, str], int] = {}
         self.worlds = 0
 
@@ -283,6 +284,7 @@ class Launch:
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 return self.run(rank)
         finally:
+            rank.unfinished.clear()
             leave_groups()
             self.world.enter()
 
