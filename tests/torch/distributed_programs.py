@@ -163,7 +163,9 @@ def rearrangements(seed: int) -> Results:
     found["all_to_all_single"] = out
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
-    found["all_gather_object"] = torch.tensor([each["rank"] + len(each["text"]) for each in objects])
+    found["all_gather_object"] = torch.tensor(
+        [each["rank"] + len(each["text"]) for each in objects]
+    )
     shared = [{"seed": seed, "rank": rank}] if rank == 0 else [None]
     dist.broadcast_object_list(shared, 0)
     found["broadcast_object_list"] = torch.tensor(shared[0]["rank"])
@@ -225,6 +227,11 @@ def groups(seed: int) -> Results:
     rank, size = start()
     found = {}
     x = torch.randn(33, generator=torch.Generator().manual_seed(seed + rank))
+    if rank in (0, size - 1):  # first: its name has the number of groups in it
+        mine = dist.new_group([0, size - 1], use_local_synchronization=True)
+        y = x.clone()
+        dist.all_reduce(y, group=mine)
+        found["mine"] = y
     odd = dist.new_group(list(range(1, size, 2)))
     if rank % 2:
         y = x.clone()
@@ -234,14 +241,6 @@ def groups(seed: int) -> Results:
     y = x.clone()
     dist.all_reduce(y, group=halves)
     found["halves"] = y
-    mine = dist.new_group([0, size - 1], use_local_synchronization=True) if rank in (
-        0,
-        size - 1,
-    ) else None
-    if mine is not None:
-        y = x.clone()
-        dist.all_reduce(y, group=mine)
-        found["mine"] = y
     a, b = x.clone(), x.clone() * 2
     first = dist.all_reduce(a, async_op=True)
     second = dist.all_reduce(b, async_op=True)

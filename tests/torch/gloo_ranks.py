@@ -61,8 +61,14 @@ def run_rank(number: int, rank: int, case: Case, folder: Path) -> None:
 def main(folder: Path) -> int:
     """Fork the ranks of each case; how many have failed."""
     cases: list[Case] = [tuple(case) for case in json.loads((folder / "cases.json").read_text())]
-    for name in ("_dynamo", "distributed.checkpoint.state_dict", "distributed.fsdp",
-                 "distributed.optim", "distributed.pipelining", "distributed.tensor.parallel"):
+    for name in (
+        "_dynamo",
+        "distributed.checkpoint.state_dict",
+        "distributed.fsdp",
+        "distributed.optim",
+        "distributed.pipelining",
+        "distributed.tensor.parallel",
+    ):
         importlib.import_module(f"torch.{name}")  # once, before the ranks are forked
     failed = 0
     for number, case in enumerate(cases):

@@ -337,7 +337,11 @@ def test_nccl_scatters_by_the_ranks_slices() -> None:
 
 
 def fails(
-    program: Callable[[int], Any], ranks: int, error: type[BaseException], *said: str, **options: Any
+    program: Callable[[int], Any],
+    ranks: int,
+    error: type[BaseException],
+    *said: str,
+    **options: Any,
 ) -> str:
     """Assert that a program ends within a second with an error that says all this."""
     threads = threading.active_count()
@@ -395,7 +399,10 @@ def other_message(rank: int) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (other_operation, ["all_reduce\\(float32\\[4\\], SUM", "broadcast\\(float32\\[4\\], root 0"]),
+        (
+            other_operation,
+            ["all_reduce\\(float32\\[4\\], SUM", "broadcast\\(float32\\[4\\], root 0"],
+        ),
         (other_shape, ["float32\\[4\\]", "float32\\[5\\]", "differ in tensors"]),
         (other_dtype, ["float32\\[4\\]", "float64\\[4\\]", "differ in tensors"]),
         (other_root, ["root 0", "root 1", "differ in root"]),
@@ -458,7 +465,10 @@ def asks_in_vain(rank: int) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (returns_early, ["ranks 0, 2 wait in all_reduce\\(float32\\[4\\], SUM", "rank 1 has returned"]),
+        (
+            returns_early,
+            ["ranks 0, 2 wait in all_reduce\\(float32\\[4\\], SUM", "rank 1 has returned"],
+        ),
         (waits_for_no_one, ["rank 1 waits in recv from rank 0", "ranks 0, 2 have returned"]),
         (crossed, ["rank 0 waits in barrier.*group '2'", "rank 1 waits in barrier.*group '1'"]),
         (crossed_messages, ["rank 0 waits in send to rank 1", "rank 1 waits in send to rank 0"]),
@@ -515,7 +525,10 @@ def test_a_missing_backward_pass_is_named() -> None:
         (lambda: dist.all_gather([X.clone()] * 2, X), "expected a list of 3 tensors"),
         (lambda: dist.all_gather_into_tensor(torch.ones(5), X), "output of 3 times the input's"),
         (lambda: dist.all_to_all_single(torch.ones(4), X), "3 sizes of the output"),
-        (lambda: dist.all_to_all_single(torch.ones(3), X, [1, 1, 1], [1, 1, 1]), "sum to its 4 rows"),
+        (
+            lambda: dist.all_to_all_single(torch.ones(3), X, [1, 1, 1], [1, 1, 1]),
+            "sum to its 4 rows",
+        ),
         (lambda: dist.all_reduce(X.clone().bool()), "ReduceOp.SUM is not defined for bool"),
         (lambda: dist.all_reduce(X.clone(), dist.ReduceOp.BAND), "BAND is for integers and bool"),
         (lambda: dist.all_reduce(torch.ones(3).to_sparse()), "layout torch.sparse_coo|sparse"),

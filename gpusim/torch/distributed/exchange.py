@@ -148,7 +148,7 @@ class Exchange:
         self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
-        """Note that a rank makes a group; all that make one of its name must name the same ranks."""
+        """Note that a rank makes a group; all that make it must name the same ranks."""
         site = call_site()
         with self.lock:
             ranks, other, there = self.makers.setdefault(
@@ -207,7 +207,9 @@ class Exchange:
             pending.done.complete()
         return RankWork(rank, pending, outputs, site)
 
-    def send(self, rank: Rank, key: GroupKey, me: int, to: int, tensor: Tensor, tag: int) -> RankWork:
+    def send(
+        self, rank: Rank, key: GroupKey, me: int, to: int, tensor: Tensor, tag: int
+    ) -> RankWork:
         """Post a message, which is complete when it has been received."""
         return self._mail(rank, key, to, 0, tensor, me, tag, f"send to rank {key.ranks[to]}")
 

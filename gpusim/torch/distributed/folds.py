@@ -17,12 +17,20 @@ import numpy as np
 from fallback.schedules import Balanced, Case, Schedule, Walk
 
 from ... import collectives
-
 from ...reduction import Reduction, current
 from ...twins import TWINS
 from .memory import Array
 
-__all__ = ["Chooser", "FoldCall", "ReductionLike", "as_chooser", "fold", "fold_lists", "fold_slices", "fold_together"]
+__all__ = [
+    "Chooser",
+    "FoldCall",
+    "ReductionLike",
+    "as_chooser",
+    "fold",
+    "fold_lists",
+    "fold_slices",
+    "fold_together",
+]
 
 
 class FoldCall(NamedTuple):
@@ -87,7 +95,9 @@ def settle(
     return state.reduction, folded if state.is_default else state.next_calls(leaves)
 
 
-def fold(members: Sequence[Array], op: str, operation: str, reduction: Reduction, call: int) -> Array:
+def fold(
+    members: Sequence[Array], op: str, operation: str, reduction: Reduction, call: int
+) -> Array:
     """The members folded by torch's operation `op`, as one array of their shape.
 
     **Raises**: TypeError for an `op` that the dtype lacks, ValueError for a reduction that the

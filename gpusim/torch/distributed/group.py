@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ...maps.call_site import call_site
 from .exchange import Exchange, GroupKey, RankWork
 from .folds import Chooser, FoldCall, fold, fold_lists, fold_slices, fold_together, settle
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
+from .private import ProcessGroup
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -23,7 +25,7 @@ __all__ = ["RankGroup"]
 Tensors = Tensor | list[Tensor]
 
 
-class RankGroup(dist.ProcessGroup):
+class RankGroup(ProcessGroup):
     """The calling rank's end of a group.
 
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
@@ -322,9 +324,7 @@ class RankGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def gather(
-        self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None
-    ) -> RankWork:
+    def gather(self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None) -> RankWork:
         what, (given,) = "gather", _listed(inputs)
         root = root if isinstance(root, int) else root.rootRank
         row = _row(outputs) if self._place == root else []
@@ -339,9 +339,7 @@ class RankGroup(dist.ProcessGroup):
 
         return self._post(what, part, row, compute, [given], root=root)
 
-    def scatter(
-        self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None
-    ) -> RankWork:
+    def scatter(self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None) -> RankWork:
         what, (out,) = "scatter", _listed(outputs)
         root = root if isinstance(root, int) else root.rootRank
         row = _row(inputs) if self._place == root else []
@@ -401,11 +399,9 @@ class RankGroup(dist.ProcessGroup):
         each = tensor.numel() // rows if rows else 0
         bits = flat_bits(tensor, f"{what}'s {name}")
         ends = np.cumsum([0, *sizes]) * each
-        return [bits[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        return [bits[a:b] for a, b in pairwise(ends)]
 
-    def _post_exchange(
-        self, what: str, part: Any, outputs: list[Tensor], dtype: str
-    ) -> RankWork:
+    def _post_exchange(self, what: str, part: Any, outputs: list[Tensor], dtype: str) -> RankWork:
         ranks = self._key.ranks
 
         def compute(parts: list[Any]) -> None:
@@ -477,10 +473,12 @@ class _AllWorks(dist.Work):
         self._works = works
 
     def wait(self, timeout: Any = None) -> bool:
-        return all([work.wait() for work in self._works])
+        for work in self._works:
+            work.wait()
+        return True
 
     def is_completed(self) -> bool:
-        return all([work.is_completed() for work in self._works])
+        return all(work.is_completed() for work in self._works)
 
     def synchronize(self) -> None:
         self.wait()

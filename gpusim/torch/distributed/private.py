@@ -1,30 +1,40 @@
 """What gpusim.torch.distributed uses of torch's private interface: all of it.
 
-A torch that lacks one of these names fails here, on import. `tests/torch/test_private_distributed.py`
-shows what each has to do.
+A torch that lacks one of these names fails here, on import. What each has to do
+is shown by `tests/torch/test_private_distributed.py`.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed.distributed_c10d as c10d
+import torch.distributed.distributed_c10d as _c10d
+from torch._C import _distributed_c10d as _bindings
 
-# Their functions have the default argument group=group.WORLD, which is bound on import: it has to
-# be None then, and not one rank's group.
-import torch.distributed.nn.functional
-import torch.distributed.optim
-from torch._C import _distributed_c10d as bindings
+__all__ = ["ProcessGroup", "RanksWorld", "leave_groups", "ranks_as_threads"]
 
-__all__ = [
-    "RanksWorld",
-    "leave_groups",
-    "ranks_as_threads",
-]
+# Functions there have the default argument group=group.WORLD, which is bound on import: it has to be
+# None then, and not one rank's group.
+for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
+    importlib.import_module(f"torch.distributed.{_name}")
+
+c10d: Any = _c10d  # whose functions are replaced
+bindings: Any = _bindings  # of which torch types a part
+
+if TYPE_CHECKING:
+
+    class ProcessGroup:
+        """torch's, whose stub lacks the constructor for groups that are written in Python."""
+
+        def __init__(self, rank: int, size: int) -> None: ...
+
+else:
+    ProcessGroup = c10d.ProcessGroup
 
 
 class RanksWorld:
@@ -67,7 +77,9 @@ class RanksWorld:
 
 
 @contextmanager
-def ranks_as_threads(rendezvous: Callable[..., Any], admit: Callable[..., None]) -> Iterator[RanksWorld]:
+def ranks_as_threads(
+    rendezvous: Callable[..., Any], admit: Callable[..., None]
+) -> Iterator[RanksWorld]:
     """A block in which the threads that enter the world are ranks, with groups of their own.
 
     **Arguments**:

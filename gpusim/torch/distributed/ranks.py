@@ -1,4 +1,4 @@
-"""Launching ranks: threads of this process that take turns, each with what a process has to itself."""
+"""Ranks: threads of this process that take turns, each with what a process has to itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from torch import distributed as dist
 
 from fallback.threads import cores
 
-
 from ...errors import DeadlockError, GpusimError, ReplicaError
 from ...maps.axis_environment import AxisEntry
 from ...maps.completion import Completion
@@ -35,6 +34,7 @@ __all__ = ["Launch", "Rank", "current_rank", "launch"]
 T = TypeVar("T")
 SCHEDULES = ("turns", "free")
 
+_numpy: Any = np.random  # the global generator, which programs may use
 _local = threading.local()
 _launching = threading.Lock()
 
@@ -120,7 +120,7 @@ class Globals:
         self.torch = torch.get_rng_state()
         self.python = random.getstate()
         self.numpy_bits = _numpy_bits()
-        self.numpy: Any = np.random.get_state(legacy=False)
+        self.numpy: Any = _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
         self.deterministic = _deterministic()
         self.folder = os.getcwd()
@@ -134,12 +134,12 @@ class Globals:
         return found
 
     def save(self, base: Globals) -> None:
-        """Take what is there now. NumPy's state, which is slow to read, only if it has been used."""
+        """Take what is there now; NumPy's state, which is slow to read, if it has been used."""
         self.torch = torch.get_rng_state()
         self.python = random.getstate()
         bits = _numpy_bits()
         if bits != self.numpy_bits or base.numpy is not self.numpy or base.numpy["has_gauss"]:
-            self.numpy_bits, self.numpy = bits, np.random.get_state(legacy=False)
+            self.numpy_bits, self.numpy = bits, _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
         self.deterministic = _deterministic()
         self.folder, self.argv = os.getcwd(), sys.argv
@@ -150,7 +150,7 @@ class Globals:
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         if self.numpy is not now.numpy:
-            np.random.set_state(self.numpy)
+            _numpy.set_state(self.numpy)
         if self.dtype != now.dtype:
             torch.set_default_dtype(self.dtype)
         if self.deterministic != now.deterministic:
@@ -169,7 +169,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 def _numpy_bits() -> bytes:
     """The state of NumPy's global generator as memory; 30 times faster to read than as an array."""
-    bits = np.random.get_bit_generator()
+    bits = _numpy.get_bit_generator()
     if not isinstance(bits, np.random.MT19937):
         raise GpusimError(
             f"NumPy's global generator has the bit generator {type(bits).__name__}; ranks can "
@@ -207,8 +207,8 @@ class _RankEnvironments(MutableMapping[bytes, bytes]):
 @contextmanager
 def _own_environments() -> Iterator[None]:
     """A block in which os.environ belongs to the rank."""
-    data: Any = os.environ._data
     both: Any = (os.environ, os.environb)
+    data = both[0]._data
     for environment in both:
         environment._data = _RankEnvironments(data)
     try:
@@ -242,6 +242,7 @@ class Launch:
         state = current()
         self.states = [forked(state) for _ in self.ranks]
         self.contexts = [contextvars.copy_context() for _ in self.ranks]
+        self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
         self.base = Globals()
         self.globals = [self.base.copy() for _ in self.ranks]
         self.last: Rank | None = None
@@ -302,9 +303,8 @@ class Launch:
 
     def _export(self, own: Mapping[bytes, bytes], before: Mapping[bytes, bytes] | None) -> None:
         """Give the C library, and programs that a rank starts, the rank's environment."""
-        process: Any = os.environ._data.process
-        own = own or process
-        before = process if before is None else before
+        before = self.process if before is None else before
+        own = own or self.process
         for name, value in own.items() - before.items():
             os.putenv(name, value)
         for name in before.keys() - own.keys():
