@@ -1,4 +1,4 @@
-"""torch.distributed on simulated ranks: programs with DDP, FSDP or their own collectives as they are.
+"""torch.distributed on simulated ranks: programs with DDP or FSDP as they are.
 
 `launch` runs a function on N ranks, `gpusim torchrun` a script. A rank is a thread of this process
 with a torch.distributed of its own, whose backend is gpusim: sums are added in the order and

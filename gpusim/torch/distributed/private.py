@@ -18,8 +18,8 @@ from torch._C import _distributed_c10d as _bindings
 
 __all__ = ["ProcessGroup", "RanksWorld", "leave_groups", "ranks_as_threads"]
 
-# Functions there have the default argument group=group.WORLD, which is bound on import: it has to be
-# None then, and not one rank's group.
+# Functions there have the default argument group=group.WORLD, which is bound on import: it has to
+# be None then, and not one rank's group.
 for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
     importlib.import_module(f"torch.distributed.{_name}")
 
