@@ -10,7 +10,6 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -607,17 +606,23 @@ def ring_attention(seed: int) -> Results:
 
 
 @program
-def autocast(seed: int) -> Results:
+def autocast(seed: int, meet: bool = False) -> Results:
     """DDP under automatic mixed precision: each rank has its own cache of cast weights."""
     rank, _ = start()
     torch.manual_seed(seed)
     shared = nn.Linear(16, 16)
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(shared, nn.GELU(), shared))
+    model: nn.Module = nn.Sequential(shared, nn.GELU(), shared)
+    if not meet:
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in batches(rank, 3, 16, seed):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16), nullcontext():
-            loss = F.mse_loss(model(x), y)
+        with torch.autocast("cpu", torch.bfloat16):
+            z = model(x)
+            if meet:
+                dist.barrier()
+                z = z + model(x)
+            loss = F.mse_loss(z, y)
         loss.backward()
         optimizer.step()
     return weights(model)

@@ -37,6 +37,7 @@ CASES: list[Case] = [
     ("ddp", 3, {"seed": 0, "dropout": 0.3}),
     ("fsdp2", 3, {"seed": 0, "low": "bfloat16"}),
     ("experts", 3, {"seed": 0}),
+    ("autocast", 4, {"seed": 0, "meet": True}),
 ]
 """Those of the default run: the processes take a few seconds in all."""
 
@@ -145,6 +146,28 @@ def test_runs_with_dropout_repeat(tmp_path: Path) -> None:
     first = run(case, tmp_path)
     for _ in range(20 if FULL else 4):
         assert_equal_bits(first, run(case, tmp_path))
+
+
+def test_casts_that_are_lost_are_said() -> None:
+    """Rank 0 comes back to autocast with other weights while rank 1 waits inside."""
+
+    def program(rank: int) -> None:
+        start()
+        layer, x = torch.nn.Linear(4, 4), torch.ones(1, 4)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                before = layer(x)
+                if rank:
+                    dist.recv(torch.empty(1), 0)
+            if not rank:
+                with torch.no_grad():
+                    layer.weight += 1
+                with torch.autocast("cpu", torch.bfloat16):
+                    assert not torch.equal(before, layer(x))
+                dist.send(torch.ones(1), 1)
+
+    with pytest.warns(RuntimeWarning, match="entered torch.autocast again while others waited"):
+        launch(program, 2)
 
 
 # What belongs to a rank

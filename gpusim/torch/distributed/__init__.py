@@ -13,7 +13,7 @@ How it works:
   one does the work for all, in the memory of their tensors. Who differs is named at once.
 - `group`: torch's ProcessGroup. Each method posts one call.
 - `folds`: which Reduction a call has, and gpusim.collectives' folds by torch's names.
-- `store`: the key-value store, and `memory`: tensors as arrays.
+- `store`: the key-value store; `memory`: tensors as arrays; `casts`: autocast's cache for ranks.
 - `private`: what is used of torch's private interface.
 """
 

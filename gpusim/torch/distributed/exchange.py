@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from ...errors import CollectiveMismatchError
 from ...maps.call_site import call_site
-from ...maps.completion import Completion, give_way
+from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from .memory import bits_of, kind_of, move
 
@@ -98,7 +98,7 @@ class RankWork(dist.Work):
         """Whether the call is complete. Others run first, so that asking again and again ends."""
         if self._pending.done.done:
             return True
-        others = give_way(self._rank.thread())
+        others = self._rank.give_way()
         self._polls = 0 if others else self._polls + 1
         if self._polls > POLLS and not self._pending.done.done:
             self._rank.fail_waiting(f"{self._pending.title} at {self._site}")

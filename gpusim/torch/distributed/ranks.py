@@ -20,9 +20,10 @@ from fallback.threads import cores
 
 from ...errors import DeadlockError, GpusimError, ReplicaError
 from ...maps.axis_environment import AxisEntry
-from ...maps.completion import Completion
+from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...reduction import Reduction, current, entered, forked
+from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
@@ -85,6 +86,12 @@ class Rank:
         completion.wait(self.thread())
         self.waits_for = ""
         self.launch.turn_of(self)
+
+    def give_way(self) -> bool:
+        """Let the ranks that can run do so first; False if there are none."""
+        others = give_way(self.thread())
+        self.launch.turn_of(self)
+        return others
 
     def fail_waiting(self, what: str) -> None:
         """End all ranks, as this one asks in vain whether a call is complete."""
@@ -252,7 +259,11 @@ class Launch:
     def execute(self) -> list[Any]:
         """Run all ranks; their results, or the error that ended them."""
         threads = torch.get_num_threads()
-        with ranks_as_threads(self._rendezvous, self._admit) as world, _own_environments():
+        with (
+            ranks_as_threads(self._rendezvous, self._admit) as world,
+            _own_environments(),
+            casts_of_ranks(lambda: current_rank().give_way()),
+        ):
             self.world = world
             try:
                 self.call.execute()
