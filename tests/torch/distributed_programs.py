@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Results = dict[str, Tensor]
+legacy: Any = np.random  # the global generator
 PROGRAMS: dict[str, Callable[..., Results]] = {}
 
 
@@ -311,7 +312,7 @@ def ddp(
     torch.manual_seed(seed + (rank if dropout else 0))
     if dropout:  # other weights on each rank: DDP broadcasts those of rank 0
         random.seed(rank)
-        np.random.seed(rank)
+        legacy.seed(rank)
     model = nn.parallel.DistributedDataParallel(
         drawn(Network(width, dropout=dropout), seed + (rank if dropout else 0)),
         bucket_cap_mb=0.003,
@@ -321,7 +322,7 @@ def ddp(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for number, (x, y) in enumerate(batches(rank, 4, width, seed)):
         if dropout:
-            x = x * (1 + 0.1 * random.random()) + float(np.random.randn())
+            x = x * (1 + 0.1 * random.random()) + float(legacy.randn())
         if accumulate and number % 2 == 0:
             with model.no_sync():
                 F.mse_loss(model(x), y).backward()

@@ -25,21 +25,23 @@ from tests.oracles.budget import FULL
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import Case, gloo
 
+legacy: Any = np.random  # the global generator
 SIZES = [1, 2, 7, 33, 147, 1000]
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8"]
 
 CASES: list[Case] = [
-    ("collectives", 2, {"sizes": SIZES, "dtypes": ["float32", "int64"], "seed": 0}),
-    ("collectives", 3, {"sizes": SIZES, "dtypes": ["float32", "bfloat16"], "seed": 1}),
-    ("rearrangements", 3, {"seed": 0}),
-    ("messages", 4, {"seed": 0}),
-    ("groups", 5, {"seed": 0}),
-    ("ddp", 3, {"seed": 0, "dropout": 0.3}),
+    (
+        "collectives",
+        3,
+        {"sizes": [1, 7, 147], "dtypes": ["float32", "bfloat16", "int64"], "seed": 1},
+    ),
+    ("groups", 3, {"seed": 0}),
+    ("messages", 3, {"seed": 0}),
+    ("ddp", 2, {"seed": 0, "dropout": 0.3}),
     ("fsdp2", 3, {"seed": 0, "low": "bfloat16"}),
-    ("experts", 3, {"seed": 0}),
-    ("autocast", 4, {"seed": 0, "meet": True}),
+    ("autocast", 3, {"seed": 0, "meet": True}),
 ]
-"""Those of the default run: the processes take a few seconds in all."""
+"""Those of the default run."""
 
 
 def all_cases() -> list[Case]:
@@ -68,6 +70,7 @@ def all_cases() -> list[Case]:
             for options in ({}, {"low": "bfloat16"}, {"checkpoint": f"saved-{ranks}-{seed}"}):
                 found.append(("fsdp2", ranks, {"seed": seed, **options}))
             found.append(("tensor_parallel", ranks, {"seed": seed, "sequence": True}))
+            found.append(("autocast", ranks, {"seed": seed, "meet": True}))
             if ranks % 4 == 0:
                 found.append(("tensor_parallel", ranks, {"seed": seed, "sharded": 2}))
                 found.append(("fsdp2", ranks, {"seed": seed, "replicas": 2}))
@@ -79,9 +82,6 @@ def case_name(case: Case) -> str:
     return f"{name}-{ranks}-{'-'.join(f'{k}={v}' for k, v in arguments.items())}".replace(" ", "")
 
 
-SLOW = [case for case in all_cases() if case not in CASES]
-
-
 def located(case: Case, folder: Path) -> Case:
     """The case with its checkpoints in a folder."""
     name, ranks, arguments = case
@@ -90,23 +90,16 @@ def located(case: Case, folder: Path) -> Case:
     return name, ranks, arguments
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Tensor]]]:
-    """What real processes return, all cases in one go."""
-    folder = tmp_path_factory.mktemp("gloo")
-    cases = [*CASES, *(SLOW if FULL else ())]
-    found = gloo([located(case, folder) for case in cases], folder)
-    return {case_name(case): each for case, each in zip(cases, found, strict=True)}
-
-
-def assert_equal_bits(real: list[dict[str, Tensor]], ours: list[dict[str, Tensor]]) -> None:
+def assert_equal_bits(
+    real: list[dict[str, Tensor]], ours: list[dict[str, Tensor]], case: str = ""
+) -> None:
     for rank, (expected, found) in enumerate(zip(real, ours, strict=True)):
         assert expected.keys() == found.keys()
         for name, value in expected.items():
             mine = found[name]
-            assert (value.shape, value.dtype) == (mine.shape, mine.dtype), (rank, name)
+            assert (value.shape, value.dtype) == (mine.shape, mine.dtype), (case, rank, name)
             bits = [x.contiguous().reshape(-1).view(torch.uint8) for x in (value, mine)]
-            assert torch.equal(*bits), (rank, name)
+            assert torch.equal(*bits), (case, rank, name)
 
 
 def run(case: Case, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
@@ -115,17 +108,26 @@ def run(case: Case, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     return launch(lambda rank: PROGRAMS[name](**arguments), ranks, **options)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(pytest.param(case, id=case_name(case)) for case in CASES),
-        *(pytest.param(case, id=case_name(case), marks=pytest.mark.slow) for case in SLOW),
-    ],
-)
-def test_bits_are_those_of_real_processes(
-    case: Case, real: dict[str, list[dict[str, Tensor]]], tmp_path: Path
+def compare(cases: list[Case], folder: Path) -> None:
+    """Assert that simulated ranks return what real processes do, all cases from one fork."""
+    for side in ("real", "ours"):
+        (folder / side).mkdir()
+    found = gloo([located(case, folder / "real") for case in cases], folder / "real")
+    for case, expected in zip(cases, found, strict=True):
+        assert_equal_bits(expected, run(case, folder / "ours"), case_name(case))
+
+
+def test_bits_are_those_of_real_processes(tmp_path: Path) -> None:
+    compare(CASES, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bits_are_those_of_real_processes_in_all_programs(
+    name: str, ranks: int, tmp_path: Path
 ) -> None:
-    assert_equal_bits(real[case_name(case)], run(case, tmp_path))
+    compare([case for case in all_cases() if case[:2] == (name, ranks)], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +178,11 @@ def test_casts_that_are_lost_are_said() -> None:
 def test_each_rank_has_the_state_of_a_process() -> None:
     before = (os.getcwd(), list(sys.argv), torch.initial_seed(), dict(os.environ))
     torch.manual_seed(5)
-    np.random.seed(6)
+    legacy.seed(6)
     random.seed(7)
-    expected = [torch.rand(1).item(), np.random.randn(), np.random.randn(), random.random()]
+    expected = [torch.rand(1).item(), legacy.randn(), legacy.randn(), random.random()]
     torch.manual_seed(5)
-    np.random.seed(6)
+    legacy.seed(6)
     random.seed(7)
 
     def program(rank: int) -> list[float]:
@@ -192,10 +194,10 @@ def test_each_rank_has_the_state_of_a_process() -> None:
         torch.use_deterministic_algorithms(rank == 1)
         drawn: list[float] = []
         dist.barrier()
-        for draw in (lambda: torch.rand(1, dtype=torch.float32).item(), np.random.randn):
+        for draw in (lambda: torch.rand(1, dtype=torch.float32).item(), legacy.randn):
             drawn.append(draw())
             dist.barrier()
-        drawn += [np.random.randn(), random.random()]
+        drawn += [legacy.randn(), random.random()]
         dist.barrier()
         assert os.environ["OWN"] == os.environ["RANK"] == os.environ["LOCAL_RANK"] == str(rank)
         assert os.environ["WORLD_SIZE"] == "3"
@@ -212,7 +214,7 @@ def test_each_rank_has_the_state_of_a_process() -> None:
     assert before[0] == after[0] and before[1] == after[1] and before[3] == after[3]
     assert torch.zeros(1).dtype == torch.float32
     assert not torch.are_deterministic_algorithms_enabled()
-    assert [torch.rand(1).item(), np.random.randn()] == expected[:2]
+    assert [torch.rand(1).item(), legacy.randn()] == expected[:2]
 
 
 def test_nothing_of_a_launch_is_left() -> None:
@@ -366,12 +368,12 @@ def fails(
     *said: str,
     **options: Any,
 ) -> str:
-    """Assert that a program ends within a second with an error that says all this."""
+    """Assert that a program ends by itself, at once, with an error that says all this."""
     threads = threading.active_count()
     begun = time.monotonic()
     with pytest.raises(error) as caught:
         launch(program, ranks, **options)
-    assert time.monotonic() - begun < 1 + 4 * bool(os.environ.get("CI"))
+    assert time.monotonic() - begun < 10  # at once, on a machine that others use as well
     text = str(caught.value)
     for each in said:
         assert re.search(each, text), text
@@ -519,7 +521,13 @@ def test_a_rank_that_raises_ends_the_others() -> None:
     fails(program, 3, ReplicaError, "rank 1 raised KeyError: 'weights'")
 
 
-def test_a_rank_that_raises_in_a_backward_pass_ends_the_others() -> None:
+@pytest.fixture
+def ddp_is_imported() -> None:
+    """DDP imports for seconds when it is first used."""
+    launch(lambda rank: PROGRAMS["ddp"](seed=0), 1)
+
+
+def test_a_rank_that_raises_in_a_backward_pass_ends_the_others(ddp_is_imported: None) -> None:
     def program(rank: int) -> None:
         start()
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
@@ -531,7 +539,7 @@ def test_a_rank_that_raises_in_a_backward_pass_ends_the_others() -> None:
     fails(program, 3, ReplicaError, "rank 1 raised KeyError: 'data'")
 
 
-def test_a_missing_backward_pass_is_named() -> None:
+def test_a_missing_backward_pass_is_named(ddp_is_imported: None) -> None:
     def program(rank: int) -> None:
         start()
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))

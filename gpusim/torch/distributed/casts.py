@@ -1,4 +1,4 @@
-"""autocast's cache of cast weights, which all threads of a process share, as if ranks had their own.
+"""The cache of cast weights of autocast, which ranks share as threads, as if each had its own.
 
 A weight that is used twice inside autocast is cast once, and its gradients are added in the low
 precision, so the cache has a say in the bits. torch counts how deep a process is inside autocast,
