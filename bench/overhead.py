@@ -23,6 +23,7 @@ ELEMENTS = 16
 CALLS = 100  # of one operation, in one program
 BURST = 30  # calls that launch, between two looks at the clock
 STARTED = 1024  # replicas
+SCALARS = 4096  # replicas with one element each
 
 #: An operation in a vmapped program, and the same on stacked arrays in plain NumPy.
 Pair = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -38,6 +39,12 @@ OPERATIONS: dict[str, Pair] = {
         lambda x: np.concatenate([x, x]),
         lambda x: np.concatenate([x, x], axis=1),
     ),
+}
+
+#: Squares of one element a replica, an argument of the map (a 0-d array) or a NumPy scalar.
+SQUARES: dict[str, Callable[[Any], Any]] = {
+    "x ** 2": lambda x: x**2,
+    "x[()] ** 2": lambda x: x[()] ** 2,
 }
 
 CALLS_IN = {"np.where(x > 0, x, 0)": 2}  # NumPy calls that one line of OPERATIONS makes
@@ -106,6 +113,19 @@ def _vmap(x: NDArray[Any]) -> Iterator[tuple[str, Measure]]:
     yield "vmap, empty", lambda seconds: (best(vmapped(_psum, 0), seconds), "")
     for name in OPERATIONS:
         yield f"vmap, {name}", partial(dispatch, name)
+
+    def squared(name: str, dtype: str, seconds: float) -> tuple[float, str]:
+        x = np.linspace(-1, 1, SCALARS, dtype=dtype)
+        square, product = (
+            best(partial(gpusim.vmap(call), x), seconds)
+            for call in (SQUARES[name], lambda x: x * x)
+        )
+        return square, f"the map, {square / product:.1f} times that of x * x ({product:.0f} us)"
+
+    for name in SQUARES:
+        for dtype in ("float64", "float32"):
+            row = f"vmap, {name} of {dtype} on {SCALARS:,} replicas"
+            yield row, partial(squared, name, dtype)
     yield "vmap, lax.psum(x)", lambda seconds: (each(_psum, seconds), "a call, with its arithmetic")
 
 

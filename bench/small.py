@@ -16,13 +16,16 @@ from bench.timing import Timing, interleave
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = Path(__file__).with_name("small_program.py")
-#: By case: its name in tables, and the NumPy call with the same result.
+#: By case: its name in tables, and the case that does the same with NumPy alone.
 CASES = {
     "psum": ("psum of 8 x 16 float32 under vmap", "np.add.reduce"),
+    "pmap": ("pmap of 64 replicas, five NumPy calls each", "loop"),
+    "pmap, psum": ("pmap of 64 replicas that meet in a psum too", "loop, sum"),
     "step": ("PopTorch step of a Linear with SGD, 4 replicas", None),
 }
-#: Python calls before the collectives had one dispatcher, by this file's count.
-BEFORE = {"psum": 254, "step": 754}
+#: Python calls before the collectives had one dispatcher, and before pmap kept its threads, by this
+#: file's count.
+BEFORE = {"psum": 254, "pmap": 1603, "pmap, psum": 1603, "step": 754}
 
 
 class _Process:

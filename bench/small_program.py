@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 REPLICAS, ELEMENTS = 8, 16
+PMAP_REPLICAS, WIDTH = 64, 128
 STEP_REPLICAS, BATCH, FEATURES = 4, 4, 4
 
 
@@ -34,6 +35,53 @@ def add_reduce() -> tuple[Callable[[], Any], list[str]]:
     """The same sum by NumPy."""
     x = np.linspace(-1, 1, REPLICAS * ELEMENTS, dtype=np.float32).reshape(REPLICAS, ELEMENTS)
     return partial(np.add.reduce, x), [""]
+
+
+def layers(x: Any) -> Any:
+    """A program of five NumPy calls without BLAS, whose own threads would be measured."""
+    y = np.sin(x)
+    return np.tanh(np.exp(y * y)).sum(0)
+
+
+def threads() -> tuple[Callable[[], Any], list[str]]:
+    """A pmap of that program over 64 replicas; the caller's Python calls count."""
+    import gpusim
+
+    return partial(gpusim.pmap(layers), _matrices()), [""]
+
+
+def loop() -> tuple[Callable[[], Any], list[str]]:
+    """The same by a Python loop."""
+    x = _matrices()
+    return lambda: np.stack([layers(row) for row in x]), [""]
+
+
+def threads_meet() -> tuple[Callable[[], Any], list[str]]:
+    """The same, followed by a psum, in which each thread waits for all others."""
+    import gpusim
+    from gpusim import lax
+
+    def replica(x: Any) -> Any:
+        y = layers(x)
+        return y - lax.psum(y, "i")
+
+    return partial(gpusim.pmap(replica, "i"), _matrices()), [""]
+
+
+def loop_and_sum() -> tuple[Callable[[], Any], list[str]]:
+    """The same by a Python loop."""
+    x = _matrices()
+
+    def run() -> Any:
+        y = np.stack([layers(row) for row in x])
+        return y - y.sum(0)
+
+    return run, [""]
+
+
+def _matrices() -> Any:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(PMAP_REPLICAS, WIDTH, WIDTH)).astype(np.float32) / WIDTH
 
 
 def step() -> tuple[Callable[[], Any], list[str]]:
@@ -64,7 +112,15 @@ def step() -> tuple[Callable[[], Any], list[str]]:
     return lambda: training(x, y), ours
 
 
-CASES = {"psum": psum, "np.add.reduce": add_reduce, "step": step}
+CASES = {
+    "psum": psum,
+    "np.add.reduce": add_reduce,
+    "pmap": threads,
+    "loop": loop,
+    "pmap, psum": threads_meet,
+    "loop, sum": loop_and_sum,
+    "step": step,
+}
 
 
 def python_calls(call: Callable[[], Any], folders: list[str]) -> int:

@@ -78,6 +78,8 @@ TRAINING = (64, 5.0)  # replicas, and how many times as fast as a loop over them
 #: Python calls at most, by the beginning of a small call's name.
 SMALL_CALLS = {"psum": 110, "PopTorch step": 400}
 SMALL_FASTER = 2.0  # a small psum, than in the older checkout
+PMAP = "pmap of 64 replicas, five"  # the beginning of a small call's name
+PMAP_WITHIN = 2.0  # times as long as a Python loop
 
 LARGE_VALUE = 16 * MI  # bytes; with smaller ones, latency dominates
 
@@ -179,7 +181,9 @@ def _judge_training(trainings: Iterable[Training]) -> Verdict:
 
 
 def _judge_small(found: Iterable[SmallCall]) -> Iterator[Verdict]:
-    """The Python calls of each small call, and the time of the psum beside an older checkout."""
+    """The Python calls of each small call, the time of the psum beside an older checkout, and that
+    of pmap beside a Python loop."""
+    found = list(found)
     by_name = {name: call for call in found for name in SMALL_CALLS if call.name.startswith(name)}
     for name, most in SMALL_CALLS.items():
         call = by_name.get(name)
@@ -194,6 +198,13 @@ def _judge_small(found: Iterable[SmallCall]) -> Iterator[Verdict]:
         faster,
         f"≥ {SMALL_FASTER:g}x faster",
         None if faster is None else faster >= SMALL_FASTER,
+    )
+    ratio = next((call.ratio("numpy") for call in found if call.name.startswith(PMAP)), None)
+    yield Verdict(
+        "pmap of a few NumPy calls, than a Python loop over the replicas",
+        ratio,
+        f"≤ {PMAP_WITHIN:g}x as long",
+        None if ratio is None else ratio <= PMAP_WITHIN,
     )
 
 

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fallback import limits, memory, threads
+from fallback.arguments import check_batch_offset
 from fallback.decode import all_within, encode, largest_magnitude
+from fallback.draws import Draws
 from fallback.formats import (
     BFLOAT16,
     FLOAT32,
@@ -22,7 +24,7 @@ from fallback.formats import (
     kind_of,
 )
 from fallback.general import FormatRounder
-from fallback.layout import Index, split, whole
+from fallback.layout import split, whole
 from fallback.philox import Lanes
 from fallback.subnormals import require_subnormals
 from fallback.workspace import Workspace, own_workspace
@@ -351,6 +353,13 @@ def check_counter(name: str, value: int) -> int:
     return int(value)
 
 
+def check_places(place: ArrayLike, batch: tuple[int, ...]) -> tuple[int, NDArray[np.uint64] | None]:
+    """The place that all batch entries have in common, or 0 and one for each."""
+    if isinstance(place, (int, np.integer)):
+        return check_counter("place", int(place)), None
+    return 0, check_batch_offset(place, batch)
+
+
 def round_to(
     x: ArrayLike,
     dtype: DTypeLike | FormatInfo,
@@ -359,7 +368,7 @@ def round_to(
     seed: int = 0,
     step: int = 1,
     call: int = 0,
-    place: int = 0,
+    place: ArrayLike = 0,
     batch_ndim: int = 0,
 ) -> NDArray[Any]:
     """Convert `x` to the floating-point `dtype` in one correct rounding.
@@ -369,7 +378,8 @@ def round_to(
     two neighbours by the Philox lane of the element's flat index in (seed, step, call, place).
     Rounding to float32 and float64 is always to nearest. A FormatInfo instead of the dtype stands
     for any format; its values are returned in its carrier. The `batch_ndim` leading axes count
-    values that are rounded independently, with the same lanes.
+    values that are rounded independently, each with its own flat indices. `place` is an integer, or
+    integers that broadcast to the shape of these axes.
 
     **Raises**: TypeError for dtypes that are not floating-point ones; ValueError for a seed or
     counter that is not a 64-bit word.
@@ -381,9 +391,10 @@ def round_to(
     [1.25, 1.25, 1.25, 1.25, 1.25, 1.25]
     """
     stochastic = check_rounding(rounding)
-    counters = {"seed": seed, "step": step, "call": call, "place": place}
-    words = {name: check_counter(name, value) for name, value in counters.items()}
     values = np.asarray(x)
+    common, places = check_places(place, values.shape[:batch_ndim])
+    counters = {"seed": seed, "step": step, "call": call}
+    words = {name: check_counter(name, value) for name, value in counters.items()}
     target = dtype if isinstance(dtype, FormatInfo) else np.dtype(dtype)
     held = target.carrier if isinstance(target, FormatInfo) else target
     for name, given in (("x", values.dtype), ("dtype", held)):
@@ -400,18 +411,29 @@ def round_to(
     batch, size = math.prod(values.shape[:batch_ndim]), math.prod(values.shape[batch_ndim:])
     sources, results = values.reshape(batch, size), out.reshape(batch, size)
 
-    def round_box(box: Index) -> None:
+    def round_box(rows: slice, columns: slice) -> None:
         require_subnormals()
         workspace = own_workspace(limits.BLOCK)
         drawn = None
-        if round_part.stochastic:
-            drawn = np.empty(box[0].stop - box[0].start, np.uint32)
-            lanes.fill(drawn, start=box[0].start, step=words["step"], batch_offset=words["place"])
+        if round_part.stochastic and places is not None:
+            shape = rows.stop - rows.start, columns.stop - columns.start
+            draws = Draws(lanes, (rows, columns), (size,), places.ravel())
+            drawn = draws.draw(shape, words["step"])
+        elif round_part.stochastic:
+            drawn = np.empty(columns.stop - columns.start, np.uint32)
+            lanes.fill(drawn, start=columns.start, step=words["step"], batch_offset=common)
         with np.errstate(all="ignore"):
-            for part in split((*whole((batch,)), *box), limits.BLOCK):
+            for part in split((rows, columns), limits.BLOCK):
                 block = sources[part].astype(computing, order="C")
                 round_part(block, drawn, workspace)
                 encode(block, results[part], workspace)
 
-    threads.share(round_box, split(whole((size,)), limits.BLOCK), values.size)
+    whole_batch = slice(0, batch)
+    boxes = (
+        split(whole((batch, size)), limits.BLOCK)
+        if places is not None
+        else ((whole_batch, *box) for box in split(whole((size,)), limits.BLOCK))
+    )
+    if values.size:
+        threads.share(lambda box: round_box(*box), boxes, values.size)
     return out

@@ -5,7 +5,7 @@ collectives; `Reduction` and `reduction` say in which order and precision they a
 are the same operations on stacked arrays.
 """
 
-from . import collectives, deprecated, groups, lax
+from . import collectives, deprecated, groups, lax, tree
 from .devices import devices
 from .errors import (
     CollectiveMismatchError,
@@ -17,7 +17,18 @@ from .errors import (
 )
 from .formats import Format
 from .groups import CommGroupType, Groups
-from .maps import MappedArray, Mesh, P, at, per_replica_route, pmap, shard_map, vmap
+from .maps import (
+    MappedArray,
+    Mesh,
+    P,
+    at,
+    per_replica,
+    per_replica_route,
+    pmap,
+    set_mesh,
+    shard_map,
+    vmap,
+)
 from .random import rng
 from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
@@ -47,12 +58,31 @@ __all__ = [
     "devices",
     "groups",
     "lax",
+    "per_replica",
     "per_replica_route",
     "pmap",
     "quantise_fpx",
     "reduction",
     "rng",
     "round_to",
+    "set_mesh",
     "shard_map",
+    "tree",
     "vmap",
 ]
+
+_MODULES = {
+    "poptorch",
+    "poptorch_experimental_addons",
+    "popart",
+    "popdist",
+    "popxl",
+    "study",
+    "torch",
+}
+
+
+def __dir__() -> list[str]:
+    """The public names, and the public modules that the program has imported."""
+    loaded = {name for name in globals() if name in _MODULES or name.startswith("__")}
+    return sorted({*__all__, *loaded})

@@ -14,7 +14,7 @@ from gpusim.optional import require
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "DASHED", "SUFFIXES", "check_suffix", "save", "styled", "write"]
+__all__ = ["COLOURS", "DASHED", "SUFFIXES", "check_suffix", "figure", "save", "styled", "write"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours without yellow, which is hard to see on paper.
@@ -54,6 +54,34 @@ def styled(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
     style: Any = STYLE | dict(changes or {})  # matplotlib's stubs list every key by name
     with matplotlib.rc_context(style):
         yield
+
+
+@contextmanager
+def figure(
+    path: str | PathLike[str], width: float = 5, height: float = 2.4, columns: int = 1
+) -> Iterator[Any]:
+    """A block that draws into one or more axes, after which the figure is written.
+
+    **Arguments**:
+
+    - `path`: the file, whose suffix names the format.
+    - `width`, `height`: in inches.
+    - `columns`: the number of axes side by side.
+
+    **Returns**: matplotlib's Axes, or an array of them if `columns` is not 1.
+
+    **Raises**: as `styled` and `write`.
+
+    >>> with figure(getfixture("tmp_path") / "line.svg") as ax:
+    ...     _ = ax.plot([1, 3, 2], color=COLOURS[0])
+    """
+    check_suffix(path)
+    with styled():
+        from matplotlib.figure import Figure
+
+        drawing = Figure(figsize=(width, height), layout="constrained")
+        yield drawing.subplots(1, columns)
+        write(drawing, path)
 
 
 def check_suffix(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> str:

@@ -11,6 +11,8 @@ from numpy.typing import DTypeLike, NDArray
 
 __all__ = [
     "on_device",
+    "refuse_subclasses",
+    "in_native_order",
     "lacks_kernels",
     "as_bits",
     "call_on_bits",
@@ -46,6 +48,30 @@ def on_device(value: Any) -> bool:
         interfaces = ("__cuda_array_interface__", "__array_function__")
         known = _KINDS[kind] = all(hasattr(kind, name) for name in interfaces)
     return known
+
+
+_REFUSED = {
+    np.ma.MaskedArray: "a masked array, whose mask collectives do not know; expected x.filled(value), "
+    "or x.data and np.ma.getmaskarray(x) as two arrays",
+    np.matrix: "an np.matrix, which multiplies and indexes in its own way; expected np.asarray(x)",
+}
+
+
+def refuse_subclasses(value: Any, what: str) -> None:
+    """Refuse arrays whose meaning an exchange of their elements would lose.
+
+    **Raises**:
+
+    - ValueError: for masked arrays, as in JAX, and for np.matrix.
+    """
+    for kind, words in _REFUSED.items():
+        if isinstance(value, kind):
+            raise ValueError(f"{what} is {words}")
+
+
+def in_native_order(array: Array) -> Array:
+    """A copy in the machine's byte order."""
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def lacks_kernels(dtype: np.dtype[Any]) -> bool:

@@ -19,8 +19,16 @@ from numpy.typing import DTypeLike
 from fallback import random as kernels
 from fallback.formats import BFLOAT16, kind_of
 
+from .errors import GpusimError
 from .libraries import on_device, to_host, to_library_of
-from .maps.axis_environment import Axes, AxisEntry, axis_environment, lockstep_axes, union
+from .maps.axis_environment import (
+    Axes,
+    axis_environment,
+    diverging_axes,
+    global_indices,
+    lockstep_axes,
+    union,
+)
 from .maps.mapped_array.align import (
     common_axes,
     elementwise,
@@ -64,6 +72,8 @@ class rng:
       an integer for a name.
     - TypeError: if seed or calls is not an integer, or a name is not hashable.
     - NameError: by the draws, if no enclosing map binds the axis.
+    - GpusimError: by the draws, in a branch that only some replicas take under vmap, from a
+      generator that was made outside of it.
 
     >>> import numpy as np, gpusim
     >>> generator = gpusim.rng(0, "i")
@@ -98,6 +108,7 @@ class rng:
         self._axis_name = _checked_axis_name(axis_name)
         self._lock = threading.Lock()
         self._outside = _Counter(_word("calls", calls))
+        self._diverging = diverging_axes()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> rng:
@@ -368,7 +379,14 @@ class rng:
 
     def _next_stream(self) -> tuple[kernels.Stream, Axes]:
         """The words of the next call for all replicas that run here in lockstep, and their axes."""
-        replicas, axes = _global_indices(resolve_names(self._axis_name))
+        replicas, axes = global_indices(resolve_names(self._axis_name))
+        if diverging_axes() != self._diverging:
+            raise GpusimError(
+                "a draw in a cond, switch or while_loop whose predicate differs between replicas, "
+                "from a generator that was made outside of it: all replicas would count the draw, "
+                "under pmap only those that take the branch; draw before it, or make the generator "
+                "in it (gpusim.rng(seed, axis_name, calls=...))"
+            )
         with self._lock:
             counter = self._own_counter()
             call = _word("calls", counter.calls)
@@ -460,18 +478,6 @@ class _Draw(NamedTuple):
     words: Array
     replicas: Array
     ndim: int
-
-
-def _global_indices(entries: Sequence[AxisEntry]) -> tuple[Array, Axes]:
-    """The replicas' indices along the axes, row-major in their order, and the lockstep axes among
-    these, outermost first."""
-    axes = tuple(sorted((f for f in entries if f.index is None), key=lambda entry: entry.depth))
-    index: Any = np.zeros((1,) * len(axes), np.uint64)
-    for entry in entries:
-        shape = [entry.size if entry is other else 1 for other in axes]
-        here = np.arange(entry.size).reshape(shape) if entry in axes else np.asarray(entry.index)
-        index = index * np.uint64(entry.total) + (entry.offset + here).astype(np.uint64)
-    return np.asarray(index), axes
 
 
 def _deliver(data: Array, axes: Axes) -> Any:

@@ -8,18 +8,28 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
-from .collectives.kernels import kernels
+from fallback.formats import FormatInfo, is_sub_32_bit
+
+from .collectives.kernels import empty, kernels
 from .formats import Format, FormatLike, kernel_format
-from .maps.axis_environment import Axes
-from .maps.mapped_array.array import Array, MappedArray, unpack, wrap
+from .libraries import on_device, to_host
+from .maps.axis_environment import Axes, axis_environment, global_indices, union
+from .maps.mapped_array.align import lead, lead_full, sizes
+from .maps.mapped_array.array import Array, MappedArray, unpack, wrap, wrap_array
+from .maps.names import AxisName, resolve_names
 
 __all__ = ["quantise_fpx", "round_to"]
 
 
 def round_to(
-    x: Any, dtype: DTypeLike | FormatLike, *, rounding: str = "nearest", seed: int = 0
+    x: Any,
+    dtype: DTypeLike | FormatLike,
+    *,
+    rounding: str = "nearest",
+    seed: Any = 0,
+    axis_name: AxisName = None,
 ) -> Any:
     """Convert to a floating-point dtype or format in one correct rounding.
 
@@ -35,18 +45,23 @@ def round_to(
     - `rounding`: ``"nearest"``, ties to even, or ``"stochastic"``, which takes the upper neighbour
       with the probability that makes the mean exact. Stochastic rounding applies to formats of
       fewer bits than float32.
-    - `seed`: of stochastic rounding, 0 to 2**64 - 1. An element's random bits are a function of
-      the seed and of its index in `x`, flattened: replicas that round arrays of one shape with one
-      seed use the same bits. Use another seed for each call (and replica) that should draw its
-      own.
+    - `seed`: of stochastic rounding, 0 to 2**64 - 1; inside vmap it may be mapped. An element's
+      random bits are a function of the seed, of its index in `x`, flattened, and of the replica:
+      each one has bits of its own, the same under every map. Use another seed for each call that
+      should draw its own.
+    - `axis_name`: inside a map, the axes along which replicas have bits of their own; a name or a
+      tuple of names. None means all axes of the enclosing maps, named or not; () none: each replica
+      rounds as outside of a map, so that equal values stay equal.
 
     **Returns**: A new array of the shape of `x` (0-d for a number), in `dtype`. Values of a Format
-    are in float32 if that holds all of them, else in float64.
+    are in float32 if that holds all of them, else in float64. Under vmap, what is rounded
+    stochastically is mapped over the axes of `axis_name`, whatever `x` is.
 
     **Raises**:
 
-    - TypeError: for dtypes that are not floating-point ones.
+    - TypeError: for dtypes that are not floating-point ones, and a seed that is not an integer.
     - ValueError: for another rounding, or a seed out of range.
+    - NameError: for an axis name that is not bound.
 
     >>> import gpusim, ml_dtypes, numpy as np
     >>> x = 1 + 2.0**-8 + 2.0**-40
@@ -57,17 +72,17 @@ def round_to(
     array([0.2998, 0.3  ], dtype=float16)
     >>> float(abs(y.mean(dtype=float) - 0.3)) < 1e-5
     True
+    >>> weights = np.full(4, 0.3)  # in each replica
+    >>> half = lambda w: gpusim.round_to(w, np.float16, rounding="stochastic")
+    >>> gpusim.vmap(half, in_axes=None, axis_size=2)(weights)
+    array([[0.2998, 0.3   , 0.3   , 0.3   ],
+           [0.3   , 0.3   , 0.3   , 0.3   ]], dtype=float16)
     >>> gpusim.round_to(np.array([1.0, 1.3]), gpusim.Format(exponent_bits=3, mantissa_bits=1))
     array([1. , 1.5], dtype=float32)
     """
     if dtype is None:  # NumPy's default would be float64
         raise TypeError("dtype=None: expected a floating-point dtype or a Format")
-    data, axes = _stacked(x)
-    target = kernel_format(dtype)
-    rounded = kernels(data).round_to(
-        data, target, rounding=rounding, seed=seed, batch_ndim=len(axes)
-    )
-    return _like(x, rounded)
+    return _round(x, kernel_format(dtype), rounding, seed, axis_name)
 
 
 def quantise_fpx(
@@ -76,7 +91,8 @@ def quantise_fpx(
     mantissa_bits: int,
     rounding: str = "stochastic",
     *,
-    seed: int = 0,
+    seed: Any = 0,
+    axis_name: AxisName = None,
 ) -> Any:
     """Quantise to a small format without changing the dtype, as poptorch-experimental-addons does.
 
@@ -93,14 +109,16 @@ def quantise_fpx(
     - `exponent_bits`: 1 to 8.
     - `mantissa_bits`: 0 to 23.
     - `rounding`: ``"nearest"`` or ``"stochastic"``, which has `round_to`'s random bits.
-    - `seed`: of stochastic rounding, 0 to 2**64 - 1.
+    - `seed`, `axis_name`: of stochastic rounding, as in `round_to`.
 
     **Returns**: A new array of the shape and dtype of `x`.
 
     **Raises**:
 
     - ValueError: for widths or a rounding outside these, or a seed out of range.
-    - TypeError: for a dtype of `x` that is not a floating-point one.
+    - TypeError: for a dtype of `x` that is not a floating-point one, and a seed that is not an
+      integer.
+    - NameError: for an axis name that is not bound.
 
     >>> import gpusim, numpy as np
     >>> gpusim.quantise_fpx(np.array([0.2, 1.3, -7.0]), 2, 1, rounding="nearest")
@@ -127,8 +145,8 @@ def quantise_fpx(
     wide = round_to(round_to(wide, scaled), np.float64)
     if rounding == "nearest":  # just below a tie the nearest value is the lower one
         wide = np.nextafter(wide, np.copysign(0.0, wide))
-    quantised = round_to(wide, target, rounding=rounding, seed=seed, batch_ndim=len(axes))
-    return _like(x, round_to(quantised, data.dtype))
+    quantised = _round(_like(x, wide), target, rounding, seed, axis_name)
+    return _like(quantised, round_to(unpack(quantised)[0], data.dtype))
 
 
 def _check_bits(field: str, given: int, least: int, most: int) -> None:
@@ -150,6 +168,58 @@ def _stacked(x: Any) -> tuple[Array, Axes]:
     return (data if hasattr(data, "__array_function__") else np.asarray(data)), axes
 
 
+def _round(
+    x: Any, target: DTypeLike | FormatInfo, rounding: str, seed: Any, axis_name: AxisName
+) -> Any:
+    """`round_to` to a format of the kernels."""
+    data, axes = _stacked(x)
+    target = target if isinstance(target, FormatInfo) else np.dtype(target)
+    seeds, seed_axes = _seeds(seed)
+    entries = axis_environment() if axis_name is None else resolve_names(axis_name)
+    round_to = kernels(data).round_to
+    if rounding != "stochastic" or not is_sub_32_bit(target):
+        first = int(seeds.flat[0]) if seeds.size else 0
+        return _like(x, round_to(data, target, rounding=rounding, seed=first))
+    places, own = global_indices(entries)
+    mapped = union(union(axes, own), seed_axes)
+    shape = sizes(mapped)
+    if mapped != axes:
+        data = lead_full(wrap(data, axes), mapped)
+    places = np.broadcast_to(lead(wrap(places.reshape(sizes(own)), own), mapped), shape)
+    if not seed_axes:
+        rounded = round_to(
+            data,
+            target,
+            rounding=rounding,
+            seed=int(seeds),
+            place=places if shape else int(places),
+            batch_ndim=len(shape),
+        )
+    else:
+        seeds = np.broadcast_to(lead(wrap(seeds, seed_axes), mapped), shape)
+        rounded = None
+        for index in np.ndindex(*shape):
+            own_seed, place = int(seeds[index]), int(places[index])
+            row = round_to(
+                data[(*index, ...)], target, rounding=rounding, seed=own_seed, place=place
+            )
+            if rounded is None:
+                rounded = empty(data, data.shape, row.dtype)
+            rounded[(*index, ...)] = row
+    return wrap_array(rounded, mapped) if mapped or isinstance(x, MappedArray) else rounded
+
+
+def _seeds(seed: Any) -> tuple[NDArray[Any], Axes]:
+    """Checked seeds of the replicas, on the host, and the axes along which they differ."""
+    data, axes = unpack(seed)
+    values = np.asarray(to_host(data) if on_device(data) else data)
+    if values.ndim != len(axes) or (values.dtype.kind not in "iu" and not isinstance(seed, int)):
+        raise TypeError(f"seed={seed!r:.80}: expected an integer, one for each replica")
+    if values.size and not (0 <= int(values.min()) and int(values.max()) < 2**64):
+        raise ValueError(f"seed={seed!r:.80}: expected an integer from 0 to 2**64 - 1")
+    return values, axes
+
+
 def _like(x: Any, data: Array) -> Any:
     """Stacked data as a MappedArray if `x` is one, else as a plain array."""
-    return wrap(data, unpack(x)[1]) if isinstance(x, MappedArray) else data
+    return wrap_array(data, unpack(x)[1]) if isinstance(x, MappedArray) else data

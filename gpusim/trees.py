@@ -13,6 +13,9 @@ import optree
 
 Structure = optree.PyTreeSpec
 
+NAMESPACE = "gpusim"
+"""optree's registry in which `gpusim.tree` registers classes; those of its global one are nodes
+too."""
 
 _LEAF: Structure = optree.treespec_leaf()
 
@@ -24,7 +27,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """The leaves of `tree`, in order, and its structure."""
     if type(tree) in LEAF_TYPES:
         return [tree], _LEAF
-    leaves, structure = optree.tree_flatten(tree)
+    leaves, structure = optree.tree_flatten(tree, namespace=NAMESPACE)
     return leaves, structure
 
 
@@ -37,7 +40,7 @@ def unflatten(structure: Structure, leaves: list[Any]) -> Any:
 
 def map(function: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with `function` applied to each leaf."""
-    leaves, structure = optree.tree_flatten(tree)
+    leaves, structure = optree.tree_flatten(tree, namespace=NAMESPACE)
     return optree.tree_unflatten(structure, [function(leaf) for leaf in leaves])
 
 
@@ -45,7 +48,7 @@ def is_leaf(tree: Any) -> bool:
     """Whether `tree` is a single leaf."""
     if type(tree) in LEAF_TYPES:
         return True
-    leaves, _ = optree.tree_flatten(tree)
+    leaves, _ = optree.tree_flatten(tree, namespace=NAMESPACE)
     return len(leaves) == 1 and leaves[0] is tree
 
 
@@ -67,14 +70,18 @@ def broadcast_prefix(
     """
     if prefix is None or type(prefix) in LEAF_TYPES:
         return [prefix] * len(flatten(tree)[0])
-    leaves, structure = optree.tree_flatten(prefix, is_leaf=is_prefix_leaf, none_is_leaf=True)
+    leaves, structure = optree.tree_flatten(
+        prefix, is_leaf=is_prefix_leaf, none_is_leaf=True, namespace=NAMESPACE
+    )
     try:
         subtrees = structure.flatten_up_to(tree)
     except ValueError:
-        (error, *_) = optree.prefix_errors(prefix, tree, is_leaf=is_prefix_leaf, none_is_leaf=True)
+        (error, *_) = optree.prefix_errors(
+            prefix, tree, is_leaf=is_prefix_leaf, none_is_leaf=True, namespace=NAMESPACE
+        )
         raise ValueError(f"{NO_PREFIX.format(what)}: {error(what)}") from None
     # optree takes a dict for an OrderedDict, whose leaves may be in another order
-    if optree.tree_structure(structure.unflatten(subtrees)) != optree.tree_structure(tree):
+    if flatten(structure.unflatten(subtrees))[1] != flatten(tree)[1]:
         raise ValueError(f"{NO_PREFIX.format(what)}: they have dictionaries of different types")
     found = []
     for leaf, subtree in zip(leaves, subtrees, strict=True):

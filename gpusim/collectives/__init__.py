@@ -48,3 +48,8 @@ __all__ = [
     "collective",
     "run",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

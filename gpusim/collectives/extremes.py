@@ -122,7 +122,7 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = No
 
 
 def _first_holder(fold: Fold, x: Operand) -> Result:
-    """The first replica whose value compares equal to the extreme."""
+    """The first replica whose value compares equal to the extreme, or is a NaN as it is."""
     _ordered(x)
     extreme = x[0] if x.same else fold_all(x, fold)
     return Result(_lowest_holder(x, extreme, range(1 if x.same else x.size)), False)
@@ -146,21 +146,25 @@ def _lowest_holder(x: Operand, extreme: Array, numbers: Sequence[int]) -> Array:
         return first
     holder: Array = np.full_like(extreme, NO_REPLICA, dtype=np.int32, order="C", subok=False)
     for place, number in reversed([*enumerate(numbers)]):
-        np.copyto(holder, np.int32(number), where=x[place] == extreme)
+        value = x[place]
+        held = value == extreme
+        if value.dtype.kind not in "biu":
+            held |= value != value  # the extreme is NaN then, and no number equals it
+        np.copyto(holder, np.int32(number), where=held)
     return holder
 
 
 def _equal_on_device(values: Array, extreme: Array) -> Array:
     """values == extreme, by bits: CuPy takes subnormal numbers for zeros, and has no 8-bit formats.
 
-    Beyond equal bits two zeros are equal, and a NaN (the extreme, where there is one) is not.
+    Beyond equal bits two zeros are equal, and so are two NaNs.
     """
     if values.dtype.kind in "biu":
         return values == extreme
     word = f"u{values.dtype.itemsize}"
     bits, most = values.view(word), extreme.view(word)
     equal: Array = (bits == most) | ((bits | most) << 1 == 0)
-    return equal & ~np.isnan(kernels(extreme).round_to(extreme, np.float64))
+    return equal | np.isnan(kernels(extreme).round_to(values, np.float32))
 
 
 def _holder_of_largest(x: Operand) -> Result:
@@ -198,8 +202,9 @@ def _single(name: str, axis_name: AxisName) -> AxisName:
 def pargmax(x: Any, axis_name: AxisName) -> Call:
     """The index (int32) of the first replica that holds the maximum, for each element.
 
-    A replica holds what compares equal to its value, as in JAX's definition: +0 holds -0, and no
-    replica holds a NaN, so that elements with a NaN on any replica give the largest int32.
+    NaN wins, as in np.argmax: where replicas have NaNs, the index is that of the first of them. +0
+    and -0 are equal. (JAX does not say what NaNs give: the largest int32 where its pmax returns
+    NaN, else the index of the largest number.)
 
     **Arguments**: `x` is a pytree of arrays, `axis_name` one mapped axis.
 

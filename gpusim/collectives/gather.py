@@ -90,6 +90,7 @@ def all_gather(
     axis_index_groups: AxisIndexGroups = None,
     axis: int = 0,
     tiled: bool = False,
+    to: str = "varying",
 ) -> Call:
     """The values of all replicas of the group, on each of them.
 
@@ -100,11 +101,13 @@ def all_gather(
     - `axis_index_groups`: groups of one size, as in `psum`.
     - `axis`: where the replicas' values go; a negative one counts from the end of the result.
     - `tiled`: False: stacked along a new axis there. True: concatenated along the existing axis.
+    - `to`: "varying", "invarying" or "reduced", JAX's types of the result, which has none here.
 
     **Returns**: the gathered values; of stacked arrays a read-only view where there can be one (a
     tiled result is usually a copy).
 
-    **Raises**: AxisError for an axis out of range, ValueError for groups that do not fit.
+    **Raises**: AxisError for an axis out of range, ValueError for groups that do not fit and for
+    another `to`.
 
     >>> import numpy as np, gpusim
     >>> from gpusim import lax
@@ -116,6 +119,10 @@ def all_gather(
     >>> gpusim.collectives.all_gather(np.arange(4), groups=[[0, 2], [3, 1]]).value.tolist()
     [[0, 2], [3, 1], [0, 2], [3, 1]]
     """
+    if to not in ("varying", "invarying", "reduced"):
+        raise ValueError(
+            f"all_gather to must be 'varying', 'invarying' or 'reduced', but got {to!r}"
+        )
     parameters = {"axis": axis, "tiled": bool(tiled)}
     return Call(all_gather, (x,), axis_name, axis_index_groups, None, parameters)
 

@@ -43,7 +43,7 @@ class Kernels(Protocol):
         seed: int = ...,
         step: int = ...,
         call: int = ...,
-        place: int = ...,
+        place: Any = ...,
         batch_ndim: int = ...,
     ) -> Array: ...
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..errors import ReplicaIndexError
 from ..groups import Groups
-from ..libraries import call_on_bits, on_device
+from ..libraries import call_on_bits, in_native_order, on_device, refuse_subclasses
 
 #: An array of any supported library; NumPy's stand for all of them.
 Array: TypeAlias = NDArray[Any]
@@ -70,7 +70,7 @@ class Operand:
             self.dtype = self.values[0].dtype
         else:
             self.listed = False
-            array: Any = values if type(values) is np.ndarray else as_array(values)  # type: ignore[arg-type]  # not a list, as checked
+            array: Any = as_array(values)  # type: ignore[arg-type]  # not a list, as checked
             self.values = array
             if array.ndim == 0 or array.shape[0] == 0:
                 raise ValueError(
@@ -190,11 +190,16 @@ def unstack(stacked: Array) -> list[Array]:
 
 
 def as_array(value: ArrayLike) -> Array:
-    """The value as an array of its own library: CuPy's stay, all else becomes NumPy's."""
+    """The value as an array of its own library: CuPy's stay, all else becomes NumPy's.
+
+    It is in the machine's byte order. ValueError for masked arrays and np.matrix.
+    """
     if type(value) is np.ndarray or on_device(value):
         array: Any = value
-        return array
-    return np.asarray(value)
+    else:
+        refuse_subclasses(value, "an operand")
+        array = np.asarray(value)
+    return array if array.dtype.isnative else in_native_order(array)
 
 
 def read_only(array: Array) -> Array:

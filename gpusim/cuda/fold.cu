@@ -609,6 +609,13 @@ __device__ __forceinline__ int ring_start(const Fold& fold, int block) {
   return static_cast<int>(__ldg(reinterpret_cast<const i64*>(fold.starts) + block));
 }
 
+// Whether one of a ring's chains holds all of a chunk, whose first element is in `block`. Blocks
+// of a sliced ring come again, so that a chunk may begin and end in one with others between.
+__device__ __forceinline__ bool is_one_chain(const Fold& fold, const Chunk& chunk, int block) {
+  if (fold.ring == SLICED_RING && chunk.to - chunk.from > fold.slice * fold.parts) return false;
+  return ring_block(fold, chunk.index + chunk.to - 1) == block;
+}
+
 // Whether a chunk is added as pairs of float16: all members and partial results are of that format.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
 constexpr __device__ bool packs() {
@@ -676,7 +683,7 @@ __global__ void __launch_bounds__(
   const bool ring = ORDER == SEQUENCE && fold.ring != NO_RING;
   int block = ring ? ring_block(fold, chunk.index + chunk.from) : 0;
   int start = ring ? ring_start(fold, block) : 0;
-  const bool one_chain = !ring || ring_block(fold, chunk.index + chunk.to - 1) == block;
+  const bool one_chain = !ring || is_one_chain(fold, chunk, block);
   C total[COUNT];
   if constexpr (DRAWN || AHEAD == STAGE_BATCH) {
     Draw draw = {};

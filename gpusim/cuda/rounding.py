@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from fallback.formats import FormatInfo, computing_dtype, is_sub_32_bit, kind_of
-from fallback.rounding import check_counter, check_rounding
+from fallback.rounding import check_counter, check_places, check_rounding
 
 from .device import Array, Device, Kernel, Launch
 from .folding import C_NAMES, finish_float, thread_count, write_members, write_out
@@ -20,7 +20,7 @@ from .structs import ROUND, struct, writer
 from .targets import NAMES
 
 _write_counters = writer(ROUND, *(f"finish.{name}" for name in ("seed", "step", "call")))
-_write_offset = writer(ROUND, "finish.batch_offset")
+_write_offset = writer(ROUND, "finish.batch_offset", "finish.batch_offsets")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +43,14 @@ def round_to(
     seed: int = 0,
     step: int = 1,
     call: int = 0,
-    place: int = 0,
+    place: ArrayLike = 0,
     batch_ndim: int = 0,
 ) -> Array:
     """`fallback.round_to` for arrays of `device`: the same arguments, errors and bits."""
     stochastic = check_rounding(rounding)
-    counters = {"seed": seed, "step": step, "call": call, "place": place}
-    *words, offset = (check_counter(name, value) for name, value in counters.items())
+    counters = {"seed": seed, "step": step, "call": call}
+    words = [check_counter(name, value) for name, value in counters.items()]
+    offset, offsets = check_places(place, x.shape[:batch_ndim])
     target = dtype if isinstance(dtype, FormatInfo) else np.dtype(dtype)
     launch = plan_launch(target, stochastic, _layout(x, device), batch_ndim)
     out = device.empty(x.shape, launch.dtype)
@@ -61,7 +62,10 @@ def round_to(
         write_members(buffer, device.pointer(x), 0)
         write_out(buffer, device.pointer(out))
         _write_counters(buffer, *words)
-        _write_offset(buffer, offset)
+        listed = None  # alive until the launch is queued
+        if stochastic and offsets is not None:
+            listed = device.constant(offsets.tobytes())
+        _write_offset(buffer, offset, 0 if listed is None else device.pointer(listed))
         device.run(Launch(launch.kernel, np.frombuffer(buffer, ROUND), launch.threads))
     return out
 

@@ -1,17 +1,25 @@
-"""The agreement of instances that share an axis, before a collective runs."""
+"""The agreement of instances that share an axis: on a map's arguments and results, and on each
+collective before it runs."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fallback import threads
+
 from ..collectives.dispatch import OperandKind, agreed
+from ..libraries import to_host
 from ..runtime.world import MAIN_TAG
-from .axis_environment import AxisEntry
+from .arguments import PYTHON_SCALARS, is_array
+from .axis_environment import AxisEntry, Sharding
+from .call_site import call_site
 from .lockstep import channel, sharded_axis
 from .scheduler import enclosing_replica
 
@@ -20,6 +28,71 @@ if TYPE_CHECKING:
 
 #: Values of at most this many bytes are compared between instances where they must be equal.
 SMALL_VALUE = 4096
+#: Messages show the values of arrays of at most this many elements.
+SHOWN_ELEMENTS = 4
+#: Bytes of an array that are hashed at once; the parts of a larger one are shared by the threads.
+HASHED_PART = 1 << 22
+DIGEST_BYTES = 20  # of SHA-1, the fastest of hashlib's where the processor has instructions for it
+
+
+def agree_on_arguments(
+    what: str, shared: Iterable[tuple[int, Any, str]], sharding: Sharding | None
+) -> None:
+    """Check that the arguments of a map that all replicas share are equal on all instances.
+
+    **Arguments**: `shared` holds the number of each leaf, the leaf, and why all replicas share it.
+
+    **Raises**: CollectiveMismatchError, which names the leaf, if they are not.
+    """
+    if sharding is None or not sharding.world.checks_values:
+        return
+    terms = {
+        f"leaf {number} of the arguments, which must be equal on all instances ({why})": text
+        for number, leaf, why in shared
+        if (text := _described(leaf)) is not None
+    }
+    if terms:
+        sharding.world.agree(f"{what} at {call_site()}", {"map": what, **terms})
+
+
+def agree_on_results(what: str, results: Sequence[Any], sharding: Sharding | None) -> None:
+    """Check that replicated results have the same bits on all instances.
+
+    **Raises**: CollectiveMismatchError if the bits differ.
+    """
+    if sharding is not None and results and sharding.world.check:
+        bits = ", ".join(digest(to_host(result)).hex()[:16] for result in results)
+        sharding.world.agree(f"{what} of bits {bits}", {"what": what, "bits": bits})
+
+
+def digest(array: np.ndarray) -> bytes:
+    """The SHA-1 of an array's bytes; of its parts' digests if it is large."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    if len(data) <= HASHED_PART:
+        return hashlib.sha1(data, usedforsecurity=False).digest()
+    starts = range(0, len(data), HASHED_PART)
+    parts = np.zeros((len(starts), DIGEST_BYTES), np.uint8)
+
+    def hash_part(number: int) -> None:
+        part = data[starts[number] : starts[number] + HASHED_PART]
+        found = hashlib.sha1(part, usedforsecurity=False).digest()
+        parts[number] = np.frombuffer(found, np.uint8)
+
+    threads.run(hash_part, range(len(starts)))
+    return hashlib.sha1(parts.data, usedforsecurity=False).digest()
+
+
+def _described(leaf: Any) -> str | None:
+    """The value of an argument, for comparison; None if it is neither array, number nor text."""
+    if isinstance(leaf, (*PYTHON_SCALARS, str, bytes)):
+        return repr(leaf)
+    if not is_array(leaf):
+        return None
+    values = to_host(leaf)
+    if values.dtype.hasobject:
+        return None
+    shown = f" {values.tolist()}" if values.size <= SHOWN_ELEMENTS else ""
+    return f"{values.dtype}{list(values.shape)}{shown} of bits {digest(values).hex()[:16]}"
 
 
 def kind_of(operand: Any) -> OperandKind:
@@ -27,7 +100,10 @@ def kind_of(operand: Any) -> OperandKind:
     if not isinstance(operand, tuple):
         return OperandKind(f"Python {type(operand).__name__}", ())
     data, axes = operand
-    return OperandKind(str(data.dtype), tuple(data.shape[len(axes) :]))
+    return OperandKind(_name(data.dtype), tuple(data.shape[len(axes) :]))
+
+
+_name = functools.cache(str)  # of dtypes, which takes a microsecond
 
 
 def agreement(contribution: Contribution) -> AbstractContextManager[None] | None:

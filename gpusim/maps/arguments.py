@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from .. import trees
-from ..libraries import copy_array, on_device, owner
+from ..libraries import copy_array, in_native_order, on_device, owner, refuse_subclasses
 from .axis_environment import AxisEntry
-from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap
+from .mapped_array.array import Array, MappedArray, read_only, unpack, wrap, wrap_array
+from .mapped_array.memory import is_writable
 
 PYTHON_SCALARS = (bool, int, float, complex)
 
@@ -24,6 +24,12 @@ class MapArguments(NamedTuple):
     structure: trees.Structure | None  # None: each leaf is a positional argument
     axes: list[int | None]
     size: int
+
+    def shared(self) -> Iterator[tuple[int, Any, str]]:
+        """The leaves that all replicas share: number, leaf, and why."""
+        for number, (leaf, axis) in enumerate(zip(self.leaves, self.axes, strict=True)):
+            if axis is None:
+                yield number, leaf, "in_axes=None"
 
     def call(self, function: Callable[..., Any], leaves: list[Any]) -> Any:
         """function(*args, **kwargs) with the arguments' leaves replaced by `leaves`."""
@@ -45,11 +51,21 @@ def is_array(value: Any) -> bool:
 def as_array(value: Any, what: str) -> Array:
     """`value` as an array: np.asarray of numbers and of objects with __array__.
 
-    **Raises**:
+    The result is in the machine's byte order.
 
-    - TypeError: for other values; the message begins with `what`.
+    **Raises**, with a message that begins with `what`:
+
+    - TypeError: for other values.
+    - ValueError: for masked arrays, as in JAX, and for np.matrix.
     """
-    if isinstance(value, (np.ndarray, MappedArray)) or on_device(value):
+    if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray:
+            refuse_subclasses(value, what)
+        return value if value.dtype.isnative else in_native_order(value)
+    if isinstance(value, MappedArray):
+        data, axes = unpack(value)
+        return value if data.dtype.isnative else wrap(in_native_order(data), axes)
+    if on_device(value):
         return value
     if isinstance(value, np.generic) or isinstance(value, PYTHON_SCALARS):
         return np.asarray(value)
@@ -109,7 +125,7 @@ def read_arguments(
     **Raises**:
 
     - ValueError: if in_axes does not fit the arguments, an axis is out of range, sizes differ, or
-      no leaf is mapped and axis_size is not given.
+      no leaf is mapped and axis_size is not given; and for masked arrays and np.matrix.
     - TypeError: if a mapped leaf is not an array.
     """
     if isinstance(in_axes, tuple) and len(in_axes) != len(args):
@@ -135,10 +151,14 @@ def read_arguments(
     found: list[int | None] = []
     size, first = axis_size, "axis_size"
     for number, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
+        name = f"leaf {number} of the arguments"
+        if isinstance(leaf, np.ndarray) and (
+            type(leaf) is not np.ndarray or not leaf.dtype.isnative
+        ):
+            leaves[number] = leaf = as_array(leaf, f"{what}: {name}")
         if axis is None:
             found.append(None)
             continue
-        name = f"leaf {number} of the arguments"
         array = leaf if type(leaf) is np.ndarray else as_array(leaf, f"{what}: {name}")
         shape = tuple(array.shape)
         if not -len(shape) <= axis < len(shape):
@@ -169,17 +189,18 @@ def read_arguments(
 
 def enter(leaf: Any, axis: int | None, entry: AxisEntry) -> Any:
     """The argument leaf as the mapped function sees it: its `axis` hidden, as that of `entry`."""
-    if axis is None and (isinstance(leaf, MappedArray) or not is_array(leaf)):
+    if axis is None and not is_array(leaf):
         return leaf
     data, axes = (leaf, ()) if type(leaf) is np.ndarray else unpack(as_array(leaf, "argument"))
     if type(data) is not np.ndarray and on_device(data):
         entry.like = data
+        entry.read_only |= {id(owner(data))}
     if axis is None:
-        return wrap(read_only(data), ())
+        return wrap_array(read_only(data), axes)
     if axis:
         # in C order, so that reductions add in the same order however the argument was laid out
         data = copy_array(np.moveaxis(data, len(axes) + axis, len(axes)))
-    return wrap(read_only(data), (*axes, entry))
+    return wrap_array(read_only(data), (*axes, entry))
 
 
 def check_out_axes(what: str, out_axes: Any, named: str = "out_axes") -> None:
@@ -208,7 +229,7 @@ def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str)
     - TypeError: if the leaf is neither array nor number.
     - ValueError: if axis is None but the value differs between replicas, or out of range.
     """
-    data, axes = unpack(leaf if type(leaf) is MappedArray else as_array(leaf, f"{what}: a result"))
+    data, axes = unpack(as_array(leaf, f"{what}: a result"))
     if isinstance(data, np.generic):
         data = np.asarray(data)
     varies = entry in axes
@@ -221,15 +242,16 @@ def leave(leaf: Any, axis: int | None, entry: AxisEntry, outer: bool, what: str)
                 f"{entry!r}: only what is the same on all replicas (psum's or all_gather's result, "
                 "say) can be returned once"
             )
-        data = read_only(data)
-        return wrap(data, axes) if outer else data
+        if not isinstance(leaf, MappedArray):
+            data = copy_array(data)  # it may be an array of the caller's
+        return wrap_array(data, axes) if outer else data
     count = len(axes)
     place = count + normalize_axis_index(axis, data.ndim - count + (not varies))
     if not varies:
         data = _repeat(data, place, entry.size)
     elif place != count:
         data = np.moveaxis(data, count, place)
-    return wrap(data, axes) if outer else data
+    return wrap_array(data, axes) if outer else data
 
 
 def _repeat(data: Array, place: int, size: int) -> Array:
@@ -244,18 +266,25 @@ def _repeat(data: Array, place: int, size: int) -> Array:
     return np.broadcast_to(np.expand_dims(data, place) if place else data, shape)
 
 
-def root_of(array: Any) -> Any:
-    """The array that owns the memory of `array`."""
-    return owner(array)
-
-
-def separate(results: list[Any]) -> list[Any]:
-    """The results, read-only where they share memory: writing into one changes no other."""
-    if len(results) < 2:
-        return results
-    owners = [id(owner(r)) if isinstance(r, np.ndarray) else None for r in results]
-    count = Counter(owners)
-    return [
-        read_only(result) if key is not None and count[key] > 1 else result
-        for result, key in zip(results, owners, strict=True)
-    ]
+def own_results(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results, copied where they share memory with an argument or each other, or cannot be
+    written: the caller owns them."""
+    owners = set()
+    for argument in arguments:
+        if type(argument) is np.ndarray:
+            owners.add(id(argument if argument.base is None else owner(argument)))
+        elif isinstance(argument, MappedArray) or on_device(argument):
+            owners.add(id(owner(unpack(argument)[0])))
+    for number, result in enumerate(results):
+        plain = type(result) is np.ndarray
+        data = result if plain else unpack(result)[0]
+        if not plain and not isinstance(data, np.ndarray) and not on_device(data):
+            continue
+        key = id(data if data.base is None else owner(data))
+        if key in owners or not (data.flags.writeable if plain else is_writable(data)):
+            data = copy_array(data)
+            mapped = isinstance(result, MappedArray)
+            results[number] = wrap_array(data, result._axes) if mapped else data
+            key = id(data)
+        owners.add(key)
+    return results

@@ -6,7 +6,6 @@ threaded axis in each replica's thread; its entry has the replica's own index.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import GpusimError
 from ..runtime.world import World, current_world
@@ -52,10 +52,23 @@ class AxisEntry:
     - `sharding`: how the axis is sharded over instances; None if this instance holds all of it.
       `size` and `index` count this instance's replicas, `total` and `offset` all replicas.
     - `like`: an array of the library of the map's arguments, if that is not NumPy.
+    - `read_only`: the ids of the arrays that own the arguments' memory, on a GPU, whose arrays have
+      no flag.
     - `active`: False once the map has ended; its values must not be used any more.
+    - `mesh`: whether the axis is that of a shard_map's mesh.
     """
 
-    __slots__ = ("active", "depth", "index", "like", "name", "sharding", "size")
+    __slots__ = (
+        "active",
+        "depth",
+        "index",
+        "like",
+        "mesh",
+        "name",
+        "read_only",
+        "sharding",
+        "size",
+    )
 
     def __init__(
         self,
@@ -71,7 +84,9 @@ class AxisEntry:
         self.index = index
         self.sharding = sharding
         self.like: Any = None
+        self.read_only: frozenset[int] = frozenset()
         self.active = True
+        self.mesh = False
 
     @property
     def total(self) -> int:
@@ -103,6 +118,21 @@ def lockstep_axes() -> Axes:
     return tuple(entry for entry in _axis_environment.get() if entry.index is None)
 
 
+def global_indices(entries: Sequence[AxisEntry]) -> tuple[NDArray[np.uint64], Axes]:
+    """The replicas' linear indices over `entries`, row-major in their order, on all instances.
+
+    **Returns**: The indices of the replicas that run here, along the lockstep axes among `entries`;
+    and these axes, outermost first.
+    """
+    axes = tuple(sorted((f for f in entries if f.index is None), key=lambda entry: entry.depth))
+    index: Any = np.zeros((1,) * len(axes), np.uint64)
+    for entry in entries:
+        shape = [entry.size if entry is other else 1 for other in axes]
+        here = np.arange(entry.size).reshape(shape) if entry in axes else np.asarray(entry.index)
+        index = index * np.uint64(entry.total) + (entry.offset + here).astype(np.uint64)
+    return np.asarray(index), axes
+
+
 class extend_axis_environment:
     """A block in which `entries` are bound inside the present ones; they end with the block."""
 
@@ -118,6 +148,46 @@ class extend_axis_environment:
         for entry in self.entries:
             entry.active = False
         _axis_environment.reset(self.token)
+
+
+_diverging: ContextVar[Axes] = ContextVar("gpusim diverging axes", default=())
+
+
+class diverging:
+    """A block of which only some replicas along lockstep `axes` need what all of them compute."""
+
+    __slots__ = ("axes", "token")
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+
+    def __enter__(self) -> None:
+        self.token = _diverging.set(union(_diverging.get(), self.axes))
+
+    def __exit__(self, *exception: object) -> None:
+        _diverging.reset(self.token)
+
+
+def diverging_axes() -> Axes:
+    """The axes along which some replicas discard what is computed here."""
+    return _diverging.get()
+
+
+def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:
+    """Refuse a collective that some devices of a mesh would not call.
+
+    **Raises**:
+
+    - GpusimError: if the code around it runs where a predicate differs along one of the axes.
+    """
+    for entry in _diverging.get():
+        if entry.mesh and entry in entries:
+            raise GpusimError(
+                f"{what} over mesh axis {entry.name!r} in a cond, switch or while_loop whose "
+                "predicate differs along that axis: the devices that do not take this branch would "
+                "not call it, and the others would wait for ever; call it before the branch, or "
+                "make the predicate the same on all of them (lax.pmax, say)"
+            )
 
 
 def new_axes(
@@ -168,9 +238,11 @@ def outermost_sharding(what: str, size: int) -> Sharding | None:
     if world is None or _axis_environment.get():
         return None
     if size != world.local_replicas:
+        rows = f"[{world.replica_offset}:{world.replica_offset + world.local_replicas}]"
         raise ValueError(
             f"{what} inside `with world` maps over the world's replicas: instance "
             f"{world.instance} holds {world.local_replicas} of {world.replicas}, but got {size}"
+            + (f"; pass the rows of its own replicas, {rows}" if size == world.replicas else "")
         )
     return Sharding(world, world.counts) if world.instances > 1 else None
 
@@ -200,19 +272,6 @@ def mesh_sharding(what: str, mesh: Sequence[int]) -> Sharding | None:
     if world.instances == 1:
         return None
     return Sharding(world, tuple(count // each for count in world.counts))
-
-
-def agree_on(value: Any, sharding: Sharding | None, what: str) -> None:
-    """Check that a replicated value has the same bits on all instances.
-
-    **Raises**:
-
-    - CollectiveMismatchError: if the bits differ.
-    """
-    if sharding is None:
-        return
-    bits = hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
-    sharding.world.agree(f"{what} of bits {bits[:16]}", {"what": what, "bits": bits})
 
 
 def resolve(axis_name: AxisName) -> AxisEntry:

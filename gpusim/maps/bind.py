@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, ParamSpec
 
+import numpy as np
+
 from .. import trees
 from ..collectives import Call, Collective
 from ..collectives.dispatch import Resolved, resolve
 from ..groups import Groups
+from ..libraries import copy_array, on_device
 from .agreement import agreement
-from .arguments import as_array, read_only
-from .axis_environment import axis_environment, lockstep_axes
+from .arguments import as_array
+from .axis_environment import axis_environment, lockstep_axes, refuse_diverging
 from .axis_environment import resolve as resolve_name
 from .call_site import call_site
 from .lockstep import is_scalar, run_lockstep, sharded_axis
-from .mapped_array.array import MappedArray, unpack, wrap
+from .mapped_array.array import MappedArray, unpack, wrap_array
 from .names import AxisName, axis_size, is_positional, refuse_positional, split_names
 from .rendezvous import Contribution, meet
 
@@ -95,6 +98,7 @@ def bind_leaves(
             entries.append(resolve_name(name))
     if positional and call.collective.identity is None:
         refuse_positional(call.collective.name, call.axis_name)
+    refuse_diverging(call.collective.name, entries)
     groups = None if call.groups is None else read_groups(call, positional)
     if not names:
         return [[_lift(operand) for operand in operands] for operands in leaves]
@@ -141,17 +145,18 @@ def _ready(operands: Sequence[Any], call: Resolved) -> list[Any]:
             return [first]
     ready = []
     for operand in operands:
-        if isinstance(operand, MappedArray):
-            ready.append(unpack(operand))
-        else:
-            ready.append((as_array(operand, f"{call.collective.name}'s operand"), ()))
+        ready.append(unpack(as_array(operand, f"{call.collective.name}'s operand")))
     return ready
 
 
 def _lift(value: Any) -> Any:
-    if isinstance(value, MappedArray) or is_scalar(value) or not lockstep_axes():
+    """The result of a collective over no axes: a copy, as others return new arrays."""
+    if is_scalar(value):
         return value
-    return wrap(read_only(as_array(value, "operand")), ())
+    if isinstance(value, MappedArray) or lockstep_axes():
+        data, axes = unpack(value if isinstance(value, MappedArray) else as_array(value, "operand"))
+        return wrap_array(copy_array(data), axes)
+    return copy_array(value) if isinstance(value, np.ndarray) or on_device(value) else value
 
 
 __all__ = ["AxisName", "MappedCollective", "bind", "bind_leaves", "read_groups"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import sysconfig
 from types import FrameType
 
 GPUSIM_MODULES = (
@@ -10,6 +12,7 @@ GPUSIM_MODULES = (
     "gpusim.formats",
     "gpusim.groups",
     "gpusim.lax",
+    "gpusim.libraries",
     "gpusim.maps",
     "gpusim.random",
     "gpusim.reduction",
@@ -23,12 +26,26 @@ GPUSIM_MODULES = (
 LIBRARIES = ("numpy.", "optree", "ml_dtypes", "torch.")
 """Libraries that gpusim calls and users call."""
 
+_NOT_USERS = GPUSIM_MODULES + LIBRARIES
+
+
+STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame runs code that is neither gpusim's, nor a library's, nor Python's own."""
+    name: str = frame.f_globals.get("__name__", "")
+    if name.startswith(_NOT_USERS):
+        return False
+    path = frame.f_code.co_filename
+    return "site-packages" in path or not path.startswith((STANDARD_LIBRARY, "<frozen"))
+
 
 def call_site() -> str:
     """file:line of the nearest frame outside gpusim's modules and libraries."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(GPUSIM_MODULES + LIBRARIES):
+        if not frame.f_globals.get("__name__", "").startswith(_NOT_USERS):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown line"

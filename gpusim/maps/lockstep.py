@@ -13,12 +13,12 @@ import numpy as np
 from ..collectives import Result, dispatch
 from ..collectives.dispatch import Leaf, Resolved
 from ..collectives.distributed.layout import Layout
-from ..libraries import call_on_bits, reshaped_view
+from ..libraries import call_on_bits, copy_array, owner, reshaped_view
 from ..runtime.world import CHANNELS
-from .arguments import read_only
 from .axis_environment import Axes, AxisEntry, AxisName, union
 from .mapped_array.align import expand, sizes
-from .mapped_array.array import Array, wrap
+from .mapped_array.array import Array, wrap_array
+from .mapped_array.memory import is_writable
 from .names import is_positional
 
 Stacked = tuple[Array, Axes]  # data whose leading axes are the given ones
@@ -51,12 +51,29 @@ def run_lockstep(
         return scalar_leaf(operands[0], call, entries)
 
     delivered = dispatch.run(call, map(prepared, leaves), agreement)
-    for values in delivered:
+    for values, operands in zip(delivered, leaves, strict=True):
         for number, value in enumerate(values):
             if type(value) is tuple:
                 data, axes = value
+                if _is_shared(data, operands):
+                    data = copy_array(data)
                 values[number] = deliver(data, axes, enclosing)
     return delivered
+
+
+def _is_shared(data: Array, operands: Sequence[Any]) -> bool:
+    """Whether a result has memory of an operand, or cannot be written: then it is copied."""
+    if type(data) is np.ndarray:
+        if not data.flags.writeable:
+            return True
+        for operand in operands:
+            if type(operand) is tuple and np.may_share_memory(data, operand[0]):
+                return True
+        return False
+    if isinstance(data, np.generic):
+        return False
+    root = owner(data)
+    return any(type(o) is tuple and owner(o[0]) is root for o in operands) or not is_writable(data)
 
 
 def scalar_leaf(value: Any, call: Resolved, entries: Sequence[AxisEntry]) -> Leaf:
@@ -66,11 +83,11 @@ def scalar_leaf(value: Any, call: Resolved, entries: Sequence[AxisEntry]) -> Lea
 
 
 def deliver(data: Array, axes: Axes, enclosing: Axes) -> Any:
-    """A result as the code around sees it: wrapped under vmap, else a plain read-only array."""
+    """A result as the code around sees it: wrapped under vmap, else a plain array."""
     for entry in enclosing:
         if entry.index is None:
-            return wrap(data, axes)
-    return read_only(np.asarray(data) if isinstance(data, np.generic) else data)
+            return wrap_array(data, axes)
+    return np.asarray(data) if isinstance(data, np.generic) else data
 
 
 def group_size(call: Resolved, entries: Sequence[AxisEntry]) -> int:

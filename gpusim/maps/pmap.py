@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,8 @@ from fallback.threads import cores
 from .. import reduction as reductions
 from .. import trees
 from ..errors import GpusimError, ReplicaError
-from ..libraries import call_on_bits, copy_array, first_unlike, on_device, to_host
+from ..libraries import call_on_bits, copy_array, first_unlike, on_device
+from .agreement import agree_on_arguments, agree_on_results
 from .arguments import (
     MapArguments,
     as_array,
@@ -26,13 +27,11 @@ from .arguments import (
     check_out_axes,
     read_arguments,
     read_only,
-    separate,
 )
 from .axis_environment import (
     Axes,
     AxisName,
     Sharding,
-    agree_on,
     extend_axis_environment,
     local_axis_size,
     lockstep_axes,
@@ -41,9 +40,10 @@ from .axis_environment import (
 )
 from .call_site import GPUSIM_MODULES, LIBRARIES
 from .mapped_array.align import common_axes, lead_full, sizes
-from .mapped_array.array import Array, MappedArray, unpack, wrap
+from .mapped_array.array import Array, MappedArray, unpack, wrap_array
 from .scheduler import PmapCall, Scheduler, enclosing_replica
 from .streams import StreamSlots, check_devices, gpus_of_replicas, move
+from .workers import check_thread_count
 
 SCHEDULES = ("cores", "one")
 
@@ -86,6 +86,7 @@ def pmap(
       replica's. The others are ended.
     - CollectiveMismatchError: if replicas meet in calls that differ; it names both.
     - DeadlockError: if replicas wait for others that have returned.
+    - GpusimError: if the machine does not have a thread for each replica of a named axis.
     - ValueError: if results differ in tree, shape or dtype, or (out_axes=None) in bits; and as
       vmap.
 
@@ -110,7 +111,10 @@ def pmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         size = local_axis_size("pmap", axis_size)
         arguments = read_arguments("pmap", in_axes, size, args, kwargs)
+        if axis_name is not None:
+            check_thread_count("pmap", arguments.size)
         sharding = outermost_sharding("pmap", arguments.size)
+        agree_on_arguments("pmap", arguments.shared(), sharding)
         parent = enclosing_replica()
         outer = None if parent is None else parent.stream_slot
         gpus = gpus_of_replicas(devices, arguments.leaves, arguments.size, outer)
@@ -140,12 +144,16 @@ def _run_replicas(
     slots: StreamSlots | None,
 ) -> list[Any]:
     state = reductions.current()
-    states = [reductions.forked(state) for _ in range(arguments.size)]
+    # The default state counts nothing: the replicas' copies of the context have it already.
+    counted = not state.is_default
+    states = [reductions.forked(state) for _ in range(arguments.size if counted else 0)]
+    nothing: AbstractContextManager[Any] = nullcontext()
 
     def replica(index: int) -> Any:
         entry = call.replicas[index].entry
-        on_its_stream = nullcontext() if slots is None else slots.on_stream(index, entry)
-        with extend_axis_environment((entry,)), reductions.entered(states[index]), on_its_stream:
+        own_state = reductions.entered(states[index]) if counted else nothing
+        on_its_stream = nothing if slots is None else slots.on_stream(index, entry)
+        with extend_axis_environment((entry,)), own_state, on_its_stream:
             leaves = [
                 _part(leaf, axis, index, slots)
                 for leaf, axis in zip(arguments.leaves, arguments.axes, strict=True)
@@ -172,7 +180,8 @@ def _run_replicas(
     call.execute()
     if call.error is not None:
         raise call.error
-    state.calls = max(own.calls for own in states)
+    if counted:
+        state.calls = max(own.calls for own in states)
     return call.results
 
 
@@ -183,14 +192,18 @@ def _part(leaf: Any, axis: int | None, index: int, slots: StreamSlots | None) ->
     """
     gpu = None if slots is None else slots.place(index)
     if axis is None:
-        return read_only(leaf if slots is None else move(leaf, gpu))
+        leaf = leaf if slots is None else move(leaf, gpu)
+        if isinstance(leaf, MappedArray):
+            data, axes = unpack(leaf)
+            return wrap_array(read_only(data), axes)
+        return read_only(leaf)
     data, axes = unpack(as_array(leaf, "argument"))
     view = data[(slice(None),) * (len(axes) + axis) + (index, ...)]
     part = view if slots is None else move(view, gpu)
     if axis and part is view:
         part = part.copy(order="C")
     part = read_only(part)
-    return wrap(part, axes) if isinstance(leaf, MappedArray) else part
+    return wrap_array(part, axes) if isinstance(leaf, MappedArray) else part
 
 
 def _raised_by_gpusim(trace: TracebackType | None) -> bool:
@@ -243,7 +256,7 @@ def _gather(
         _gather_leaf(column, axis, outer, sharding, to_one_gpu)
         for column, axis in zip(columns, places, strict=True)
     ]
-    return trees.unflatten(structure, separate(stacked) if not outer else stacked)
+    return trees.unflatten(structure, stacked)
 
 
 def _gather_leaf(
@@ -274,13 +287,12 @@ def _gather_leaf(
                 "different values; only what is the same on all replicas can be returned once"
             )
         if sharding is not None:
-            agree_on(to_host(data), sharding, "pmap's result for out_axes=None")
-        # A GPU's memory goes back to the replica's stream: the caller has a copy on its own.
-        data = copy_array(data) if on_device(data) else read_only(data)
+            agree_on_results("pmap's result for out_axes=None", [data], sharding)
+        data = copy_array(data)  # the caller's own; a GPU's goes back to its replica's stream
     else:
         place = len(sizes(axes)) + normalize_axis_index(axis, arrays[0].ndim + 1)
         data = call_on_bits(np.stack, parts, axis=place)
-    return wrap(data, axes) if outer else data
+    return wrap_array(data, axes) if outer else data
 
 
 def _first_unlike(parts: list[Array]) -> int | None:

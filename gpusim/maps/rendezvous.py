@@ -28,7 +28,7 @@ from .lockstep import (
     sharded_axis,
 )
 from .mapped_array.align import expand, sizes
-from .mapped_array.array import Array
+from .mapped_array.array import Array, read_only
 from .scheduler import current_replica
 from .streams import Arrival, DeviceRendezvous, arrive
 
@@ -155,13 +155,14 @@ def _prepare(contributions: list[Contribution], number: int) -> Leaf:
         [_canonical(operands[k], first.enclosing) for operands in leaves]
         for k in range(len(leaves[0]))
     ]
+    largest = max(data.size for column in columns for data, _ in column)
     lists = len(first.threaded_axes) == len(first.names)
     leaf = (_prepare_lists if lists else _prepare_stacked)(first, columns)
 
     def finish(results: list[Result]) -> list[list[Any]]:
         assert leaf.finish is not None
         return [
-            [_hand_over(data, axes, each, scalars) for data, axes in values]
+            [_hand_over(data, axes, each, scalars, largest) for data, axes in values]
             for each, values in zip(contributions, leaf.finish(results), strict=True)
         ]
 
@@ -174,11 +175,21 @@ def _canonical(operand: Stacked, enclosing: Axes) -> Stacked:
     return data, tuple(enclosing[entry.depth] for entry in axes)
 
 
-def _hand_over(data: Array, axes: Axes, contribution: Contribution, scalar: bool) -> Any:
-    """A result as the replica's own code sees it."""
+def _hand_over(
+    data: Array, axes: Axes, contribution: Contribution, scalar: bool, largest: int
+) -> Any:
+    """A result as the replica's own code sees it: its own copy, which it may write.
+
+    Results of more elements than the `largest` operand (all_gather's) are not copied for every
+    replica: they are read-only.
+    """
     if scalar and not axes:
         return data.item()
     own = tuple(contribution.enclosing[entry.depth] for entry in axes)
+    if isinstance(data, np.ndarray) and data.size > largest:
+        data = read_only(data)
+    elif isinstance(data, np.ndarray):
+        data = copy_array(data)
     return deliver(data, own, contribution.enclosing)
 
 

@@ -2,26 +2,32 @@
 
 A pmap inside a pmap joins the outermost one's scheduler. One lock guards all state. A replica that
 waits holds no slot. When no replica runs and none is ready, those that wait are deadlocked.
+
+Each replica stays on one thread of `workers`. A thread whose replica has ended runs the next one
+that has not begun, so that replicas that never wait need no more threads than there are slots.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
-from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from ..runtime.engines import while_waiting
+from . import workers
 from .axis_environment import Axes, AxisEntry
-from .call_site import call_site
+from .call_site import call_site, is_users
 
 if TYPE_CHECKING:
     from .completion import Completion
@@ -40,6 +46,15 @@ traced function is called. A replica is not ended while it runs their code."""
 
 SIGNAL_POLL = 0.2
 """Seconds after which the thread that called pmap looks whether Ctrl-C was pressed."""
+
+ABANDONED_POLL = 1.0
+"""The same as ENDING_POLL, once the caller of pmap no longer waits."""
+
+SECOND_GRACE = 0.3
+"""Seconds after a second Ctrl-C in which replicas may still end. Two can come in quick succession."""
+
+PATIENCE = 1.0
+"""Seconds after which pmap says which replicas it waits for to end."""
 
 
 class ReplicaEnded(BaseException):
@@ -85,7 +100,8 @@ class ReplicaThread:
         self.context = context
         self.wake = threading.Lock()
         self.wake.acquire()
-        self.thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # once it runs
+        self.started = False
         self.finished = False
         self.ended = False
         self.inside = True
@@ -162,20 +178,33 @@ class ReplicaThread:
         if self.ended:
             raise ReplicaEnded
 
-    def run_in_thread(self, function: Callable[[int], Any]) -> None:
-        """Run `function` for this replica. (In the replica's thread.)"""
+    def run(self) -> ReplicaThread | None:
+        """Run the call's function for this replica, in this thread.
+
+        **Returns**: A replica that has not begun, with a slot, for this thread to run next.
+        """
         error: BaseException | None = None
         result: Any = None
+        thread = threading.current_thread()
+        thread.name = f"gpusim replica {self.entry.index} of axis {self.entry.name!r}"
+        workers.begin_tracing()
         try:
-            with self.call.scheduler.lock:
-                self.inside = False
-                self.check_ended()
-            assert self.entry.index is not None  # pmap's axes are threaded
-            result = self.context.run(function, self.entry.index)
-        except BaseException as raised:
-            error = raised
-        self.absorb_posted()
-        self.call.finish(self, result, error)
+            try:
+                with self.call.scheduler.lock:
+                    self.thread = thread
+                    self.inside = False
+                    self.check_ended()
+                assert self.entry.index is not None  # pmap's axes are threaded
+                result = self.context.run(self.call.function, self.entry.index)
+            except BaseException as raised:
+                error = raised
+            self.absorb_posted()
+        except ReplicaEnded:  # posted between these blocks
+            self.absorb_posted()
+        workers.end_tracing()
+        workers.clear_thread_state()
+        thread.name = workers.IDLE_NAME
+        return self.call.finish(self, result, error)
 
     def absorb_posted(self) -> None:
         """Accept no more exceptions from other threads, and drop one that is posted already."""
@@ -192,13 +221,19 @@ class ReplicaThread:
                 continue
 
 
+def _run_here(replica: ReplicaThread | None) -> None:
+    """Run a replica, and then others that have not begun, in this thread."""
+    while replica is not None:
+        replica = replica.run()
+
+
 _current: ContextVar[ReplicaThread | None] = ContextVar("gpusim replica", default=None)
 
 
 def current_replica() -> ReplicaThread:
-    """The task whose thread this is; only threads of pmap have one."""
-    replica = _current.get()
-    if replica is None or replica.thread is not threading.current_thread():
+    """The replica that this thread runs; only threads of pmap have one."""
+    replica = enclosing_replica()
+    if replica is None:
         raise RuntimeError(
             "a collective over a pmap axis was called from a thread that is none of its replicas; "
             "replicas must call collectives from their own thread"
@@ -207,9 +242,11 @@ def current_replica() -> ReplicaThread:
 
 
 def enclosing_replica() -> ReplicaThread | None:
-    """The task whose thread this is, or None outside pmap."""
+    """The replica that this thread runs, or None outside pmap."""
     replica = _current.get()
-    return replica if replica is not None and replica.thread is threading.current_thread() else None
+    if replica is None or replica.finished or replica.thread is not threading.current_thread():
+        return None
+    return replica
 
 
 class Rendezvous:
@@ -347,11 +384,11 @@ class PmapCall:
         self.results: list[Any] = []
         self.unfinished = 0
         self.error: BaseException | None = None
-        self.interrupt: BaseException | None = None
         self.streams: bool = parent is not None and parent.call.streams  # replicas are on GPUs
-        self.signal: SimpleQueue[None] = SimpleQueue()  # wakes the supervisor of the outermost call
+        self.begun = threading.Lock()  # held once the replicas may begin
         self.over = threading.Lock()  # released when all replicas have ended
         self.over.acquire()
+        self.abandoned = False  # its caller no longer waits
 
     def add(self, entry: AxisEntry, context: Context) -> None:
         """Add a replica."""
@@ -369,15 +406,13 @@ class PmapCall:
             self.error = error
         scheduler = self.scheduler
         scheduler.ready = deque(
-            replica
-            for replica in scheduler.ready
-            if replica.call is not self or replica.thread is not None
+            replica for replica in scheduler.ready if replica.call is not self or replica.started
         )
         for replica in self.replicas:
             if replica.finished or replica.ended:
                 continue
             replica.ended = True
-            if replica.thread is None:
+            if not replica.started:
                 replica.finished = True
                 self.unfinished -= 1
             elif isinstance(replica.waiting, PmapCall):
@@ -386,9 +421,7 @@ class PmapCall:
                 replica.waiting.withdraw(replica)
                 replica.waiting = None
                 scheduler.ready.append(replica)
-        if scheduler.root is not None:
-            scheduler.ending = True
-            scheduler.root.signal.put(None)
+        scheduler.begin_to_end()
         self.wake_caller_if_finished()
         scheduler.fill_slots()
 
@@ -397,13 +430,18 @@ class PmapCall:
         if self.unfinished:
             return
         if self.parent is None:
-            self.signal.put(None)
+            self.over.release()
         elif self.parent.waiting is self:
             self.parent.waiting = None
             self.scheduler.ready.append(self.parent)
 
-    def finish(self, replica: ReplicaThread, result: Any, error: BaseException | None) -> None:
-        """Record how a replica ended, and release its slot. (Takes the lock.)"""
+    def finish(
+        self, replica: ReplicaThread, result: Any, error: BaseException | None
+    ) -> ReplicaThread | None:
+        """Record how a replica ended, and release its slot. (Takes the lock.)
+
+        **Returns**: A replica that has not begun and now has the slot.
+        """
         scheduler = self.scheduler
         with scheduler.lock:
             assert replica.entry.index is not None
@@ -413,11 +451,13 @@ class PmapCall:
             scheduler.running -= 1
             scheduler.started.discard(replica)
             if error is not None and not (replica.ended and isinstance(error, ReplicaEnded)):
+                self.unfinished += 1  # abort wakes no caller yet
                 self.abort(self.error or self.report(replica.entry.index, error))
-            else:
-                self.wake_caller_if_finished()
-            scheduler.fill_slots()
+                self.unfinished -= 1
+            self.wake_caller_if_finished()
+            following = scheduler.fill_slots(here=True)
             scheduler.check_stalled()
+            return following
 
     def execute(self) -> None:
         """Run all replicas. Sets `results` and `error`. (Takes the lock.)"""
@@ -440,63 +480,85 @@ class PmapCall:
             parent.check_ended()
 
     def execute_as_root(self) -> None:
-        """Start the supervisor thread, which runs the replicas, and wait for it.
+        """Run the replicas in other threads, and wait for them.
 
         Ctrl-C is raised in the main thread between any two bytecodes. That may be this thread, so
-        it changes no state that replicas share: it sets `interrupt` for the supervisor.
+        it changes no state that replicas share.
+
+        A second Ctrl-C abandons the replicas that have not ended, as threads cannot be ended while
+        they are in C code. They end when they return from it.
         """
         self.scheduler.root = self
-        supervisor = threading.Thread(
-            target=self.run_replicas, name="gpusim supervisor", daemon=True
-        )
         try:
-            supervisor.start()
+            self.start_job(self.begin)
             # With a time-out, as a signal that comes just before acquire() blocks does not wake it.
             while not self.over.acquire(timeout=SIGNAL_POLL):
-                pass
+                self.scheduler.supervise_if_nobody_does()
         except BaseException as raised:
-            self.interrupt = raised
-            self.signal.put(None)
-            while not self.wait_for(supervisor):
-                pass
+            self.end_replicas(raised)
             raise
 
-    def wait_for(self, supervisor: threading.Thread) -> bool:
-        """Whether the supervisor has ended. Another Ctrl-C does not end the wait for replicas."""
+    def start_job(self, job: Callable[[], None]) -> None:
         try:
-            return self.over.acquire(timeout=1) or not supervisor.is_alive()
-        except KeyboardInterrupt:
-            return False
+            workers.start(job)
+        except RuntimeError as error:
+            raise GpusimError(
+                f"pmap could not start a thread ({error}); vmap needs none"
+            ) from error
 
-    def run_replicas(self) -> None:
-        """Start the replicas, and end them if one fails. (In the supervisor thread.)"""
-        # On CPython 3.11 a traced function waits at its entry until a posted exception is raised.
-        sys.settrace(None)
-        sys.setprofile(None)
-        scheduler = self.scheduler
-        grace_ends = 0.0
+    def begin(self) -> None:
+        """Start the replicas, and run some. (In a worker's thread. Takes the lock.)"""
+        if not self.begun.acquire(blocking=False):
+            return
+        with self.scheduler.lock:
+            self.enqueue()
+            replica = self.scheduler.fill_slots(here=True)
+        _run_here(replica)
+
+    def end_replicas(self, interrupt: BaseException) -> None:
+        """End all replicas, because the caller of pmap is interrupted, and wait for them."""
+        if self.begun.acquire(blocking=False):
+            return  # they have not begun, and never will
+        if self.error is not None:
+            interrupt.__context__ = self.error
+
+        def abort() -> None:
+            with self.scheduler.lock:
+                if self.unfinished and self.error is None:
+                    self.abort(interrupt)
+
         try:
-            with scheduler.lock:
-                self.enqueue()
-                scheduler.fill_slots()
-            while self.unfinished:
-                if self.interrupt is not None and self.error is None:
-                    with scheduler.lock:
-                        self.abort(self.interrupt)
-                    continue
-                if not scheduler.ending:
-                    self.signal.get()
-                    grace_ends = time.monotonic() + ENDING_GRACE
-                    continue
-                if time.monotonic() > grace_ends:
-                    scheduler.end_running()
-                with suppress(Empty):
-                    self.signal.get(timeout=ENDING_POLL)
-            for replica in self.replicas:
-                if replica.thread is not None:
-                    replica.thread.join()
-        finally:
-            self.over.release()
+            self.start_job(abort)
+            if not self.over.acquire(timeout=PATIENCE):
+                print(
+                    f"gpusim: pmap is interrupted and waits for {self.describe_running()}; "
+                    "another Ctrl-C abandons what does not end",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                while not self.over.acquire(timeout=SIGNAL_POLL):
+                    self.scheduler.supervise_if_nobody_does()
+        except KeyboardInterrupt:
+            self.abandoned = True
+            self.start_job(abort)  # the first may not have begun
+            if not self.over.acquire(timeout=SECOND_GRACE):
+                interrupt.add_note(f"pmap has abandoned {self.describe_running()}")
+
+    def describe_running(self) -> str:
+        """The replicas that still run, of this call and of those inside it, and where they are."""
+        stacks = sys._current_frames()
+        found = []
+        with self.scheduler.lock:
+            running = [r for r in self.scheduler.started if r.waiting is None]
+        for replica in sorted(running, key=lambda each: each.entry.index or 0):
+            stack = stacks.get(replica.thread.ident or 0) if replica.thread is not None else None
+            while stack is not None and not is_users(stack):
+                stack = stack.f_back
+            where = "" if stack is None else _describe_line(stack)
+            index = replica.entry.offset + (replica.entry.index or 0)
+            found.append(f"replica {index} of axis {replica.entry.name!r}{where}")
+        more = [f"{len(found) - 8} more"] if len(found) > 8 else []
+        return ", ".join(found[:8] + more) or "replicas that end"
 
     def enqueue(self) -> None:
         for replica in self.replicas:
@@ -506,6 +568,11 @@ class PmapCall:
     def unregister(self) -> None:
         for replica in self.replicas:
             self.scheduler.calls.pop(replica.entry, None)
+
+
+def _describe_line(frame: FrameType) -> str:
+    (line,) = traceback.StackSummary.extract([(frame, frame.f_lineno)])
+    return f" at {line.filename}:{line.lineno} in {line.name}, `{line.line}`"
 
 
 class Scheduler:
@@ -525,32 +592,35 @@ class Scheduler:
         self.ending = False
         #: Says who waits for what, where replicas wait for Completions; None for pmap's own.
         self.describe_stall: Callable[[], str] | None = None
+        self.supervised = False
 
-    def fill_slots(self) -> None:
-        """Let ready replicas run in the free slots."""
+    def fill_slots(self, here: bool = False) -> ReplicaThread | None:
+        """Let ready replicas run in the free slots.
+
+        **Returns**: If `here`, the first that has not begun, for this thread to run.
+        """
+        own: ReplicaThread | None = None
         while self.running < self.slots and self.ready:
             replica = self.ready.popleft()
             self.running += 1
-            if replica.thread is not None:
+            if replica.started:
                 replica.wake.release()
                 continue
-            self.start(replica)
+            replica.started = True
+            self.started.add(replica)
+            if here and own is None:
+                own = replica
+            else:
+                self.start(replica)
+        return own
 
     def start(self, replica: ReplicaThread) -> None:
-        """Start a replica's thread. If the system refuses a thread, end the pmap call."""
-        replica.thread = threading.Thread(
-            target=replica.run_in_thread,
-            args=(replica.call.function,),
-            name=f"gpusim replica {replica.entry.index} of axis {replica.entry.name!r}",
-            daemon=True,
-        )
-        self.started.add(replica)
+        """Run a replica in another thread. If the system refuses one, end the pmap call."""
         try:
-            replica.thread.start()
+            workers.start(functools.partial(_run_here, replica))
         except RuntimeError as error:
             self.started.discard(replica)
             self.running -= 1
-            replica.thread = None
             replica.finished = True
             replica.call.unfinished -= 1
             failure = GpusimError(
@@ -559,6 +629,29 @@ class Scheduler:
             )
             failure.__cause__ = error
             replica.call.abort(failure)
+
+    def begin_to_end(self) -> None:
+        """Supervise the end of replicas from now on."""
+        if self.ending or self.root is None:
+            return
+        self.ending = self.supervised = True
+        try:
+            workers.start(self.supervise)
+        except RuntimeError:
+            self.supervised = False  # the caller of pmap does it
+
+    def supervise_if_nobody_does(self) -> None:
+        """End running replicas, if there was no thread that could do it."""
+        if self.ending and not self.supervised:
+            self.end_running()
+
+    def supervise(self) -> None:
+        """End running replicas until all have ended. (In a worker's thread.)"""
+        assert self.root is not None
+        time.sleep(ENDING_GRACE)
+        while self.root.unfinished:
+            self.end_running()
+            time.sleep(ABANDONED_POLL if self.root.abandoned else ENDING_POLL)
 
     def release_slot(self) -> None:
         """Release the slot of the calling replica, which waits from now on."""

@@ -202,8 +202,10 @@ class StreamSlots:
 
     def __exit__(self, *exception: object) -> None:
         self.follow()
-        held = [(slot.gpu, slot.stream) for slot in self.of if slot is not None]
-        if self._root:
+        # A replica that pmap has abandoned still works on its stream, and may meet others.
+        ended = [slot for slot in self.of if slot is not None and slot.end is not None]
+        held = [(slot.gpu, slot.stream) for slot in ended]
+        if self._root and len(ended) == sum(slot is not None for slot in self.of):
             held += [
                 pair for streams in self.rendezvous_streams.values() for pair in streams.items()
             ]

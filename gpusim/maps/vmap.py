@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import trees
+from .agreement import agree_on_arguments, agree_on_results
 from .arguments import (
     check_axis_size,
     check_in_axes,
     check_out_axes,
     enter,
     leave,
+    own_results,
     read_arguments,
     result_axes,
-    separate,
 )
 from .axis_environment import (
     AxisEntry,
@@ -51,8 +52,8 @@ def vmap(
     - `axis_name`: a name for the axis, for collectives.
     - `axis_size`: the number of replicas, needed only if no argument is mapped.
 
-    **Returns**: A function with the arguments of `f`. Results that alias an argument or each other
-    are read-only.
+    **Returns**: A function with the arguments of `f`. The caller owns its results: they are
+    writable and share no memory with the arguments or each other.
 
     **Raises**:
 
@@ -78,6 +79,8 @@ def vmap(
         arguments = read_arguments("vmap", in_axes, size, args, kwargs)
         enclosing = axis_environment()
         sharding = None if enclosing else outermost_sharding("vmap", arguments.size)
+        if sharding is not None:
+            agree_on_arguments("vmap", arguments.shared(), sharding)
         entry = AxisEntry(axis_name, arguments.size, len(enclosing), sharding=sharding)
         outer = bool(enclosing) and bool(lockstep_axes())
         with extend_axis_environment((entry,)):
@@ -89,6 +92,9 @@ def vmap(
             results = []
             for value, axis in zip(values, axes, strict=True):
                 results.append(leave(value, axis, entry, outer, "vmap"))
-        return trees.unflatten(structure, results if outer else separate(results))
+            if sharding is not None:
+                once = [r for r, axis in zip(results, axes, strict=True) if axis is None]
+                agree_on_results("vmap's results for out_axes=None", once, sharding)
+        return trees.unflatten(structure, own_results(results, arguments.leaves))
 
     return mapped

@@ -213,3 +213,8 @@ def __getattr__(name: str) -> object:
         globals()[name] = value  # the next access finds it at once
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that are loaded on first use."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpusim.runtime import environment
 
-__all__ = ["ENDED", "FOLDER", "Activity", "note", "read"]
+__all__ = ["ENDED", "FOLDER", "Activity", "is_free", "note", "note_end", "read", "repeat"]
 
 FOLDER = "GPUSIM_ACTIVITY"  # the variable that names the folder
 ENDED = "the end of its program, waiting for the others to end too"  # in MPI_Finalize
@@ -29,6 +29,8 @@ HEADER = struct.Struct("=dqi")  # time, process id, length of the text (-1 for N
 MAX_TEXT = 2000  # bytes
 READ_ATTEMPTS = 100  # while the instance writes
 
+_last: tuple[str, float] | None = None  # what this instance blocked in last
+_blocked = False
 _file: int | None = None
 _opened = False
 
@@ -54,6 +56,30 @@ def note(text: str | None) -> None:
 
     Never raises: a full disk or a missing folder ends the heartbeats, not the program.
     """
+    global _last, _blocked
+    now, _blocked = time.time(), text is not None
+    if text is not None:
+        _last = text, now
+    write(text, now)
+
+
+def note_end(how: str = "") -> None:
+    """Write that the program has ended, and how."""
+    write(ENDED + how, time.time())
+
+
+def repeat() -> None:
+    """Write again what this instance blocked in last, with the time at which it began."""
+    if _last is not None:
+        write(*_last)
+
+
+def is_free() -> bool:
+    """Whether the instance runs code of its own."""
+    return not _blocked
+
+
+def write(text: str | None, since: float) -> None:
     global _file, _opened
     if not _opened:
         _file, _opened = open_file(), True
@@ -61,7 +87,7 @@ def note(text: str | None) -> None:
         return
     content = b"" if text is None else text[:MAX_TEXT].encode(errors="replace")[:MAX_TEXT]
     length = -1 if text is None else len(content)
-    record = HEADER.pack(time.time(), os.getpid(), length) + content
+    record = HEADER.pack(since, os.getpid(), length) + content
     with suppress(OSError):
         os.pwrite(_file, CHECKSUM.pack(zlib.crc32(record)) + record, 0)
 
@@ -87,7 +113,7 @@ def open_file() -> int | None:
         file = os.open(Path(folder) / f"instance-{environment.read().instance}", flags, 0o600)
     except (OSError, ValueError):
         return None
-    atexit.register(note, ENDED)
+    atexit.register(note_end)
     return file
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from operator import index as as_index
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..errors import CollectiveMismatchError, GpusimError, InstanceError
 from . import activity, environment
 from .engines import Buffer, Engine, Pending, Processes, while_waiting
+from .frames import at, place_of_error
 
 __all__ = ["World", "current_world", "without_world"]
 
@@ -96,7 +97,11 @@ class World:
     """
 
     def __init__(
-        self, counts: Sequence[int], engine: Engine | None = None, *, check: bool = True
+        self,
+        counts: Sequence[int],
+        engine: Engine | None = None,
+        *,
+        check: bool | Literal["calls"] = True,
     ) -> None:
         """Make a world; programs usually call `from_environment`.
 
@@ -104,8 +109,13 @@ class World:
 
         - `counts`: the number of replicas of each instance, at least 1.
         - `engine`: the connection to the other instances; None for a single one.
-        - `check`: compare the calls of all instances before each exchange. It costs a message of
-          one KiB to each.
+        - `check`: compare the calls of all instances before each exchange, and the arguments of
+          maps that all replicas share (`in_axes=None`, `P()`). It costs a message of one KiB to
+          each, and the hash of those arguments. "calls" compares calls only, False nothing.
+
+        **Raises**:
+
+        - ValueError: if they do not fit together.
         """
         self.counts = tuple(as_index(count) for count in counts)
         self.engine = engine
@@ -118,7 +128,10 @@ class World:
                 f"counts={counts!r}: every instance must hold at least one replica; start at most "
                 f"{sum(self.counts)} instances, or ask for more replicas"
             )
+        if check not in (True, False, "calls"):
+            raise ValueError(f'check={check!r}: expected True, False or "calls"')
         self.check = check
+        self.checks_values = check is True
         self._token: Token[World | None] | None = None
         self._over = False
         self._busy: set[int] = set()  # channels in use
@@ -137,7 +150,7 @@ class World:
         cls,
         replicas: int | None = None,
         *,
-        check: bool = True,
+        check: bool | Literal["calls"] = True,
         environ: Mapping[str, str] | None = None,
     ) -> World:
         """The world that poprun, mpirun, srun or torchrun has started; one instance without them.
@@ -220,8 +233,15 @@ class World:
             return
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if not failed and not self._has_ended():
-            with self.doing("leaving the world"):
-                self._compare(_LEAVE, "leaves", {}, MAIN_TAG if self.check else _LEAVING)
+            by = ""
+            if isinstance(error, SystemExit):
+                code = "" if error.code is None else repr(error.code)
+                by = f" by sys.exit({code}){at(place_of_error(error))}"
+            try:
+                with self.doing(f"leaving the world{by}"):
+                    self._compare(_LEAVE, by, {}, MAIN_TAG if self.check else _LEAVING)
+            except GpusimError as refusal:
+                raise refusal from error  # which shows where sys.exit was called
         elif error is not None and failed:
             self._over = True
             if self._processes is not None:
@@ -269,6 +289,14 @@ class World:
         with self.call(text, terms):
             pass
 
+    def gather(self, text: str, row: NDArray[Any]) -> NDArray[Any]:
+        """One row of numbers from each instance, of the same shape and dtype on all."""
+        rows = np.zeros((self.instances, *row.shape), row.dtype)
+        rows[self.instance] = row
+        with self.call(text, {"gather": f"{row.dtype}{row.shape}"}), self.channel(MAIN_TAG):
+            self._exchange_all(rows, MAIN_TAG)
+        return rows
+
     def _compare(self, kind: int, text: str, terms: Terms, tag: int) -> None:
         """Exchange calls with all instances; an error if they differ."""
         content = repr(sorted(terms.items())).encode()
@@ -311,10 +339,11 @@ class World:
         instance = next(i for i, call in enumerate(calls) if call.kind != local.kind)
         if local.kind == _LEAVE:
             return CollectiveMismatchError(
-                f"{self._who(self.instance)} leaves the world, but {self._who(instance)} calls "
-                f"{calls[instance].text}"
+                f"{self._who(self.instance)} leaves the world{local.text}, but "
+                f"{self._who(instance)} calls {calls[instance].text}"
             )
-        return InstanceError(instance, f"{self._who(instance)} has left the world")
+        by = calls[instance].text
+        return InstanceError(instance, f"{self._who(instance)} has left the world{by}")
 
     def _mismatch(self, calls: Sequence[_Call], terms: Terms, tag: int) -> GpusimError:
         """The error for calls that differ. All instances make it, so they exchange their terms."""

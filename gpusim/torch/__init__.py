@@ -67,3 +67,8 @@ __all__ = [
     "as_array",
     "as_tensor",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

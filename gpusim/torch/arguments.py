@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import Parameter
 
 from .. import trees
+from ..maps.agreement import agree_on_arguments
 from ..maps.arguments import (
     PYTHON_SCALARS,
     MapArguments,
@@ -16,8 +19,10 @@ from ..maps.arguments import (
     check_out_axes,
     read_arguments,
 )
+from ..maps.axis_environment import Sharding
+from .tensors import as_array
 
-__all__ = ["as_result", "check_dims", "equal_bits", "take_replicated", "read"]
+__all__ = ["agree_on_shared", "as_result", "check_dims", "equal_bits", "take_replicated", "read"]
 
 
 def check_dims(what: str, in_dims: Any, out_dims: Any) -> Any:
@@ -55,6 +60,30 @@ def read(
                 "mapped; a tensor was expected (in_dims None passes it as it is)"
             )
     return found._replace(leaves=leaves)
+
+
+def agree_on_shared(what: str, arguments: MapArguments, sharding: Sharding | None) -> None:
+    """Check that the arguments that all replicas share are equal on all instances.
+
+    Tensors without values of their own, those of torch.func's transforms and of tracers, are not
+    compared, nor are dtypes that NumPy lacks.
+
+    **Raises**: CollectiveMismatchError if they are not.
+    """
+    if sharding is None:
+        return
+    shared = []
+    for number, leaf, _ in arguments.shared():
+        value = leaf
+        if isinstance(leaf, Tensor):
+            if type(leaf) not in (Tensor, Parameter) or is_functorch_wrapped_tensor(leaf):
+                continue
+            try:
+                value = as_array(leaf)
+            except TypeError:
+                continue
+        shared.append((number, value, "in_dims=None"))
+    agree_on_arguments(what, shared, sharding)
 
 
 def as_result(what: str, value: Any, device: torch.device | None = None) -> Tensor:

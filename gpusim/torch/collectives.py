@@ -22,7 +22,7 @@ from ..reduction import Reduction
 from . import operators
 from .plan import CollectiveSpec
 
-__all__ = [*lax.__all__]
+__all__ = [*lax.COLLECTIVES]
 
 P = ParamSpec("P")
 

@@ -15,8 +15,13 @@ from .. import maps as mapping
 from .. import trees
 from ..errors import GpusimError
 from ..maps.arguments import check_axis_size
-from ..maps.axis_environment import AxisName, axis_environment, local_axis_size
-from .arguments import as_result, check_dims, equal_bits, read
+from ..maps.axis_environment import (
+    AxisName,
+    axis_environment,
+    local_axis_size,
+    outermost_sharding,
+)
+from .arguments import agree_on_shared, as_result, check_dims, equal_bits, read
 from .axes import TensorAxis
 
 __all__ = ["pmap"]
@@ -72,6 +77,7 @@ def pmap(
         _refuse_levels()
         size = local_axis_size("pmap", axis_size)
         arguments = read("pmap", in_dims, size, args, kwargs)
+        agree_on_shared("pmap", arguments, outermost_sharding("pmap", arguments.size))
         results: list[Any] = [None] * arguments.size
         modes = _modes()
 

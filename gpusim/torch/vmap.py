@@ -17,7 +17,7 @@ from ..maps.axis_environment import (
     local_axis_size,
     outermost_sharding,
 )
-from .arguments import as_result, check_dims, read, take_replicated
+from .arguments import agree_on_shared, as_result, check_dims, read, take_replicated
 from .axes import TensorAxis
 
 __all__ = ["vmap"]
@@ -78,6 +78,7 @@ def vmap(
         size = local_axis_size("vmap", axis_size)
         arguments = read("vmap", in_dims, size, args, kwargs)
         sharding = outermost_sharding("vmap", arguments.size)
+        agree_on_shared("vmap", arguments, sharding)
         structure: Any = None
         places: list[int | None] = []
 

@@ -308,7 +308,7 @@ def test_in_vmap_every_replica_is_rounded_as_it_would_be_alone() -> None:
     x = np.random.default_rng(4).normal(size=(3, 2, 5)).astype(np.float32)
 
     def f(v: Any) -> Any:
-        return round_to(v, np.float16, rounding="stochastic", seed=9)
+        return round_to(v, np.float16, rounding="stochastic", seed=9, axis_name=())
 
     alone = np.stack([f(v) for row in x for v in row]).reshape(x.shape)
     assert_same(gpusim.vmap(gpusim.vmap(f))(x), alone)
@@ -407,7 +407,7 @@ def test_quantise_fpx_is_stochastic_by_default_and_keeps_the_dtype() -> None:
         share = (-float(x[0]) - 1) / 0.5
         assert abs(np.mean(found == -1.5) - share) < 5 * (share * (1 - share) / x.size) ** 0.5
     assert_same(
-        gpusim.vmap(lambda v: quantise_fpx(v, 3, 2, seed=1))(x.reshape(2, -1)),
+        gpusim.vmap(lambda v: quantise_fpx(v, 3, 2, seed=1, axis_name=()))(x.reshape(2, -1)),
         np.tile(quantise_fpx(x[:5000], 3, 2, seed=1), (2, 1)),
     )
 

@@ -166,6 +166,8 @@ def test_the_shape_is_kept_and_the_result_is_new(shape: tuple[int, ...]) -> None
         (np.ones(2, complex), "float16", {}, TypeError, "x: complex128 given"),
         (np.ones(2), "float16", {"rounding": "odd"}, ValueError, "rounding='odd'"),
         (np.ones(2), "float16", {"place": -1}, ValueError, "place=-1"),
+        (np.ones(2), "float16", {"place": [0, -1], "batch_ndim": 1}, ValueError, "places="),
+        (np.ones(2), "float16", {"place": [0, 1, 2], "batch_ndim": 1}, ValueError, "shape .3,."),
     ],
 )
 def test_what_cannot_be_rounded_is_named(

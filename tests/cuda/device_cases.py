@@ -17,6 +17,7 @@ from gpusim.libraries import on_device
 from tests.cuda.host_cuda.values import any_bits, same
 from tests.cuda.on_device import Library, alike, run_on
 from tests.oracles import programs
+from tests.oracles.control_flow import ALONE, NUMPY, TOGETHER, N, X, slices_a_plain_table
 from tests.oracles.replicated import names_on_the_route
 
 # Programs of collectives, in every map.
@@ -61,6 +62,26 @@ def test_stochastic_sums_have_numpys_bits_in_every_map(
     for run in runs.values():
         with gpusim.reduction(order=order, accumulate="float16", rounding="stochastic", seed=5):
             same(run_on(library, run)(sums, x), expected)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [program for program in ALONE + TOGETHER if program is not slices_a_plain_table],
+    ids=lambda program: program.__name__,
+)
+def test_control_flow_has_numpys_bits(library: Library, program: Callable[..., Any]) -> None:
+    def f(x: Any, n: Any) -> Any:
+        return program(NUMPY, x, n)
+
+    expected = gpusim.vmap(f, axis_name="i")(X, N)
+    for run in (gpusim.vmap, gpusim.pmap):
+        found = run(f, axis_name="i")(library.to_device(X), library.to_device(N))
+        leaves, structure = trees.flatten(found)
+        wanted, other = trees.flatten(expected)
+        assert structure == other
+        for a, b in zip(leaves, wanted, strict=True):
+            a = library.to_host(a) if on_device(a) else np.asarray(a)
+            same(a, b) if library.exact else np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
 def test_arrays_of_two_libraries_are_a_type_error(library: Library) -> None:

@@ -219,14 +219,22 @@ CUPYS_WORDS = (
     "no implementation found",
     "is not supported",
     "'tuple' object has no attribute 'ndim'",  # lexsort, which takes one array
+    "'list' object has no attribute 'ndim'",  # interp between points of the host
+    "Python integer -1 out of bounds for uint8",  # where and select, which promote no numbers
     "Cannot cast",
     # Of the real CuPy; docs/cuda.md lists what is behind them.
     "returned NotImplemented",  # ufuncs that it lacks: spacing, vecdot, matvec, vecmat
     "Wrong type",  # logical ufuncs of complex numbers
     "not defined on empty arrays",  # cond
     "zero-size array",  # medians and means of nothing
+    "kth(=-1) out of bounds",  # medians of nothing, of CuPy 14.2
+    "cannot reshape array of size 0 into shape",  # nanmedians of nothing
     "out of bounds for array of dimension 0",  # prod and cumprod of 0-d arrays along an axis
     "cannot be used for fill",  # assigning an array of NumPy
+    "accessing nested subarrays",  # fields of a structured dtype that are arrays
+    # A kernel of CuPy's that NVRTC refuses, on the fake too: floats as take's indices, isin of
+    # complex numbers in integers, mean(dtype=float) of complex numbers, nanmean of bfloat16.
+    "detected in the compilation of",
 )
 
 

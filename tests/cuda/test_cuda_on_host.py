@@ -3,6 +3,7 @@ Every instance of every template runs here; that they compile for GPUs is anothe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -401,6 +402,19 @@ def test_windows_have_the_whole_values_bits(order: str, rounding: str) -> None:
                 check(members, window=(first, 97), **options)
 
 
+@pytest.mark.parametrize("members", [2, 3, 5, 7, 9])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_blocks_of_a_cut_ring_may_return_within_a_chunk(members: int, rounding: str) -> None:
+    """A chunk of 4, 8 or 16 elements may begin and end in one block, with others between."""
+    random = np.random.default_rng(members)
+    for dtype, slice_length in product((np.float32, np.float16, "float8_e5m2"), (1, 2, 3)):
+        x = random.normal(size=(members, 16, members * slice_length)).astype(dtype)
+        for shape in (x.shape, (members, 16, members, slice_length)):
+            cut = {"order": "ring", "cut_axis": 1, "rounding": rounding, "seed": 3}
+            check(x.reshape(shape), **cut)
+            check(x.reshape(shape), batch_ndim=1, **{**cut, "cut_axis": 0})
+
+
 def test_windows_beyond_32_bits_have_their_bits() -> None:
     x, far = moderate((3, 24), np.float16), 2**33
     for order, rounding in product(("linear", "ring"), ROUNDINGS):
@@ -464,8 +478,9 @@ def test_round_has_the_bits_of_fallback(source: np.dtype[Any], rounding: str) ->
         x = numbers(3, shape, source)
         options: dict[str, Any] = {"rounding": rounding, "seed": 2**63, "step": 5, "call": 4}
         for batch in range(len(shape) + 1):
-            options |= {"batch_ndim": batch, "place": 9}
-            same(device.round_to(x, target, **options), fallback.round_to(x, target, **options))
+            for place in (9, np.arange(math.prod(shape[:batch])).reshape(shape[:batch]) + 2**40):
+                options |= {"batch_ndim": batch, "place": place}
+                same(device.round_to(x, target, **options), fallback.round_to(x, target, **options))
     turned = numbers(6, (6, 7, 5), source).T[::2]
     for target in (*REALS, E3M2):
         found = device.round_to(turned, target, rounding=rounding)

@@ -225,3 +225,25 @@ def test_a_module_runs_on_it_as_python_runs_one() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout == "Fake GPU 2 [0, 1, 2]\n", done.stderr
     assert not done.stderr  # also when Python ends
+
+
+def test_integers_divided_by_zero_end_the_launch() -> None:
+    for barrier in ("", "__syncthreads();"):
+        code = f'extern "C" __global__ void part(int* x, int by) {{ {barrier} x[0] = 7 / by; }}'
+        divide, x = kernel(code, "part"), cupy.zeros(1, np.int32)
+        with pytest.raises(cupy.cuda.driver.CUDADriverError, match="LAUNCH_FAILED"):
+            divide((1,), (2,), (x, np.int32(0)))
+        divide((1,), (2,), (x, np.int32(2)))
+        assert x.get() == 3
+
+
+def test_nvrtc_itself_is_asked_what_is_wrong_with_a_source() -> None:
+    pytest.importorskip("nvidia.cu13", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
+    with pytest.raises(cupy.cuda.compiler.CompileException, match="1 error detected in the comp"):
+        kernel('extern "C" __global__ void f(float* x) { x[0] = 1.5 % 2; }', "f")
+    # NVRTC takes what g++ does not: then the fake is to blame, and says only what g++ says.
+    with pytest.raises(cupy.cuda.compiler.CompileException) as caught:
+        kernel(
+            'extern "C" __global__ void f(int* x) { asm("mov.u32 %0, %%laneid;" : "=r"(*x)); }', "f"
+        )
+    assert "g++" in str(caught.value) and "detected in the comp" not in str(caught.value)

@@ -88,7 +88,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """A step, the seconds that it is expected to take, and those it needs at least to be begun."""
+    """A step, the seconds that it is expected to take, and those it needs at least to be begun.
+
+    Steps of tests go on where they were cut; others begin anew, and need all of their time.
+    """
 
     run: Callable[[Context], Verdict]
     expected: float
@@ -203,7 +206,7 @@ def speed(context: Context) -> Verdict:
 
 
 def sanitizer(context: Context) -> Verdict:
-    """compute-sanitizer over some thirty launches: memory, races, uninitialised reads."""
+    """compute-sanitizer over some fifty launches: memory, races, uninitialised reads."""
     if context.fake:  # which finds accesses outside an allocation when it is freed
         done = context.module("tests.gpu.launches")
         return _ended(done, "the launches alone; compute-sanitizer: not on the fake")
@@ -288,8 +291,8 @@ def profiled(text: str) -> Iterator[dict[str, Any]]:
 STEPS = {
     "smoke": Step(smoke, 90, 30),
     "tests": Step(tests, 300, 60),
-    "speed": Step(speed, 240, 120),
-    "sanitizer": Step(sanitizer, 180, 120),
+    "speed": Step(speed, 240, 240),
+    "sanitizer": Step(sanitizer, 180, 180),
     "profile": Step(profile, 60, 60),
     "suites": Step(suites, 400, 60),
     "worlds": Step(worlds, 180, 90),

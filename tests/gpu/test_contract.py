@@ -15,6 +15,8 @@ import fallback
 import gpusim
 from fallback.formats import SUB_32_BIT
 from gpusim.cuda import launch
+from gpusim.libraries import on_device
+from gpusim.maps import MappedArray
 from tests.contract import test_fold_contract, test_formats, test_round_to
 from tests.gpu.cupy_arrays import cupy, to_device, to_host
 
@@ -43,9 +45,11 @@ def placed(x: np.ndarray) -> Any:
 
 
 def on_gpu(kernel: Any) -> Any:
-    """The kernel on copies of NumPy arrays."""
+    """The kernel on copies of NumPy arrays, and on a map's values and GPU arrays as they are."""
 
-    def run(value: Any, *arguments: Any, **options: Any) -> np.ndarray:
+    def run(value: Any, *arguments: Any, **options: Any) -> Any:
+        if on_device(value) or isinstance(value, MappedArray):
+            return kernel(value, *arguments, **options)
         if isinstance(value, list):
             there: Any = [placed(np.asarray(part)) for part in value]
         else:
@@ -55,14 +59,32 @@ def on_gpu(kernel: Any) -> Any:
     return run
 
 
+def map_on_gpu(transform: Any) -> Any:
+    """gpusim.vmap or gpusim.pmap, with its NumPy arguments on the GPU and its results back."""
+
+    def mapping(*arguments: Any, **options: Any) -> Any:
+        mapped = transform(*arguments, **options)
+
+        def call(*operands: Any) -> Any:
+            there = (placed(x) if isinstance(x, np.ndarray) else x for x in operands)
+            result = mapped(*there)
+            return to_host(result) if on_device(result) else result
+
+        return call
+
+    return mapping
+
+
 @pytest.fixture(autouse=True)
 def by_way_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in MODULES:
         for name, value in list(vars(module).items()):
             if getattr(value, "__module__", "").startswith("fallback") and value in KERNELS:
                 monkeypatch.setattr(module, name, on_gpu(KERNELS[value]))
-            elif value is gpusim.round_to:
-                monkeypatch.setattr(module, name, on_gpu(gpusim.round_to))
+            elif value in (gpusim.round_to, gpusim.quantise_fpx):
+                monkeypatch.setattr(module, name, on_gpu(value))
+    for name in ("vmap", "pmap"):
+        monkeypatch.setattr(gpusim, name, map_on_gpu(getattr(gpusim, name)))
 
 
 for _module in MODULES:

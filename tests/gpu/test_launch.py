@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import fallback
+import gpusim
+from gpusim import lax
 from gpusim.cuda import cache, folding, launch
 from gpusim.cuda import compile as compiling
 from tests.contract.test_schedules import FOLDS, schedule
@@ -153,3 +155,20 @@ def test_an_array_is_folded_where_it_is() -> None:
     found = launch.fold(given)
     assert found.device.id == 1 and cupy.cuda.runtime.getDevice() == 0
     same(to_host(found), fallback.fold(x))
+
+
+@pytest.mark.parametrize("run", [gpusim.vmap, gpusim.pmap])
+def test_each_replica_rounds_with_bits_of_its_own(run: Any) -> None:
+    def f(v: Any) -> Any:
+        return gpusim.round_to(v, np.float16, rounding="stochastic", seed=5)
+
+    def seeded(v: Any) -> Any:
+        seed = 3 * lax.axis_index("i")
+        return gpusim.quantise_fpx(v, 3, 2, seed=seed)
+
+    x = np.random.default_rng(2).normal(size=(4, 3, 50)).astype(np.float32)
+    expected = gpusim.vmap(gpusim.vmap(f))(x)
+    same(to_host(run(gpusim.vmap(f))(to_device(x))), expected)
+    same(to_host(gpusim.vmap(run(f))(to_device(x))), expected)
+    expected = gpusim.vmap(seeded, axis_name="i")(x)
+    same(to_host(run(seeded, axis_name="i")(to_device(x))), expected)

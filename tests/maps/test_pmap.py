@@ -17,6 +17,7 @@ import pytest
 
 import gpusim
 from gpusim import lax
+from gpusim.maps import workers
 from tests.oracles.machine_time import PATIENCE
 
 SCHEDULES = ["cores", "one"]
@@ -182,15 +183,9 @@ def test_the_users_own_value_error_is_a_replica_error():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_arguments_and_results_of_collectives_are_read_only():
+def test_arguments_and_shared_results_are_read_only():
     def f(x, y):
-        for array in (
-            x,
-            y,
-            lax.psum(x, "i"),
-            lax.ppermute(x, "i", [(0, 1)]),
-            lax.all_gather(x, "i"),
-        ):
+        for array in (x, y, lax.all_gather(x, "i")):
             with pytest.raises(ValueError, match="read-only"):
                 array[...] = 0
         own = x.copy()
@@ -200,6 +195,26 @@ def test_arguments_and_results_of_collectives_are_read_only():
     x = np.zeros((2, 3))
     result = gpusim.pmap(f, "i", in_axes=(0, None))(x, np.ones(2))
     assert (result == 1).all() and (x == 0).all()
+
+
+def test_results_of_collectives_belong_to_each_replica():
+    def f(x):
+        results = [
+            lax.psum(x, "i"),
+            lax.pmax(x, "i"),
+            lax.ppermute(x, "i", [(0, 1), (1, 0)]),
+            lax.psum_scatter(x, "i"),
+            lax.all_to_all(x, "i", 0, 0),
+        ]
+        before = [result.copy() for result in results]
+        for result in results:
+            result += 1 + lax.axis_index("i")
+        return [result - copy for result, copy in zip(results, before, strict=True)]
+
+    x = np.arange(4.0).reshape(2, 2)
+    for changed in gpusim.pmap(f, "i")(x):
+        assert (changed[0] == 1).all() and (changed[1] == 2).all()
+    assert (x == np.arange(4.0).reshape(2, 2)).all()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -415,6 +430,7 @@ def test_a_system_without_threads_is_an_error(monkeypatch):
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(workers, "_pool", workers._Pool())  # no idle threads
     with pytest.raises(gpusim.GpusimError, match="could not start the thread of replica"):
         gpusim.pmap(lambda x: lax.psum(x, "i"), "i")(np.arange(20))
 

@@ -472,8 +472,8 @@ ERRORS: dict[str, tuple[Call, type[Exception], str]] = {
     "split": (lambda x: np.split(x, 3), ValueError, "equal division"),
     "bincount": (lambda x: np.bincount(x[0]), TypeError, "safe"),
     "unequal": (lambda x: np.bincount(np.argsort(x[:, 0])[:2]), ValueError, "different shape"),
-    "out": (lambda x: np.sum(x, 0, None, np.zeros(5)), TypeError, "out="),
-    "out by method": (lambda x: x.clip(0, 1, np.zeros((4, 5))), TypeError, "out="),
+    "out": (lambda x: np.sum(x, 0, None, np.zeros(5)), TypeError, r"plain .*out=.*like=x"),
+    "out by method": (lambda x: x.clip(0, 1, np.zeros((4, 5))), TypeError, r"plain .*like=x"),
 }
 
 
@@ -483,6 +483,8 @@ def test_errors_are_numpys_in_one_replicas_shapes(name: str) -> None:
     for over in ("ij", "j", ""):
         if name == "unequal" and over != "ij":
             continue
+        if "out" in name and not over:
+            continue  # the result is the same on all replicas and fits a plain array
         error = outcome(call, (operand((4, 5), over),)).error
         assert type(error) is kind
         with pytest.raises(kind, match=message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -144,3 +146,59 @@ def test_bad_specs_are_named(error, words, call):
 
     with pytest.raises(error, match=words):
         call(f)
+
+
+def test_it_is_a_decorator_and_takes_the_mesh_around_it() -> None:
+    @gpusim.shard_map(in_specs=P("x", "y"), out_specs=P("x"))
+    def rows(v: Any) -> Any:
+        return lax.psum(v.sum(axis=1), "y")
+
+    assert rows.__name__ == "rows"
+    v = np.arange(32.0).reshape(4, 8)
+    with pytest.raises(ValueError, match="shard_map has no mesh"):
+        rows(v)
+    for shape in ((2, 2), (4, 1), (1, 8)):
+        with gpusim.set_mesh(Mesh(shape, ("x", "y"))):
+            np.testing.assert_array_equal(rows(v), v.sum(axis=1))
+    with pytest.raises(ValueError, match="shard_map has no mesh"):
+        rows(v)
+    with gpusim.set_mesh(Mesh(2, "x")), pytest.raises(ValueError, match="no axis 'y'"):
+        rows(v)
+
+
+def test_specs_are_required_by_name() -> None:
+    mesh = Mesh(2, "x")
+    with pytest.raises(TypeError, match=r"needs in_specs= .*no shardings to infer"):
+        gpusim.shard_map(lambda v: v, mesh=mesh, out_specs=P("x"))
+    with pytest.raises(TypeError, match="needs out_specs="):
+        gpusim.shard_map(mesh=mesh, in_specs=P("x"))
+    with pytest.raises(TypeError, match="axis_names must be a set"):
+        gpusim.shard_map(lambda v: v, mesh, P(), P(), axis_names="x")
+    with pytest.raises(ValueError, match=r"no axes \['z'\]"):
+        gpusim.shard_map(lambda v: v, mesh, P(), P(), axis_names={"z"})
+    with pytest.raises(TypeError, match=r"must be a gpusim\.Mesh"), gpusim.set_mesh((2,)):  # type: ignore[arg-type]
+        pass
+
+
+def test_axis_names_are_the_axes_that_the_function_sees() -> None:
+    mesh = Mesh((2, 4), ("x", "y"))
+    seen = []
+
+    def inner(v: Any) -> Any:
+        seen.append((v.shape, lax.axis_size(("x", "y"))))
+        return lax.psum(v, ("x", "y"))
+
+    def outer(v: Any) -> Any:
+        with pytest.raises(NameError):
+            lax.axis_index("y")
+        # the mesh is that of the outer map, of which y is left
+        sums = gpusim.shard_map(inner, in_specs=P("y"), out_specs=P())(v)
+        return sums + lax.axis_index("x")
+
+    with pytest.raises(ValueError, match="no axis 'y'"):
+        gpusim.shard_map(outer, mesh, P("x", "y"), P("x"), axis_names={"x"})
+    f = gpusim.shard_map(outer, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+    v = np.arange(16)
+    expected = v.reshape(8, 2).sum(axis=0)
+    np.testing.assert_array_equal(f(v), np.concatenate([expected, expected + 1]))
+    assert seen == [((2,), 8)]

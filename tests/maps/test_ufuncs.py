@@ -188,9 +188,16 @@ def test_outer(ufunc: Any) -> None:
     check(lambda x: np.multiply.outer(x, 2.0), operand((3,), "j", "f4"))
 
 
-def test_at_is_refused() -> None:
+def test_at_changes_a_copy_and_refuses_an_argument() -> None:
     error = outcome(lambda x: np.add.at(x, [0], 1), (operand((3,), "j"),)).error
-    assert isinstance(error, TypeError) and "x.at[index].add" in str(error)
+    assert isinstance(error, ValueError) and "x.copy()" in str(error)
+
+    def changed(x: Any) -> Any:
+        x = x.copy()
+        np.add.at(x, [0, 0, 2], [1, 2, 3])
+        return x
+
+    check(changed, operand((3,), "j"), batched=True)
 
 
 # Matrix products.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import namedtuple
@@ -11,6 +12,7 @@ import pytest
 
 import gpusim
 from gpusim import lax
+from gpusim.maps import per_replica_route
 
 Pair = namedtuple("Pair", "first second")
 
@@ -104,44 +106,85 @@ def test_converting_a_mapped_value_names_the_two_ways_out(convert):
     assert "'i'" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.__setitem__(0, 1),
-        lambda x: np.add(x, 1, out=x),
-        lambda x: np.add(x, 1, out=np.zeros(3)),
-        lambda x: np.sum(x, out=np.zeros(())),
-        lambda x: np.add.at(x, 0, 1),
-        lambda x: np.add.at(np.zeros(3), 0, x),
-        lambda x: np.copyto(x, 1),
-        lambda x: np.copyto(np.zeros(3), x),
-        lambda x: np.put(x, 0, 1),
-        lambda x: np.place(x, x > 0, 1),
-        lambda x: np.putmask(x, x > 0, 1),
-        lambda x: np.fill_diagonal(np.outer(x, x), 1),
-        lambda x: x.sort(),
-        lambda x: x.fill(0),
-        lambda x: np.zeros(3).__iadd__(x),
-    ],
+IN_PLACE = (
+    lambda x: x.__setitem__(0, 1),
+    lambda x: x.__iadd__(1),
+    lambda x: x.__imatmul__(np.eye(3)),
+    lambda x: np.add(x, 1, out=x),
+    lambda x: np.sum(x, out=x[0, ...]),
+    lambda x: np.add.at(x, 0, 1),
+    lambda x: np.copyto(x, 1),
+    lambda x: np.put(x, 0, 1),
+    lambda x: np.place(x, x > 0, 1),
+    lambda x: np.putmask(x, x > 0, 1),
+    lambda x: np.fill_diagonal(x[None], 1),
+    lambda x: np.put_along_axis(x, np.array([0]), 1, 0),
+    lambda x: np.nan_to_num(x, copy=False),
+    lambda x: x.sort(),
+    lambda x: x.partition(1),
+    lambda x: x.fill(0),
+    lambda x: x.put(0, 1),
+    lambda x: setattr(x, "real", 1),
+    lambda x: x.flat.__setitem__(0, 1),
 )
-def test_mapped_arrays_do_not_change_in_place(change):
+#: Writes into a plain array.
+INTO_PLAIN = (
+    lambda x: np.add(x, 1, out=np.zeros(3)),
+    lambda x: np.sum(x, out=np.zeros(())),
+    lambda x: np.add.at(np.zeros(3), 0, x),
+    lambda x: np.copyto(np.zeros(3), x),
+    lambda x: np.put_along_axis(np.zeros(3), np.array([0]), x[:1], 0),
+    lambda x: np.zeros(3).__iadd__(x),
+)
+
+
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_arguments_are_read_only(change):
     x = np.arange(6.0).reshape(2, 3)
-    with pytest.raises(TypeError):
-        gpusim.vmap(change)(x)
+    for force in (False, True):
+        with pytest.raises(ValueError, match="read-only"), per_replica_route(force=force):
+            gpusim.vmap(change)(x)
     assert (x == np.arange(6.0).reshape(2, 3)).all()
+    for cured in (lambda x: change(x.copy()), lambda x: change(np.copy(x))):
+        gpusim.vmap(lambda x, cured=cured: (cured(x), x)[1])(x)
+    assert (x == np.arange(6.0).reshape(2, 3)).all()
+
+
+@pytest.mark.parametrize("change", INTO_PLAIN)
+def test_writing_into_a_plain_array_names_both_cures(change):
+    with pytest.raises(TypeError) as caught:
+        gpusim.vmap(change)(np.arange(6.0).reshape(2, 3))
+    message = str(caught.value)
+    assert "np.zeros(3, like=x)" in message and "acc = acc + x" in message
+
+
+def test_both_cures_work():
+    def like(x):
+        acc = np.zeros(3, like=x)
+        acc += x
+        acc[0] = x[1]
+        return acc
+
+    x = np.arange(6.0).reshape(2, 3)
+    assert gpusim.vmap(like)(x).tolist() == [[1, 1, 2], [4, 4, 5]]
+    assert (gpusim.vmap(lambda x: np.zeros(3) + x)(x) == x).all()
 
 
 def test_a_mapped_value_does_not_fit_into_a_plain_array():
     # NumPy turns the TypeError of the conversion into a ValueError and keeps it as the cause
     with pytest.raises((TypeError, ValueError)) as caught:
         gpusim.vmap(lambda x: np.zeros(3).__setitem__(0, x[0]))(np.ones((2, 3)))
-    assert "np.where" in f"{caught.value} {caught.value.__cause__}"
+    assert "np.zeros(3, like=x)" in f"{caught.value} {caught.value.__cause__}"
+    with pytest.raises(TypeError, match=r"np\.zeros\(3, like=x\)"):
+        gpusim.vmap(lambda x: np.zeros((2, 3)).__setitem__(0, x))(np.ones((2, 3)))
 
 
-def test_augmented_assignment_rebinds():
+def test_augmented_assignment_changes_the_array():
     def f(x):
-        y = x
+        y = x.copy()
+        view = y[::-1]
         y += 1
+        assert (view == y[::-1]).mapped_axes == (None,)
         y *= 2
         y @= np.eye(3)
         return x, y
@@ -164,25 +207,73 @@ def test_use_after_the_map_has_ended_is_an_error():
             use()
 
 
-def test_fresh_results_are_writable_and_views_are_not():
+def maps_of_rows():
+    """Yield each map of a function over the two rows of an argument."""
+    mesh = gpusim.Mesh((2,), ("i",))
+    rows, whole = gpusim.P("i"), gpusim.P()
+    yield lambda f, out=0: gpusim.vmap(f, axis_name="i", out_axes=out)
+    yield lambda f, out=0: gpusim.pmap(f, "i", out_axes=out)
+    yield lambda f, out=0: gpusim.shard_map(
+        f, mesh=mesh, in_specs=rows, out_specs=whole if out is None else rows
+    )
+    yield (
+        lambda f, out=0: (
+            lambda x: gpusim.vmap(lambda x: gpusim.vmap(f, axis_name="i", out_axes=out)(x))(x[None])
+        )
+    )
+    yield (
+        lambda f, out=0: (
+            lambda x: gpusim.pmap(lambda x: gpusim.vmap(f, axis_name="i", out_axes=out)(x))(x[None])
+        )
+    )
+
+
+@pytest.mark.parametrize("map_", [*maps_of_rows()])
+def test_the_caller_owns_the_results(map_):
+    def f(x):
+        fresh = x + 1
+        return x, x[..., ::-1], lax.psum(x, "i"), fresh, fresh, fresh[..., 1:], np.real(x), 5.0 + x
+
     x = np.arange(6.0).reshape(2, 3)
-    fresh = gpusim.vmap(lambda x: x * 2)(x)
-    fresh[0] = 7
-    same, gathered, shared, shared_too = gpusim.vmap(
-        lambda x: (lambda y: (x, lax.all_gather(x, "i"), y, y[::-1]))(x + 1), axis_name="i"
-    )(x)
-    for result in (same, gathered, shared, shared_too):
-        assert not result.flags.writeable
-    assert np.shares_memory(same, x) and np.shares_memory(gathered, x)
-    assert x.flags.writeable and (x == np.arange(6.0).reshape(2, 3)).all()
+    kept = x.copy()
+    results = map_(f)(x)
+    for number, result in enumerate(results):
+        assert result.flags.writeable and not np.shares_memory(result, x)
+        others = [np.copy(other) for other in results]
+        result += 100
+        for place, (other, before) in enumerate(zip(results, others, strict=True)):
+            assert (other == before).all() == (place != number)
+    assert (x == kept).all()
 
 
-def test_unmapped_results_are_broadcast_or_returned_once():
+@pytest.mark.parametrize("map_", [*maps_of_rows()])
+def test_values_returned_once_are_the_callers_too(map_):
+    table = np.arange(3.0)
+    x = np.ones((2, 3))
+    total, closed = map_(lambda x: (lax.psum(x, "i"), table), out=None)(x)
+    total += 1
+    closed += 1
+    assert (x == 1).all() and (table == np.arange(3.0)).all() and (total != 2).all()
+
+
+def test_a_nested_maps_results_are_writable_inside_the_outer_one():
+    def outer(x):
+        y = x.copy()
+        inner = gpusim.vmap(lambda row: row)(y)
+        inner += 1
+        return y, inner
+
+    x = np.arange(6.0).reshape(1, 2, 3)
+    same, changed = gpusim.vmap(outer)(x)
+    assert (same == x).all() and (changed == x + 1).all()
+
+
+def test_unmapped_results_are_repeated_or_returned_once():
     x = np.arange(3.0)
     every, once, number = gpusim.vmap(
         lambda x: (lax.psum(x, "i"), lax.psum(x, "i"), 5), axis_name="i", out_axes=(0, None, 0)
     )(x)
-    assert every.tolist() == [3.0] * 3 and every.strides == (0,) and not every.flags.writeable
+    assert every.tolist() == [3.0] * 3 and every.flags.writeable
     assert once.shape == () and once == 3 and number.tolist() == [5, 5, 5]
 
 
@@ -279,14 +370,14 @@ def test_the_debug_flag_names_functions_that_ran_once_per_replica(caplog):
 
 
 def test_mapped_arrays_are_not_made_copied_or_pickled_by_users():
-    import copy
     import pickle
 
     with pytest.raises(TypeError):
         gpusim.MappedArray()
 
     def f(x):
-        assert copy.copy(x) is x and copy.deepcopy([x])[0] is x
+        own = copy.copy(x), copy.deepcopy([x])[0]
+        assert all(type(y) is type(x) and y is not x for y in own)
         with pytest.raises(TypeError):
             pickle.dumps(x)
         with pytest.raises(TypeError):

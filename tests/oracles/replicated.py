@@ -18,7 +18,7 @@ from gpusim import trees
 from gpusim.maps import MappedArray, per_replica_route
 from gpusim.maps.axis_environment import Axes, extend_axis_environment, new_axes
 from gpusim.maps.mapped_array.align import lead_full
-from gpusim.maps.mapped_array.array import wrap
+from gpusim.maps.mapped_array.array import read_only, wrap
 
 SIZES = {"i": 2, "j": 3}
 OVER = ("i", "j", "ij", "")
@@ -34,7 +34,9 @@ class Operand:
     def on(self, entries: Axes) -> Any:
         if self.over is None:
             return self.data
-        return wrap(self.data, tuple(entry for entry in entries if entry.name in self.over))
+        return wrap(
+            read_only(self.data), tuple(entry for entry in entries if entry.name in self.over)
+        )
 
 
 def sizes_of(over: str | None) -> tuple[int, ...]:

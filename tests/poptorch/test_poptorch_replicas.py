@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import re
 from collections import OrderedDict, defaultdict
@@ -22,6 +23,8 @@ import gpusim.torch as gt
 from gpusim import poptorch
 from gpusim.poptorch.losses import identity_loss
 from gpusim.poptorch.replicas import AXIS, Program, Step, compile_model, flatten
+
+from .poptorch_models import infer
 
 BATCH, WIDTH = 6, 4
 
@@ -841,6 +844,33 @@ class Keeping(nn.Module):
         self.table["inner"] = {"x": x}
         self.calls += 1
         return self.last
+
+
+def test_what_finalizers_call_is_not_in_the_trace() -> None:
+    running = True
+
+    class Garbage:
+        """A cycle whose finalizer calls torch, and leaves another."""
+
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            with torch.no_grad():
+                torch.zeros(())
+            if running:
+                Garbage()
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(20)
+    Garbage()
+    try:
+        for _ in range(5):
+            doubled = infer(lambda x: x * 2, [torch.ones(2, 3)], "lockstep")
+            assert torch.equal(doubled, torch.full((2, 3), 2.0))
+    finally:
+        running = False
+        gc.set_threshold(*thresholds)
 
 
 def test_a_trace_leaves_no_tensors_without_values_in_the_model() -> None:

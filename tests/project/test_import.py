@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pdb
+import rlcompleter
 import subprocess
 import sys
 import venv
@@ -52,6 +55,37 @@ def test_version_is_the_distributions() -> None:
 def test_every_public_name_exists() -> None:
     for name in gpusim.__all__:
         assert hasattr(gpusim, name), name
+
+
+@pytest.mark.parametrize(
+    "name", ["gpusim", "gpusim.lax", "gpusim.collectives", "gpusim.torch", "gpusim.poptorch"]
+)
+def test_dir_shows_the_public_names_and_completion_finds_them(name: str) -> None:
+    module = importlib.import_module(name)
+    listed = {found for found in dir(module) if not found.startswith("__")}
+    loaded = gpusim._MODULES & {*vars(gpusim)} if name == "gpusim" else set()
+    assert listed == {found for found in module.__all__ if not found.startswith("__")} | loaded
+    assert {"__name__", "__file__", "__doc__"} <= {*dir(module)}
+    # as the debugger and the interpreter complete
+    words = set(rlcompleter.Completer({"here": module}).attr_matches("here."))
+    assert {word.removeprefix("here.").rstrip("()") for word in words} >= listed
+    completer = pdb.Pdb()
+    completer.curframe_locals = {"here": module}
+    completer.curframe = sys._getframe()
+    assert {f"here.{found}" for found in listed} <= {
+        *completer._complete_expression("here.", "here.", 0, 5)  # type: ignore[attr-defined]
+    }
+
+
+def test_dir_lists_public_modules_once_they_are_imported() -> None:
+    program = """
+import importlib, gpusim
+assert not gpusim._MODULES & {*dir(gpusim)}, dir(gpusim)
+import gpusim.study, gpusim.popdist
+assert gpusim._MODULES & {*dir(gpusim)} == {"study", "popdist"}
+assert all(importlib.util.find_spec(f"gpusim.{name}") for name in gpusim._MODULES)
+"""
+    python("-c", program)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ LAYERS = """
     poptorch
     gpusim
     torch
-    lax random rounding
+    lax random rounding tree
     maps
     devices
     collectives

@@ -396,18 +396,19 @@ def test_dispatch_is_judged_by_the_costliest_operation() -> None:
 
 @pytest.mark.slow
 def test_small_calls_are_measured_beside_another_checkout() -> None:
-    psum, step = small.small_calls(0.0, small.ROOT)
-    assert psum.problem is None and step.problem is None
-    for call in (psum, step):
+    psum, threads, meeting, step = small.small_calls(0.0, small.ROOT)
+    for call in (psum, threads, meeting, step):
+        assert call.problem is None
         assert call.calls and call.calls == call.before  # the same checkout
         assert call.ours and call.old
-    assert psum.numpy and psum.numpy.min < psum.ours.min  # type: ignore[union-attr]
+    for call in (psum, threads, meeting):
+        assert call.numpy and call.ours and call.numpy.min < call.ours.min
 
 
 def test_a_checkout_without_gpusim_says_why(tmp_path: Path) -> None:
     (tmp_path / "gpusim.py").write_text("raise RuntimeError('not a checkout')")
-    psum, step = small.small_calls(0.0, tmp_path)
-    assert psum.problem == step.problem == "RuntimeError: not a checkout"
+    psum, *others = small.small_calls(0.0, tmp_path)
+    assert {call.problem for call in (psum, *others)} == {"RuntimeError: not a checkout"}
     assert psum.before == 254
 
 
@@ -419,6 +420,12 @@ def test_small_calls_are_judged_by_python_calls_and_time() -> None:
     assert verdicts["Python calls of a small psum"] == (110, True)
     assert verdicts["Python calls of a small PopTorch step"] == (401, False)
     assert [v for name, v in verdicts.items() if "(--beside)" in name] == [(pytest.approx(3), True)]
+    threads = {"ours": Timing(3e-3, 4e-3, 3), "numpy": Timing(2e-3, 2e-3, 3)}
+    for times, met in ((1, True), (2, False)):
+        threads["ours"] = Timing(3e-3 * times, 4e-3, 3)
+        found.small = [SmallCall("pmap of 64 replicas, five", 9, 9, **threads)]
+        (verdict,) = [v for v in judge(found) if "Python loop" in v.description]
+        assert (verdict.ratio, verdict.met) == (pytest.approx(1.5 * times), met)
     found.small = []
     assert all(v.met is None for v in judge(found) if "small p" in v.description)
 

@@ -8,9 +8,11 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Sequence
@@ -399,9 +401,45 @@ def test_every_test_file_belongs_to_one_step(tmp_path: Path) -> None:
     assert next(iter(STEPS)) == "smoke" and list(STEPS)[-1] == "worlds"
 
 
-def test_the_command_for_a_borrowed_machine_is_short_and_valid() -> None:
+def test_the_command_for_a_borrowed_machine_is_short_and_goes_on(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "contributing.md").read_text()
     (block,) = re.findall(r"```sh\n(mkdir -p .gpu/cache.*?)```", page, re.DOTALL)
     assert len(block) <= 2000
     subprocess.run(["bash", "-n"], input=block, text=True, check=True)
     assert 0 < int(re.search(r"--limit (\d+)", block)[1]) < 600  # type: ignore[index]
+
+    # On a machine that stays, and on another one that gets what has come back, it goes on.
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3"
+    python.write_text(
+        "#!/bin/sh\necho run >> $OUT/gpu-results.jsonl\nmkdir -p .gpu/cache/gpusim\n"
+        "echo kernel >> .gpu/cache/gpusim/kernel\nexit 3\n"
+    )
+    python.chmod(0o755)
+    path = f"{python.parent}:{os.environ['PATH']}"
+
+    def send(machine: Path) -> Path:
+        machine.joinpath(".gpu", "last").mkdir(parents=True, exist_ok=True)
+        for file in last.iterdir():
+            shutil.copy(file, machine / ".gpu" / "last")
+            (machine / ".gpu" / "last" / file.name).chmod(0o444)
+        out = Path(tempfile.mkdtemp(dir=tmp_path))
+        environment = {**os.environ, "OUT": str(out), "PATH": path}
+        done = subprocess.run(["bash", "-c", block], cwd=machine, env=environment, check=False)
+        assert done.returncode == 3
+        assert {file.name for file in out.iterdir()} == {"gpu-results.jsonl", "kernels.txz"}
+        shutil.rmtree(machine / ".gpu" / "last")
+        return out
+
+    last = tmp_path / "last"
+    last.mkdir()
+    (last / "commit").write_text("v1\n")
+    for count in (1, 2):
+        out = send(tmp_path / "first")
+        assert (out / "gpu-results.jsonl").read_text() == "run\n" * count
+    for file in out.iterdir():
+        shutil.copy(file, last)
+    out = send(tmp_path / "second")
+    assert (out / "gpu-results.jsonl").read_text() == "run\n" * 3
+    kernels = tmp_path / "second" / ".gpu" / "cache" / "gpusim" / "kernel"
+    assert kernels.read_text() == "kernel\n" * 3

@@ -22,10 +22,10 @@ from fallback import fold
 from fallback.threads import limited
 from gpusim import Format
 from gpusim.study import sweep
-from gpusim.tools.study import metrics, reference, sweeping
+from gpusim.tools.study import metrics, picture, reference, sweeping
 from gpusim.tools.study import settings as study_settings
 from gpusim.tools.study.settings import FORMATS
-from gpusim.tools.study.sources import open_source
+from gpusim.tools.study.sources import open_sources
 from gpusim.tools.study.synthetic import SYNTHETIC, Synthetic
 from tests.oracles.reference_fold import FLOATS, Number, codes_of, encode, round_number
 
@@ -267,7 +267,7 @@ def test_any_format_accumulates() -> None:
     formats = ["float16", "e5m10", "e5m4", Format(4, 6, has_infinities=False)]
     rows = sweep(x, accumulators=formats, **options).rows
     assert [row.setting.name for row in rows[:4:2]] == [
-        "float16, tree",
+        "float16 added in float16, tree",
         "float16 added in e5m10, tree",
     ]
     assert rows[0].mean == rows[2].mean and rows[1].mean == rows[3].mean
@@ -286,11 +286,11 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
         ["float16", np.float32, "bfloat16"], [None, "float32"], ["tree"], ["nearest", "stochastic"]
     )
     assert [setting.name for setting in found] == [
-        "float16, tree",
-        "float16, tree, stochastic",
+        "float16 added in float16, tree",
+        "float16 added in float16, tree, stochastic",
         "float16 added in float32, tree",
         "float16 added in float32, tree, stochastic",
-        "float32, tree",
+        "float32 added in float32, tree",
         "bfloat16 added in float32, tree",
         "bfloat16 added in float32, tree, stochastic",
     ]
@@ -300,6 +300,11 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
     ("options", "complaint"),
     [
         ({"dtypes": ["float12"]}, "dtype='float12': expected one of float64, float32, float16"),
+        ({"dtypes": "e5m51"}, "dtype='e5m51': expected at most 50 bits of mantissa"),
+        ({"ops": "median"}, "op='median': expected 'sum' or 'mean'"),
+        ({"preset": "all"}, "preset='all': expected one of orders, engines, accumulators"),
+        ({"orders": "openmpi", "replicas": "2..16"}, "order='openmpi': 16 members .* known for"),
+        ({"replicas": "8..2"}, r"replicas: '8\.\.2' given, expected a range that rises"),
         ({"dtypes": ["int8"]}, "dtype='int8'"),
         ({"dtypes": [None]}, "dtype=None"),
         ({"accumulators": ["double trouble"]}, "accumulate='double trouble'"),
@@ -335,9 +340,9 @@ def test_what_makes_no_sense_is_named(options: dict[str, Any], complaint: str) -
 
 
 def test_gradients_are_those_of_one_image_each() -> None:
-    source = open_source("gradients", epoch=2)
+    source = open_sources("gradients", epoch=2)[None]
     assert (source.replicas, source.elements) == (1437, 4810)
-    later = open_source("gradients", epoch=3)
+    later = open_sources("gradients", epoch=3)[None]
     one, other = (each.block(1, range(1), 4100, 50) for each in (source, later))
     assert one.any() and not np.array_equal(one, other)
 
@@ -385,11 +390,13 @@ def test_pictures_are_what_their_names_say(
 
 
 def test_pictures_have_a_line_for_each_setting(study: Any) -> None:
-    from gpusim.tools.study import picture
-
-    for metric in picture.PICTURES:
+    assert set(picture.pictures(study)) > set(picture.PICTURES)
+    for metric in picture.pictures(study):
         with picture.drawn(study, metric) as figure:
-            (axes,) = figure.axes
+            *above, axes = figure.axes
+            assert [strip.get_ylabel() for strip in above] == (
+                [] if metric == "overflowed" else ["overflow"]
+            )
             names = axes.get_legend_handles_labels()[1]
             assert names == [setting.name for setting in study.settings]
             assert axes.get_xscale() == "log" and axes.get_xlabel() and axes.get_ylabel()
@@ -397,7 +404,7 @@ def test_pictures_have_a_line_for_each_setting(study: Any) -> None:
 
 def test_a_page_needs_nothing_else(study: Any, tmp_path: Path) -> None:
     page = study.report(tmp_path / "a.html").read_text()
-    assert page.count('src="data:image/svg+xml;base64,') == 4
+    assert page.count('src="data:image/svg+xml;base64,') == len(picture.pictures(study)) == 9
     assert "http" not in page and "<script" not in page and "<link" not in page
     for setting in study.settings:
         assert setting.name in page
@@ -468,11 +475,28 @@ def test_memory_does_not_grow_with_the_elements() -> None:
     assert peaks[1] - peaks[0] < 4
 
 
+def test_memory_does_not_grow_with_the_elements_of_few_replicas() -> None:
+    """Exact sums, of which each element has several, are those of a window."""
+    peaks = []
+    for elements in (2**14, 2**16):
+        with mock.patch.object(sweeping, "WIDTH", 2**12), limited(1):
+            tracemalloc.start()
+            try:
+                sweep(Ones(elements), replicas=2, orders="tree", roundings="nearest", threads=1)
+                peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
+            finally:
+                tracemalloc.stop()
+    assert peaks[1] < 12 and peaks[1] - peaks[0] < 1
+
+
 def test_orders_may_be_those_of_engines() -> None:
     """Where nothing else is said, partial results are rounded as the engine does."""
     options: dict[str, Any] = {"replicas": [6], "dtypes": ["bfloat16"], "elements": 500}
     found = sweep("lognormal", orders=["mpich", "gloo-ring"], roundings=["nearest"], **options)
     names = [row.setting.name for row in found.rows]
-    assert names == ["bfloat16 added in float32, mpich", "bfloat16, gloo-ring"]
+    assert names == [
+        "bfloat16 added in float32, mpich",
+        "bfloat16 added in bfloat16, gloo-ring",
+    ]
     mpich, gloo = (row.mean.relative_error for row in found.rows)
     assert mpich < gloo

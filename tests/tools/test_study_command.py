@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pickle
@@ -21,7 +22,7 @@ from gpusim import optional
 from gpusim.study import sweep
 from gpusim.tools import cli
 from gpusim.tools.study import short_study
-from gpusim.tools.study.files import read_array
+from gpusim.tools.study.files import read_arrays
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +65,7 @@ def test_the_command_prints_a_table_and_writes_what_is_asked(
     lines = shown.out.splitlines()
     assert lines[0] == "Error of the sum: normal, 64 elements"
     assert sum("float16, ring, stochastic" in line for line in lines) == 3
-    assert "±" in shown.out and "not finite" not in shown.out
+    assert "±" in shown.out and "overflow" not in shown.out
     for name in files:
         assert f"wrote {name}" in shown.err
     assert sorted(path.name for path in folder.iterdir()) == sorted(files)  # and no store
@@ -101,15 +102,15 @@ def test_rich_draws_the_table_on_a_terminal_that_is_wide_enough(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--seeds", "-1"], "--seeds: '-1' given, expected numbers from 0, rising"),
-        (["--seeds", "5..2"], "--seeds: '5..2' given"),
-        (["--seeds", "0..99999999999"], "--seeds: 0..99999999999 are more than 1,000,000"),
-        (["--seeds", "some"], "--seeds: 'some' given, expected a number or a range"),
+        (["--seeds", "-1"], "seeds: '-1' given, expected a number or a range"),
+        (["--seeds", "5..2"], "seeds: '5..2' given, expected a range that rises"),
+        (["--seeds", "0..99999999999"], "seeds: 0..99999999999 are more than 1,000,000"),
+        (["--seeds", "some"], "seeds: 'some' given, expected a number or a range"),
         (["--seeds", str(2**64)], "seeds: 18446744073709551616 given"),
         (["--seeds", ""], "seeds is empty"),
         (["--replicas", ","], "replicas is empty"),
         (["--replicas", "0"], "replicas: 0 given, expected integers from 1"),
-        (["--replicas", "2..4..8"], "--replicas: '2..4..8' given"),
+        (["--replicas", "2..4..8"], "replicas: '2..4..8' given"),
         (["--dtype", "float12"], "dtype='float12': expected one of float64"),
         (["--dtype", ""], "dtypes is empty"),
         (["--accumulate", "int32"], "accumulate='int32'"),
@@ -123,6 +124,11 @@ def test_rich_draws_the_table_on_a_terminal_that_is_wide_enough(
         (["--input-seed", "-4"], "input_seed=-4"),
         (["--threads", "0"], "--threads: 0 given"),
         (["--metric", "mood"], "--metric: 'mood' given"),
+        (["--figures", "bias,mood"], "--figures: 'mood' given"),
+        (["--op", "median"], "op='median': expected 'sum' or 'mean'"),
+        (["--preset", "all"], "preset='all': expected one of orders"),
+        (["--order", "gloo-ring", "--dtype", "e5m6"], "e5m6 members: gloo-ring is known for"),
+        (["--order", "openmpi", "--replicas", "16"], "order='openmpi': 16 members"),
         (["--plot", "a.jpeg"], "a.jpeg: expected a name that ends in .png or .svg or .pdf"),
         (["--csv", "no/where/a.csv"], "there is no folder no/where"),
         (["--report", "."], "is a folder, expected a file"),
@@ -202,7 +208,6 @@ def test_objects_in_files_are_never_unpickled(
         (np.ones((2, 2), complex), "a study adds real numbers"),
         (np.ones((0, 4)), "at least one element"),
         (np.array([[1, np.nan], [1, 1]]), "element 1 of replica 0 is nan"),
-        (np.array([[1, 1], [-np.inf, 1]]), "element 0 of replica 1 is -inf"),
     ],
 )
 def test_arrays_that_cannot_be_summed_are_named(
@@ -211,6 +216,34 @@ def test_arrays_that_cannot_be_summed_are_named(
     np.save(folder / "x.npy", values)
     assert cli.main(["study", "--input", "x.npy"]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_an_input_that_fails_does_not_block_the_next(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(folder / "x.npy", np.array([[1, np.nan], [1, 1]]))
+    assert cli.main(["study", "--input", "x.npy"]) == 2
+    assert "element 1 of replica 0 is nan" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["x.npy"]
+    np.save(folder / "x.npy", np.array([[1, np.inf], [1, 1]]))
+    assert cli.main(["study", "--input", "x.npy"]) == 0
+    assert "50.00% of the elements have an infinite input" in capsys.readouterr().out
+
+
+def test_the_old_name_of_the_default_accumulator_is_explained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--input", "normal", "--elements", "16", "--replicas", "4", "--dtype", "bfloat16"]
+    assert cli.main(["study", *options, "--accumulate", "own", "--csv", "a.csv"]) == 0
+    shown = capsys.readouterr()
+    assert "gpusim study: accumulate='own' is now 'contract'" in shown.err
+    assert "bfloat16 added in float32, ring" in shown.out
+    assert cli.main(["study", *options, "--csv", "b.csv"]) == 0
+    shown = capsys.readouterr()
+    assert "own" not in shown.err and "bfloat16 added in bfloat16, ring" in shown.out
+    for name, accumulate in (("a.csv", "float32"), ("b.csv", "bfloat16")):
+        with open(folder / name, newline="") as file:
+            assert {row["accumulate"] for row in csv.DictReader(file)} == {accumulate}
 
 
 def test_a_file_that_may_not_be_read_is_named(
@@ -264,8 +297,8 @@ def test_all_formats_of_safetensors_are_read(folder: Path) -> None:
         "BOOL": np.bool_,
     }.items():
         path = safetensors(folder / "x.safetensors", x=(name, x.astype(dtype)))
-        found, title = read_array(path)
-        assert found.dtype == dtype and title == "x.safetensors x"
+        ((title, found),) = read_arrays(path).items()
+        assert found.dtype == dtype and title == "x"
         assert np.array_equal(found, x.astype(dtype))
         assert sweep(path, roundings=["nearest"]).rows
 
@@ -274,7 +307,7 @@ def test_a_file_is_mapped_and_not_read(folder: Path) -> None:
     np.save(folder / "x.npy", np.ones((3, 4)))
     safetensors(folder / "x.safetensors", x=("F64", np.ones((3, 4))))
     for name in ("x.npy", "x.safetensors"):
-        found, _ = read_array(folder / name)
+        (found,) = read_arrays(folder / name).values()
         while not isinstance(found, np.memmap):
             assert isinstance(found.base, np.ndarray)
             found = found.base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -80,7 +81,8 @@ def test_a_store_is_not_overwritten(tmp_path: Path) -> None:
         ("precious\n", "line 1: not a line of a sweep's store"),
         ("[1]\n", "line 1: not a line of a sweep's store"),
         ('{"gpusim study": 99}\n', "not the store of a sweep of this version"),
-        ('{"gpusim study": 1, "input": {"kind": "cauchy"}}\n', "another input: its kind 'cauchy'"),
+        ('{"gpusim study": 1, "input": {}}\n', "of this version, 2, but of 1: remove it"),
+        ('{"gpusim study": 2, "input": {"kind": "cauchy"}}\n', "another input: its kind 'cauchy'"),
     ],
 )
 def test_what_is_no_store_of_this_input_is_refused_and_kept(
@@ -126,3 +128,38 @@ def test_two_sweeps_do_not_write_one_store(tmp_path: Path) -> None:
     with Store(planned.identity, tmp_path / "s"):
         with pytest.raises(BlockingIOError, match="in use"):
             Store(planned.identity, tmp_path / "s", resume=True)
+
+
+def test_an_input_that_fails_leaves_no_store(tmp_path: Path) -> None:
+    """Also where windows before the one with the NaN were measured."""
+    x = np.ones((8, 300))
+    x[5, 280] = np.nan
+    path = tmp_path / "s"
+    with mock.patch.object(sweeping, "WINDOW", 8 * 2 * 104):
+        with pytest.raises(ValueError, match="element 280 of replica 5 is nan; a study needs"):
+            sweep(x, replicas=[2, 8], store=path)
+        assert list(tmp_path.iterdir()) == []
+        sweep(x, replicas=[2], store=path)
+        kept = path.read_bytes()
+        with pytest.raises(ValueError, match="replica 5 is nan"):
+            sweep(x, replicas=[2, 8], store=path, resume=True)
+    assert path.read_bytes()[: len(kept)] == kept  # the user's own store stays
+    assert sweep(x, replicas=[2], store=path, resume=True).rows
+
+
+@pytest.mark.parametrize("errors", ["null", "[]", '["a", 1, 2]', "[1, 2]"])
+def test_a_spoiled_histogram_is_named(errors: str, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    sweep("normal", store=path, **OPTIONS)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[1] = re.sub(r'"errors": \[.*?\]', f'"errors": {errors}', lines[1])
+    path.write_text("".join(lines))
+    with pytest.raises(ValueError, match="line 2: errors: expected a list of integers"):
+        sweep("normal", store=path, resume=True, **OPTIONS)
+
+
+def test_a_store_holds_sums_and_means(tmp_path: Path) -> None:
+    sums = sweep("normal", store=tmp_path / "s", **OPTIONS)
+    both = sweep("normal", store=tmp_path / "s", resume=True, ops="sum,mean", **OPTIONS)
+    assert [row for row in both.rows if row.setting.op == "sum"] == sums.rows
+    assert len(both.rows) == 2 * len(sums.rows)

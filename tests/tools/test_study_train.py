@@ -86,3 +86,18 @@ def test_gradients_use_the_formats_range_and_do_not_overflow() -> None:
 
 def test_no_gradient_needs_no_scale() -> None:
     assert training._scale(np.zeros((4, 2)), np.dtype(np.float16)) == 1
+
+
+def test_any_small_format_trains() -> None:
+    """e5m10 is float16; sums of gradients in formats without a dtype stay in the format."""
+    native, general = (
+        train([f"{name}:stochastic"], gradients=False, epochs=1).runs[1]
+        for name in ("float16", "e5m10")
+    )
+    assert np.array_equal(native.weights[-1], general.weights[-1])
+    coarse = train("e4m2,e4m2:stochastic", weights=False, epochs=1)
+    assert [row["format"] for row in coarse.table] == ["float32", "e4m2", "e4m2, stochastic"]
+    for run in coarse.runs[1:]:
+        assert not np.array_equal(run.weights[-1], coarse.runs[0].weights[-1])
+    with pytest.raises(ValueError, match="expected float32 or narrower"):
+        train("e11m40")

@@ -256,6 +256,15 @@ def nested_cases(replicas: int) -> Iterator[Case]:
         yield f"ppermute {names}", two(lambda v, n=names, t=turn: lax.ppermute(v, n, t)), (y,)
 
 
+def until_all_are_done(x: Any) -> Any:
+    """A loop of i steps on replica i: the first instance's replicas have finished first."""
+
+    def step(i: Any, x: Any) -> Any:
+        return x + lax.psum(x, "i") / 64
+
+    return lax.fori_loop(0, lax.axis_index("i"), step, x)
+
+
 def leaves(tree: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in gpusim.trees.flatten(tree)[0]]
 
@@ -294,6 +303,8 @@ def run(world: gpusim.World) -> dict[str, np.ndarray]:
             np.zeros(world.local_replicas)
         )
         keep("random numbers", noise)
+        ones = np.ones(world.local_replicas)
+        keep("a loop", gpusim.vmap(until_all_are_done, axis_name="i")(ones))
         keep("numbers of threads", gpusim.pmap(numbers, "i")(np.zeros(world.local_replicas)))
         inner = values(world.replicas, (3, 4), np.float32)[here]
         keep("threads in threads", gpusim.pmap(threads_inside, "i")(inner))

@@ -65,9 +65,25 @@ def run(rows: slice) -> dict[str, torch.Tensor]:
     return found
 
 
+def refuse_shared_arguments_that_differ() -> None:
+    """Weights that differ between instances are noticed before they are used."""
+    for map_ in (gt.vmap, gt.pmap):
+        with gpusim.World.from_environment(replicas=REPLICAS) as world:
+            x = torch.ones(world.local_replicas, 3)
+            call = map_(lambda w, x: w["w"] * x, in_dims=(None, 0))
+            call({"w": torch.nn.Parameter(torch.ones(3).bfloat16()), "step": 1}, x)
+            try:
+                call({"w": torch.ones(3) + world.instance, "step": 1}, x)
+            except gpusim.CollectiveMismatchError as error:
+                assert "leaf 1 of the arguments" in str(error) and "in_dims=None" in str(error)
+            else:
+                raise AssertionError("it went unnoticed")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with gpusim.World.from_environment(replicas=REPLICAS) as world:
         first = world.replica_offset
         found = run(slice(first, first + world.local_replicas))
         torch.save(found, Path(sys.argv[1]) / f"{world.instance}.pt")
+    refuse_shared_arguments_that_differ()

@@ -349,9 +349,9 @@ popdist.synchronize()
     with pytest.raises(AssertionError) as caught:
         run(tmp_path, program, "--num-instances", "3")
     printed = str(caught.value)
-    assert "KeyError: 'lost'" in printed
-    assert "gpusim: instance 1 failed with KeyError; see above" in printed
-    assert re.search("poprun: instance 1 .*exited with code 1", printed)
+    assert re.search(r"poprun: instance 1 failed at \S+\.py:\d+: KeyError: 'lost'", printed)
+    doing = "instances 0 and 2 were in popdist.synchronize of instances 0 to 2"
+    assert doing in printed and "exit code 1; --verbose shows" in printed
 
 
 # ---------------------------------------------------------------- heartbeats

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import pytest
 
+import gpusim
 from gpusim.runtime.activity import Activity
-from gpusim.tools.launch import main, mpirun, report
+from gpusim.tools.launch import crashes, main, mpirun, report
+from gpusim.tools.launch.crashes import Crash, HeldErrors, read_crash
 from gpusim.tools.launch.layout import hosts_of, lay_out
 from gpusim.tools.launch.report import Failure, blocking_instance, failure_in
 from tests.oracles.budget import slow
@@ -58,6 +60,7 @@ class Run:
             [sys.executable, "-m", "gpusim.tools.launch", *arguments, sys.executable, str(script)],
             env=environ | {name: value, "PYTHONPATH": str(ROOT)},
             stdin=options.get("stdin", subprocess.DEVNULL),  # type: ignore[call-overload]
+            cwd=options.get("cwd"),  # type: ignore[call-overload]
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -244,8 +247,8 @@ while True:
     ("ending", "code", "how"),
     [
         ("sys.exit(3)", 3, "exited with code 3"),
-        ("raise ValueError('no')", 1, "exited with code 1"),
-        ("os.abort()", 128 + signal.SIGABRT, "was killed by SIGABRT"),
+        ("raise ValueError('no')", 1, r"failed at \S+program.py:6: ValueError: no"),
+        ("os.abort()", 128 + signal.SIGABRT, r"was killed by SIGABRT at \S+program.py:6"),
         ("from mpi4py import MPI; MPI.COMM_WORLD.Abort(7)", 7, "ended the run with exit code 7"),
     ],
 )
@@ -256,6 +259,126 @@ def test_the_first_failing_exit_code_is_popruns(poprun, ending: str, code: int, 
     found, _, errors = poprun(program, "--num-instances", "2").end()
     assert found == code, errors
     assert re.search(rf"^poprun: instance 1 .*{how}$", errors, re.MULTILINE), errors
+
+
+IN_A_WORLD = """
+import ctypes, os, sys, time
+import numpy as np
+import gpusim
+from gpusim import lax
+
+def loss(v):
+    return lax.psum(v, "i")
+
+def step(x):
+    if FAILS:
+        FAULT
+    return gpusim.vmap(loss, axis_name="i")(x)
+
+with gpusim.World.from_environment() as world:
+    print("ready", flush=True)
+    x = np.ones((world.local_replicas, 3), np.float32)
+    gpusim.vmap(loss, axis_name="i")(x)
+    step(x)
+"""
+ONE, ALL = "world.instance == 1", "True"
+WAIT = "instances 0 and 2 were in lax.psum over 'i' of float32[3] at program.py:8"
+FAULTS = {  # who has the fault, the code, the first line, and one about the others
+    "an error": (
+        *(ONE, "raise ValueError('the loss is nan')"),
+        *("instance 1 failed at program.py:12: ValueError: the loss is nan", WAIT),
+    ),
+    "an error in all": (
+        *(ALL, "raise ValueError('the loss is nan')"),
+        *("failed at program.py:12: ValueError: the loss is nan", "failed in the same way"),
+    ),
+    "a replica's error": (
+        *(ONE, "return gpusim.pmap(lambda v: {}['w'], 'i', schedule='one')(x)"),
+        "instance 1 failed at program.py:12: ReplicaError: replica 2 of axis 'i' raised KeyError",
+        WAIT,
+    ),
+    "a deadlock": (
+        *(ONE, "return gpusim.pmap(lambda v: v if lax.axis_index('i') % 2 else loss(v), 'i')(x)"),
+        *("instance 1 failed at program.py:12: DeadlockError: no replica can go on", WAIT),
+    ),
+    "another call": (
+        *(ONE, "return gpusim.vmap(lambda v: lax.pmax(v, 'i'), axis_name='i')(x)"),
+        "instance 1 failed at program.py:12: CollectiveMismatchError: instances do not make the "
+        "same call: instance 1 (replicas 2 to 3) calls lax.pmax over 'i' of float32[3] at "
+        "program.py:12, instance 0 (replicas 0 to 1) calls lax.psum",
+        "instances 0 and 2 noticed it at program.py:8",
+    ),
+    "exit(0)": (
+        *(ONE, "sys.exit(0)"),
+        "leaves the world by sys.exit(0) at program.py:12, but instance 0 (replicas 0 to 1) calls "
+        "lax.psum over 'i' of float32[3] at program.py:8",
+        WAIT,
+    ),
+    "exit(3)": (
+        *(ONE, "sys.exit(3)"),
+        *("instance 1 exited with code 3, after sys.exit(3) at program.py:12", WAIT),
+    ),
+    "SIGKILL": (*(ONE, "os.kill(os.getpid(), 9)"), *("was killed by SIGKILL", WAIT)),
+    "a segmentation fault": (
+        *(ONE, "ctypes.string_at(0)"),
+        *("was killed by SIGSEGV at program.py:12", WAIT),
+    ),
+    "Ctrl-C": (
+        *(ALL, "time.sleep(100)"),
+        "stopped by SIGINT",
+        "instances 0 to 2 were in code of its own at program.py:12",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ["an error", "exit(0)", *slow(*[*FAULTS][1:5], *[*FAULTS][6:])])
+def test_the_report_of_a_failure_is_a_screen(fault: str, poprun, tmp_path: Path) -> None:
+    fails, code, first, others = FAULTS[fault]
+    program = IN_A_WORLD.replace("FAILS", fails).replace("FAULT", code)
+    arguments = ("--num-instances", "3", "--num-replicas", "6")
+    run = poprun(program, *arguments, cwd=tmp_path)
+    if fault == "Ctrl-C":
+        run.lines_until("ready", 3)
+        time.sleep(1)
+        run.process.send_signal(signal.SIGINT)
+    exit_code, _, errors = run.end()
+    assert exit_code != 0
+    lines = [line.removeprefix("poprun: ") for line in errors.splitlines()]
+    assert len(lines) < 15 and all(line.startswith("poprun: ") for line in errors.splitlines())
+    assert first in lines[0], errors  # the culprit, with its line
+    assert any(others in line for line in lines[1:]), errors
+    assert len({re.sub(r"\d", "", line) for line in lines}) == len(lines), errors  # none twice
+    assert not re.search(r"gpusim/|/lib/python|\[\d+,\d+\]<stderr>", errors), errors
+    if fault in ("an error", "a replica's error"):
+        assert "    program.py:19 in <module>: step(x)" in errors
+    if fault == "a replica's error":
+        run = poprun(program, "--verbose", *arguments, cwd=tmp_path)
+        verbose = run.end()[2]
+        tags = {f"[1,{i}]<stderr>: Traceback (most recent call last)" for i in range(3)}
+        assert all(tag in verbose for tag in tags) and "gpusim/maps/vmap.py" in verbose
+        assert lines[0] in verbose and "prterun detected" in verbose
+
+
+@pytest.mark.slow
+def test_errors_that_end_nothing_are_shown(poprun) -> None:
+    program = """
+import os, sys, time, traceback
+try:
+    raise ValueError("on the way")
+except ValueError:
+    traceback.print_exc()
+print("a word", file=sys.stderr, flush=True)
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    time.sleep(9)  # longer than errors are held back
+    print("late", file=sys.stderr, flush=True)
+"""
+    code, _, errors = poprun(program, "--num-instances", "2").end()
+    assert code == 0
+    for instance in (0, 1):
+        tag = rf"\[1,{instance}\]<stderr>: "
+        assert re.search(rf"{tag}Traceback(.*\n)+{tag}ValueError: on the way\n", errors), errors
+        assert re.search(rf"{tag}a word\n", errors), errors
+    assert errors.index("on the way") < errors.index("late")
 
 
 def test_one_that_ends_while_all_others_wait_for_it_is_found(poprun) -> None:
@@ -272,9 +395,9 @@ popdist.synchronize()
     began = running()
     code, _, errors = poprun(program, "--num-instances", "2").end()
     assert code != 0
-    why = "InstanceError: instance 1 has ended its program"
-    assert f"gpusim.errors.{why}" in errors and "popdist.synchronize()" in errors
-    assert re.search(rf"^poprun: +instance 0 was in its end, after {why}", errors, re.M), errors
+    how = r"has ended its program by sys.exit\(3\) at \S+program.py:9 while the others wait for it"
+    assert re.search(rf"^poprun: instance 1 {how}$", errors, re.M), errors
+    assert re.search(r"^poprun:   instance 0 was in popdist.synchronize ", errors, re.M), errors
     assert running() - began < 30
 
 
@@ -479,7 +602,7 @@ def test_other_hosts_get_the_search_paths_and_gpusims_variables() -> None:
         ),
         (
             "The first process to do so was:\n\n  Process name: [[5178,1],2]\n  Exit code:    9\n",
-            Failure(2, "exited with code 9"),
+            Failure(2, "exited with code 9", code=9),
         ),
         (
             "mpirun has exited due to process rank 0 with PID 5 on\nnode x exiting improperly.",
@@ -502,3 +625,101 @@ def test_who_waits_a_while_is_not_left_alone() -> None:
     assert blocking_instance({1: ended}, 2, late) is None  # the other has no heartbeat yet
     assert blocking_instance({0: ended, 1: ended}, 2, late) is None  # both end
     assert blocking_instance({0: waits, 1: waits}, 2, late) is None  # a long exchange
+
+
+def traceback(error: str, *frames: tuple[str, int]) -> str:
+    lines = [f'  File "{file}", line {line}, in f\n    x()\n    ^^^\n' for file, line in frames]
+    return "Traceback (most recent call last):\n" + "".join(lines) + error + "\n"
+
+
+HERE = traceback("KeyError: 'w'", ("a.py", 3), (gpusim.__file__, 2), (os.__file__, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "place", "frames"),
+    [
+        (HERE, "KeyError: 'w'", "a.py:3", ["a.py:3 in f: x()"]),
+        (  # a message of two lines, a note, and gpusim's own line
+            traceback("gpusim.errors.DeadlockError: no\nway\nraised in replica 3", ("b.py", 1))
+            + "gpusim: instance 1 failed with DeadlockError; see above\n",
+            *("DeadlockError: no\nway\nraised in replica 3", "b.py:1", ["b.py:1 in f: x()"]),
+        ),
+        (  # the cause shows the place
+            f"{HERE}\n{crashes.CAUSED}\n\n{traceback('ReplicaError: no', ('b.py', 1))}",
+            *("ReplicaError: no", "a.py:3"),
+            ["b.py:1 in f: x()", "caused by KeyError: 'w'", "a.py:3 in f: x()"],
+        ),
+        (
+            f"{HERE}\n{crashes.MEANWHILE}\n\n{traceback('ValueError', ('b.py', 1))}",
+            *("ValueError", "b.py:1", ["b.py:1 in f: x()"]),
+        ),
+        (
+            "  File \"a.py\", line 1\n    def f(\n         ^\nSyntaxError: '(' was never closed\n",
+            *("SyntaxError: '(' was never closed", "a.py:1", ["a.py:1: def f("]),
+        ),
+        (
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x07 (most recent call "
+            'first):\n  File "b.py", line 2 in g\n  File "a.py", line 9 in <module>\n\n'
+            "Extension modules: numpy (total: 1)\n",
+            *("Fatal Python error: Segmentation fault", "b.py:2"),
+            ["a.py:9 in <module>", "b.py:2 in g"],
+        ),
+        ("no data\n", None, None, None),
+    ],
+)
+def test_what_an_instance_writes_at_its_end_is_understood(text, message, place, frames) -> None:
+    crash = read_crash(text)
+    if message is None:
+        assert crash is None
+    else:
+        assert crash and (crash.message, crash.place, list(crash.frames)) == (
+            *(message, place, frames),
+        )
+
+
+def crash(kind: str, line: int) -> Crash:
+    return Crash(f"gpusim.errors.{kind}: instance 2 (replica 2) is gone; so", (), f"a.py:{line}")
+
+
+def test_the_culprit_is_the_one_that_the_others_errors_come_from() -> None:
+    lost, own = crash("InstanceError", 8), crash("ValueError", 3)
+    exited = Failure(0, "exited with code 1", code=1)
+    assert report.culprit(exited, {0: lost, 1: own}) == 1
+    assert report.culprit(exited, {0: own, 1: own}) == 0
+    assert report.culprit(exited, {0: lost, 1: lost}) == 2  # whom the messages name
+    assert report.culprit(exited, {1: lost}) == 0  # sys.exit
+    assert report.culprit(Failure(1, "was killed by SIGKILL"), {0: own}) == 1
+    assert report.culprit(None, {}) is None
+    same, other = crash("CollectiveMismatchError", 8), crash("CollectiveMismatchError", 9)
+    assert report.culprit(exited, {0: same, 1: same, 2: other}) == 2  # the odd one out
+    assert report.culprit(exited, {0: same, 1: other}) == 0
+
+
+def test_one_that_has_ended_is_named_so_even_if_mpirun_sees_its_exit_first() -> None:
+    how = "has ended its program by sys.exit(3) at a.py:9"
+    waits = Crash(f"gpusim.errors.InstanceError: instance 1 (replica 1) {how}; so", (), "a.py:8")
+    run = report.Run(2, {0: waits}, {}, 0.0)
+    for failure in (Failure(1, "exited with code 3", code=3), Failure(0, "exited with code 1")):
+        first, *_ = report.last_lines("", failure, run)
+        assert first == f"instance 1 {how} while the others wait for it"
+
+
+def test_long_tracebacks_are_cut() -> None:
+    frames = tuple(f"a.py:{n} in f: f()" for n in range(1000))
+    deep = Crash("RecursionError: no", frames, "a.py:999")
+    lines = [*report.last_lines("", None, report.Run(1, {0: deep}, {}, 0.0))]
+    assert lines[0] == "instance 0 failed at a.py:999: RecursionError: no"
+    assert len(lines) == 2 + report.MOST_LINES and "... 988 more lines ..." in lines[7]
+
+
+def test_lines_of_an_error_are_held_back_for_a_while_only() -> None:
+    held = HeldErrors()
+    for line in (b"[1,2]<stderr>: Traceback (most recent call last):\n", b"[1,2]<stderr>:   File"):
+        assert held.take(line, continued=False)
+    assert held.take(b' "a.py", line 1\n', continued=True)  # the rest of a line
+    assert not held.take(b"[1,1]<stderr>: fine\n", continued=False)
+    assert held.texts() == {2: 'Traceback (most recent call last):\n  File "a.py", line 1\n'}
+    assert held.release() == b"" and held
+    text = held.release(older_than=0)
+    assert text.count(b"\n") == 2 and text.startswith(b"[1,2]<stderr>: Traceback") and not held
+    assert not held.take(b"[1,2]<stderr>: fine\n", continued=False)

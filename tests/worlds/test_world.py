@@ -87,6 +87,14 @@ def test_threads_that_meet_in_any_order_do_not_wait_for_each_other_for_ever(sche
     assert done.stdout.count("right") == 3
 
 
+@pytest.mark.parametrize("instances", [2, *slow(3)])
+def test_shared_arguments_that_differ_and_whole_arrays_are_noticed(instances: int) -> None:
+    done = start(instances, "-m", "tests.worlds.arguments")
+    assert done.returncode == 0, done.stderr[-3000:]
+    for case in ("differing_values", "differing_results", "whole_arrays", "global_arrays"):
+        assert done.stdout.split().count(case) == instances
+
+
 def test_one_instance_is_a_world_too() -> None:
     with gpusim.World.from_environment(3, environ={}) as world:
         assert (world.replicas, world.local_replicas, world.replica_offset) == (3, 3, 0)
@@ -107,6 +115,14 @@ def test_maps_in_a_world_map_over_its_replicas() -> None:
         mesh = gpusim.Mesh((3, 2), ("x", "y"))
         with pytest.raises(ValueError, match="must have the world's 4"):
             gpusim.shard_map(np.sin, mesh, gpusim.P("x"), gpusim.P("x"))(np.ones(3))
+        with pytest.raises(TypeError, match="global_arrays must be True, False or None, but got 1"):
+            gpusim.shard_map(np.sin, mesh, gpusim.P("x"), gpusim.P("x"), global_arrays=1)
+        for option in (None, True, False):  # one instance holds all rows
+            four = gpusim.Mesh(4, "x")
+            f = gpusim.shard_map(
+                np.negative, four, gpusim.P("x"), gpusim.P("x"), global_arrays=option
+            )
+            np.testing.assert_array_equal(f(np.ones(4)), -np.ones(4))
         with pytest.raises(ValueError, match=r"axis_size is 2, but .* world's 4 replicas"):
             gpusim.vmap(lambda: np.ones(2), axis_size=2)()
         assert gpusim.vmap(lambda: np.ones(2), axis_size=4)().shape == (4, 2)
@@ -116,6 +132,8 @@ def test_maps_in_a_world_map_over_its_replicas() -> None:
 
 
 def test_wrong_worlds_are_refused() -> None:
+    with pytest.raises(ValueError, match="check='values': expected True, False or \"calls\""):
+        gpusim.World([2], check="values")  # type: ignore[arg-type]  # deliberately
     with pytest.raises(ValueError, match="replicas=0: expected a positive number"):
         gpusim.World.from_environment(0, environ={})
     with pytest.raises(ValueError, match="every instance must hold at least one"):

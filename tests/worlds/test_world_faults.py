@@ -209,11 +209,11 @@ def test_calls_that_differ_are_named_with_their_lines_and_what_differs() -> None
 
 
 LEFT = {
-    "return from the block": "has left the world",
-    "sys.exit(0)": "has left the world",
-    "the end of the program": "has ended its program",
-    "sys.exit(3)": "failed with SystemExit: 3",
-    "sys.exit(3) before": "has ended its program",
+    "return from the block": "has left the world;",
+    "sys.exit(0)": "has left the world by sys.exit(0) at tests/worlds/faults.py:",
+    "the end of the program": "has ended its program;",
+    "sys.exit(3)": "failed with SystemExit: 3 at tests/worlds/faults.py:",
+    "sys.exit(3) before": "has ended its program by sys.exit(3) at tests/worlds/faults.py:",
 }
 
 
@@ -254,10 +254,16 @@ def test_poprun_ends_in_the_same_way() -> None:
     assert found["a stop"].code == 0 and not found["a stop"].left
     for fault in faults[:-1]:
         check_failed(fault, found[fault])
-    assert found["SIGKILL"].says("instance 1 (replicas 2 to 3) is gone", "lax.psum")
-    assert found["an error"].says("instance 1 (replicas 2 to 3) failed with ValueError")
+    assert found["SIGKILL"].says("poprun: instance 1 (pid", "was killed by SIGKILL")
+    assert found["an error"].says("poprun: instance 1 failed at tests/worlds/faults.py:", "no good")
     assert found["another shape"].says("CollectiveMismatchError", "float32[4]", "float32[3]")
-    assert found["the end of the program"].says("has ended its program", "was in lax.psum")
+    ended = "poprun: instance 1 has ended its program while the others wait for it"
+    assert found["the end of the program"].says(ended)
+    for fault in ("SIGKILL", "an error", "the end of the program"):
+        doing = (
+            "poprun:   instance 0 was in lax.psum over 'i' of float32[3] at tests/worlds/faults.py:"
+        )
+        assert found[fault].says(doing), found[fault]
 
 
 # --- what comes from outside ---------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """MappedArray and the batched rules that compute with it."""
 
-from . import dispatch, rules, updates
+from . import dispatch, rules, updates, writing
 from .array import MappedArray
 from .updates import at
 
@@ -8,3 +8,4 @@ __all__ = ["MappedArray", "at", "dispatch", "rules"]
 
 dispatch.install(MappedArray)
 updates.install(MappedArray)
+writing.install(MappedArray)

@@ -86,7 +86,7 @@ def elementwise(values: Sequence[Any]) -> tuple[list[Any], Axes]:
     ndim = max(visible_ndim(value) for value in values)
     data = [
         lead(value, axes, ndim)
-        if isinstance(value, MappedArray) and value._axes
+        if isinstance(value, MappedArray) and unpack(value)[1]
         else unpack(value)[0]
         for value in values
     ]

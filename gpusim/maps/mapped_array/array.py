@@ -14,8 +14,10 @@ import numpy as np
 
 from ... import trees
 from ...collectives.kernels import convert
-from ...libraries import copy_array, on_device, to_host
+from ...libraries import copy_array, on_device, owner, reshaped_view, to_host
 from ..axis_environment import Axes, check_active, lockstep_axes
+from .conversions import conversion_error
+from .memory import follow, is_writable, moves, vary
 
 Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protocols
 
@@ -23,11 +25,20 @@ Array = Any  # numpy.ndarray, or any array library's that follows NumPy's protoc
 def unpack(value: Any) -> tuple[Array, Axes]:
     """The stacked data of `value`, and its leading mapped axes; () for other values."""
     if isinstance(value, MappedArray):
+        if moves:
+            follow(value)
         axes = value._axes
         if axes:
             check_active(axes)
         return value._data, axes
     return value, ()
+
+
+def holds_mapped(value: Any) -> bool:
+    """Whether `value` is a MappedArray, or a list or tuple with one in it."""
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_mapped, value))
+    return isinstance(value, MappedArray)
 
 
 def wrap(data: Array, axes: Axes) -> MappedArray:
@@ -36,6 +47,46 @@ def wrap(data: Array, axes: Axes) -> MappedArray:
     mapped._data = data
     mapped._axes = axes
     return mapped
+
+
+def wrap_array(data: Array, axes: Axes) -> MappedArray:
+    """As `wrap`, but what has no visible axes is a 0-d array, and no NumPy scalar."""
+    mapped = object.__new__(MappedArray if data.ndim > len(axes) else ZeroDimensional)
+    mapped._data = np.asarray(data) if isinstance(data, np.generic) else data
+    mapped._axes = axes
+    return mapped
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether one replica's value is a NumPy scalar, which does not change in place."""
+    return type(value) is MappedArray and value._data.ndim == len(value._axes)
+
+
+def _refuse_scalar(value: Any, name: str) -> None:
+    if is_scalar(value):
+        raise AttributeError(f"attribute {name!r} of 'numpy.generic' objects is not writable")
+
+
+def wrap_like(value: Any, data: Array, axes: Axes) -> MappedArray:
+    """A view or a method's result of `value`: a scalar's is a scalar, an array's an array."""
+    return wrap(data, axes) if is_scalar(value) else wrap_array(data, axes)
+
+
+def make_writable(target: MappedArray, axes: Axes, destination: str) -> None:
+    """Prepare a MappedArray to be written with values that are mapped over `axes`.
+
+    **Raises**:
+
+    - ValueError: if it is read-only; NumPy's, which begins with `destination`.
+    """
+    data, own = unpack(target)
+    if not is_writable(data):
+        raise ValueError(
+            f"{destination} is read-only, as arguments of a map are: change a copy "
+            "(x = x.copy()), or make a new array (x = x + y)"
+        )
+    if any(entry not in own for entry in axes):
+        vary(target, axes)
 
 
 def read_only(data: Array) -> Array:
@@ -73,12 +124,23 @@ def _unary(ufunc: np.ufunc) -> Callable[[Any], Any]:
     return lambda self: ufunc(self)
 
 
-def _refuse_in_place(name: str) -> Callable[..., NoReturn]:
+def _in_place(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    """The method of an augmented operator. NumPy's scalars do not change: the name is rebound."""
+    forward, _ = binary_operator(ufunc)
+
+    def method(self: Any, other: Any) -> Any:
+        if self._data.ndim == len(self._axes) and type(self) is MappedArray:
+            return forward(self, other)
+        if getattr(other, "__array_ufunc__", ufunc) is None:
+            return NotImplemented
+        return ufunc(self, other, out=(self,))
+
+    return method
+
+
+def _refuse(name: str, cure: str) -> Callable[..., NoReturn]:
     def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(
-            f"MappedArray.{name} would change the array in place, and MappedArrays do not change: "
-            "use x = x.at[index].set(value), or a function that returns a new array (np.sort)"
-        )
+        raise TypeError(f"a MappedArray has no {name}: use {cure}")
 
     return method
 
@@ -87,9 +149,10 @@ class MappedArray:
     """The values of one variable on all replicas, with the interface of one replica's array.
 
     `shape`, `ndim`, `dtype` and `size` are one replica's. MappedArrays follow NumPy's protocols, so
-    ``np.sin(x)``, ``x @ w`` and ``x[1:, i]`` work for any array library. They do not change in
-    place: ``x += y`` rebinds the name, ``x.at[i].set(v)`` returns a changed copy. A replicated one,
-    which is mapped over no axis, converts to bool, int, float and ndarray; converting another is a
+    ``np.sin(x)``, ``x @ w`` and ``x[1:, i]`` work for any array library. They change in place as
+    NumPy's arrays do (``x += y``, ``x[0] = 1``, ``out=x``), and views share their memory; arguments
+    of a map are read-only. ``x.at[i].set(v)`` returns a changed copy. A replicated one, which is
+    mapped over no axis, converts to bool, int, float and ndarray; converting another is a
     TypeError.
 
     `gpusim.vmap` and `gpusim.shard_map` make them; users do not.
@@ -108,11 +171,19 @@ class MappedArray:
     _data: Array
     _axes: Axes
 
-    # Attached by `dispatch.install` and `updates.install`: batched rules need this class.
+    # Attached by the modules' `install`: batched rules need this class.
     __array_ufunc__: Callable[..., Any]
     __array_function__: Callable[..., Any]
     __getitem__: Callable[..., Any]
+    __setitem__: Callable[..., None]
+    __ipow__: Callable[..., Any]
+    __imatmul__: Callable[..., Any]
+    sort: Callable[..., None]
+    partition: Callable[..., None]
+    put: Callable[..., None]
+    fill: Callable[..., None]
     __pow__: Callable[..., Any]
+    __round__: Callable[..., Any]
     __rpow__: Callable[..., Any]
     at: Any
 
@@ -125,6 +196,21 @@ class MappedArray:
     def shape(self) -> tuple[int, ...]:
         """One replica's shape."""
         return tuple(self._data.shape[len(self._axes) :])
+
+    @shape.setter
+    def shape(self, shape: Any) -> None:
+        _refuse_scalar(self, "shape")
+        data, axes = unpack(self)
+        shape = shape if isinstance(shape, tuple) else (shape,)
+        stacked = (*data.shape[: len(axes)], *shape)
+        try:
+            self._data = reshaped_view(data, stacked)
+        except ValueError:
+            np.reshape(data[(0,) * len(axes)], shape)  # NumPy's error for another size
+            raise AttributeError(
+                "Incompatible shape for in-place modification. Use `.reshape()` to make a copy "
+                "with the desired shape."
+            ) from None
 
     @property
     def ndim(self) -> int:
@@ -154,29 +240,25 @@ class MappedArray:
     @property
     def mapped_axes(self) -> tuple[Any, ...]:
         """The names of the axes along which the values may differ, outermost first."""
+        if moves:
+            follow(self)
         return tuple(entry.name for entry in self._axes)
 
     # Conversions.
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         data = self._only_value("np.asarray")
+        if copy is None and isinstance(data, np.ndarray) and data.flags.writeable:
+            copy = True  # what is written later may vary, and a plain array cannot follow
         array = np.array(data, dtype=dtype, copy=copy)  # a TypeError of a GPU's library
-        if array.base is not None or array is data:
-            array = array.view()
-            array.flags.writeable = False
+        array.flags.writeable = False
         return array
 
     def _only_value(self, conversion: str) -> Array:
         data, axes = unpack(self)
         if axes:
             names = ", ".join(repr(entry.name) for entry in axes)
-            raise TypeError(
-                f"{conversion} needs one value, but this array (shape {self.shape}, dtype "
-                f"{self.dtype}) is mapped over {names} and may differ between replicas: choose "
-                "with np.where instead of branching on it, index a plain array by "
-                "gpusim.at(array)[index].get(), or run the function under gpusim.pmap, where "
-                "every replica has plain arrays"
-            )
+            raise conversion_error(conversion, f"shape {self.shape}, dtype {self.dtype}", names)
         return data
 
     def __bool__(self) -> bool:
@@ -196,21 +278,29 @@ class MappedArray:
         return data.__index__()  # ndarray's own TypeError for floats and larger shapes
 
     def __format__(self, spec: str) -> str:
-        if not self._axes and self.ndim == 0:
+        if not spec:
+            return str(self)
+        if self.ndim:
+            raise TypeError("unsupported format string passed to MappedArray.__format__")
+        if not self._axes:
             return format(self._data[()], spec)
-        return format(str(self), spec)
+        return np.array2string(
+            to_host(self._data),
+            separator=", ",
+            formatter={"all": lambda value: format(value, spec)},
+        )
 
     def item(self, *args: Any) -> Any:
         """The one element as a Python scalar; TypeError if it may differ between replicas."""
-        return to_host(self._only_value("item()")).item(*args)
+        return to_host(self._only_value(".item()")).item(*args)
 
     def tolist(self) -> Any:
         """Nested lists of Python scalars; TypeError if the values may differ between replicas."""
-        return self._only_value("tolist()").tolist()
+        return self._only_value(".tolist()").tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
         """The raw bytes; TypeError if the values may differ between replicas."""
-        return self._only_value("tobytes()").tobytes(order)
+        return self._only_value(".tobytes()").tobytes(order)
 
     def __len__(self) -> int:
         if self.ndim == 0:
@@ -225,25 +315,26 @@ class MappedArray:
     def __contains__(self, value: Any) -> Any:
         return bool(np.any(self == value))
 
-    __setitem__ = _refuse_in_place("__setitem__ (x[index] = value)")
-    __delitem__ = _refuse_in_place("__delitem__")
+    __delitem__ = _refuse("elements to delete", "np.delete")
     __hash__ = None  # type: ignore[assignment]  # as ndarray: == is elementwise
 
     def __copy__(self) -> MappedArray:
-        return self
+        return self.copy()
 
     def __deepcopy__(self, memo: Any) -> MappedArray:
-        return self
+        return self.copy()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a MappedArray cannot be pickled: return it from the mapped function first")
 
     def __repr__(self) -> str:
+        if moves:
+            follow(self)
         over = ", ".join(f"{entry.name!r}: {entry.size}" for entry in self._axes) or "nothing"
         values = np.array2string(to_host(self._data), separator=", ", prefix="MappedArray(")
         return f"MappedArray({values}, shape={self.shape}, dtype={self.dtype}, mapped over {over})"
 
-    # Operators. There are no in-place ones: `x += y` falls back on `x = x + y`.
+    # Operators.
 
     __add__, __radd__ = binary_operator(np.add)
     __sub__, __rsub__ = binary_operator(np.subtract)
@@ -264,6 +355,17 @@ class MappedArray:
     __ge__, _ = binary_operator(np.greater_equal)
     __eq__, _ = binary_operator(np.equal)
     __ne__, _ = binary_operator(np.not_equal)
+    __iadd__ = _in_place(np.add)
+    __isub__ = _in_place(np.subtract)
+    __imul__ = _in_place(np.multiply)
+    __itruediv__ = _in_place(np.true_divide)
+    __ifloordiv__ = _in_place(np.floor_divide)
+    __imod__ = _in_place(np.remainder)
+    __ilshift__ = _in_place(np.left_shift)
+    __irshift__ = _in_place(np.right_shift)
+    __iand__ = _in_place(np.bitwise_and)
+    __ior__ = _in_place(np.bitwise_or)
+    __ixor__ = _in_place(np.bitwise_xor)
     __neg__ = _unary(np.negative)
     __pos__ = _unary(np.positive)
     __abs__ = _unary(np.absolute)
@@ -287,15 +389,32 @@ class MappedArray:
         """The real part."""
         return np.real(self)
 
+    @real.setter
+    def real(self, value: Any) -> None:
+        _refuse_scalar(self, "real")
+        np.real(self)[...] = value
+
     @property
     def imag(self) -> Any:
         """The imaginary part."""
         return np.imag(self)
 
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        _refuse_scalar(self, "imag")
+        if self.dtype.kind != "c":
+            raise TypeError("array does not have imaginary part to set")
+        np.imag(self)[...] = value
+
     @property
-    def flat(self) -> Iterator[Any]:
-        """The elements in C order, one by one."""
-        return iter(np.ravel(self))
+    def flat(self) -> Flat:
+        """The elements in C order, to be read one by one or by index, and written by index."""
+        return Flat(self)
+
+    @flat.setter
+    def flat(self, value: Any) -> None:
+        _refuse_scalar(self, "flat")
+        Flat(self)[:] = value
 
     def astype(
         self,
@@ -311,22 +430,26 @@ class MappedArray:
             if not np.can_cast(data.dtype, dtype, casting):
                 raise TypeError(f"cannot cast {data.dtype} to {np.dtype(dtype)} by {casting!r}")
             converted = convert(data, dtype)
-            return wrap(copy_array(data) if copy and converted is data else converted, axes)
-        return wrap(data.astype(dtype, casting=casting, copy=copy), axes)
+            converted = copy_array(data) if copy and converted is data else converted
+        else:
+            converted = data.astype(dtype, casting=casting, copy=copy)
+        return self if converted is data else wrap_like(self, converted, axes)
 
-    def view(self, dtype: Any) -> MappedArray:
-        """The same bits as another dtype."""
+    def view(self, dtype: Any = None) -> MappedArray:
+        """The same bits, as another dtype if one is given: a view."""
         data, axes = unpack(self)
+        if dtype is None:
+            return wrap_like(self, data.view(), axes)
         if self.ndim == 0 and np.dtype(dtype).itemsize != self.itemsize:
             raise ValueError(
                 "Changing the dtype of a 0d array is only supported if the itemsize is unchanged"
             )
-        return wrap(data.view(np.dtype(dtype)), axes)
+        return wrap_like(self, data.view(np.dtype(dtype)), axes)
 
     def copy(self, order: Any = "C") -> MappedArray:
-        """A copy. It is rarely needed, as MappedArrays do not change."""
+        """A copy, which is writable."""
         data, axes = unpack(self)
-        return wrap(copy_array(data), axes)
+        return wrap_like(self, copy_array(data), axes)
 
     def reshape(self, *shape: Any, order: Any = "C", copy: bool | None = None) -> Any:
         """The array in another shape: ``x.reshape(2, -1)`` or ``x.reshape((2, -1))``."""
@@ -338,7 +461,9 @@ class MappedArray:
 
     def flatten(self, order: Any = "C") -> Any:
         """A 1-D copy."""
-        return np.ravel(self, order)
+        flat = np.ravel(self, order)
+        shared = owner(unpack(flat)[0]) is owner(unpack(self)[0])
+        return flat.copy() if shared else flat
 
     def conj(self) -> Any:
         """The complex conjugate."""
@@ -356,13 +481,11 @@ class MappedArray:
         """np.dot(self, other)."""
         return np.dot(self, other)
 
-    sort = _refuse_in_place("sort")
-    fill = _refuse_in_place("fill")
-    put = _refuse_in_place("put")
-    partition = _refuse_in_place("partition")
-    resize = _refuse_in_place("resize")
-    itemset = _refuse_in_place("itemset")
-    setfield = _refuse_in_place("setfield")
+    resize = _refuse("resize", "np.resize, which returns another array")
+    itemset = _refuse("itemset", "x[index] = value")
+    setfield = _refuse("setfield", "x.view(dtype), which shares the memory")
+    byteswap = _refuse("byteswap", "x.astype with the dtype's newbyteorder")
+    setflags = _refuse("setflags", "np.broadcast_to(x, x.shape), which is a read-only view")
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -386,4 +509,34 @@ for _name in (
 MappedArray.conjugate = MappedArray.conj  # type: ignore[attr-defined]  # the second name of conj
 
 
-trees.LEAF_TYPES.add(MappedArray)
+class ZeroDimensional(MappedArray):
+    """A MappedArray without visible axes that is an array: it changes in place, as scalars do not.
+
+    NumPy returns scalars from most functions (``x.sum()``, ``x[0]``), and such arrays from few
+    (``np.zeros(())``, ``x[0, ...]``).
+    """
+
+    __slots__ = ()
+
+
+class Flat:
+    """The elements of a MappedArray in C order, as ndarray.flat has them."""
+
+    __slots__ = ("array",)
+    __setitem__: Callable[..., None]
+
+    def __init__(self, array: MappedArray) -> None:
+        self.array = array
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.ravel(self.array))
+
+    def __len__(self) -> int:
+        return self.array.size
+
+    def __getitem__(self, index: Any) -> Any:
+        found = np.ravel(self.array)[index]
+        return found if is_scalar(found) else found.copy()
+
+
+trees.LEAF_TYPES.update((MappedArray, ZeroDimensional))

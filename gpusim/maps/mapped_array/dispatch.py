@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import operator
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from ... import trees
 from ...libraries import lacks_kernels, of_one_library, on_device
 from .align import library_here
-from .array import MappedArray, binary_operator, unpack, wrap
+from .array import MappedArray, binary_operator, is_scalar, unpack, wrap_array
 from .per_replica import call_per_replica, name_of
 from .settings import fallback_settings
 
@@ -26,15 +27,12 @@ RULES: dict[Callable[..., Any], Rule] = {}
 UFUNC_METHODS: dict[str, Callable[[np.ufunc, tuple[Any, ...], dict[str, Any]], Any]] = {}
 """Batched rule of each ufunc method (__call__, reduce, ...); it takes ufunc, inputs, keywords."""
 
-CHANGES_IN_PLACE = {
-    np.copyto: "np.where, or x.at[...].set(...)",
-    np.put: "x.at[...].set(...)",
-    np.place: "np.where",
-    np.putmask: "np.where",
-    np.fill_diagonal: "x.at[np.diag_indices(n)].set(...)",
-    np.put_along_axis: "x.at[...].set(...)",
-}
-"""NumPy functions that write into an argument, and their replacements."""
+WRITERS: dict[Any, Rule] = {}
+"""How NumPy functions that write into an argument do it; "ufunc" and "function" with out=, "at"."""
+
+
+INDIRECT: set[type] = set()
+"""The classes of MappedArrays that are views at mapped indices."""
 
 
 WITHOUT_VALUES = {
@@ -96,25 +94,54 @@ def ufunc_method(name: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _refuse_out(name: str) -> NoReturn:
-    raise TypeError(
-        f"{name} was given out=, which changes an array in place; under vmap arrays do not change: "
-        "use the returned array"
-    )
+def writes(key: Any) -> Callable[[Rule], Rule]:
+    """Register the decorated function in `WRITERS`."""
+
+    def register(writer: Rule) -> Rule:
+        WRITERS[key] = writer
+        return writer
+
+    return register
+
+
+ARRAYS_0D = frozenset(
+    {
+        *(np.where, np.select, np.copy, np.tensordot, np.broadcast_to, np.array, np.asarray),
+        *(np.asanyarray, np.zeros_like, np.ones_like, np.empty_like, np.full_like, np.isclose),
+        *(np.choose, np.full, np.roll, np.i0, np.isin),
+    }
+)
+"""NumPy functions that return 0-d arrays, where others return scalars."""
+
+METHODS_0D = frozenset(
+    {
+        *(np.reshape, np.squeeze, np.transpose, np.swapaxes, np.real, np.imag, np.moveaxis),
+        np.rollaxis,
+    }
+)
+"""NumPy functions that return 0-d arrays for arrays, and scalars for scalars."""
+
+
+def _as_numpy_returns(called: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Any:
+    """A result without visible axes as the scalar or the 0-d array that NumPy returns."""
+    if type(result) is MappedArray and result.ndim == 0:
+        data, axes = unpack(result)
+        if called in ARRAYS_0D or not (args and is_scalar(args[0])):
+            return wrap_array(data, axes)
+    return result
 
 
 def call_ufunc(
     array: MappedArray, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any
 ) -> Any:
     """__array_ufunc__: function.method(*inputs, **kwargs), batched."""
-    if "out" in kwargs and any(_is_array(array) for array in _as_tuple(kwargs.pop("out"))):
-        _refuse_out(f"np.{function.__name__}")
+    if "out" in kwargs and any(_is_array(array) for array in _as_tuple(kwargs["out"])):
+        return WRITERS["ufunc"](function, method, inputs, kwargs)
+    kwargs.pop("out", None)
     if method == "at":
-        raise TypeError(
-            f"np.{function.__name__}.at changes its first argument in place; under vmap arrays do "
-            f"not "
-            "change: use x.at[index].add(values) (also multiply, min, max) or np.bincount"
-        )
+        return WRITERS["at"](function, inputs, kwargs)
+    if function is np.power and isinstance(inputs[0], np.generic) and _is_operator():
+        return power(*inputs)
     if not fallback_settings().force:
         try:
             return UFUNC_METHODS[method](function, inputs, kwargs)
@@ -123,6 +150,13 @@ def call_ufunc(
     called = function if method == "__call__" else getattr(function, method)
     name = f"numpy.{function.__name__}" + ("" if method == "__call__" else f".{method}")
     return _call_per_replica(called, inputs, kwargs, name)
+
+
+def _is_operator() -> bool:
+    """Whether the code that called a ufunc has an operator there. np.float32(2) ** x with a
+    MappedArray calls np.power, and with a scalar the C library's pow."""
+    frame = sys._getframe(2)
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "BINARY_OP"
 
 
 def _call_per_replica(
@@ -199,16 +233,18 @@ def call_function(
         kwargs = {name: value for name, value in kwargs.items() if name != "out"}
     place = _place_of_out(called)
     if "out" in kwargs or (len(args) > place and args[place] is not None):
-        _refuse_out(f"np.{called.__name__}")
-    if called in CHANGES_IN_PLACE:
-        raise TypeError(
-            f"np.{called.__name__} changes its first argument in place; under vmap arrays do not "
-            f"change: use {CHANGES_IN_PLACE[called]}"
-        )
+        return WRITERS["function"](called, args, kwargs, place)
+    if called in WRITERS:
+        return WRITERS[called](*args, **kwargs)
     batched = RULES.get(called)
     if batched is not None and (called in WITHOUT_VALUES or not fallback_settings().force):
         try:
-            return batched(*args, **kwargs)
+            result = batched(*args, **kwargs)
+            if args and type(args[0]) in INDIRECT:
+                result = WRITERS["views"](args[0], result, called)
+            if called in ARRAYS_0D or called in METHODS_0D:
+                return _as_numpy_returns(called, args, result)
+            return result
         except FALLBACK_ERRORS:
             pass
     if called in MOVES and (dtype := _held_dtype(args)) is not None:
@@ -216,7 +252,7 @@ def call_function(
         bits = trees.map(lambda part: part.view(f"u{dtype.itemsize}"), first)
         return call_function(array, called, types, (bits, *others), kwargs).view(dtype)
     if called in CREATE and (like := library_here()) is not None:
-        return wrap(called(*args, **kwargs, like=like), ())
+        return wrap_array(called(*args, **kwargs, like=like), ())
     return _call_per_replica(called, args, kwargs, name_of(called))
 
 
@@ -248,9 +284,15 @@ def power(base: Any, exponent: Any) -> Any:
     return call_function(None, operator.pow, (), (base, exponent), {})
 
 
+def round_scalar(number: Any, *ndigits: Any) -> Any:
+    """Python's round(number, *ndigits)."""
+    return call_function(None, round, (), (number, *ndigits), {})
+
+
 def install(mapped_array: type[MappedArray]) -> None:
-    """Attach NumPy's protocols, indexing and ``**``, which the rules of this module compute."""
+    """Attach NumPy's protocols, indexing, round and ``**``, which this module's rules compute."""
     mapped_array.__array_ufunc__ = call_ufunc
     mapped_array.__array_function__ = call_function
     mapped_array.__getitem__ = get_item
+    mapped_array.__round__ = round_scalar
     mapped_array.__pow__, mapped_array.__rpow__ = binary_operator(power)

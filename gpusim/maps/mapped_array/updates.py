@@ -325,12 +325,12 @@ def _write_stacked(
     place = stack_index(index, copy, axes)
     if write is not _assign and any(visible_ndim(value) > len(place.shape) for value in values):
         raise NoRule  # of all writers, only assignment drops leading axes of length 1
-    fitted = [_fitted(_converted(value, copy), place) for value in values]
-    write(copy, place.stacked, *fitted)
+    new = [fitted(_converted(value, copy), place) for value in values]
+    write(copy, place.stacked, *new)
     return wrap(copy, axes)
 
 
-def _fitted(value: Any, place: StackedIndex) -> Array:
+def fitted(value: Any, place: StackedIndex) -> Array:
     """`value` broadcast to each replica's part at `place`, in the order in which NumPy finds it."""
     ndim = len(place.shape)
     surplus = max(visible_ndim(value) - ndim, 0)

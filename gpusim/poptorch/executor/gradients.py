@@ -41,7 +41,9 @@ def round_to_dtype(value: Tensor, dtype: torch.dtype, seed: int | None) -> Tenso
     with on_stream_of([value]):
         array = gt.as_array(value)
         target = TO_NUMPY[dtype]
-        return gt.as_tensor(gpusim.round_to(array, target, rounding="stochastic", seed=seed))
+        return gt.as_tensor(
+            gpusim.round_to(array, target, rounding="stochastic", seed=seed, axis_name=())
+        )
 
 
 class Accumulator:

@@ -17,7 +17,7 @@ from ..axis import AXIS
 from .cache import Cache
 from .passes import call_directly
 from .results import GRADIENT, MicroBatch, Step
-from .trace import Trace, fake_like
+from .trace import Trace, collection_paused, fake_like
 
 __all__ = ["Lockstep"]
 
@@ -107,7 +107,7 @@ class Lockstep:
         mapped = gt.vmap(self._replica, in_dims=in_dims, axis_name=AXIS)
 
         def build() -> GraphModule:
-            with plain_kernels():
+            with plain_kernels(), collection_paused():
                 graph: GraphModule = make_fx(
                     lambda *leaves: mapped(*leaves),
                     tracing_mode="fake",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ from .results import Summary
 from .state import ModelState, parameter_changed
 from .structures import Rebuild, flatten_outputs
 
-__all__ = ["Trace", "fake_like", "trace"]
+__all__ = ["Trace", "collection_paused", "fake_like", "trace"]
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,13 @@ class ForwardRun:
 def _traced(run: ForwardRun, model: nn.Module, leaves: list[Tensor], total: int) -> GraphModule:
     device = next((x.device for x in leaves), None)
     stream = torch.empty(3, dtype=torch.int64, device=device)
-    with trace_axes({AXIS: total}), track_modules(model), plain_kernels(), torch.enable_grad():
+    with (
+        trace_axes({AXIS: total}),
+        track_modules(model),
+        plain_kernels(),
+        torch.enable_grad(),
+        collection_paused(),
+    ):
         graph: GraphModule = make_fx(
             run.forward,
             decomposition_table=table(lambda: run.mode.draws),
@@ -197,6 +205,21 @@ def _traced(run: ForwardRun, model: nn.Module, leaves: list[Tensor], total: int)
             _allow_non_fake_inputs=True,
         )(*fake_like([*leaves, stream]))
     return graph
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Pause the garbage collector: a trace would record what finalizers call, as part of the model.
+
+    Generators are the usual ones. One that waits inside `torch.no_grad()` ends that when collected.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def fake_like(tensors: Sequence[Tensor], shapes: Sequence[Any] | None = None) -> list[Tensor]:

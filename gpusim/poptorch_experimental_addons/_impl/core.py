@@ -314,7 +314,8 @@ def _quantised(
         out = x.new_empty((count, *own))
         chosen = seeds[..., 0].reshape(count).tolist()
         for row, value, seed in zip(out, values.reshape(count, *own), chosen, strict=True):
-            row.copy_(as_tensor(roundings.quantise_fpx(value, *bits, "stochastic", seed=seed)))
+            rounded = roundings.quantise_fpx(value, *bits, "stochastic", seed=seed, axis_name=())
+            row.copy_(as_tensor(rounded))
     return out.reshape(x.shape)
 
 

@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from ...errors import InstanceError
 from .. import activity
+from ..frames import at, place_of_error, place_of_frame
 
 __all__ = ["ExitHandler"]
 
@@ -45,6 +46,8 @@ class ExitHandler:
         self._uncaught: BaseException | None = None
         self._print = sys.excepthook
         sys.excepthook = self._on_uncaught
+        self._exit_call = ""  # the last call of sys.exit, which nothing else tells of
+        sys.exit = self._on_exit
         atexit.register(self._at_exit)
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -62,9 +65,12 @@ class ExitHandler:
         self._engine.announce(f"{self.name} failed with {describe(error)}")
 
     def note(self) -> None:
-        """Tell the launcher."""
-        if self._uncaught is not None:
-            activity.note(f"its end, after {describe(self._uncaught)}")
+        """Tell the launcher: of an error that another instance caused, what it has ended."""
+        if self.caused_by_another:
+            activity.repeat()
+        elif (error := self._uncaught) is not None:
+            exits = isinstance(error, SystemExit) and self._exit_call
+            activity.note(f"its end, after {exits or describe(error)}")
 
     def _on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -73,12 +79,19 @@ class ExitHandler:
         self.fail(error)
         self._print(kind, error, trace)
 
+    def _on_exit(self, status: object = None) -> NoReturn:
+        code = "" if status is None else f"{status!r:.60}"
+        self._exit_call = f"sys.exit({code}){at(place_of_frame(sys._getframe(1)))}"
+        raise SystemExit(status)
+
     def _at_exit(self) -> None:
         if (error := self._uncaught) is not None:
             message = f"gpusim: {self.name} failed with {type(error).__name__}"
             hint = "" if isinstance(error, SystemExit) else "; see above"
             self._engine.abort(message + hint, exit_code_of(error))
-        self._engine.announce(f"{self.name} has ended its program", ended=True)
+        by = f" by {self._exit_call}" if self._exit_call else ""
+        self._engine.announce(f"{self.name} has ended its program{by}", ended=True)
+        activity.note_end(by)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # MPI's end runs no Python
 
@@ -88,19 +101,21 @@ def end_after_delay(number: int, frame: FrameType | None) -> None:
 
     mpirun sends SIGTERM to all when it finds that one has ended, and SIGKILL soon after.
     """
+    if activity.is_free() and (line := place_of_frame(frame)):
+        activity.note(f"code of its own at {line}")
     time.sleep(TERMINATION_DELAY)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def describe(error: BaseException) -> str:
-    """The type and the message of an error.
+    """The type and the message of an error, and its place in the user's program.
 
     >>> describe(ValueError("no such thing"))
     'ValueError: no such thing'
     """
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    text = f": {error}" if str(error) else ""
+    return f"{type(error).__name__}{text}{at(place_of_error(error))}"
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -83,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line,
         len(layout.instances),
         only=only,
+        verbose=arguments.verbose > 0,
         feed=feed,
         environ=environ,
         complain=partial(complain, PROGRAM),
@@ -137,7 +138,8 @@ def command_line() -> argparse.ArgumentParser:
         "--verbose",
         action="count",
         default=0,
-        help="print what is started; twice: with mpirun's command line",
+        help="print what is started, and if the run fails the errors of all instances; twice: with "
+        "mpirun's command line",
     )
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     ignored = parser.add_argument_group("accepted for compatibility with PopRun, without effect")

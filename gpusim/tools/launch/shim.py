@@ -33,6 +33,7 @@ def main(source: str, command: list[str]) -> int:
     paths = os.environ.get("PYTHONPATH", "")
     if STAND_INS not in paths.split(os.pathsep):
         os.environ["PYTHONPATH"] = STAND_INS + (os.pathsep + paths if paths else "")
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # says where; Open MPI then leaves it alone
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
         signal.signal(number, signal.SIG_DFL)
     try:

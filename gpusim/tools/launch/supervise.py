@@ -18,13 +18,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from gpusim.runtime import activity
 from gpusim.runtime.reaper import start_reaper
 from gpusim.tools.launch import report
+from gpusim.tools.launch.crashes import NOT_IN_MESSAGE, HeldErrors, read_crash
 
 __all__ = ["supervise"]
 
@@ -34,6 +35,7 @@ PATIENCE = 8.0  # seconds for mpirun to end its instances, before it is killed
 TERMINAL_HEAD_START = 1.0  # seconds: the terminal has sent Ctrl-C to mpirun as well
 POLL = 1.0  # seconds between looks at the heartbeats
 FLUSH_AFTER = 0.2  # seconds, for an unfinished line
+UNREAD_LINES = 8  # of an instance's errors that are no traceback: of MPI's, for example
 HIDDEN_LINES = 20  # of an instance's errors, kept for the case that it fails
 MPIRUN_LINES = 400  # of mpirun's own errors
 TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>:")
@@ -41,6 +43,9 @@ TAG = re.compile(rb"\[[^],]*,(\d+)\]<(?:stdout|stderr)>:")
 # Where Open MPI 5 and 4 put an mpirun's session. An mpirun that is killed leaves it behind, and a
 # later one with the same process id fails: so each run has a folder, which is removed.
 SESSION_FOLDERS = ("PRTE_MCA_prte_local_tmpdir_base", "OMPI_MCA_orte_local_tmpdir_base")
+
+NOISE = re.compile(rb"\[[^]]+:\d+\] \w+ ERROR: ")
+RULE = b"-" * 40  # before and after a message of mpirun
 
 FAILED = object()  # an event: mpirun has begun to report a failure
 
@@ -53,8 +58,12 @@ class MpirunState:
     folder: Path
     instances: int
     only: int | None
+    verbose: bool
     events: queue.SimpleQueue[Any]
     errors: deque[bytes] = field(default_factory=lambda: deque(maxlen=MPIRUN_LINES))
+    held: HeldErrors = field(default_factory=HeldErrors)
+    unfinished: list[bytes] = field(default_factory=list)  # a message of mpirun's
+    noise: list[bytes] = field(default_factory=list)  # of mpirun, when it loses an instance
     hidden: dict[int, deque[bytes]] = field(default_factory=dict)
     stopped_by: signal.Signals | None = None
     kill_at: float | None = None
@@ -69,6 +78,7 @@ def supervise(
     instances: int,
     *,
     only: int | None = None,
+    verbose: bool = False,
     feed: bool = False,
     environ: dict[str, str],
     complain: Callable[[object], None],
@@ -80,6 +90,8 @@ def supervise(
     - `command_line`: makes mpirun's command line from its environment and the name of the file that
       instance 0 reads.
     - `instances`: their number. `only`: the one whose output is shown; None for all.
+    - `verbose`: whether to show the errors of all instances when the run fails, and mpirun's
+      messages.
     - `feed`: whether to copy standard input into that file.
     - `environ`: mpirun's environment. `complain`: prints a line on standard error.
     """
@@ -101,7 +113,7 @@ def supervise(
                     stderr=subprocess.PIPE,
                     restore_signals=False,  # SIGPIPE must not keep it from ending the instances
                 )
-                state = MpirunState(process, Path(folder), instances, only, events)
+                state = MpirunState(process, Path(folder), instances, only, verbose, events)
                 code = watch(state)
             succeeded = not code and not state.stopped_by
         finally:
@@ -153,6 +165,11 @@ def watch(state: MpirunState) -> int:
             record_failure(state)
             for thread in readers:
                 thread.join(FLUSH_AFTER + 1)  # a process left behind may hold the pipes
+            for instance, found in activity.read(state.folder).items():
+                before = state.activities.get(instance)
+                if before and before.text is None and found.text is not None:
+                    # Of one that ran code of its own, the place at which SIGTERM ended it.
+                    state.activities[instance] = replace(before, text=found.text)
             return int(event)
 
 
@@ -232,10 +249,12 @@ def copy_output(state: MpirunState, pipe: IO[bytes] | None, sink: Any) -> None:
     """Copy lines, and after a while the beginning of an unfinished one; runs in a thread."""
     assert pipe is not None
     out = getattr(sink, "buffer", None)
+    of_errors = pipe is state.process.stderr
     rest, show = b"", True  # the unfinished line; whether its beginning is shown
     continued = False
     while True:
-        ready, _, _ = select.select([pipe], [], [], FLUSH_AFTER if rest else None)
+        waits = bool(rest) or (of_errors and bool(state.held))
+        ready, _, _ = select.select([pipe], [], [], FLUSH_AFTER if waits else None)
         chunk = os.read(pipe.fileno(), 1 << 16) if ready else b""
         *lines, rest = (rest + chunk).splitlines(keepends=True) or [b""]
         if rest.endswith((b"\n", b"\r")):
@@ -245,10 +264,16 @@ def copy_output(state: MpirunState, pipe: IO[bytes] | None, sink: Any) -> None:
         pieces = lines + [rest] * bool(flush and rest)
         wanted = []
         for piece in pieces:
+            held = of_errors and state.held.take(piece, continued=continued)
             if not continued:
-                show = is_shown(state, piece, of_errors=pipe is state.process.stderr)
+                show = is_shown(state, piece, of_errors=of_errors and not held)
             continued = not piece.endswith(b"\n")
-            wanted += [piece] * show
+            if of_errors and not TAG.match(piece):
+                wanted += [line for line in of_mpirun(state, piece) if show]
+            elif show and (state.verbose or not held):
+                wanted.append(piece)
+        if of_errors and state.failed_at is None and not state.verbose:
+            wanted += released(state)
         if flush:
             rest = b""
         if at_end and continued and show:
@@ -287,6 +312,30 @@ def is_shown(state: MpirunState, line: bytes, *, of_errors: bool) -> bool:
     return False
 
 
+def of_mpirun(state: MpirunState, line: bytes) -> list[bytes]:
+    """The lines of mpirun's own to show now: all but the reports that poprun's own replaces."""
+    if state.verbose:
+        return [line]
+    rule = line.startswith(RULE)
+    if NOISE.match(line):
+        state.noise.append(line)
+        return []
+    if not state.unfinished and not rule:
+        return [line]
+    state.unfinished.append(line)
+    if not rule or len(state.unfinished) == 1:
+        return []
+    found, state.unfinished = state.unfinished, []
+    text = b"".join(found).decode(errors="replace")
+    return [] if report.failure_in(text, 1) or "Primary job" in text else found
+
+
+def released(state: MpirunState, **age: float) -> list[bytes]:
+    """The lines that are held back no longer, of the instances that are shown."""
+    lines = state.held.release(**age).splitlines(keepends=True)
+    return [line for line in lines if is_shown(state, line, of_errors=True)]
+
+
 # ---------------------------------------------------------------- the end
 
 
@@ -299,20 +348,36 @@ def finish(state: MpirunState, code: int, complain: Callable[[object], None]) ->
         code = 128 - code
     errors = b"".join(state.errors).decode(errors="replace")
     failure = state.blocking or (None if state.stopped_by else report.failure_in(errors, code))
+    if killed and failure and failure.code:
+        code = failure.code  # mpirun has failed after the instance
     if state.stopped_by:
         heading = f"stopped by {state.stopped_by.name}"
         code = 128 + state.stopped_by
     elif state.blocking:
         code = code or 1
         heading = ""
-    elif code == 0:
-        return 0
     else:
         heading = report.unnamed(code, mpirun=killed)
-    if failure and (lines := state.hidden.get(failure.instance)):
-        complain(f"the last errors of instance {failure.instance}, which were not shown:")
+    texts = state.held.texts()
+    crashes = {i: crash for i, text in texts.items() if (crash := read_crash(text))}
+    first = report.culprit(failure, crashes)
+    if not state.verbose and (code == 0 or (first is None and not state.stopped_by)):
+        rest = [*state.noise, *state.unfinished, *released(state, older_than=0)]
+        sys.stderr.write(b"".join(rest).decode(errors="replace"))
+    if code == 0:
+        return 0
+    if first is not None and first not in crashes and not state.verbose:
+        for line in texts.get(first, "").splitlines()[:UNREAD_LINES]:
+            if not line.startswith(NOT_IN_MESSAGE):
+                complain(f"instance {first}: {line}")
+    if first is not None and (lines := state.hidden.get(first)):
+        complain(f"the last errors of instance {first}, which were not shown:")
         sys.stderr.write(b"".join(lines).decode(errors="replace"))
     end = state.failed_at or time.time()
-    for line in report.last_lines(heading, failure, state.activities, state.instances, end):
-        complain(line)
+    run = report.Run(state.instances, crashes, state.activities, end)
+    here = os.path.join(os.getcwd(), "")
+    for line in report.last_lines(heading, failure, run):
+        complain(line.replace(here, ""))
+    if crashes and not state.verbose:
+        complain(f"exit code {code}; --verbose shows all that the instances have written")
     return code

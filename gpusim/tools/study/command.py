@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +20,18 @@ __all__ = ["add"]
 STORE = Path("study.partial.jsonl")
 """The default file of the measurements of an unfinished sweep."""
 
-MOST_SEEDS = 1_000_000
-
 DESCRIPTION = """\
 Sums the replicas of an input in every combination of the settings given, and measures how far the
 results are from the exact sums. By default the gradients of a small network are summed in float16,
 in linear, ring and tree order, rounded to nearest and stochastically, for 2 to 1,024 replicas.
+--preset engines compares the sums of real engines: XLA, MPI, gloo, NCCL and GCL.
 """
 EPILOG = """\
-Lists are separated by commas. --accumulate e5m6 is 5 bits of exponent and 6 of
+Lists are separated by commas. The format e5m6 has 5 bits of exponent and 6 of
 mantissa. --replicas 2..1024 doubles from 2 to 1,024, --seeds 0..7 counts.
+Partial sums have the format that travels between replicas (--accumulate wire):
+that of the values, or what the engine of a twin uses. --accumulate contract is
+gpusim's default, float32 for bfloat16 and float16 for 8-bit formats.
 An interrupted sweep keeps its measurements; the same command with --resume continues.
 `gpusim study train` trains a network in narrow formats: gpusim study train --help.
 """
@@ -72,7 +74,11 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         help="gradients, normal, lognormal, heavy-tailed, cancelling, or a .npy, .npz or "
         ".safetensors file, whose axis 0 numbers the replicas (default: %(default)s)",
     )
-    about_input.add_argument("--tensor", metavar="NAME", help="which of a file's arrays")
+    about_input.add_argument(
+        "--tensor",
+        metavar="NAME",
+        help="which of a file's arrays; a pattern such as '*' gives each that matches its own rows",
+    )
     about_input.add_argument(
         "--elements", type=int, metavar="N", help="sum the first N elements only"
     )
@@ -95,12 +101,21 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     )
 
     settings = parser.add_argument_group("the settings")
+    settings.add_argument(
+        "--preset",
+        default="orders",
+        metavar="NAME",
+        help="a comparison, which the next three options change: orders (linear, ring and tree, "
+        "both roundings), engines (twins) or accumulators (wire and float32) "
+        "(default: %(default)s)",
+    )
     for name, default, text in (
-        ("replicas", None, "numbers of replicas (default: 2..1024, as far as the input has them)"),
+        ("accumulate", None, "formats of partial sums: wire, contract, float32, e5m6, ..."),
+        ("order", None, "orders of additions: linear, reverse, ring, tree, and twins"),
+        ("rounding", None, "nearest, stochastic"),
         ("dtype", "float16", "formats of the values (default: %(default)s)"),
-        ("accumulate", "own", "of partial sums: own, dtypes, e5m6, ... (default: %(default)s)"),
-        ("order", "linear,ring,tree", "orders of additions, twins too (default: %(default)s)"),
-        ("rounding", "nearest,stochastic", "roundings (default: %(default)s)"),
+        ("op", "sum", "sum, mean (default: %(default)s)"),
+        ("replicas", None, "numbers of replicas (default: 2..1024, as far as the input has them)"),
         ("seeds", "0..7", "seeds of stochastic rounding (default: %(default)s)"),
     ):
         settings.add_argument(f"--{name}", default=default, metavar="LIST", help=text)
@@ -121,8 +136,13 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         "--metric",
         default="relative_error",
         metavar="NAME",
-        help="the figure that --plot shows: relative_error, max_ulp, bias, correct or overflowed "
-        "(default: %(default)s)",
+        help="the figure that --plot shows: relative_error, input_error, max_ulp, bias, cosine, "
+        "error_p50, error_p99, sign_flips, correct, overflowed, ... (default: %(default)s)",
+    )
+    outputs.add_argument(
+        "--figures",
+        metavar="LIST",
+        help="the columns of the table (default: relative_error,input_error,max_ulp,bias,correct)",
     )
 
 
@@ -143,8 +163,8 @@ def _add_train(kinds: Any) -> argparse.ArgumentParser:
     train.add_argument(
         "--formats",
         metavar="LIST",
-        help="such as float16,bfloat16:stochastic (default: float16, bfloat16 and float8_e4m3fn, "
-        "rounded in either way)",
+        help="such as float16,bfloat16:stochastic,e5m6 (default: float16, bfloat16 and "
+        "float8_e4m3fn, rounded in either way)",
     )
     train.add_argument(
         "--weights",
@@ -188,7 +208,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     try:
         with kept:
             study = sweeping.run(planned, kept, threads=arguments.threads, show=True)
-            study.show()
+            study.show(_figures(arguments))
             _write(study, arguments, metric=arguments.metric)
     except ValueError as error:  # a value of the input, found on the way
         return _refused(error)
@@ -211,7 +231,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     both = arguments.weights == arguments.gradients
     try:
         _check_outputs(arguments)
-        formats = _texts(arguments.formats) if arguments.formats else training.FORMATS
+        formats = arguments.formats or training.FORMATS
         found = training.train(
             formats,
             weights=both or arguments.weights,
@@ -233,56 +253,39 @@ def _plan(arguments: argparse.Namespace) -> Sweep:
     from gpusim.tools.study.metrics import METRICS
     from gpusim.tools.study.sweeping import plan
 
-    if arguments.metric not in METRICS:
-        raise ValueError(f"--metric: {arguments.metric!r} given; expected {', '.join(METRICS)}")
+    for option, names in (("--metric", [arguments.metric]), ("--figures", _figures(arguments))):
+        for name in names or ():
+            if name not in METRICS:
+                raise ValueError(f"{option}: {name!r} given; expected {', '.join(METRICS)}")
     if arguments.threads is not None and arguments.threads < 1:
         raise ValueError(f"--threads: {arguments.threads} given, expected at least 1")
-    replicas = arguments.replicas
-    return plan(
-        arguments.input,
-        replicas=None if replicas is None else _numbers("--replicas", replicas, _doubling),
-        dtypes=_texts(arguments.dtype),
-        accumulators=[None if a == "own" else a for a in _texts(arguments.accumulate)],
-        orders=_texts(arguments.order),
-        roundings=_texts(arguments.rounding),
-        seeds=_numbers("--seeds", arguments.seeds, _counting),
-        elements=arguments.elements,
-        scale=arguments.scale,
-        input_seed=arguments.input_seed,
-        epoch=arguments.epoch,
-        tensor=arguments.tensor,
-    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeprecationWarning)
+        planned = plan(
+            arguments.input,
+            replicas=arguments.replicas,
+            dtypes=arguments.dtype,
+            accumulators=arguments.accumulate,
+            orders=arguments.order,
+            roundings=arguments.rounding,
+            ops=arguments.op,
+            preset=arguments.preset,
+            seeds=arguments.seeds,
+            elements=arguments.elements,
+            scale=arguments.scale,
+            input_seed=arguments.input_seed,
+            epoch=arguments.epoch,
+            tensor=arguments.tensor,
+        )
+    for warning in caught:
+        print(f"gpusim study: {warning.message}", file=sys.stderr)
+    return planned
 
 
-def _texts(given: str) -> list[str]:
-    return [part.strip() for part in given.split(",") if part.strip()]
+def _figures(arguments: argparse.Namespace) -> list[str] | None:
+    from gpusim.tools.study.settings import items
 
-
-def _numbers(option: str, given: str, between: Callable[[int, int], Iterable[int]]) -> list[int]:
-    """The integers of a list in which a..b stands for some of those from a to b."""
-    numbers: list[int] = []
-    for part in _texts(given):
-        ends = part.split("..")
-        try:
-            low, high = int(ends[0]), int(ends[-1])
-            if len(ends) > 2:
-                raise ValueError
-        except ValueError:
-            raise ValueError(f"{option}: {part!r} given, expected a number or a range") from None
-        if not 0 <= low <= high:
-            raise ValueError(f"{option}: {part!r} given, expected numbers from 0, rising")
-        numbers += between(low, high)
-    return numbers
-
-
-def _doubling(low: int, high: int) -> list[int]:
-    return [low << n for n in range(max(1, high // max(low, 1)).bit_length())]
-
-
-def _counting(low: int, high: int) -> Iterable[int]:
-    if high - low >= MOST_SEEDS:
-        raise ValueError(f"--seeds: {low}..{high} are more than {MOST_SEEDS:,}")
-    return range(low, high + 1)
+    return None if arguments.figures is None else items(arguments.figures)
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

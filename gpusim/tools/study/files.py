@@ -5,6 +5,7 @@ Nothing is ever unpickled. The header of a file is checked before it is used.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import zipfile
@@ -17,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["read_array"]
+__all__ = ["read_arrays"]
 
 Tensors = dict[str, Callable[[], NDArray[Any]]]
 
@@ -35,10 +36,15 @@ SAFETENSORS: dict[str, np.dtype[Any]] = {
 HEADER_LIMIT = 100_000_000  # bytes; the format's own
 
 
-def read_array(path: Path, tensor: str | None = None) -> tuple[NDArray[Any], str]:
-    """The array in a file, and its name in titles. `tensor` is needed if a file holds several.
+def read_arrays(path: Path, tensor: str | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a file that `tensor` names, by name; that of a .npy file is "".
 
-    **Raises**: OSError if the file cannot be read, ValueError if it holds no array of numbers.
+    **Arguments**:
+
+    - `path`: a .npy, .npz or .safetensors file.
+    - `tensor`: a name, or a pattern as of file names: "*" is all arrays. None: the only array.
+
+    **Raises**: OSError if the file cannot be read, ValueError if it holds no such array of numbers.
     """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -46,14 +52,19 @@ def read_array(path: Path, tensor: str | None = None) -> tuple[NDArray[Any], str
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     tensors = reader(path)
-    if tensor is None and len(tensors) == 1:
-        tensor = next(iter(tensors))
-    if tensor is None or tensor not in tensors:
+    if tensor is None:
+        chosen = list(tensors) if len(tensors) == 1 else []
+    else:
+        alike = [name for name in tensors if fnmatch.fnmatchcase(name, tensor)]
+        chosen = [tensor] if tensor in tensors else alike
+    if not chosen:
         problem = f"has no array {tensor!r}" if tensor else f"holds {len(tensors)} arrays"
         names = ", ".join(list(tensors)[:20]) + (", ..." if len(tensors) > 20 else "")
-        raise ValueError(f"{path} {problem}: choose one of {names} with --tensor")
-    values = tensors[tensor]()
-    return values, path.name + (f" {tensor}" if tensor else "")
+        raise ValueError(
+            f"{path} {problem}: choose one of {names} with --tensor, or several with a pattern "
+            "such as '*'"
+        )
+    return {name: tensors[name]() for name in chosen}
 
 
 def _npy(path: Path) -> Tensors:

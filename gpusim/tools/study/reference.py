@@ -6,20 +6,22 @@ Sums are several float64 numbers, made by error-free additions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fallback import round_to
-from fallback.formats import FLOAT64
+from fallback.formats import FLOAT64, FormatInfo
 
-__all__ = ["Exact", "exact_sum"]
+__all__ = ["Exact", "ExactSum", "exact_sum"]
 
 Reals = NDArray[np.float64]
 
 # Elements that one NumPy call adds: enough to hide the call's own cost, and still in cache.
 LANES = 16 * 1024
+SPLITTER = 2.0**27 + 1
 
 
 @dataclass(frozen=True)
@@ -40,46 +42,121 @@ class Exact:
         """
         return _odd(self.high, self.low)
 
-    def rounded(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def rounded(self, target: np.dtype[Any] | FormatInfo) -> NDArray[Any]:
         """The sums in the format, correctly rounded: what the best of all reductions gives."""
-        if dtype == FLOAT64:
+        if target == FLOAT64:
             return self.high
-        return round_to(self.odd(), dtype)
+        return round_to(self.odd(), target)
+
+    def divided(self, count: int) -> Exact:
+        """The exact sums divided by `count`: exact means, to what float64 holds.
+
+        >>> mean = exact_sum(np.array([[1.0], [2.0**-60], [0.0]])).divided(3)
+        >>> from fractions import Fraction
+        >>> exact = Fraction(1 + 2**60, 3 * 2**60)
+        >>> high, low = mean.high.item(), mean.low.item()
+        >>> high == float(exact), low == float(exact - Fraction(high))
+        (True, True)
+        """
+        with np.errstate(invalid="ignore"):
+            # Between 1/2 and 1 remainders are exact, where subnormal numbers would lose bits.
+            exponents = np.where(np.isfinite(self.high), np.frexp(self.high)[1], 0)
+            high, low = np.ldexp(self.high, -exponents), np.ldexp(self.low, -exponents)
+            first, rest = _quotient(high, count)
+            rest, tail = _two_sum(rest, low)
+            second, rest = _quotient(rest, count)
+            total, low = _two_sum(first, _odd(second, rest + tail))
+            low = np.where(np.isfinite(total), low, 0.0)
+        return Exact(np.ldexp(total, exponents), np.ldexp(low, exponents))
+
+
+class ExactSum:
+    """The exact sum of rows that come one block after the other, in any order.
+
+    Each addition yields its rounded sum and, as a second float64 number, its error, which is
+    carried to a next level of partial sums; levels are added for as long as errors are not zero.
+
+    >>> sums = ExactSum(1)
+    >>> sums.add(np.array([[1e30], [1.0]]))
+    >>> sums.add(np.array([[1e-30], [-1e30]]))
+    >>> sums.total().high.tolist(), sums.total().low.tolist()
+    ([1.0], [1e-30])
+    """
+
+    def __init__(self, width: int) -> None:
+        self._levels: list[Reals] = []
+        self._special = np.zeros(width)
+        """The sums of the infinities and NaNs alone, as IEEE arithmetic has them in any order."""
+        self._lock = Lock()
+
+    @property
+    def infinite(self) -> NDArray[np.bool_]:
+        """Where a value was infinite or NaN."""
+        return self._special != 0
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Add all rows of a block of shape (rows, width), of any floating-point dtype."""
+        count, width = rows.shape
+        lanes = 1 << (max(1, min(count, LANES // max(width, 1))).bit_length() - 1)
+        levels: list[Reals] = []
+        special = np.zeros(width)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in range(0, count, lanes):
+                chunk = rows[start : start + lanes]
+                values = np.zeros((lanes, width))
+                values[: len(chunk)] = chunk
+                finite = np.isfinite(values)
+                if not finite.all():
+                    special += np.where(finite, 0.0, values).sum(axis=0)
+                    values[~finite] = 0.0
+                _add(levels, values)
+            while lanes > 1:
+                lanes //= 2
+                rest = [level[lanes:] for level in levels]
+                levels = [level[:lanes] for level in levels]
+                for level in rest:
+                    _add(levels, level)
+            with self._lock:
+                self._special += special
+                for level in levels:
+                    _add(self._levels, level[0])
+
+    def total(self) -> Exact:
+        """The sums of all rows so far."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            exact = _normalised(self._levels or [np.zeros_like(self._special)])
+        exact.high[self.infinite] = self._special[self.infinite]
+        exact.low[self.infinite] = 0.0
+        return exact
 
 
 def exact_sum(members: NDArray[Any]) -> Exact:
     """Sum a stacked array of shape (members, elements), of any floating-point dtype, exactly.
 
-    Each addition yields its rounded sum and, as a second float64 number, its error, which is
-    carried to a next level of partial sums; levels are added for as long as errors are not zero.
-
     >>> exact = exact_sum(np.array([[1e30], [1.0], [1e-30], [-1e30]]))
     >>> exact.high.tolist(), exact.low.tolist()
     ([1.0], [1e-30])
     """
-    count, width = members.shape
-    lanes = max(1, min(count, LANES // max(width, 1)))
-    bad = np.zeros(width, bool)
-    levels: list[Reals] = []
-    with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, count, lanes):
-            rows = np.zeros((lanes, width))
-            chunk = members[start : start + lanes]
-            rows[: len(chunk)] = chunk
-            finite = np.isfinite(rows)
-            if not finite.all():
-                bad |= ~finite.all(axis=0)
-                rows[~finite] = 0.0
-            _add(levels, rows)
-        sums: list[Reals] = []
-        for level in levels:
-            for row in level:
-                _add(sums, row.copy())
-        exact = _normalised(sums)
-        if bad.any():  # an infinity, or NaN: as IEEE arithmetic has it, in any order
-            exact.high[bad] = members[:, bad].astype(np.float64).sum(axis=0)
-            exact.low[bad] = 0.0
-    return exact
+    sums = ExactSum(members.shape[1])
+    sums.add(members)
+    return sums.total()
+
+
+def _quotient(values: Reals, count: int) -> tuple[Reals, Reals]:
+    """The rounded quotient and the remainder, exactly: for values without subnormal remainders."""
+    quotient = values / count
+    product, rest = _two_product(quotient, float(count))
+    return quotient, (values - product) - rest
+
+
+def _two_product(a: Reals, b: float) -> tuple[Reals, Reals]:
+    """The rounded product and its error, exactly (Dekker, with Veltkamp's splitting)."""
+    product = a * b
+    a_high = SPLITTER * a - (SPLITTER * a - a)
+    b_high = SPLITTER * b - (SPLITTER * b - b)
+    a_low, b_low = a - a_high, b - b_high
+    error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, error
 
 
 def _two_sum(a: Reals, b: Reals) -> tuple[Reals, Reals]:

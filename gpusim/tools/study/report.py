@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import gpusim
 from gpusim import figures
 from gpusim.files import atomic_write
-from gpusim.tools.study import picture
-from gpusim.tools.study.metrics import METRICS
-from gpusim.tools.study.table import cells, columns, training_cells, training_columns
+from gpusim.tools.study import picture, table
+from gpusim.tools.study.metrics import METRICS, RESOLUTION
 from gpusim.tools.tables import Cells
 
 if TYPE_CHECKING:
@@ -33,16 +32,24 @@ PAGE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem;
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 68rem;
        margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.1rem; margin-top: 2.5rem; }}
+p {{ max-width: 48rem; }} h1 {{ font-size: 1.5rem; }}
+h2 {{ font-size: 1.1rem; margin-top: 2.5rem; }}
 img {{ width: 100%; max-width: 48rem; height: auto; }}
 table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .15rem .7rem; text-align: right; white-space: nowrap; }}
-th.text, td.text {{ text-align: left; }}
+th, td {{ padding: .15rem .5rem; text-align: right; vertical-align: top; }}
+th {{ vertical-align: bottom; }} td {{ white-space: nowrap; }}
+th.text, td.text {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
+td.text {{ min-width: 10rem; }}
 thead th {{ border-bottom: 1px solid #888; }} tr.gap td {{ border-top: 1px solid #ddd; }}
 .wide {{ overflow-x: auto; }} footer {{ color: #666; font-size: .85rem; margin-top: 3rem; }}
-pre {{ overflow-x: auto; }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f4; padding: .5rem; }}
+@media (max-width: 50rem) {{ body {{ margin: 1rem auto; }} table {{ font-size: .7rem; }}
+  th, td {{ padding: .1rem .25rem; }} td.text {{ min-width: 6rem; }} }}
+@media print {{ body {{ max-width: none; margin: 0; font-size: 11px; }}
+  .wide {{ overflow-x: visible; }} th, td {{ padding: .1rem .25rem; }} table {{ font-size: 8px; }}
+  tr, img, h2 {{ break-inside: avoid; }} h2 {{ break-after: avoid; }} }}
 </style>
 </head>
 <body>
@@ -53,13 +60,20 @@ pre {{ overflow-x: auto; }}
 </html>
 """
 
-MEANING = """<p>The sum over the replicas, in each setting, against the exact sum of the same
-values (those that were rounded to the format before they were added). <em>Relative error</em> is
-in the 2-norm over all elements; <em>ulp</em> is the unit in the last place of the format at the
-exact sum; <em>bias</em> is the mean signed error over the root mean square of the exact sums;
-<em>correctly rounded</em> is the share of elements that no reduction could improve. Where seeds
-vary, these are means over the seeds; ± and the band are the standard deviation between them.
-Elements that are not finite enter no error; hollow marks show that there are some.</p>"""
+MEANING = """<p>The {op} over the replicas, in each setting, against the exact {op} of the same
+values (those that were rounded to the format before they were added). <em>bfloat16 added in
+float32</em> has values in bfloat16 and partial sums in float32. <em>Relative error</em> is
+in the 2-norm over all elements; <em>against the input</em> it is measured from the exact {op} of
+the values before they were rounded. <em>ulp</em> is the unit in the last place of the format at
+the exact {op}; <em>bias</em> is the mean signed error over the root mean square of the exact
+results; <em>correctly rounded</em> is the share of elements that no reduction could improve.
+<em>Median</em>, <em>90&nbsp;%</em> and <em>99&nbsp;%</em> are quantiles of the relative error of
+an element, to within {resolution:.1%}, and <em>largest</em> is its maximum. <em>Sign flipped</em>
+is the share of elements whose result has the opposite sign of the exact one. Where seeds vary,
+these are means over the seeds; ± and the band are the standard deviation between them.
+<em>Overflow</em> is the share of elements that are not finite although their inputs are; they enter
+no error. Marks are hollow where some elements overflow, and crosses at the edge where all
+do.</p>"""
 
 TRAINING_MEANING = """<p><em>Progress</em> is the part of the weights' displacement in float32 that
 this training has made too; <em>updates that changed nothing</em> left the weight with the bits it
@@ -70,15 +84,19 @@ right.</p>"""
 
 def write(study: Study, path: Path) -> Path:
     """Write a sweep's page into `path`; returns it."""
-    parts = [f"<p>Input: {escape(study.input)}.</p>", MEANING]
-    for metric in picture.PICTURES:
+    meaning = MEANING.format(op=study.op, resolution=RESOLUTION)
+    parts = [f"<p>Input: {escape(study.input)}.</p>", meaning]
+    for metric in picture.pictures(study):
         with picture.drawn(study, metric) as figure:
             parts += [
                 f"<h2>{escape(METRICS[metric].capitalize())}</h2>",
-                _image(figure, f"{METRICS[metric]} against the number of replicas"),
+                _image(figure, METRICS[metric]),
             ]
-    parts += ["<h2>All figures</h2>", _table(columns(study), cells(study)), _about(study.about)]
-    return _write("Precision study", parts, path)
+    for title, chosen in (("Errors", table.MAIN), ("Errors of elements", table.DETAILS)):
+        cells, columns = table.cells(study, chosen), table.columns(study, chosen)
+        parts += [f"<h2>{title}</h2>", _table(columns, cells, table.breaks(study))]
+    parts += [f"<p>{escape(note)}.</p>" for note in table.notes(study)]
+    return _write("Precision study", [*parts, _about(study.about)], path)
 
 
 def write_training(training: Training, path: Path) -> Path:
@@ -86,8 +104,8 @@ def write_training(training: Training, path: Path) -> Path:
     parts = [f"<p>{escape(training.title[0].upper() + training.title[1:])}.</p>", TRAINING_MEANING]
     with picture.drawn_training(training) as figure:
         parts.append(_image(figure, "loss, accuracy and progress by epoch"))
-    table = _table(training_columns(), training_cells(training))
-    parts += ["<h2>After the last epoch</h2>", table, _about(training.about)]
+    rows = _table(table.training_columns(), table.training_cells(training))
+    parts += ["<h2>After the last epoch</h2>", rows, _about(training.about)]
     return _write("Training study", parts, path)
 
 
@@ -105,12 +123,12 @@ def _image(figure: Figure, alternative: str) -> str:
     return f'<img alt="{escape(alternative)}" src="data:image/svg+xml;base64,{data}">'
 
 
-def _table(headings: Sequence[str], rows: Cells) -> str:
-    text = [' class="text"' if heading in ("setting", "format") else "" for heading in headings]
+def _table(headings: Sequence[str], rows: Cells, breaks: Collection[int] = ()) -> str:
+    text = [' class="text"' if heading in table.LEFT else "" for heading in headings]
     head = "".join(f"<th{t}>{escape(h)}</th>" for t, h in zip(text, headings, strict=True))
     body = []
     for k, row in enumerate(rows):
-        gap = ' class="gap"' if k and row[0] != rows[k - 1][0] and headings[0] == "replicas" else ""
+        gap = ' class="gap"' if k in breaks else ""
         made = "".join(f"<td{t}>{escape(cell)}</td>" for t, cell in zip(text, row, strict=True))
         body.append(f"<tr{gap}>{made}</tr>")
     lines = "\n".join(body)
@@ -121,4 +139,8 @@ def _table(headings: Sequence[str], rows: Cells) -> str:
 
 
 def _about(about: dict[str, Any]) -> str:
-    return f"<h2>To repeat it</h2><pre>{escape(json.dumps(about, indent=1))}</pre>"
+    rest = {name: value for name, value in about.items() if name != "command"}
+    return (
+        f"<h2>To repeat it</h2><pre>{escape(about['command'])}</pre>"
+        f"<h2>Input and parameters</h2><pre>{escape(json.dumps(rest, indent=1))}</pre>"
+    )

@@ -29,6 +29,8 @@ class Measurement:
     replicas: int
     seed: int
     metrics: Metrics
+    tensor: str | None = None
+    """One of the input's arrays; None is all of the input."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Row:
     seeds: tuple[int, ...]
     mean: Metrics
     spread: Metrics
+    tensor: str | None = None
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement]) -> Row:
@@ -55,6 +58,7 @@ class Row:
             tuple(m.seed for m in measurements),
             Metrics(**{name: _mean(values) for name, values in columns.items()}),
             Metrics(**{name: _deviation(values) for name, values in columns.items()}),
+            one.tensor,
         )
 
     @property
@@ -65,7 +69,8 @@ class Row:
             figures[name] = getattr(self.mean, name)
             figures[f"{name}_spread"] = getattr(self.spread, name)
         many = len(self.seeds) if self.setting.stochastic else None
-        return {"replicas": self.replicas, **self.setting.record, "seeds": many, **figures}
+        place = {"tensor": self.tensor, "replicas": self.replicas}
+        return {**place, **self.setting.record, "seeds": many, **figures}
 
 
 @dataclass(frozen=True)
@@ -82,25 +87,35 @@ class Study:
     rows: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:
-        groups: dict[tuple[Setting, int], list[Measurement]] = {}
+        groups: dict[tuple[Any, ...], list[Measurement]] = {}
         for m in self.measurements:
-            groups.setdefault((m.setting, m.replicas), []).append(m)
+            groups.setdefault((m.setting, m.replicas, m.tensor), []).append(m)
         object.__setattr__(self, "rows", [Row.of(group) for group in groups.values()])
 
     @property
     def settings(self) -> list[Setting]:
         return list(dict.fromkeys(row.setting for row in self.rows))
 
-    def of(self, setting: Setting) -> list[Row]:
-        """The rows of one setting, by number of replicas."""
-        rows = [row for row in self.rows if row.setting == setting]
+    @property
+    def tensors(self) -> list[str]:
+        """The names of the input's arrays, if they have rows of their own."""
+        return list(dict.fromkeys(row.tensor for row in self.rows if row.tensor is not None))
+
+    def of(self, setting: Setting, tensor: str | None = None) -> list[Row]:
+        """The rows of one setting, by number of replicas; of one array, or of all the input."""
+        rows = [row for row in self.rows if (row.setting, row.tensor) == (setting, tensor)]
         return sorted(rows, key=lambda row: row.replicas)
 
-    def show(self) -> None:
-        """Print the table."""
-        from gpusim.tools.study.table import show
+    @property
+    def op(self) -> str:
+        """What was measured, in words: "sum", "mean", or both."""
+        return " and ".join(dict.fromkeys(setting.op for setting in self.settings))
 
-        show(self)
+    def show(self, figures: Sequence[str] | None = None) -> None:
+        """Print the table; `figures` are its columns, of those that METRICS names."""
+        from gpusim.tools.study import table
+
+        table.show(self, table.MAIN if figures is None else figures)
 
     def to_csv(self, path: str | PathLike[str]) -> Path:
         """Write the rows; cells that do not apply are empty. Returns the path."""
@@ -114,7 +129,13 @@ class Study:
     def to_json(self, path: str | PathLike[str]) -> Path:
         """Write everything: the input, the rows, and each seed's measurement. Returns the path."""
         each = [
-            {"replicas": m.replicas, **m.setting.record, "seed": m.seed, **asdict(m.metrics)}
+            {
+                "tensor": m.tensor,
+                "replicas": m.replicas,
+                **m.setting.record,
+                "seed": m.seed,
+                **asdict(m.metrics),
+            }
             for m in self.measurements
         ]
         answer = {

@@ -1,12 +1,13 @@
 """A setting is one line of a study's picture; `grid` makes all settings of a study.
 
-Formats have the names of NumPy and ml_dtypes.
+Formats have the names of NumPy and ml_dtypes; "e5m6" is `gpusim.Format(5, 6)`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -15,20 +16,67 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, default_accumulator
+from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo, default_accumulator
 from fallback.schedules import Schedule
-from gpusim.formats import Format, FormatLike, as_format
+from gpusim.formats import Format, as_format
 from gpusim.reduction import Reduction
 
-__all__ = ["FORMATS", "Setting", "accumulator", "floating", "grid", "whole_numbers"]
+__all__ = [
+    "FORMATS",
+    "PRESETS",
+    "Setting",
+    "ValueFormat",
+    "accumulator",
+    "accumulator_rule",
+    "carrier",
+    "floating",
+    "format_name",
+    "grid",
+    "items",
+    "narrow_info",
+    "value_format",
+    "whole_numbers",
+]
+
+ValueFormat = np.dtype[Any] | Format
 
 _DTYPES: tuple[np.dtype[Any], ...] = (FLOAT64, FLOAT32, *SUB_32_BIT)
 FORMATS = {dtype.name: dtype for dtype in _DTYPES}
 
+WIDEST = 50
+"""Bits of mantissa of a Format that values may have: errors are measured in float64."""
+
+PRESETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "orders": {
+        "accumulators": ("wire",),
+        "orders": ("linear", "ring", "tree"),
+        "roundings": ("nearest", "stochastic"),
+    },
+    "engines": {
+        "accumulators": ("wire",),
+        "orders": (
+            "xla-cpu",
+            "mpich",
+            "openmpi-ring",
+            "gloo-ring",
+            "nccl-ring",
+            "nccl-tree",
+            "gcl-ring",
+        ),
+        "roundings": ("nearest",),
+    },
+    "accumulators": {
+        "accumulators": ("wire", "float32"),
+        "orders": ("ring", "tree"),
+        "roundings": ("nearest",),
+    },
+}
+"""Named comparisons; the first is the default."""
+
 
 def floating(given: DTypeLike, name: str = "dtype") -> np.dtype[Any]:
     """The floating-point dtype of this name. **Raises**: ValueError, with `name`, for any other."""
-    expected = f"expected one of {', '.join(FORMATS)}"
+    expected = f"expected one of {', '.join(FORMATS)}, or a format such as e5m6"
     try:
         # ml_dtypes' names are not registered with NumPy.
         dtype = np.dtype(getattr(ml_dtypes, given, given) if isinstance(given, str) else given)
@@ -39,26 +87,43 @@ def floating(given: DTypeLike, name: str = "dtype") -> np.dtype[Any]:
     return FORMATS[dtype.name]
 
 
-def accumulator(given: Any) -> np.dtype[Any] | Format:
-    """A dtype or Format to accumulate in; "e5m6" is `gpusim.Format(5, 6)`."""
-    fields = re.fullmatch(r"e(\d+)m(\d+)", given) if isinstance(given, str) else None
-    if fields is not None:
-        return Format(int(fields[1]), int(fields[2]))
-    return as_format(given) or floating(given, "accumulate")
+def accumulator(given: Any, name: str = "accumulate") -> ValueFormat:
+    """A floating-point dtype or Format; "e5m6" is `gpusim.Format(5, 6)`."""
+    bits = re.fullmatch(r"e(\d+)m(\d+)", given) if isinstance(given, str) else None
+    if bits is not None:
+        return Format(int(bits[1]), int(bits[2]))
+    return as_format(given) or floating(given, name)
 
 
-def _name(given: np.dtype[Any] | Format) -> str:
+def value_format(given: Any, name: str = "dtype") -> ValueFormat:
+    """A format of values: a floating-point dtype, or a Format of at most 50 bits of mantissa."""
+    found = accumulator(given, name)
+    if isinstance(found, Format) and found.mantissa_bits > WIDEST:
+        raise ValueError(
+            f"{name}={given!r}: expected at most {WIDEST} bits of mantissa, or float64"
+        )
+    return found
+
+
+def carrier(target: ValueFormat) -> np.dtype[Any]:
+    """The dtype of arrays with values of the format."""
+    return target.carrier if isinstance(target, Format) else target
+
+
+def format_name(given: ValueFormat) -> str:
+    """The name that `accumulator` takes; for other Formats their description."""
     if isinstance(given, np.dtype):
         return given.name
-    short = Format(given.exponent_bits, given.mantissa_bits)
-    if given == short:
+    if given == Format(given.exponent_bits, given.mantissa_bits):
         return f"e{given.exponent_bits}m{given.mantissa_bits}"
-    return given.name or repr(given)
+    return repr(given)
 
 
-def _narrow(given: np.dtype[Any] | Format) -> bool:
-    """Whether rounding to it may be stochastic."""
-    return given.bits < 32 if isinstance(given, Format) else given in SUB_32_BIT
+def narrow_info(given: ValueFormat) -> FormatInfo | None:
+    """A format of fewer than 32 bits, to which rounding may be stochastic; None for others."""
+    if isinstance(given, Format):
+        return given.info if given.info.sub_32_bit else None
+    return SUB_32_BIT.get(given)
 
 
 @dataclass(frozen=True)
@@ -69,16 +134,17 @@ class Setting:
     'bfloat16 added in float32, tree, stochastic'
     """
 
-    dtype: np.dtype[Any]
-    accumulate: np.dtype[Any] | Format
+    dtype: ValueFormat
+    accumulate: ValueFormat
     order: str
     rounding: str
+    op: str = "sum"
 
     @property
     def name(self) -> str:
-        added = "" if self.accumulate == self.dtype else f" added in {_name(self.accumulate)}"
-        last = ", stochastic" if self.stochastic else ""
-        return f"{self.dtype.name}{added}, {self.order}{last}"
+        parts = [f"{format_name(self.dtype)} added in {format_name(self.accumulate)}", self.order]
+        parts += ["stochastic"] if self.stochastic else []
+        return ", ".join([*parts, "mean"] if self.op == "mean" else parts)
 
     @property
     def stochastic(self) -> bool:
@@ -89,10 +155,11 @@ class Setting:
     def record(self) -> dict[str, str]:
         """The fields as text, for files."""
         return {
-            "dtype": self.dtype.name,
-            "accumulate": _name(self.accumulate),
+            "dtype": format_name(self.dtype),
+            "accumulate": format_name(self.accumulate),
             "order": self.order,
             "rounding": self.rounding,
+            "op": self.op,
         }
 
     def reduction(self, seed: int) -> Reduction:
@@ -101,54 +168,134 @@ class Setting:
 
 
 def grid(
-    dtypes: Iterable[DTypeLike],
-    accumulators: Iterable[DTypeLike | FormatLike | None],
+    dtypes: Iterable[Any],
+    accumulators: Iterable[Any],
     orders: Iterable[str],
     roundings: Iterable[str],
+    ops: Iterable[str] = ("sum",),
+    left_out: list[str] | None = None,
 ) -> list[Setting]:
-    """Every combination once. None among `accumulators` is each dtype's own, as in Reduction.
+    """Every combination once.
 
-    Where nothing narrower than float32 is rounded to, stochastic rounding has nothing to draw,
-    and the setting is the same as rounding to nearest. ValueError where a list is empty or holds
-    an unknown order.
+    Among `accumulators`, "wire" is the format in which partial sums travel: that of the values, or
+    the one that a twin's engine uses. "contract" and None are the default of Reduction. Where
+    nothing narrower than float32 is rounded to, stochastic rounding has nothing to draw, and the
+    setting is the same as rounding to nearest.
 
-    >>> for setting in grid(["float16", "float32"], [None], ["ring"], ["nearest", "stochastic"]):
+    **Raises**: ValueError where a list is empty or holds an unknown order; TypeError for a dtype
+    that a twin's engine does not add; if there is a list `left_out`, that gets a sentence instead.
+
+    >>> for setting in grid(["bfloat16"], ["wire", "contract"], ["ring"], ["nearest"]):
     ...     print(setting.name)
-    float16, ring
-    float16, ring, stochastic
-    float32, ring
+    bfloat16 added in bfloat16, ring
+    bfloat16 added in float32, ring
     """
     lists: dict[str, list[Any]] = {
-        "dtypes": [floating(dtype) for dtype in dtypes],
-        "accumulators": [a if a is None else accumulator(a) for a in accumulators],
+        "dtypes": [value_format(dtype) for dtype in dtypes],
+        "accumulators": list(map(accumulator_rule, accumulators)),
         "orders": list(orders),
         "roundings": list(roundings),
+        "ops": list(ops),
     }
     for name, values in lists.items():
         if not values:
             raise ValueError(f"{name} is empty: a sweep needs at least one")
     found: dict[Setting, None] = {}
-    for dtype, accumulate, order, rounding in product(*lists.values()):
-        a = _own(dtype, order) if accumulate is None else accumulate
+    for op in lists["ops"]:
+        if op not in ("sum", "mean"):
+            raise ValueError(f"op={op!r}: expected 'sum' or 'mean'")
+    for dtype, accumulate, order, rounding, op in product(*lists.values()):
+        try:
+            a = _chosen(accumulate, dtype, order)
+        except TypeError:
+            if left_out is None:
+                raise
+            text = f"{order} does not add {format_name(dtype)}: left out"
+            left_out += [] if text in left_out else [text]
+            continue
         Reduction("sum", order, a, rounding)  # checks its arguments
-        draws = _narrow(dtype) or _narrow(a)
-        found[Setting(dtype, a, order, rounding if draws else "nearest")] = None
+        draws = narrow_info(dtype) or narrow_info(a)
+        found[Setting(dtype, a, order, rounding if draws else "nearest", op)] = None
+    if not found and left_out:
+        raise ValueError("; ".join(left_out))
     return list(found)
 
 
-def _own(dtype: np.dtype[Any], order: str) -> np.dtype[Any]:
-    """The default accumulator of an order; engines have their own."""
+def accumulator_rule(given: Any) -> str | ValueFormat:
+    """One of "wire" and "contract", or a format."""
+    if isinstance(given, str) and given == "own":
+        warnings.warn(
+            "accumulate='own' is now 'contract' (gpusim's default, float32 for bfloat16); 'wire' "
+            "is the format in which partial sums travel. The old name goes in the next version",
+            DeprecationWarning,
+            stacklevel=4,  # the caller of sweep
+        )
+    if given is None or (isinstance(given, str) and given in ("contract", "own")):
+        return "contract"
+    return given if isinstance(given, str) and given == "wire" else accumulator(given)
+
+
+def _chosen(rule: str | ValueFormat, dtype: ValueFormat, order: str) -> ValueFormat:
+    """The accumulator of an order. **Raises**: TypeError if its engine does not add the dtype."""
+    if not isinstance(rule, str):
+        return rule
     schedule = Reduction(order=order).schedule
-    own = schedule.accumulator("sum", dtype) if isinstance(schedule, Schedule) else None
-    return own or default_accumulator(dtype)
+    if not isinstance(schedule, Schedule):
+        return dtype if rule == "wire" else default_accumulator(carrier(dtype))
+    if schedule.formats and isinstance(dtype, Format):
+        known = ", ".join(schedule.formats)
+        raise TypeError(f"{format_name(dtype)} members: {order} is known for {known}")
+    members = carrier(dtype)
+    return schedule.accumulator("sum", members) or default_accumulator(members)
 
 
-def whole_numbers(name: str, given: Sequence[int] | Iterable[int], least: int) -> list[int]:
-    """Distinct integers of at least `least`. **Raises**: ValueError for others, and for none."""
-    values = list(dict.fromkeys(given))
+def items(given: Any) -> list[Any]:
+    """The items of a list; a string has them between commas, and another single value is one.
+
+    >>> items("float16,bfloat16"), items(64), items(np.float16), items(range(2))
+    (['float16', 'bfloat16'], [64], [<class 'numpy.float16'>], [0, 1])
+    """
+    if isinstance(given, str):
+        return [part.strip() for part in given.split(",") if part.strip()]
+    if isinstance(given, (type, np.dtype)) or not isinstance(given, Iterable):
+        return [given]
+    return list(given)
+
+
+def whole_numbers(name: str, given: Any, least: int, *, doubling: bool = False) -> list[int]:
+    """Distinct integers of at least `least`, from a list, an integer, or a string.
+
+    In a string, "a..b" are all integers from a to b, or, if `doubling`, those that doubling gives.
+    **Raises**: ValueError for others, and for none.
+
+    >>> whole_numbers("replicas", "3,8..64", 1, doubling=True), whole_numbers("seeds", "0..3", 0)
+    ([3, 8, 16, 32, 64], [0, 1, 2, 3])
+    """
+    values: list[Any] = []
+    for item in items(given):
+        values += _between(name, item, doubling) if isinstance(item, str) else [item]
+    values = list(dict.fromkeys(values))
     if not values:
         raise ValueError(f"{name} is empty: a sweep needs at least one")
     for value in values:
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}: {value!r} given, expected integers from {least}")
     return [int(value) for value in values]
+
+
+MOST = 1_000_000
+"""The longest range."""
+
+
+def _between(name: str, given: str, doubling: bool) -> Iterable[int]:
+    ends = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", given)
+    if ends is None:
+        raise ValueError(f"{name}: {given!r} given, expected a number or a range")
+    low, high = int(ends[1]), int(ends[2] or ends[1])
+    if low > high:
+        raise ValueError(f"{name}: {given!r} given, expected a range that rises")
+    if doubling:
+        return [low << n for n in range(max(1, high // max(low, 1)).bit_length())]
+    if high - low >= MOST:
+        raise ValueError(f"{name}: {given} are more than {MOST:,}")
+    return range(low, high + 1)

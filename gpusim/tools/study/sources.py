@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fallback.formats import FLOAT64, kind_of
 from gpusim.tools.study.synthetic import SYNTHETIC, Synthetic
 
-__all__ = ["GRADIENTS", "Source", "open_source"]
+__all__ = ["GRADIENTS", "Source", "open_sources"]
 
 GRADIENTS = "gradients"
 ELEMENTS = 4096
@@ -50,19 +50,25 @@ class Source(Protocol):
         """Elements first..first+count-1 of the replicas `rows`, in a run of `replicas`."""
 
 
-def open_source(
+def open_sources(
     given: str | PathLike[str] | NDArray[Any] | Source,
     *,
     elements: int | None = None,
     seed: int = 0,
     epoch: int = 5,
     tensor: str | None = None,
-) -> Source:
-    """The source that `given` names: a distribution, "gradients", a file, or an array.
+) -> dict[str | None, Source]:
+    """The sources that `given` names: a distribution, "gradients", arrays of a file, or an array.
 
-    `elements` limits the number of elements. `seed` draws synthetic values, and the first weights
-    of the digits network; its gradients are taken after epoch `epoch`. `tensor` names one of a
-    file's arrays.
+    **Arguments**:
+
+    - `given`: as `input` of `sweep`.
+    - `elements`: limits the number of elements, of each array.
+    - `seed`: draws synthetic values, and the first weights of the digits network.
+    - `epoch`: the epoch after which the network's gradients are taken.
+    - `tensor`: the name of a file's array, or a pattern for several.
+
+    **Returns**: the sources, by the arrays' names; a single one has None.
 
     **Raises**: ValueError or OSError for an input that cannot be read.
     """
@@ -71,26 +77,39 @@ def open_source(
     if not 0 <= seed < 2**64:
         raise ValueError(f"input_seed={seed!r}: expected an integer from 0 to 2**64 - 1")
     if isinstance(given, str) and given in SYNTHETIC:
-        return Synthetic(given, ELEMENTS if elements is None else elements, seed)
+        return {None: Synthetic(given, ELEMENTS if elements is None else elements, seed)}
     if isinstance(given, str) and given == GRADIENTS:
         from gpusim.tools.study.gradients import gradients
 
         source: Source = gradients(epoch, seed)
     elif isinstance(given, (str, PathLike)):
-        from gpusim.tools.study.files import read_array
-
-        path = Path(given)
-        known = ", ".join((GRADIENTS, *SYNTHETIC))
-        if not path.suffix and not path.exists():
-            raise ValueError(f"input={str(given)!r}: expected one of {known}, or a file")
-        values, name = read_array(path, tensor)
-        source = Array(values, name)
+        found = _of_file(Path(given), tensor)
+        if len(found) > 1:
+            return {
+                name: _first(source, elements and min(elements, source.elements))
+                for name, source in found.items()
+            }
+        (source,) = found.values()
     elif isinstance(given, np.ndarray):
         source = Array(given, "array")
     elif hasattr(given, "block"):
         source = given
     else:
         raise ValueError(f"input={given!r}: expected a name, a file or an array")
+    return {None: _first(source, elements)}
+
+
+def _of_file(path: Path, tensor: str | None) -> dict[str | None, Source]:
+    from gpusim.tools.study.files import read_arrays
+
+    known = ", ".join((GRADIENTS, *SYNTHETIC))
+    if not path.suffix and not path.exists():
+        raise ValueError(f"input={str(path)!r}: expected one of {known}, or a file")
+    arrays = read_arrays(path, tensor)
+    return {name: Array(array, f"{path.name} {name}".rstrip()) for name, array in arrays.items()}
+
+
+def _first(source: Source, elements: int | None) -> Source:
     if elements is None or elements == source.elements:
         return source
     if elements > source.elements:
@@ -137,21 +156,21 @@ class Array:
             return self.about
         digest = hashlib.blake2b(digest_size=16)
         for row in self.values:
-            digest.update(np.ascontiguousarray(row).tobytes())
+            digest.update(np.ascontiguousarray(row, _native(self.values.dtype)).tobytes())
         dtype, shape = self.values.dtype.name, list(self.values.shape)
         return {"kind": "array", "dtype": dtype, "shape": shape, "digest": digest.hexdigest()}
 
     def block(self, replicas: int, rows: range, first: int, count: int) -> NDArray[Any]:
         part = self.values[rows.start : rows.stop].reshape(len(rows), -1)
         values = part[:, first : first + count]
-        if _kind(values.dtype) != "float":
-            values = values.astype(FLOAT64)
-        finite = np.isfinite(values)
-        if not finite.all():
-            row, column = np.argwhere(~finite)[0].tolist()
+        wanted = _native(values.dtype) if _kind(values.dtype) == "float" else FLOAT64
+        values = values.astype(wanted, copy=False)
+        nan = np.isnan(values)
+        if nan.any():
+            row, column = np.argwhere(nan)[0].tolist()
             raise ValueError(
-                f"{self.name}: element {first + column} of replica {rows.start + row} is "
-                f"{values[row, column]}; a study needs finite values"
+                f"{self.name}: element {first + column} of replica {rows.start + row} is nan; "
+                "a study needs numbers, or infinities"
             )
         return values
 
@@ -183,8 +202,13 @@ class First:
         return self.source.block(replicas, rows, first, count)
 
 
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in this machine's byte order."""
+    return dtype.newbyteorder("=") if dtype.byteorder in "<>" else dtype
+
+
 def _kind(dtype: np.dtype[Any]) -> str:
     try:
-        return kind_of(dtype)
+        return kind_of(_native(dtype))
     except TypeError:
         return "other"

@@ -19,14 +19,18 @@ from gpusim.tools.study.settings import Setting
 
 __all__ = ["Point", "Store"]
 
-VERSION = 1
+VERSION = 2
 HEADER = "gpusim study"
 
 
 @dataclass(frozen=True)
 class Point:
-    """The subject of one measurement: elements first..first+count-1 of one reduction's result."""
+    """The subject of one measurement: elements first..first+count-1 of one reduction's result.
 
+    `tensor` names one of several arrays of the input.
+    """
+
+    tensor: str | None
     setting: Setting
     replicas: int
     seed: int
@@ -36,7 +40,8 @@ class Point:
     @property
     def record(self) -> dict[str, Any]:
         places = {"seed": self.seed, "first": self.first, "count": self.count}
-        return {"replicas": self.replicas, **self.setting.record, **places}
+        named = {} if self.tensor is None else {"tensor": self.tensor}
+        return {**named, "replicas": self.replicas, **self.setting.record, **places}
 
     @property
     def key(self) -> str:
@@ -59,6 +64,7 @@ class Store:
         self.path = path
         self._found: dict[str, Partial] = {}
         self._file: IO[bytes] | None = None
+        self._new = False
         if path is None:
             return
         header = _line({HEADER: VERSION, "input": identity})
@@ -67,7 +73,8 @@ class Store:
                 f"{path} holds a sweep already: go on with it (--resume), or choose another "
                 "file (--store)"
             )
-        file = open(path, "r+b" if path.exists() else "x+b")
+        self._new = not path.exists()
+        file = open(path, "x+b" if self._new else "r+b")
         try:
             _lock(file, path)
             end = self._read(file, json.loads(header)["input"])
@@ -113,13 +120,24 @@ class Store:
             self._file.close()
             self._file = None
 
+    def discard(self) -> None:
+        """Remove the file if this store made it: an input that fails would fail again."""
+        if self.path is not None and self._new and self._file is not None:
+            self.path.unlink(missing_ok=True)
+            self._found.clear()
+
     def _read(self, file: IO[bytes], identity: dict[str, Any]) -> int:
         """Read the file's lines. **Returns**: where the last complete one ends."""
         end = 0
         for number, (line, record) in enumerate(_records(file, self.path), 1):
             if number == 1:
                 if record.get(HEADER) != VERSION:
-                    raise ValueError(f"{self.path} is not the store of a sweep of this version")
+                    raise ValueError(
+                        f"{self.path} is not the store of a sweep of this version, {VERSION}, but "
+                        f"of {record.get(HEADER)!r}: remove it, or choose another file"
+                        if HEADER in record
+                        else f"{self.path} is not the store of a sweep"
+                    )
                 _check_input(self.path, record.get("input"), identity)
             else:
                 self._take(record, number)
@@ -127,11 +145,12 @@ class Store:
         return end
 
     def _take(self, record: dict[str, Any], number: int) -> None:
-        names = Partial.__dataclass_fields__
         try:
-            partial = Partial(**{name: record.pop(name) for name in names})
+            partial = Partial.from_record(record)
         except KeyError as error:
             raise ValueError(f"{self.path}, line {number}: {error} is missing") from None
+        except ValueError as error:
+            raise ValueError(f"{self.path}, line {number}: {error}") from None
         self._found[_key(record)] = partial
 
 

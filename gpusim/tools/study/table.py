@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpusim.tools.study.metrics import METRICS
 from gpusim.tools.tables import Cells, print_table
 
 if TYPE_CHECKING:
@@ -12,8 +15,13 @@ if TYPE_CHECKING:
     from gpusim.tools.study.training import Training
 
 __all__ = [
+    "DETAILS",
+    "LEFT",
+    "MAIN",
+    "breaks",
     "cells",
     "columns",
+    "notes",
     "show",
     "show_training",
     "training_cells",
@@ -21,45 +29,95 @@ __all__ = [
 ]
 
 
-def columns(study: Study) -> list[str]:
-    """The headings; the column of overflows only if there are any."""
-    overflow = ["not finite"] if any(row.mean.overflowed for row in study.rows) else []
-    figures = ["relative error", "largest error, ulp", "bias", "correctly rounded"]
-    return ["replicas", "setting", *figures, *overflow]
+@dataclass(frozen=True)
+class Column:
+    """How a figure is shown: its heading, and the formats of its mean and of its spread."""
+
+    heading: str
+    mean: str
+    spread: str = ""
+    of: Callable[[float], float] = float
 
 
-def cells(study: Study) -> Cells:
+COLUMNS = {
+    "relative_error": Column("relative error", ".2e", ".0e"),
+    "input_error": Column("against the input", ".2e", ".0e"),
+    "max_ulp": Column("largest error, ulp", ".3g", ".1g"),
+    "bias": Column("bias", "+.1e", ".0e"),
+    "mean_error": Column("mean error", "+.1e", ".0e"),
+    "cosine": Column("1 - cosine", ".1e", ".0e", lambda cosine: 1 - cosine),
+    "error_p50": Column("median", ".1e"),
+    "error_p90": Column("90 %", ".1e"),
+    "error_p99": Column("99 %", ".1e"),
+    "error_max": Column("largest", ".1e"),
+    "sign_flips": Column("sign flipped", ".2%"),
+    "correct": Column("correctly rounded", ".1%"),
+    "overflowed": Column("overflow", ".2%"),
+    "infinite_input": Column("infinite input", ".2%"),
+}
+MAIN = ("relative_error", "input_error", "max_ulp", "bias", "correct")
+DETAILS = ("cosine", "error_p50", "error_p90", "error_p99", "error_max", "sign_flips")
+IF_ANY = ("overflowed", "infinite_input")
+"""Figures that are added to a table if they are not zero."""
+LEFT = ("tensor", "setting", "format")
+"""The headings of the columns of text."""
+
+
+def figures(study: Study, chosen: Sequence[str]) -> list[str]:
+    """The figures of a table. **Raises**: ValueError for an unknown one."""
+    for name in chosen:
+        if name not in METRICS:
+            raise ValueError(f"figures: {name!r} given; expected {', '.join(METRICS)}")
+    found = [name for name in IF_ANY if any(getattr(row.mean, name) for row in study.rows)]
+    return [*chosen, *(name for name in found if name not in chosen)]
+
+
+def columns(study: Study, chosen: Sequence[str] = MAIN) -> list[str]:
+    """The headings of a table of some figures."""
+    first = ["tensor"] if study.tensors else []
+    headings = [COLUMNS[name].heading for name in figures(study, chosen)]
+    return [*first, "replicas", "setting", *headings]
+
+
+def cells(study: Study, chosen: Sequence[str] = MAIN) -> Cells:
     """The rows as text; ± is the standard deviation between seeds."""
-    overflow = any(row.mean.overflowed for row in study.rows)
-    return [_row(row)[: None if overflow else -1] for row in study.rows]
+    names = figures(study, chosen)
+    rows = []
+    for row in study.rows:
+        first = [row.tensor or "all"] if study.tensors else []
+        found = [_cell(row, name) for name in names]
+        rows.append([*first, f"{row.replicas:,}", row.setting.name, *found])
+    return rows
 
 
-def _row(row: Row) -> list[str]:
-    mean, spread = row.mean, row.spread
-    return [
-        f"{row.replicas:,}",
-        row.setting.name,
-        _number(mean.relative_error, ".2e") + _spread(spread.relative_error, ".0e"),
-        _number(mean.max_ulp, ".3g") + _spread(spread.max_ulp, ".1g"),
-        _number(mean.bias, "+.1e") + _spread(spread.bias, ".0e"),
-        _number(mean.correct, ".1%"),
-        _number(mean.overflowed, ".2%"),
-    ]
+def _cell(row: Row, name: str) -> str:
+    column = COLUMNS[name]
+    mean, spread = column.of(getattr(row.mean, name)), getattr(row.spread, name)
+    if not math.isfinite(mean):
+        return "overflow" if row.mean.overflowed else "inf" if math.isinf(mean) else "-"
+    more = f" ± {spread:{column.spread}}" if column.spread and math.isfinite(spread) else ""
+    return f"{mean:{column.mean}}{more}"
 
 
-def _number(value: float, form: str) -> str:
-    return format(value, form) if math.isfinite(value) else "-"
+def breaks(study: Study) -> set[int]:
+    """The rows before which the number of replicas changes."""
+    counts = [row.replicas for row in study.rows]
+    return {k for k in range(1, len(counts)) if counts[k] != counts[k - 1]}
 
 
-def _spread(value: float, form: str) -> str:
-    return f" ± {value:{form}}" if math.isfinite(value) else ""
+def notes(study: Study) -> list[str]:
+    """Sentences below the table."""
+    share = max(row.mean.infinite_input for row in study.rows)
+    infinite = f"{share:.2%} of the elements have an infinite input, and enter no error"
+    return [*study.about.get("notes", ()), *([infinite] if share else [])]
 
 
-def show(study: Study) -> None:
+def show(study: Study, chosen: Sequence[str] = MAIN) -> None:
     """Print a study's table."""
-    rows = cells(study)
-    breaks = {k for k in range(1, len(rows)) if rows[k][0] != rows[k - 1][0]}
-    print_table(f"Error of the sum: {study.input}", columns(study), rows, breaks)
+    title = f"Error of the {study.op}: {study.input}"
+    print_table(title, columns(study, chosen), cells(study, chosen), breaks(study), LEFT)
+    for note in notes(study):
+        print(f"\n{note}")
 
 
 def training_columns() -> list[str]:

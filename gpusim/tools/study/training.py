@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,13 +22,21 @@ from numpy.typing import NDArray
 
 import gpusim
 from fallback import round_to
-from fallback.formats import FLOAT32, SUB_32_BIT
+from fallback.formats import FLOAT32
 from gpusim.files import atomic_write
+from gpusim.formats import Format, kernel_format
 from gpusim.optional import require
 from gpusim.tools import digits
 from gpusim.tools.digits import Tree
 from gpusim.tools.progress import Advance, progress, silent
-from gpusim.tools.study.settings import floating
+from gpusim.tools.study.settings import (
+    ValueFormat,
+    carrier,
+    format_name,
+    items,
+    narrow_info,
+    value_format,
+)
 
 __all__ = ["FORMATS", "StorageFormat", "Training", "TrainingRun", "parse", "train"]
 
@@ -50,24 +59,33 @@ COLUMNS = ("format", "test accuracy", "final loss", "progress", "unchanged")
 class StorageFormat:
     """One line of the picture: a format and how values are rounded to it."""
 
-    dtype: np.dtype[Any]
+    dtype: ValueFormat
     rounding: str
 
     @property
     def name(self) -> str:
-        return self.dtype.name + (", stochastic" if self.rounding == "stochastic" else "")
+        return format_name(self.dtype) + (", stochastic" if self.rounding == "stochastic" else "")
+
+    @property
+    def accumulate(self) -> Format | None:
+        """What sums of gradients are rounded to; None is the default of Reduction."""
+        return self.dtype if isinstance(self.dtype, Format) else None
 
 
 def parse(text: str) -> StorageFormat:
-    """The format named, such as "float16:stochastic". **Raises**: ValueError for others."""
+    """The format named, such as "float16:stochastic" or "e5m6".
+
+    **Raises**: ValueError for others.
+    """
     dtype, _, rounding = text.partition(":")
     rounding = rounding or "nearest"
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f"format={text!r}: expected nearest or stochastic after the colon")
-    target = floating(dtype, "format")
-    if target != FLOAT32 and target not in SUB_32_BIT:
+    target = value_format(dtype, "format")
+    narrow = narrow_info(target)
+    if carrier(target) != FLOAT32 and not narrow:
         raise ValueError(f"format={text!r}: expected float32 or narrower")
-    return StorageFormat(target, rounding if target in SUB_32_BIT else "nearest")
+    return StorageFormat(target, rounding if narrow else "nearest")
 
 
 @dataclass(frozen=True)
@@ -167,7 +185,7 @@ class Training:
 
 
 def train(
-    formats: Iterable[str] = FORMATS,
+    formats: Iterable[str] | str = FORMATS,
     *,
     weights: bool = True,
     gradients: bool = True,
@@ -181,7 +199,8 @@ def train(
 
     **Arguments**:
 
-    - `formats`: such as "float16" or "bfloat16:stochastic".
+    - `formats`: such as "float16", "bfloat16:stochastic" or "e5m6", in a list or between commas.
+      Gradients in a format without a dtype, such as e5m6, have partial sums in it too.
     - `weights`: whether weights are kept in the format between steps.
     - `gradients`: whether gradients are rounded to it and summed in it by `lax.psum`. They are
       multiplied by a power of two before, which makes use of the format's whole range.
@@ -196,7 +215,7 @@ def train(
     - ValueError: an invalid argument.
     - ModuleNotFoundError: scikit-learn, which brings the digits, is missing.
     """
-    chosen = list(dict.fromkeys([parse("float32"), *map(parse, formats)]))
+    chosen = list(dict.fromkeys([parse("float32"), *map(parse, items(formats))]))
     held = [name for name, is_held in (("weights", weights), ("gradients", gradients)) if is_held]
     if len(chosen) < 2:
         raise ValueError("formats is empty: expected at least one beside float32")
@@ -212,8 +231,31 @@ def train(
     bar: AbstractContextManager[Advance] = progress(total) if show else nullcontext(silent)
     with bar as advance:
         runs = [_run(data, f, weights, gradients, epochs, rate, seed, advance) for f in chosen]
-    about = {"held": held, "replicas": replicas, "epochs": epochs, "rate": rate, "seed": seed}
+    about = {
+        "held": held,
+        "replicas": replicas,
+        "epochs": epochs,
+        "rate": rate,
+        "seed": seed,
+        "command": _command(chosen[1:], held, replicas, epochs, rate, seed),
+    }
     return Training(about, runs)
+
+
+def _command(
+    formats: list[StorageFormat],
+    held: list[str],
+    replicas: int,
+    epochs: int,
+    rate: float,
+    seed: int,
+) -> str:
+    """The command line that repeats a training."""
+    texts = [f"{format_name(f.dtype)}:{f.rounding}".removesuffix(":nearest") for f in formats]
+    words = ["gpusim", "study", "train", "--formats", ",".join(texts)]
+    words += [f"--{name}" for name in held] if len(held) == 1 else []
+    words += ["--replicas", str(replicas), "--epochs", str(epochs)]
+    return shlex.join([*words, "--rate", repr(rate), "--seed", str(seed)])
 
 
 def _run(
@@ -245,7 +287,8 @@ def _run(
     weights = rounded(digits.initial(data.seed), 0)
     losses, accuracies, unchanged = [], [], []
     trail = [_flat(weights)]
-    with gpusim.reduction(rounding=chosen.rounding, seed=seed):
+    accumulate = chosen.accumulate if gradients_held else None
+    with gpusim.reduction(accumulate=accumulate, rounding=chosen.rounding, seed=seed):
         steps = digits.train(data, weights, epochs, FLOAT32, send, update)
         for number, step in enumerate(steps, 1):
             losses.append(float(np.mean(step.losses, dtype=np.float64)))
@@ -272,7 +315,7 @@ def _rounded(arrays: Tree, target: StorageFormat, seed: int, step: int, place: i
     return {
         name: round_to(
             array,
-            target.dtype,
+            kernel_format(target.dtype),
             rounding=target.rounding,
             seed=seed,
             call=step,
@@ -282,12 +325,13 @@ def _rounded(arrays: Tree, target: StorageFormat, seed: int, step: int, place: i
     }
 
 
-def _scale(stacked: NDArray[Any], dtype: np.dtype[Any]) -> float:
+def _scale(stacked: NDArray[Any], target: ValueFormat) -> float:
     """The power of two that brings the largest possible sum to the middle of the format's top."""
+    narrow = narrow_info(target)
     largest = float(np.abs(stacked).max()) * len(stacked)
-    if dtype not in SUB_32_BIT or not 0 < largest < np.inf:
+    if narrow is None or not 0 < largest < np.inf:
         return 1.0
-    room = SUB_32_BIT[dtype].largest / 2 / largest
+    room = narrow.largest / 2 / largest
     return float(np.exp2(np.clip(np.floor(np.log2(room)), -60, 60)))
 
 

@@ -58,6 +58,10 @@ class RanksWorld:
                 own[name] = None if name == "default_pg" else type(value)()
         self.local.own = own
 
+    def leave(self) -> None:
+        """Forget the calling thread's record."""
+        self.local.own = None
+
     def __getattr__(self, name: str) -> Any:
         own = getattr(self.local, "own", None)
         if own is None or name not in own:

@@ -298,7 +298,8 @@ class Launch:
         finally:
             rank.unfinished.clear()
             leave_groups()
-            self.world.enter()
+            self.world.leave()
+            _clear_thread()
 
     def turn_of(self, rank: Rank) -> None:
         """Exchange the process's globals, if another rank has run since this one did."""
@@ -365,6 +366,17 @@ class Launch:
         if returned:
             parts.append(f"{_who(returned)} {'have' if len(returned) > 1 else 'has'} returned")
         return f"no rank can go on: {'; '.join(parts)}"
+
+
+def _clear_thread() -> None:
+    """Leave the thread as a new one is: the next rank, or a pmap, may run in it."""
+    _local.rank = None
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            torch.set_autocast_enabled(device, False)
+    torch.set_autocast_cache_enabled(True)
+    if torch.get_default_device() != torch.device("cpu"):
+        torch.set_default_device(None)
 
 
 def _who(ranks: Sequence[int]) -> str:

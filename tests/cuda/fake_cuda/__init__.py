@@ -56,9 +56,9 @@ def install() -> None:
     softlink.ctypes = _loader
     from cuda import pathfinder
 
-    pathfinder.load_nvidia_dynamic_lib = functools.partial(
-        _find, pathfinder.load_nvidia_dynamic_lib
-    )
+    usual = pathfinder.load_nvidia_dynamic_lib
+    compiler.find_nvrtc = functools.partial(usual, "nvrtc")
+    pathfinder.load_nvidia_dynamic_lib = functools.partial(_find, usual)
     from cupy_backends.cuda.api import runtime
 
     from . import capsules

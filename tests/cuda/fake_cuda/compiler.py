@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.oracles.machine_time import PATIENCE
 
@@ -23,6 +24,8 @@ COMPILER = os.environ.get("CXX", "g++")
 # variables belong to one library each.
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-gnu-unique")
 OPTIONS += ("-fwhole-program", "-shared", "-fPIC", "-w")  # whole: without code for what is unused
+if shutil.which("ld.gold"):
+    OPTIONS += ("-fuse-ld=gold",)  # links such small libraries in a third of the time
 MAGIC = b"fake cubin\0"
 IGNORED = re.compile(
     r"--?(arch=|gpu-architecture=|std=|fmad=|prec-div=|prec-sqrt=|ftz=|use_fast_math$"
@@ -104,6 +107,32 @@ class CompileError(Exception):
     """What the compiler says."""
 
 
+#: Finds NVRTC itself (cuda.pathfinder's result), or raises; `install` sets it.
+find_nvrtc: Callable[[], Any] | None = None
+
+
+def nvrtcs_errors(source: str, options: Sequence[str]) -> str:
+    """What NVRTC itself says to a source that g++ refuses; "" if it compiles it, or is not here.
+
+    It needs no GPU. So a source that is wrong is told from one that only g++ does not take.
+    """
+    try:
+        library = ctypes.CDLL(find_nvrtc().abs_path) if find_nvrtc else None
+    except Exception:  # pathfinder's own, where NVRTC is not installed
+        library = None
+    if library is None:
+        return ""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"unit.cu", 0, None, None)
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = library.nvrtcCompileProgram(program, len(options), given)
+    library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetProgramLog(program, log)
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return log.value.decode() if failed else ""
+
+
 def compile_program(source: str, options: Sequence[str], expressions: Sequence[str]) -> bytes:
     """The bytes that a module is loaded from; CompileError with g++'s messages."""
     includes, passed = [INCLUDE], []
@@ -124,13 +153,13 @@ def compile_program(source: str, options: Sequence[str], expressions: Sequence[s
     if BARRIER.search(source):
         passed.append("-DFAKE_BARRIERS")
     # C++ leaves open what wide shifts are.
-    source = source.replace("in0 << in1", "shift_left(in0, in1)")
-    source = source.replace("in0 >> in1", "shift_right(in0, in1)")
-    source = re.sub(
-        r"extern\s+__shared__\s+([\w\s]+?)\s+(\w+)\[\];", r"DYNAMIC_SHARED(\1, \2);", source
+    text = source.replace("in0 << in1", "shift_left(in0, in1)")
+    text = text.replace("in0 >> in1", "shift_right(in0, in1)")
+    text = re.sub(
+        r"extern\s+__shared__\s+([\w\s:<>]+?)\s+(\w+)\[\];", r"DYNAMIC_SHARED(\1, \2);", text
     )
     entries = ", ".join(f"entry_of({kernel})" for kernel in kernels)
-    text = f"{source}\nKERNELS({entries})\n"
+    text += f"\nKERNELS({entries})\n"
     with tempfile.TemporaryDirectory(dir=folder()) as work:
         unit, made = Path(work) / "unit.cpp", Path(work) / "unit.so"
         unit.write_text(text)
@@ -138,7 +167,8 @@ def compile_program(source: str, options: Sequence[str], expressions: Sequence[s
         command += [*(f"-I{place}" for place in includes), str(unit), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
-            raise CompileError(f"{' '.join(command)}\n{done.stderr}")
+            said = [" ".join(command), done.stderr, nvrtcs_errors(source, options)]
+            raise CompileError("\n".join(said))
         library = made.read_bytes()
     return MAGIC + len(library).to_bytes(8, "little") + library + b"\0"
 

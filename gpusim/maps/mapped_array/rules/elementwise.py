@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any
 
@@ -66,10 +67,11 @@ def clip(
     given = [bound for bound in (low, high) if bound is not None]
     (data, *given), axes = elementwise([a, *given])
     bounds = [None if bound is None else given.pop(0) for bound in (low, high)]
-    both = len(given) == 0 and low is not None and high is not None
-    if data.dtype.kind in "iuf" or (both and data.dtype.kind != "c"):
+    both = low is not None and high is not None
+    if data.dtype.kind in "iu" or (both and data.dtype.kind in "bV"):
         return wrap(np.clip(data, *bounds, **plain(kwargs)), axes)
-    # CuPy clips no complex numbers, and makes up a missing bound for integers and floats alone.
+    # CuPy clips no complex numbers, makes up a missing bound for integers and floats alone, and
+    # ignores a bound that is NaN.
     for extreme, bound in zip((np.maximum, np.minimum), bounds, strict=True):
         data = data if bound is None else extreme(data, bound, **plain(kwargs))
     return wrap(data, axes)
@@ -79,19 +81,43 @@ for _function, _operands in (
     (np.round, "a"),
     (np.around, "a"),
     (np.fix, "x"),
-    (np.real, "val"),
     (np.imag, "val"),
     (np.isclose, "a b rtol atol"),
     (np.isreal, "x"),
     (np.iscomplex, "x"),
     (np.isneginf, "x"),
     (np.isposinf, "x"),
-    (np.interp, "x"),
     (np.isin, "element"),
 ):
     rule(_function)(on_elements(_function, _operands))
 for _smooth, _operands in ((np.sinc, "x"), (np.i0, "x"), (np.angle, "z")):
     rule(_smooth)(on_elements(_smooth, _operands, transcendental=True))
+
+
+_real = on_elements(np.real, "val")
+
+
+@rule(np.real)
+def real(val: Any) -> Any:
+    return _real(val) if val.dtype.kind == "c" else val
+
+
+LARGEST = 2.0**63
+"""Floats below this one are int64 numbers once they are rounded."""
+
+
+@rule(builtins.round)
+def round_scalar(number: Any, ndigits: Any = None) -> Any:
+    """Python's round, which scalars have: an integer if `ndigits` is left out."""
+    data, axes = unpack(number)
+    if data.ndim != len(axes) or not axes or data.dtype.char not in "efd":
+        raise NoRule
+    if ndigits is not None:
+        return np.round(number, ndigits)
+    rounded = np.rint(data)
+    if not (np.abs(rounded) < LARGEST).all():
+        raise NoRule  # ints that fit no dtype, or NumPy's error for infinities and NaNs
+    return wrap(rounded.astype(np.int64), axes)
 
 
 _replace_nan = on_elements(np.nan_to_num, "x")
@@ -142,6 +168,16 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
             result = _choose(chosen, value, result)
         return wrap(result, axes)
     return wrap(np.select(data[:count], data[count:-1], data[-1]), axes)
+
+
+def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: Any = None) -> Any:
+    if not isinstance(x, MappedArray) or device not in (None, "cpu"):
+        raise NoRule
+    return x.astype(dtype, copy=copy)
+
+
+if hasattr(np, "astype"):  # NumPy 2.1
+    rule(np.astype)(astype)
 
 
 # Comparisons of whole arrays.

@@ -17,9 +17,11 @@ import numpy as np
 from ....libraries import on_device, to_library_of
 from ...axis_environment import Axes
 from ..align import common_axes, elementwise, lead, shift_axis, sizes, visible_ndim, visible_shape
-from ..array import Array, MappedArray, unpack, wrap
-from ..dispatch import NoRule, rule
+from ..array import Array, MappedArray, is_scalar, read_only, unpack, wrap, wrap_array
+from ..dispatch import INDIRECT, NoRule, rule
 from ..indices import as_tuple, is_basic, nonzero, stack_basic, stack_index
+from ..memory import is_writable
+from ..writing import is_picked, pick, within
 from .products import operand, raveled
 from .ufuncs import wrap_all
 
@@ -27,17 +29,40 @@ from .ufuncs import wrap_all
 @rule(operator.getitem)
 def getitem(array: Any, index: Any) -> Any:
     data, axes = unpack(array)
+    if is_scalar(array):
+        data = data.copy()  # a scalar does not change with views of it
     entries = as_tuple(index)
     try:
         if is_basic(entries):
-            return wrap(data[stack_basic(entries, len(axes))], axes)
+            part = data[stack_basic(entries, len(axes))]
+            found = wrap(part, axes) if part.ndim > len(axes) else _element(part, axes, entries)
+            return within(array, found) if type(array) in INDIRECT else found
         if isinstance(index, str):
             return wrap(data[index], axes)
         if isinstance(index, np.ndarray) and index.ndim and index.dtype.kind in "iu" and axes:
             return wrap(np.take(data, index, axis=len(axes)), axes)  # the same, faster
+        if is_picked(entries):
+            return _picked(array, entries, data, axes)
         return _found(entries, data, axes)
     except IndexError:
         raise NoRule from None  # its message counts stacked axes; the fallback's, one replica's
+
+
+def _picked(array: Any, entries: tuple[Any, ...], data: Array, axes: Axes) -> Any:
+    """What mapped integers select: one element, or a view."""
+    found = _found(entries, data, axes)
+    if found.ndim == 0:
+        return found
+    if is_writable(data) or type(array) in INDIRECT:
+        return pick(array, entries)
+    return wrap(read_only(unpack(found)[0]), found._axes)
+
+
+def _element(part: Array, axes: Axes, entries: tuple[Any, ...]) -> Any:
+    """One element: with an Ellipsis a 0-d array, which is a view of an array, else a scalar."""
+    if Ellipsis in entries:
+        return wrap_array(part, axes)
+    return wrap(part.copy(), axes)
 
 
 def _found(entries: tuple[Any, ...], data: Array, axes: Axes) -> Any:

@@ -154,7 +154,8 @@ def unstack(x: Any, /, *, axis: int = 0) -> Any:
     if visible_ndim(x) == 0:
         raise NoRule
     moved = np.moveaxis(data, shift_axis(axis, visible_ndim(x), len(axes)), 0)
-    return tuple(wrap(part, axes) for part in moved)
+    parts = moved if moved.ndim > len(axes) + 1 else moved.copy()  # scalars share no memory
+    return tuple(wrap(part, axes) for part in parts)
 
 
 if hasattr(np, "unstack"):  # NumPy 2.1

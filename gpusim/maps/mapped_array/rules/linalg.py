@@ -91,11 +91,18 @@ def solve(a: Any, b: Any) -> Any:
         raise NoRule
     if ndims[1] > 1:
         ndim = max(ndims)
-        return wrap(np.linalg.solve(lead(matrix, axes, ndim), lead(right, axes, ndim)), axes)
+        return wrap(_solved(lead(matrix, axes, ndim), lead(right, axes, ndim)), axes)
     if visible_shape(matrix)[-1] != visible_shape(right)[0]:
         raise NoRule
     column = lead(right, axes, ndims[0] - 1)[..., None]
-    return wrap(np.linalg.solve(lead(matrix, axes), column)[..., 0], axes)
+    return wrap(_solved(lead(matrix, axes), column)[..., 0], axes)
+
+
+def _solved(a: Any, b: Any) -> Any:
+    """Solve a stack of equations, whose stacks are broadcast here: CuPy does not."""
+    stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    left, right = (np.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, b))
+    return np.linalg.solve(left, right)
 
 
 def _tolerance(value: Any, axes: Axes, ndim: int) -> Any:

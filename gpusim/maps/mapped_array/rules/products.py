@@ -267,8 +267,11 @@ def einsum(subscripts: Any, *operands: Any, optimize: Any = False, **options: An
     mapped = tuple(tuple(map(axes.index, own)) for _, own in stacks)
     terms, summed = _terms(subscripts, shapes, mapped, len(axes))
     gpu = any(on_device(data) for data, _ in stacks)
-    if summed and not gpu and not _adds_alike(summed, {data.dtype for data, _ in stacks}):
+    dtypes = {data.dtype for data, _ in stacks}
+    if summed and not gpu and not _adds_alike(summed, dtypes):
         raise NoRule
+    if summed and len(dtypes) > 1:
+        stacks = [unpack(value) for value in same_dtype(*values)]
     arrays = [arrange(data, len(own), 2) for data, own in stacks]
     try:
         return wrap(np.einsum(terms, *arrays), axes)
@@ -335,7 +338,7 @@ def _adds_alike(summed: tuple[int, ...], dtypes: set[Any]) -> bool:
     """
     if all(dtype.kind in "biu" for dtype in dtypes):
         return True
-    return len(summed) == 1 and summed[0] <= LONGEST_SUM and len(dtypes) == 1
+    return len(summed) == 1 and summed[0] <= LONGEST_SUM
 
 
 @rule(np.cov)

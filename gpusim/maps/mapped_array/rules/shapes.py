@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from ....libraries import zeros_like
+from ....libraries import copy_array, on_device, owner, zeros_like
 from ...axis_environment import Axes
 from ..align import (
+    common_axes,
     lead,
+    lead_full,
     shift_axes,
     shift_axis,
     sizes,
     visible_ndim,
     visible_shape,
 )
-from ..array import Array, MappedArray, wrap
+from ..array import Array, MappedArray, holds_mapped, is_scalar, unpack, wrap
 from ..dispatch import NoRule, Rule, rule
+from ..memory import address, in_order, strided
 from .arguments import arrange, merge_visible, parameters, plain, unpack_array
 
 # Shapes.
@@ -58,8 +61,14 @@ def _reversed_axes(data: Array, mapped: int) -> Array:
     return np.transpose(data, [*range(mapped), *reversed(range(mapped, data.ndim))])
 
 
+def _own_data(value: Any) -> tuple[Array, Axes]:
+    """As `unpack_array`, a copy of a scalar's data: it does not change with views of it."""
+    data, axes = unpack_array(value)
+    return (data.copy() if is_scalar(value) else data), axes
+
+
 def _reshape(a: Any, shape: Any, order: Any) -> MappedArray:
-    data, axes = unpack_array(a)
+    data, axes = _own_data(a)
     wanted = _resolved(shape, math.prod(visible_shape(a)))
     if _order(order, data, axes) == "C":
         return wrap(np.reshape(data, sizes(axes) + wanted), axes)
@@ -77,7 +86,16 @@ def reshape(a: Any, /, shape: Any = None, order: Any = "C", *, copy: Any = None,
 
 @rule(np.ravel)
 def ravel(a: Any, order: Any = "C") -> Any:
-    return _reshape(a, -1 if math.prod(visible_shape(a)) else 0, order)
+    result = _reshape(a, -1 if math.prod(visible_shape(a)) else 0, order)
+    if is_scalar(a):
+        return result
+    data, axes = unpack_array(a)
+    flags = data[(0,) * len(axes)].flags
+    fortran = _order(order, data, axes) == "F"
+    found = unpack(result)[0]
+    if (flags.f_contiguous if fortran else flags.c_contiguous) or owner(found) is not owner(data):
+        return result
+    return wrap(copy_array(found), axes)
 
 
 @rule(np.resize)
@@ -93,7 +111,7 @@ def resize(a: Any, new_shape: Any) -> Any:
 
 @rule(np.expand_dims)
 def expand_dims(a: Any, axis: Any) -> Any:
-    data, axes = unpack_array(a)
+    data, axes = _own_data(a)
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     return wrap(np.expand_dims(data, shift_axes(axis, visible_ndim(a) + count, len(axes))), axes)
 
@@ -125,7 +143,12 @@ def broadcast_to(array: Any, shape: Any, subok: bool = False) -> Any:
 @rule(np.broadcast_arrays)
 def broadcast_arrays(*args: Any, subok: bool = False) -> Any:
     shape = np.broadcast_shapes(*map(visible_shape, args))
-    return tuple(broadcast_to(value, shape) for value in args)
+    return tuple(
+        value
+        if isinstance(value, MappedArray) and value.shape == shape
+        else broadcast_to(value, shape)
+        for value in args
+    )
 
 
 NEW_AXES: dict[tuple[int, int], tuple[Any, ...]] = {
@@ -145,10 +168,11 @@ def at_least(wanted: int) -> Rule:
     def batched(*arrays: Any) -> Any:
         results = []
         for value in arrays:
-            data, axes = unpack_array(value)
+            data, axes = _own_data(value)
             new = NEW_AXES.get((wanted, visible_ndim(value)))
             index = (slice(None),) * len(axes) + (new or (...,))
-            results.append(wrap(data if new is None else data[index], axes))
+            same = new is None and isinstance(value, MappedArray)
+            results.append(value if same else wrap(data if new is None else data[index], axes))
         return results[0] if len(results) == 1 else tuple(results)
 
     return batched
@@ -210,6 +234,8 @@ def of_axes(function: Callable[..., Any], names: str, needs: int = 0) -> Rule:
             options[name] = (shift_axis if alone else shift_axes)(axis, ndim, mapped)
         if function is np.trace:
             data = arrange(data, mapped)
+        if ndim == 0 and function is np.flip:
+            data = data.copy()  # a scalar
         return wrap(function(data, **options), axes)
 
     return batched
@@ -244,12 +270,56 @@ rule(np.matrix_transpose)(of_fixed_axes(np.matrix_transpose, np.swapaxes, -1, -2
 @rule(np.roll)
 def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     data, axes = unpack_array(a)
-    shift = plain(shift)
     if axis is None:
-        rolled = np.roll(merge_visible(data, axes), int(np.sum(shift)), len(axes))
-        return wrap(np.reshape(rolled, data.shape), axes)
+        return reshape(roll(wrap(merge_visible(data, axes), axes), shift, 0), visible_shape(a))
     places = normalize_axis_tuple(plain(axis), visible_ndim(a), allow_duplicate=True)
-    return wrap(np.roll(data, shift, tuple(place + len(axes) for place in places)), axes)
+    if not holds_mapped(shift):
+        return wrap(np.roll(data, shift, tuple(place + len(axes) for place in places)), axes)
+    several = isinstance(shift, (list, tuple)) or visible_ndim(shift) == 1
+    shifts = list(shift) if several else [shift]
+    pairs = np.broadcast_shapes((len(shifts),), (len(places),))[0]
+    if pairs == 0:
+        raise NoRule
+    for number in range(pairs):
+        a = _rolled(a, shifts[number % len(shifts)], places[number % len(places)])
+    return a
+
+
+def _rolled(array: Any, shift: Any, axis: int) -> MappedArray:
+    """`array` rolled along one visible axis by a number of places, which may be mapped."""
+    offsets, _ = unpack_array(shift)
+    if visible_ndim(shift) or offsets.dtype.char not in "?bhilqBHIL":
+        raise NoRule
+    axes = common_axes([array, shift])
+    data, place = lead_full(array, axes), axis + len(axes)
+    offsets = lead(shift, axes).astype(np.intp)
+    offsets = offsets.reshape(offsets.shape + (1,) * (data.ndim - len(axes)))
+    length = data.shape[place]
+    order = np.arange(length, like=data).reshape((-1,) + (1,) * (data.ndim - 1 - place))
+    return wrap(np.take_along_axis(data, (order - offsets) % max(length, 1), place), axes)
+
+
+@rule(np.apply_along_axis)
+def apply_along_axis(func1d: Any, axis: Any, arr: Any, *args: Any, **kwargs: Any) -> Any:
+    """np.apply_along_axis: one call of `func1d` for a row of all replicas."""
+    data, axes = unpack_array(arr)
+    place = shift_axis(plain(axis), visible_ndim(arr), 0)
+    rows = np.moveaxis(data, place + len(axes), -1)
+    outer = rows.shape[len(axes) : -1]
+    every = (slice(None),) * len(axes)
+    found = [
+        func1d(wrap(rows[(*every, *where)], axes), *args, **kwargs) for where in np.ndindex(*outer)
+    ]
+    results = [np.stack(part) if isinstance(part, (list, tuple)) else part for part in found]
+    if not results or any(
+        not isinstance(part, MappedArray) or part.dtype != results[0].dtype for part in results
+    ):
+        raise NoRule
+    stacked = np.stack(results)
+    ndim = len(outer)
+    grid = np.reshape(stacked, (*outer, *stacked.shape[1:]))
+    last = range(ndim, grid.ndim)
+    return np.transpose(grid, (*range(place), *last, *range(place, ndim)))
 
 
 # Copies, and larger arrays made of smaller ones.
@@ -259,6 +329,63 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 def copy(a: Any, order: Any = "K", subok: bool = False) -> Any:
     data, axes = unpack_array(a)
     return wrap(np.copy(data, order), axes)
+
+
+@rule(np.meshgrid)
+def meshgrid(*xi: Any, copy: Any = True, sparse: Any = False, indexing: Any = "xy") -> Any:
+    options: dict[str, Any] = {"copy": copy, "sparse": sparse, "indexing": indexing}
+    kind = type(np.meshgrid(*(0,) * len(xi), **options))  # a list before NumPy 2.3
+    order = list(range(len(xi)))
+    if indexing == "xy" and len(xi) > 1:
+        order[:2] = 1, 0
+    grids = []
+    for place, value in zip(order, xi, strict=True):
+        data, axes = unpack_array(value)
+        shape = (*(1,) * place, -1, *(1,) * (len(xi) - 1 - place))
+        grids.append(wrap(np.reshape(merge_visible(data, axes), sizes(axes) + shape), axes))
+    found: Any = grids if sparse else broadcast_arrays(*grids)
+    return kind(map(np.copy, found) if copy else found)
+
+
+@rule(np.lib.stride_tricks.sliding_window_view)
+def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **options: Any) -> Any:
+    data, axes = unpack_array(x)
+    window, axis = plain(window_shape), plain(axis)
+    window = tuple(window) if np.iterable(window) else (window,)
+    if axis is None and len(window) != visible_ndim(x):
+        raise NoRule
+    places = normalize_axis_tuple(
+        range(len(window)) if axis is None else axis, visible_ndim(x), allow_duplicate=True
+    )
+    places = tuple(place + len(axes) for place in places)
+    if on_device(data):
+        return wrap(np.lib.stride_tricks.sliding_window_view(data, window, places, **options), axes)
+    view = np.lib.stride_tricks.sliding_window_view(data, window, places, **options)
+    base = owner(data)  # NumPy's view has another one, and would not follow its memory
+    same = strided(in_order(base), data, view.shape, view.strides, address(data) - address(base))
+    same.flags.writeable = view.flags.writeable
+    return wrap(same, axes)
+
+
+def of_bits(function: Callable[..., Any]) -> Rule:
+    """The rule of packbits and unpackbits."""
+
+    def batched(a: Any, /, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        data, axes = unpack_array(a)
+        if on_device(data):
+            raise NoRule  # CuPy's know no axes
+        mapped, axis = len(axes), plain(axis)
+        if axis is None:
+            data, place = merge_visible(data, axes), mapped
+        else:
+            place = shift_axis(axis, visible_ndim(a), mapped)
+        return wrap(function(data, place, *plain(args), **plain(kwargs)), axes)
+
+    return batched
+
+
+for _function in (np.packbits, np.unpackbits):
+    rule(_function)(of_bits(_function))
 
 
 @rule(np.tile)

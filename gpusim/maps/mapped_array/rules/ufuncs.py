@@ -21,9 +21,10 @@ from ..align import (
     shift_axis,
     visible_ndim,
 )
-from ..array import Array, MappedArray, unpack, wrap
+from ..array import Array, MappedArray, is_scalar, unpack, wrap
 from ..dispatch import NoRule, rule, ufunc_method
 from ..layout import copy_with_gaps, is_interleaved
+from ..memory import follow, moves
 from .arguments import arrange, plain, unpack_array
 
 
@@ -43,6 +44,8 @@ def _same_layout(inputs: tuple[Any, ...]) -> tuple[list[Any], Axes] | None:
     for value in inputs:
         kind = type(value)
         if kind is MappedArray:
+            if moves:
+                follow(value)
             if axes is None:
                 axes, ndim = value._axes, value._data.ndim
             elif value._axes != axes or value._data.ndim != ndim:
@@ -102,9 +105,32 @@ def call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         data, axes = elementwise(inputs)
     if axes and ufunc in LOOPS_DIFFER:
         data = _as_one_replica_loops(ufunc, data, len(axes))
+    if ufunc is np.power and axes and all(visible_ndim(value) == 0 for value in inputs):
+        return wrap(_power_of_elements(*data, **kwargs), axes)
     if ufunc in (np.fmax, np.fmin) and _zeros_of_both_signs_meet(*data):
         raise NoRule  # which of them is returned depends on the place in the array
     return wrap_all(ufunc(*data, **kwargs), axes)
+
+
+def _power_of_elements(base: Any, exponent: Any, **kwargs: Any) -> Any:
+    """np.power of one element a replica: NumPy squares and so on where the exponent's stride is 0,
+    as that of one element is."""
+    if on_device(base) or on_device(exponent):
+        return np.power(base, exponent, **kwargs)
+    base, exponent = (
+        np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part
+        for part in (base, exponent)
+    )  # reversed ones take another loop
+    powers = np.power(base, exponent, **kwargs)
+    if powers.dtype.char not in "fd" or not np.ndim(exponent):
+        return powers
+    if kwargs or any(np.ndim(part) and part.dtype != powers.dtype for part in (base, exponent)):
+        raise NoRule  # converted operands have other strides
+    for simple in (-1, 0, 0.5, 1, 2):
+        chosen = exponent == simple
+        if chosen.any():
+            powers = np.where(chosen, np.power(base, exponent.dtype.type(simple)), powers)
+    return powers
 
 
 def _zeros_of_both_signs_meet(first: Any, second: Any) -> bool:
@@ -117,23 +143,49 @@ def _zeros_of_both_signs_meet(first: Any, second: Any) -> bool:
 def power(base: Any, exponent: Any) -> Any:
     """The operator **: for arrays and simple exponents it is np.square, np.sqrt and so on.
 
-    For NumPy's scalars, which is what one replica's 0-d values are, it is the C library's pow.
+    For NumPy's scalars it is the C library's pow.
     """
-    ndims = visible_ndim(base), visible_ndim(exponent)
     if on_device(unpack(base)[0]) or on_device(unpack(exponent)[0]):
         square = type(exponent) is int and exponent == 2
         return np.square(base) if square else np.power(base, exponent)
+    if all(is_scalar(value) or np.isscalar(value) for value in (base, exponent)):
+        return _power_of_scalars(base, exponent)
     if not isinstance(exponent, (int, float)) or not isinstance(base, MappedArray):
-        if max(ndims) == 0:
-            raise NoRule
         return np.power(base, exponent)
-    exact = base.dtype.kind in "iu" and type(exponent) is int
-    if (base.ndim == 0 and not exact) or (base.size == 1 and base.dtype.kind == "c"):
+    if base.size == 1 and base.dtype.kind == "c":
         raise NoRule
     if exponent in (-1, 0, 0.5, 1, 2):
         data, axes = unpack(base)
         return wrap(data**exponent, axes)
     return np.power(base, exponent)
+
+
+LARGEST_EXACT = 2**53
+"""Integers up to this one are float64 numbers."""
+
+
+def _power_of_scalars(base: Any, exponent: Any) -> Any:
+    """base ** exponent of NumPy's scalars, with the bits of the C library's pow.
+
+    np.power of float32 and float64 may be another, vectorized one (Intel's SVML), and it squares;
+    np.float_power calls pow for each element. Nothing does so for float32's powf.
+    """
+    data, axes = elementwise([base, exponent])
+    dtype = next(value for value in (base, exponent) if isinstance(value, MappedArray)).dtype
+    kinds = {int, float, bool, complex} if dtype.kind == "c" else {int, float, bool}
+    kinds = {int} if dtype.kind in "iu" else kinds
+    for value, part in zip((base, exponent), data, strict=True):
+        scalar = isinstance(value, (MappedArray, np.generic))
+        if not (part.dtype == dtype if scalar else type(value) in kinds):
+            raise NoRule  # the types are promoted first, in several ways
+        if type(value) is int and dtype.kind in "fc" and abs(value) > LARGEST_EXACT:
+            raise NoRule
+    if dtype.char == "d":
+        return wrap(np.float_power(*data), axes)
+    if dtype.char not in "eFD" and dtype.kind not in "iu":
+        raise NoRule
+    operands = [part if isinstance(part, np.ndarray) else dtype.type(part) for part in data]
+    return wrap(np.power(*operands), axes)
 
 
 @cache

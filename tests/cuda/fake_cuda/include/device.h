@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -175,6 +176,18 @@ struct Flushing {
 #endif
 };
 
+// While it lives, a division of integers by zero ends the launch. On a GPU its result is unspecified.
+static sigjmp_buf divided_by_zero;
+struct Trapping {
+  struct sigaction before;
+  Trapping() {
+    struct sigaction ours = {};
+    ours.sa_handler = [](int) { siglongjmp(divided_by_zero, 1); };
+    sigaction(SIGFPE, &ours, &before);
+  }
+  ~Trapping() { sigaction(SIGFPE, &before, nullptr); }
+};
+
 // Run a grid; nullptr, or what is wrong.
 inline const char* launch(const Entry* entries, size_t count, void* kernel,
                           const unsigned int* size, size_t shared, void** parameters,
@@ -190,6 +203,8 @@ inline const char* launch(const Entry* entries, size_t count, void* kernel,
 #ifdef FAKE_FLUSH
   Flushing flushing;
 #endif
+  Trapping trapping;
+  if (sigsetjmp(divided_by_zero, 1)) return "an integer is divided by zero";
   const char* wrong = nullptr;
   for (blockIdx.z = 0; blockIdx.z < gridDim.z && !wrong; ++blockIdx.z) {
     for (blockIdx.y = 0; blockIdx.y < gridDim.y && !wrong; ++blockIdx.y) {
