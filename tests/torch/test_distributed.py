@@ -20,8 +20,9 @@ from torch import Tensor
 
 import gpusim
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
+from gpusim.maps.workers import IDLE_NAME
 from gpusim.torch.distributed import FoldCall, launch
-from tests.oracles.budget import FULL
+from tests.oracles.budget import FULL, budget
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import Case, gloo
 
@@ -75,6 +76,11 @@ def all_cases() -> list[Case]:
                 found.append(("tensor_parallel", ranks, {"seed": seed, "sharded": 2}))
                 found.append(("fsdp2", ranks, {"seed": seed, "replicas": 2}))
     return found
+
+
+def busy_threads() -> int:
+    """The number of threads, without those that are kept for the next launch."""
+    return sum(thread.name != IDLE_NAME for thread in threading.enumerate())
 
 
 def case_name(case: Case) -> str:
@@ -219,15 +225,15 @@ def test_each_rank_has_the_state_of_a_process() -> None:
 
 def test_nothing_of_a_launch_is_left() -> None:
     world, hook = dist.distributed_c10d._world, sys.excepthook
-    threads = threading.active_count()
+    threads = busy_threads()
     launch(lambda rank: start() and None, 4)
     assert dist.distributed_c10d._world is world
     assert sys.excepthook is hook
     assert not dist.is_initialized()
     deadline = time.monotonic() + 2
-    while threading.active_count() > threads and time.monotonic() < deadline:
+    while busy_threads() > threads and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() <= threads
+    assert busy_threads() <= threads
 
 
 def test_launch_arguments() -> None:
@@ -369,7 +375,7 @@ def fails(
     **options: Any,
 ) -> str:
     """Assert that a program ends by itself, at once, with an error that says all this."""
-    threads = threading.active_count()
+    threads = busy_threads()
     begun = time.monotonic()
     with pytest.raises(error) as caught:
         launch(program, ranks, **options)
@@ -378,9 +384,9 @@ def fails(
     for each in said:
         assert re.search(each, text), text
     deadline = time.monotonic() + 2
-    while threading.active_count() > threads and time.monotonic() < deadline:
+    while busy_threads() > threads and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() <= threads
+    assert busy_threads() <= threads
     return text
 
 
@@ -638,3 +644,100 @@ def test_another_rank_or_size_is_refused() -> None:
         dist.init_process_group("gloo", rank=1 - rank, world_size=2)
 
     fails(program, 2, ReplicaError, "rank=1, but this is rank 0 of 2 ranks")
+
+
+# Random programs of which one rank runs a mutation
+
+Step = tuple[str, int, int, str]
+KINDS = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "barrier",
+    "ring",
+    "scatter",
+    "all_to_all",
+    "pair",
+)
+
+
+def random_step(draw: random.Random) -> Step:
+    dtype = draw.choice(["float32", "float64"])
+    return draw.choice(KINDS), draw.randrange(1, 5), draw.randrange(2), dtype
+
+
+def mutated(draw: random.Random, steps: list[Step]) -> list[Step]:
+    found, place = list(steps), draw.randrange(len(steps))
+    kind, size, root, dtype = found[place]
+    match draw.randrange(6):
+        case 0:
+            del found[place]
+        case 1:
+            found.insert(place, found[place])
+        case 2:
+            found.insert(draw.randrange(len(found)), found.pop(place))
+        case 3:
+            found[place] = (kind, size % 4 + 1, 1 - root, dtype)
+        case 4:
+            found[place] = (draw.choice(KINDS), size, root, dtype)
+        case 5:
+            found[place] = ("raise", size, root, dtype)
+    return found
+
+
+def take_step(step: Step, rank: int, size: int, pair: Any) -> None:
+    kind, count, root, dtype = step
+    x = torch.ones(count * size, dtype=getattr(torch, dtype))
+    if kind == "raise":
+        raise KeyError("mutation")
+    if kind == "all_reduce":
+        work = dist.all_reduce(x, async_op=True)
+        dist.barrier()
+        work.wait()
+    elif kind == "broadcast":
+        dist.broadcast(x, root)
+    elif kind == "all_gather":
+        dist.all_gather([torch.empty_like(x) for _ in range(size)], x)
+    elif kind == "barrier":
+        dist.barrier()
+    elif kind == "ring":
+        sent = dist.P2POp(dist.isend, x, (rank + 1) % size)
+        received = dist.P2POp(dist.irecv, torch.empty_like(x), (rank - 1) % size)
+        for work in dist.batch_isend_irecv([sent, received]):
+            work.wait()
+    elif kind == "scatter":
+        dist.reduce_scatter_tensor(x[:count].clone(), x)
+    elif kind == "all_to_all":
+        dist.all_to_all_single(torch.empty_like(x), x)
+    elif rank < 2:
+        dist.all_reduce(x, group=pair)
+
+
+def test_random_wrong_programs_end_and_name_a_rank() -> None:
+    failed = 0
+    for seed in range(budget(60, full=1000)):
+        draw = random.Random(seed)
+        size = draw.randrange(2, 5)
+        steps = [random_step(draw) for _ in range(draw.randrange(2, 7))]
+        wrong, culprit = mutated(draw, steps), draw.randrange(size)
+
+        def program(
+            rank: int,
+            size: int = size,
+            steps: list[Step] = steps,
+            wrong: list[Step] = wrong,
+            culprit: int = culprit,
+        ) -> None:
+            start()
+            pair = dist.new_group([0, 1])
+            for step in wrong if rank == culprit else steps:
+                take_step(step, rank, size, pair)
+
+        begun = time.monotonic()
+        try:
+            launch(program, size, schedule=draw.choice(["turns", "free"]))
+        except GpusimError as error:
+            failed += 1
+            assert re.search(r"ranks? \d", str(error)), error
+        assert time.monotonic() - begun < 10
+    assert failed > budget(60, full=1000) // 2
