@@ -21,13 +21,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CollectiveMismatchError, DeadlockError, GpusimError
 from ..runtime.engines import while_waiting
 from . import workers
 from .axis_environment import Axes, AxisEntry
 from .call_site import call_site, is_users
+
+if TYPE_CHECKING:
+    from .completion import Completion
 
 ENDING_POLL = 0.05
 """Seconds between the attempts to end replicas that still run."""
@@ -91,7 +94,7 @@ class ReplicaThread:
 
     - `inside`: True while the thread runs gpusim's own code. No exception is posted to it then; it
       checks `ended` itself.
-    - `waiting`: the rendezvous it waits in, or the inner pmap call.
+    - `waiting`: the rendezvous or the Completion it waits for, or the inner pmap call.
     """
 
     def __init__(self, call: PmapCall, entry: AxisEntry, context: Context) -> None:
@@ -105,7 +108,7 @@ class ReplicaThread:
         self.finished = False
         self.ended = False
         self.inside = True
-        self.waiting: Rendezvous | PmapCall | None = None
+        self.waiting: Rendezvous | Completion | PmapCall | None = None
         self.position = 0  # its position in the rendezvous
         self.stream_slot: Any = None  # its GPU and stream, of `streams`
         self.outcome: Any = None
@@ -598,6 +601,8 @@ class Scheduler:
         self.calls: dict[AxisEntry, PmapCall] = {}
         self.root: PmapCall | None = None
         self.ending = False
+        #: Says who waits for what, where replicas wait for Completions; None for pmap's own.
+        self.describe_stall: Callable[[], str] | None = None
         self.supervised = False
 
     def fill_slots(self, here: bool = False) -> ReplicaThread | None:
@@ -690,6 +695,8 @@ class Scheduler:
                 + "; ".join(rendezvous.describe_wait() for rendezvous in pending)
             )
             min(pending, key=lambda rendezvous: rendezvous.threaded_axes[0].depth).call.abort(error)
+        elif self.describe_stall is not None and self.root is not None and self.root.unfinished:
+            self.root.abort(DeadlockError(self.describe_stall()))
 
     def rendezvous_of(self, threaded_axes: Axes, enclosing: Axes) -> Rendezvous:
         """The rendezvous of the replicas along `threads` with the caller's other indices."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gpusim
 from gpusim.errors import GpusimError
-from gpusim.tools import program, schedule
+from gpusim.tools import program, schedule, torchrun
 from gpusim.tools.arguments import whole_number
 from gpusim.tools.study import command as study
 from gpusim.tools.twins import command as twin
@@ -123,6 +123,7 @@ def command_line() -> argparse.ArgumentParser:
     study.add(commands)
     twin.add(commands)
     schedule.add(commands)
+    torchrun.add(commands)
     return parser
 
 

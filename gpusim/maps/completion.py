@@ -1,0 +1,76 @@
+"""Completion: something that replicas wait for, each when it likes, until another one completes it.
+
+In a rendezvous all replicas wait at their call. What has begun before it is waited for, as an
+asynchronous operation, is a Completion.
+"""
+
+from __future__ import annotations
+
+from .scheduler import ReplicaThread, Scheduler
+
+__all__ = ["Completion", "give_way"]
+
+
+class Completion:
+    """An event of one scheduler, which happens once.
+
+    **Attributes**: `done` is True from then on.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.done = False
+        self.waiting: list[ReplicaThread] = []
+
+    def wait(self, replica: ReplicaThread) -> None:
+        """Wait in the replica's own thread, without an execution slot.
+
+        **Raises**: ReplicaEnded if the replica is ended meanwhile.
+        """
+        scheduler = self.scheduler
+        with scheduler.lock:
+            replica.inside = not replica.ended
+            replica.check_ended()
+            ready = self.done
+            if not ready:
+                self.waiting.append(replica)
+                replica.waiting = self
+                scheduler.release_slot()
+        if not ready:
+            replica.wake.acquire()
+        with scheduler.lock:
+            replica.inside = False
+            replica.check_ended()
+
+    def complete(self) -> None:
+        """Make the replicas that wait ready, in the order in which they came."""
+        with self.scheduler.lock:
+            self.done = True
+            for replica in self.waiting:
+                replica.waiting = None
+                self.scheduler.ready.append(replica)
+            self.waiting.clear()
+            self.scheduler.fill_slots()
+
+    def withdraw(self, replica: ReplicaThread) -> None:
+        """Remove a replica that ends. (With the scheduler's lock held.)"""
+        self.waiting.remove(replica)
+
+
+def give_way(replica: ReplicaThread) -> bool:
+    """Let the replicas that are ready run first; False if there are none. (In its own thread.)"""
+    scheduler = replica.call.scheduler
+    with scheduler.lock:
+        replica.inside = not replica.ended
+        replica.check_ended()
+        others = bool(scheduler.ready)
+        if others:
+            scheduler.ready.append(replica)
+            scheduler.running -= 1
+            scheduler.fill_slots()
+    if others:
+        replica.wake.acquire()
+    with scheduler.lock:
+        replica.inside = False
+        replica.check_ended()
+    return others

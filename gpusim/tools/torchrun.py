@@ -1,0 +1,233 @@
+"""`gpusim torchrun`: a script for torchrun, on simulated ranks of this process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from gpusim.errors import GpusimError, ReplicaError
+from gpusim.tools import program
+from gpusim.tools.arguments import whole_number
+from gpusim.tools.program import NoProgramError, UserProgram, main_module
+
+__all__ = ["add"]
+
+ACCEPTED = (
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "node-rank",
+    "max-restarts",
+    "monitor-interval",
+    "start-method",
+)
+"""Options of torchrun that say how processes find each other, or begin anew."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to those of `gpusim`."""
+    parser = commands.add_parser(
+        "torchrun",
+        usage="gpusim torchrun [OPTIONS] [-m] SCRIPT ...",
+        help="run a PyTorch script of torchrun's on simulated ranks",
+        description="Run a script for torchrun on simulated ranks, threads of one process that "
+        "take turns. The script's backend, such as nccl or gloo, is replaced by gpusim's. Options "
+        "about how processes meet are accepted and have no effect.",
+    )
+    count = {"type": whole_number(1), "default": 1, "metavar": "N"}
+    parser.add_argument("--nnodes", help="the number of nodes (default: %(default)s)", **count)
+    parser.add_argument(
+        "--nproc-per-node", "--nproc_per_node", help="the ranks of each node", **count
+    )
+    parser.add_argument("--standalone", action="store_true", help="accepted, without effect")
+    for name in ACCEPTED:
+        parser.add_argument(
+            f"--{name}", f"--{name.replace('-', '_')}", help=argparse.SUPPRESS, metavar="VALUE"
+        )
+    parser.add_argument(
+        "--master-addr", "--master_addr", default="127.0.0.1", help="a value for MASTER_ADDR"
+    )
+    parser.add_argument(
+        "--master-port", "--master_port", default="29500", help="a value for MASTER_PORT"
+    )
+    parser.add_argument("--role", default="default", help="a value for ROLE_NAME")
+    parser.add_argument(
+        "--reduction",
+        metavar="ORDER",
+        help="how sums are added: an order of gpusim.Reduction or the name of a twin, such as "
+        "gloo-ring (default: linear)",
+    )
+    parser.add_argument(
+        "--schedule",
+        choices=("turns", "free"),
+        default="turns",
+        help="turns: one rank at a time, so that runs repeat; free: as many as there are cores "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only-rank",
+        type=whole_number(0),
+        metavar="R",
+        help="show the output of this rank alone, without its tag",
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="SCRIPT is the name of a module"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the training script")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the script; 0 if all ranks end well, else 1, as torchrun."""
+    from gpusim.torch.distributed.ranks import environment_of, run_ranks
+
+    ranks = options.nnodes * options.nproc_per_node
+    if options.only_rank is not None and options.only_rank >= ranks:
+        raise ValueError(f"--only-rank {options.only_rank}: expected a rank below {ranks}")
+    try:
+        find = program.found_module if options.module else program.found_script
+        script = find(options.script)
+    except NoProgramError as error:
+        print(f"gpusim torchrun: {error}", file=sys.stderr)
+        return error.code
+    program.lead_path(script.folder)
+    more = {
+        "MASTER_ADDR": options.master_addr,
+        "MASTER_PORT": options.master_port,
+        "ROLE_NAME": options.role,
+        "TORCHELASTIC_RUN_ID": options.rdzv_id or "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    environments = [
+        environment_of(rank, ranks, options.nproc_per_node, **more) for rank in range(ranks)
+    ]
+    with tagged_output(options.only_rank) as outputs:
+
+        def body(rank: Any) -> None:
+            outputs.enter(rank.index)
+            try:
+                run_script(script, options.arguments)
+            finally:
+                outputs.leave()
+
+        try:
+            run_ranks(body, environments, options.reduction, options.schedule)
+        except GpusimError as error:
+            failure = error
+        else:
+            return 0
+    show(failure)
+    return 1
+
+
+class ExitCodeError(Exception):
+    """A rank has ended with an exit code."""
+
+
+def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
+    """The script in the calling rank, as `__main__`."""
+    sys.argv = [script.name, *arguments]
+    try:
+        exec(script.code, vars(main_module(script)))
+    except SystemExit as ended:
+        if isinstance(ended.code, int) or ended.code is None:
+            if ended.code:
+                raise ExitCodeError(f"exit code {ended.code}") from None
+        else:
+            raise ExitCodeError(str(ended.code)) from None
+
+
+def show(error: GpusimError) -> None:
+    """The traceback of a rank's own exception, with the rank as its tag, and what went wrong."""
+    cause = error.__cause__
+    if isinstance(error, ReplicaError) and cause is not None:
+        if isinstance(cause, ExitCodeError):
+            print(f"gpusim torchrun: rank {error.index} ended with {cause}", file=sys.stderr)
+            return
+        trace = cause.__traceback__
+        while trace is not None and trace.tb_frame.f_code is not run_script.__code__:
+            trace = trace.tb_next
+        trace = cause.__traceback__ if trace is None else trace.tb_next
+        text = "".join(traceback.format_exception(type(cause), cause, trace))
+        for line in text.splitlines():
+            print(f"[rank{error.index}]: {line}", file=sys.stderr)
+    print(f"gpusim torchrun: {error}", file=sys.stderr)
+
+
+class RankOutputs:
+    """Standard output and error, whose lines have the tag of the rank that writes them."""
+
+    def __init__(self, only: int | None) -> None:
+        self.only = only
+        self.local = threading.local()
+        self.lock = threading.Lock()
+
+    def enter(self, rank: int) -> None:
+        """The calling thread is this rank's."""
+        self.local.rank, self.local.partial = rank, {}
+
+    def leave(self) -> None:
+        """Write the lines that have no end."""
+        partial: Mapping[TextIO, str] = self.local.partial
+        for stream, text in partial.items():
+            if text:
+                self.line(stream, text)
+        self.local.rank = None
+
+    def line(self, stream: TextIO, text: str) -> None:
+        tag = f"[rank{self.local.rank}]: " if self.only is None else ""
+        with self.lock:
+            stream.write(f"{tag}{text}\n")
+
+    def write(self, stream: TextIO, text: str) -> int:
+        rank = getattr(self.local, "rank", None)
+        if rank is None:
+            return stream.write(text)
+        if self.only in (None, rank):
+            *lines, rest = (self.local.partial.get(stream, "") + text).split("\n")
+            for line in lines:
+                self.line(stream, line)
+            self.local.partial[stream] = rest
+        return len(text)
+
+
+class TaggedStream:
+    """A text stream that writes by RankOutputs; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO, outputs: RankOutputs) -> None:
+        self._stream, self._outputs = stream, outputs
+
+    def write(self, text: str) -> int:
+        return self._outputs.write(self._stream, text)
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def tagged_output(only: int | None) -> Iterator[RankOutputs]:
+    """A block in which standard output and error are tagged."""
+    outputs = RankOutputs(only)
+    streams = sys.stdout, sys.stderr
+    tagged: Any = [TaggedStream(stream, outputs) for stream in streams]
+    sys.stdout, sys.stderr = tagged
+    try:
+        yield outputs
+    finally:
+        sys.stdout, sys.stderr = streams

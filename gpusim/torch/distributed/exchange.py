@@ -1,0 +1,292 @@
+"""Where ranks meet: the calls of each group, matched by their number, and the mail between ranks.
+
+A rank posts its part of a call and goes on; the last one does the work for all. A rank waits in
+`RankWork.wait` only, where it gives up its turn.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ...errors import CollectiveMismatchError
+from ...maps.call_site import call_site
+from ...maps.completion import Completion
+from ...maps.scheduler import ReplicaEnded
+from .memory import bits_of, kind_of, move
+
+if TYPE_CHECKING:
+    from .ranks import Launch, Rank
+
+__all__ = ["Exchange", "GroupKey", "RankWork"]
+
+POLLS = 1000
+"""How often a rank may ask in turn whether a call is complete while no other rank can run."""
+
+Terms = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """A group of ranks: its name, its global ranks, and which of several of that name it is."""
+
+    name: str
+    ranks: tuple[int, ...]
+    copy: tuple[int, int]
+
+    def __str__(self) -> str:
+        first, last = self.ranks[0], self.ranks[-1]
+        whole = self.ranks == tuple(range(first, last + 1)) and len(self.ranks) > 2
+        members = f"{first} to {last}" if whole else ", ".join(map(str, self.ranks))
+        return f"group {self.name!r} (rank{'s' * (len(self.ranks) > 1)} {members})"
+
+
+@dataclass(eq=False)
+class Pending:
+    """A call that some ranks of a group have posted: all that they pass, by their group rank."""
+
+    title: str
+    done: Completion
+    terms: Terms = field(default_factory=dict)
+    parts: dict[int, Any] = field(default_factory=dict)
+    sites: dict[int, str] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+class RankWork(dist.Work):
+    """One rank's handle on a call.
+
+    The rank holds it until it has been waited for: C++ that is handed a Work of Python's, as DDP is
+    in a join, does not keep the Python object alive.
+    """
+
+    def __init__(self, rank: Rank, pending: Pending, outputs: list[Tensor], site: str) -> None:
+        super().__init__()
+        self._rank, self._pending, self._outputs = rank, pending, outputs
+        self._site = site
+        self._source = -1
+        self._polls = 0
+        rank.unfinished.add(self)
+        self._future: torch.futures.Future[list[Tensor]] | None = None
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for the call, without the turn. There is no time limit: a call in vain is known."""
+        pending = self._pending
+        if not pending.done.done:
+            self._rank.wait_for(pending.done, f"{pending.title} at {self._site}")
+        self._rank.unfinished.discard(self)
+        if pending.error is not None:
+            raise pending.error
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """The future of the outputs, which is complete: C++ waits for futures with the turn."""
+        self.wait()
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._future.set_result(self._outputs)
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether the call is complete. Others run first, so that asking again and again ends."""
+        if self._pending.done.done:
+            return True
+        others = self._rank.give_way()
+        self._polls = 0 if others else self._polls + 1
+        if self._polls > POLLS and not self._pending.done.done:
+            self._rank.fail_waiting(f"{self._pending.title} at {self._site}")
+        return self._pending.done.done
+
+    def is_success(self) -> bool:
+        return self._pending.done.done and self._pending.error is None
+
+    def exception(self) -> BaseException | None:
+        return self._pending.error
+
+    def result(self) -> list[Tensor]:
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        return self._source
+
+    _source_rank = source_rank
+
+
+@dataclass(eq=False)
+class Letter:
+    """One end of a message: of a sender, or of a receiver (`source` None takes any sender)."""
+
+    tensor: Tensor
+    source: int | None
+    tag: int
+    pending: Pending
+    site: str
+    work: RankWork | None = None
+
+
+class Exchange:
+    """All calls of one launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.lock = threading.Lock()
+        self.calls: dict[tuple[GroupKey, int], Pending] = {}
+        self.makers: dict[tuple[str, tuple[int, int]], tuple[tuple[int, ...], int, str]] = {}
+        self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
+
+    def admit(self, key: GroupKey, rank: Rank) -> None:
+        """Note that a rank makes a group; all that make it must name the same ranks."""
+        site = call_site()
+        with self.lock:
+            ranks, other, there = self.makers.setdefault(
+                (key.name, key.copy), (key.ranks, rank.index, site)
+            )
+        if ranks != key.ranks:
+            self._mismatch(
+                f"ranks do not make the same groups in the same order: rank {other} makes group "
+                f"{key.name!r} of ranks {list(ranks)} at {there}, rank {rank.index} of ranks "
+                f"{list(key.ranks)} at {site}"
+            )
+
+    def post(
+        self,
+        rank: Rank,
+        key: GroupKey,
+        place: int,
+        number: int,
+        terms: Terms,
+        part: Any,
+        outputs: list[Tensor],
+        compute: Callable[[list[Any]], None],
+    ) -> RankWork:
+        """Post the part of the rank at `place` of the group in the group's call `number`.
+
+        **Arguments**: `terms` must be equal on all ranks. `compute` gets all parts, in the group's
+        order, from the last rank to post; an exception in it is raised by all that wait.
+        """
+        site = call_site()
+        with self.lock:
+            pending = self.calls.get((key, number))
+            if pending is None:
+                title = f"{describe(terms)}, call {number} of {key},"
+                pending = Pending(title, Completion(self.launch.scheduler), terms)
+                self.calls[key, number] = pending
+            differ = [name for name in pending.terms if pending.terms[name] != terms.get(name)]
+            if not differ:
+                pending.parts[place], pending.sites[place] = part, site
+            complete = len(pending.parts) == len(key.ranks)
+            if complete:
+                del self.calls[key, number]
+        if differ:
+            other = next(iter(pending.parts))
+            self._mismatch(
+                f"ranks of {key} do not make the same call {number}: rank {key.ranks[other]} calls "
+                f"{describe(pending.terms)} at {pending.sites[other]}, rank {rank.index} calls "
+                f"{describe(terms)} at {site}; they differ in {', '.join(differ)}"
+            )
+        if complete:
+            try:
+                compute([pending.parts[place] for place in range(len(key.ranks))])
+            except Exception as error:
+                error.add_note(f"raised in {pending.title} at {site}")
+                pending.error = error
+            pending.parts.clear()
+            pending.done.complete()
+        return RankWork(rank, pending, outputs, site)
+
+    def send(
+        self, rank: Rank, key: GroupKey, me: int, to: int, tensor: Tensor, tag: int
+    ) -> RankWork:
+        """Post a message, which is complete when it has been received."""
+        return self._mail(rank, key, to, 0, tensor, me, tag, f"send to rank {key.ranks[to]}")
+
+    def receive(
+        self, rank: Rank, key: GroupKey, me: int, source: int | None, tensor: Tensor, tag: int
+    ) -> RankWork:
+        """Post a tensor that receives a message, of any rank if `source` is None."""
+        who = "any rank" if source is None else f"rank {key.ranks[source]}"
+        return self._mail(rank, key, me, 1, tensor, source, tag, f"recv from {who}")
+
+    def _mail(
+        self,
+        rank: Rank,
+        key: GroupKey,
+        receiver: int,
+        side: int,
+        tensor: Tensor,
+        source: int | None,
+        tag: int,
+        what: str,
+    ) -> RankWork:
+        site = call_site()
+        title = f"{what} of {kind_of(tensor)!r}, tag {tag}, of {key},"
+        pending = Pending(title, Completion(self.launch.scheduler))
+        own = Letter(tensor, source, tag, pending, site)
+        own.work = RankWork(rank, pending, [tensor], site)
+        bits_of(tensor, what)  # before others wait for it
+        with self.lock:
+            boxes = self.mail.setdefault((key, receiver), (deque(), deque()))
+            other = next((letter for letter in boxes[1 - side] if _fits(letter, own)), None)
+            if other is None:
+                boxes[side].append(own)
+                return own.work
+            boxes[1 - side].remove(other)
+        sent, received = (own, other) if side == 0 else (other, own)
+        assert received.work is not None and sent.source is not None
+        received.work._source = sent.source
+        same = sent.tensor.dtype == received.tensor.dtype
+        if not same or sent.tensor.numel() != received.tensor.numel():
+            self._mismatch(
+                f"a message of {key} does not fit: rank {key.ranks[sent.source]} sends "
+                f"{kind_of(sent.tensor)!r} at {sent.site}, rank {key.ranks[receiver]} receives "
+                f"{kind_of(received.tensor)!r} at {received.site}"
+            )
+        with torch.no_grad():
+            source_bits = bits_of(sent.tensor, what)
+            target = bits_of(received.tensor, what)
+            move([(target, source_bits.reshape(target.shape))])
+        other.pending.done.complete()
+        own.pending.done.complete()
+        return own.work
+
+    def _mismatch(self, message: str) -> None:
+        """End all ranks with this error."""
+        call = self.launch.call
+        with self.launch.scheduler.lock:
+            call.abort(CollectiveMismatchError(message))
+        raise ReplicaEnded
+
+
+def _fits(one: Letter, other: Letter) -> bool:
+    return one.tag == other.tag and (
+        one.source is None or other.source is None or one.source == other.source
+    )
+
+
+def describe(terms: Terms) -> str:
+    """A call in words: its operation, and what else all ranks have to agree on."""
+    rest: list[str] = []
+    for name, value in terms.items():
+        if name == "operation":
+            continue
+        if name in ("tensors", "op"):
+            shown = value if isinstance(value, str) else ", ".join(map(repr, value))
+            rest += [shown] if shown else []
+        elif name == "root":
+            rest.append(f"root {value}")
+        elif name == "reduction" and value is not None:
+            rest.append(str(value.order))
+    return f"{terms['operation']}({', '.join(rest)})"

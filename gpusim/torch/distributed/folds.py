@@ -1,0 +1,210 @@
+"""The arithmetic of torch.distributed's reductions: gpusim's folds, in the order that was chosen.
+
+torch names an operation (SUM, AVG, ...); a `Reduction` says in which order and precision it adds.
+An engine's twin is known for its all-reduce. For its other reductions it says here what is known;
+the rest is refused by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fallback.schedules import Balanced, Case, Schedule, Walk
+
+from ... import collectives
+from ...reduction import Reduction, current
+from ...twins import TWINS
+from .memory import Array
+
+__all__ = [
+    "Chooser",
+    "FoldCall",
+    "ReductionLike",
+    "as_chooser",
+    "fold",
+    "fold_lists",
+    "fold_slices",
+    "fold_together",
+]
+
+
+class FoldCall(NamedTuple):
+    """What a callable that chooses a Reduction is told.
+
+    **Attributes**: `operation` is "all_reduce", "reduce" or "reduce_scatter", `group` the global
+    ranks of the group, `dtype` the tensors' ("bfloat16"), and `size` a tensor's number of bytes.
+    """
+
+    operation: str
+    group: tuple[int, ...]
+    dtype: str
+    size: int
+
+
+Chooser = Callable[[FoldCall], Reduction]
+#: A Reduction, the name of its order or twin, or a function of a FoldCall that returns either.
+ReductionLike = Reduction | str | Callable[[FoldCall], Any]
+
+BITWISE = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
+OTHERS = {"PRODUCT": "prod", "MIN": "min", "MAX": "max"}
+
+
+def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
+    """A function that chooses the Reduction; None for None.
+
+    **Raises**: TypeError or ValueError for what is no Reduction, name or callable.
+    """
+    if given is None:
+        return None
+    if isinstance(given, (Reduction, str)):
+        reduction = _as_reduction(given, what)
+        return lambda call: reduction
+    if not callable(given):
+        raise TypeError(f"{what}: expected a Reduction, a name or a callable, got {given!r}")
+    return lambda call: _as_reduction(given(call), f"{what}({call})")
+
+
+def _as_reduction(given: Any, what: str) -> Reduction:
+    if isinstance(given, str):
+        given = Reduction(order=given)
+    if not isinstance(given, Reduction):
+        raise TypeError(f"{what}: expected a gpusim.Reduction or its order's name, got {given!r}")
+    if given.op != "sum":
+        raise ValueError(f"{what}: expected op='sum', as torch names the operator; got {given!r}")
+    if given.order == "engine":
+        raise ValueError(f"{what}: order='engine' is for the instances of a World; name a twin")
+    return given
+
+
+def settle(
+    chooser: Chooser | None, call: FoldCall, folded: int, leaves: int
+) -> tuple[Reduction, int]:
+    """The Reduction of a call, and the number of its first tensor for stochastic rounding.
+
+    Without a chooser it is that of the `gpusim.reduction` context, which counts the call. Else
+    calls are counted in each group, in `folded`.
+    """
+    if chooser is not None:
+        return chooser(call), folded
+    state = current()
+    return state.reduction, folded if state.is_default else state.next_calls(leaves)
+
+
+def fold(
+    members: Sequence[Array], op: str, operation: str, reduction: Reduction, call: int
+) -> Array:
+    """The members folded by torch's operation `op`, as one array of their shape.
+
+    **Raises**: TypeError for an `op` that the dtype lacks, ValueError for a reduction that the
+    twin's engine does in an unknown way.
+    """
+    values, dtype = list(members), members[0].dtype
+    if op in BITWISE:
+        if dtype.kind not in "biu":
+            raise TypeError(f"{operation}: {op} is for integers and bool, got {dtype}")
+        result: Array = functools.reduce(BITWISE[op], values)
+        return result
+    if op not in ("SUM", "AVG", *OTHERS):
+        known = ", ".join(("SUM", "AVG", *OTHERS, *BITWISE))
+        raise TypeError(f"{operation}: expected one of {known}, got ReduceOp.{op}")
+    if (dtype.kind == "b" and op not in ("MIN", "MAX")) or (dtype.kind in "iu" and op == "AVG"):
+        raise TypeError(f"{operation}: ReduceOp.{op} is not defined for {dtype}; convert it first")
+    if op in ("MIN", "MAX"):  # nothing is rounded, in any order
+        reduction = Reduction(op=OTHERS[op])
+    elif dtype.kind in "fcV":
+        reduction = for_operation(reduction, operation)
+    else:  # integers wrap, in any order
+        reduction = Reduction()
+    if op == "SUM":
+        total = collectives.psum.on(None, values, reduction=reduction, call=call)
+    elif op == "AVG":
+        total = collectives.pmean.on(None, values, reduction=reduction, call=call)
+    else:
+        reduction = replace(reduction, op=OTHERS[op])
+        total = collectives.all_reduce.on(None, values, reduction=reduction, call=call)
+    folded: Array = total.value
+    return folded
+
+
+def fold_together(
+    leaves: Sequence[Sequence[Array]], op: str, operation: str, reduction: Reduction, call: int
+) -> list[Array]:
+    """Several tensors of one coalesced call folded; each is a sequence of its members.
+
+    gloo joins them to one value, whose blocks its ring cuts.
+    """
+    if reduction.order not in JOINING or len({members[0].dtype for members in leaves}) > 1:
+        return [
+            fold(members, op, operation, reduction, call + leaf)
+            for leaf, members in enumerate(leaves)
+        ]
+    joined = [np.concatenate([x.reshape(-1) for x in one]) for one in zip(*leaves, strict=True)]
+    total = fold(joined, op, operation, reduction, call)
+    ends = np.cumsum([members[0].size for members in leaves])[:-1]
+    parts = zip(np.split(total, ends), leaves, strict=True)
+    return [part.reshape(members[0].shape) for part, members in parts]
+
+
+def fold_slices(
+    members: Sequence[Array], op: str, operation: str, reduction: Reduction, call: int
+) -> list[Array]:
+    """The members (R, ...), each cut along its first axis into R slices, folded: the R results."""
+    values = list(members)
+    if op != "SUM" or values[0].dtype.kind not in "fcV" or reduction.order != "ring":
+        return list(fold(values, op, operation, reduction, call))
+    sums = collectives.psum_scatter.on(
+        None, values, reduction=reduction, call=call, scatter_dimension=0, tiled=False
+    )
+    return list(sums.value)
+
+
+def fold_lists(
+    members: Sequence[Sequence[Array]], op: str, operation: str, reduction: Reduction, call: int
+) -> list[Array]:
+    """As `fold_slices`, where each member is a list of R arrays.
+
+    gloo makes an all-reduce of each array of a list, and one of a tensor.
+    """
+    if reduction.order in JOINING:
+        columns = zip(*members, strict=True)
+        return [fold(column, op, operation, reduction, call) for column in columns]
+    return fold_slices([np.stack(each) for each in members], op, operation, reduction, call)
+
+
+#: Twins of engines that join the tensors of a coalesced all-reduce.
+JOINING = ("gloo-ring",)
+
+#: NCCL's reduce-scatter is a ring too, whose blocks are the ranks' slices.
+_NCCL_SCATTER = Schedule(
+    (Case(Walk(start=1, cut=Balanced())),),
+    hops=TWINS["nccl-ring"].schedule.hops,
+    formats=TWINS["nccl-ring"].schedule.formats,
+)
+
+#: What is known of twins beyond their all-reduce: the order of another operation.
+TWIN_ORDERS: dict[tuple[str, str], str | Schedule] = {
+    ("gloo-ring", "reduce_scatter"): "gloo-ring",  # torch makes it of an all-reduce
+    ("gloo-ring", "reduce"): "gloo-ring",
+    ("nccl-ring", "reduce_scatter"): _NCCL_SCATTER,
+    ("xla-cpu", "reduce_scatter"): "xla-cpu",
+}
+
+
+def for_operation(reduction: Reduction, operation: str) -> Reduction:
+    """A twin's Reduction for another operation than all_reduce."""
+    name = reduction.order
+    if operation == "all_reduce" or not isinstance(name, str) or name not in TWINS:
+        return reduction
+    order = TWIN_ORDERS.get((name, operation))
+    if order is None:
+        known = [twin for twin, other in TWIN_ORDERS if other == operation]
+        raise ValueError(
+            f"{operation}: the order of {name}'s {operation} is not known; it is for "
+            f"{', '.join(known)}. A function as `reduction` can choose another for {operation}"
+        )
+    return replace(reduction, order=order)

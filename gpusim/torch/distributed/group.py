@@ -1,0 +1,504 @@
+"""RankGroup: torch's ProcessGroup of one simulated rank. Each method posts a call of torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from ...maps.call_site import call_site
+from .exchange import Exchange, GroupKey, RankWork
+from .folds import Chooser, FoldCall, fold, fold_lists, fold_slices, fold_together, settle
+from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
+from .private import ProcessGroup
+
+if TYPE_CHECKING:
+    from .ranks import Rank
+
+__all__ = ["RankGroup"]
+
+Tensors = Tensor | list[Tensor]
+
+
+class RankGroup(ProcessGroup):
+    """The calling rank's end of a group.
+
+    C++ and Python call its methods by torch's names; the older names of a method are aliases.
+    """
+
+    def __init__(self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None) -> None:
+        super().__init__(place, len(key.ranks))
+        self._rank, self._key, self._place, self._chooser = rank, key, place, chooser
+        self._exchange: Exchange = rank.launch.exchange
+        self._name, self._description = key.name, ""
+        self._calls = 0
+        self._folds = 0
+        self._coalesced: list[RankWork] | None = None
+        self._closed = ""
+
+    # What torch asks a group for
+
+    def rank(self) -> int:
+        return self._place
+
+    def size(self) -> int:
+        return len(self._key.ranks)
+
+    getRank, getSize = rank, size
+
+    def getBackendName(self) -> str:
+        return "gpusim"
+
+    def name(self) -> str:
+        return "gpusim"
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    _set_group_desc = setGroupDesc
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def shutdown(self) -> None:
+        """Close the group: later calls on it are errors."""
+        self._closed = call_site()
+
+    abort = shutdown
+
+    def __repr__(self) -> str:
+        return f"<RankGroup of rank {self._rank.index}, {self._key}>"
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        works, self._coalesced = self._coalesced or [], None
+        return _AllWorks(works)
+
+    # Posting
+
+    def _post(
+        self,
+        operation: str,
+        part: Any,
+        outputs: list[Tensor],
+        compute: Callable[[list[Any]], None],
+        tensors: Sequence[Tensor] = (),
+        **terms: Any,
+    ) -> RankWork:
+        self._check_open(operation)
+        self._rank.check_thread(operation)
+        number, self._calls = self._calls, self._calls + 1
+        work = self._exchange.post(
+            self._rank,
+            self._key,
+            self._place,
+            number,
+            {"operation": operation, "tensors": tuple(map(kind_of, tensors)), **terms},
+            part,
+            outputs,
+            compute,
+        )
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise ValueError(
+                f"{operation} on {self._key} by rank {self._rank.index}: the rank destroyed the "
+                f"group at {self._closed}"
+            )
+
+    def _reduce(
+        self,
+        operation: str,
+        op: Any,
+        tensors: Sequence[Tensor],
+        part: Any,
+        outputs: list[Tensor],
+        compute: Callable[[list[Any], str, Any, int], None],
+        **terms: Any,
+    ) -> RankWork:
+        """Post a call that reduces; `compute` gets also the operator, Reduction and number."""
+        self._check_open(operation)
+        name = str(getattr(op, "op", op)).rpartition(".")[2]
+        reduction, number = None, 0
+        if tensors:
+            size = sum(tensor.nbytes for tensor in tensors)
+            told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
+            reduction, number = settle(self._chooser, told, self._folds, len(tensors))
+        self._folds += len(tensors)
+        return self._post(
+            operation,
+            part,
+            outputs,
+            lambda parts: compute(parts, name, reduction, number),
+            tensors,
+            op=name,
+            **terms,
+            reduction=reduction,
+            **{"number of reductions before": number},
+        )
+
+    # Reductions
+
+    def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None) -> RankWork:
+        given = _listed(tensors)
+        op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        what = "all_reduce"
+        arrays = [array_of(tensor, what) for tensor in given]
+
+        def compute(parts: list[list[Array]], op: str, reduction: Any, number: int) -> None:
+            leaves = list(zip(*parts, strict=True))
+            totals = fold_together(leaves, op, what, reduction, number)
+            for members, total in zip(leaves, totals, strict=True):
+                move([(member, total) for member in members])
+
+        return self._reduce(what, op, given, arrays, given, compute)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RankWork:
+        return self.allreduce(tensors, opts)
+
+    def reduce(
+        self, tensors: Tensors, root: Any = 0, op: Any = dist.ReduceOp.SUM, timeout: Any = None
+    ) -> RankWork:
+        given, what = _listed(tensors), "reduce"
+        if not isinstance(root, int):
+            root, op = root.rootRank, root.reduceOp
+        arrays = [array_of(tensor, what) for tensor in given]
+
+        def compute(parts: list[list[Array]], op: str, reduction: Any, number: int) -> None:
+            for leaf, members in enumerate(zip(*parts, strict=True)):
+                total = fold(members, op, what, reduction, number + leaf)
+                move([(members[root], total)])
+
+        return self._reduce(what, op, given, arrays, given, compute, root=root)
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> RankWork:
+        what = "reduce_scatter"
+        op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        (out,) = _listed(outputs)
+        (given,) = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
+        self._check_count(what, given)
+        for tensor in given:
+            _check_like(what, "inputs", tensor, out)
+        part = (array_of(out, what), [array_of(tensor, what) for tensor in given])
+
+        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
+            members = [slices for _, slices in parts]
+            results = fold_lists(members, op, what, reduction, number)
+            move([(target, result) for (target, _), result in zip(parts, results, strict=True)])
+
+        return self._reduce(what, op, given, part, [out], compute)
+
+    def reduce_scatter_single(
+        self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
+    ) -> RankWork:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> RankWork:
+        what, count = "reduce_scatter", self.size()
+        op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        part = []
+        for output, given in zip(outputs, inputs, strict=True):
+            if output.dtype != given.dtype or output.numel() * count != given.numel():
+                raise ValueError(
+                    f"{what} on {self._key}: expected an input of {count} times the output's "
+                    f"elements and its dtype, got {kind_of(given)!r} for {kind_of(output)!r}"
+                )
+            target = array_of(output, what)
+            part.append((target, array_of(given, what).reshape(count, *target.shape)))
+
+        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
+            for leaf, pairs in enumerate(zip(*parts, strict=True)):
+                members = [slices for _, slices in pairs]
+                results = fold_slices(members, op, what, reduction, number + leaf)
+                move([(target, one) for (target, _), one in zip(pairs, results, strict=True)])
+
+        return self._reduce(what, op, inputs, part, outputs, compute)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # Rearrangements
+
+    def broadcast(self, tensors: Tensors, root: Any = 0, timeout: Any = None) -> RankWork:
+        given, what = _listed(tensors), "broadcast"
+        root = root if isinstance(root, int) else root.rootRank
+
+        def compute(parts: list[list[Array]]) -> None:
+            sent = parts[root]
+            pairs = [zip(part, sent, strict=True) for part in parts if part is not sent]
+            move([pair for each in pairs for pair in each])
+
+        bits = [bits_of(tensor, what) for tensor in given]
+        return self._post(what, bits, given, compute, given, root=root)
+
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> RankWork:
+        what = "all_gather"
+        given = _listed(inputs)
+        lists = [outputs] if outputs and isinstance(outputs[0], Tensor) else list(outputs)
+        if len(lists) != len(given):
+            raise ValueError(
+                f"{what} on {self._key}: expected a list of outputs for each of {len(given)} "
+                f"inputs, got {len(lists)}"
+            )
+        for row, tensor in zip(lists, given, strict=True):
+            self._check_count(what, row)
+            _check_like(what, "input", tensor, row[self._place])
+        flat = [tensor for row in lists for tensor in row]
+        part = (
+            [[bits_of(tensor, what) for tensor in row] for row in lists],
+            [bits_of(tensor, what) for tensor in given],
+        )
+
+        def compute(parts: list[Any]) -> None:
+            pairs = []
+            for targets, _ in parts:
+                for leaf, row in enumerate(targets):
+                    pairs += [(row[r], parts[r][1][leaf]) for r in range(len(parts))]
+            move(pairs)
+
+        return self._post(what, part, flat, compute, flat)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
+        return self.allgather(outputs, inputs, opts)
+
+    def all_gather_single(
+        self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
+    ) -> RankWork:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> RankWork:
+        what, count = "all_gather", self.size()
+        part = []
+        for output, given in zip(outputs, inputs, strict=True):
+            if output.dtype != given.dtype or output.numel() != count * given.numel():
+                raise ValueError(
+                    f"{what} on {self._key}: expected an output of {count} times the input's "
+                    f"elements and its dtype, got {kind_of(output)!r} for {kind_of(given)!r}"
+                )
+            source = bits_of(given, what)
+            part.append((flat_bits(output, what).reshape(count, *source.shape), source))
+
+        def compute(parts: list[Any]) -> None:
+            pairs = []
+            for leaf in zip(*parts, strict=True):
+                for target, _ in leaf:
+                    pairs += [(target[r], source) for r, (_, source) in enumerate(leaf)]
+            move(pairs)
+
+        return self._post(what, part, outputs, compute, inputs)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None) -> RankWork:
+        what, (given,) = "gather", _listed(inputs)
+        root = root if isinstance(root, int) else root.rootRank
+        row = _row(outputs) if self._place == root else []
+        if self._place == root:
+            self._check_count(what, row)
+            for tensor in row:
+                _check_like(what, "outputs", tensor, given)
+        part = ([bits_of(tensor, what) for tensor in row], bits_of(given, what))
+
+        def compute(parts: list[Any]) -> None:
+            move([(target, parts[r][1]) for r, target in enumerate(parts[root][0])])
+
+        return self._post(what, part, row, compute, [given], root=root)
+
+    def scatter(self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None) -> RankWork:
+        what, (out,) = "scatter", _listed(outputs)
+        root = root if isinstance(root, int) else root.rootRank
+        row = _row(inputs) if self._place == root else []
+        if self._place == root:
+            self._check_count(what, row)
+            for tensor in row:
+                _check_like(what, "inputs", tensor, out)
+        part = (bits_of(out, what), [bits_of(tensor, what) for tensor in row])
+
+        def compute(parts: list[Any]) -> None:
+            move([(target, parts[root][1][r]) for r, (target, _) in enumerate(parts)])
+
+        return self._post(what, part, [out], compute, [out], root=root)
+
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: Any = None
+    ) -> RankWork:
+        what = "all_to_all"
+        self._check_count(what, outputs)
+        self._check_count(what, inputs)
+        part = (
+            [flat_bits(tensor, what) for tensor in outputs],
+            [bits_of(tensor, what).reshape(-1) for tensor in inputs],
+        )
+        return self._post_exchange(what, part, outputs, str(inputs[0].dtype)[6:])
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Any = None,
+        input_splits: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> RankWork:
+        what = "all_to_all"
+        if output.dtype != input.dtype:
+            raise ValueError(f"{what}: expected one dtype, got {output.dtype} and {input.dtype}")
+        part = (
+            self._split(what, "output", output, output_splits),
+            self._split(what, "input", input, input_splits),
+        )
+        return self._post_exchange(what, part, [output], str(input.dtype)[6:])
+
+    alltoall_base = all_to_all_single
+
+    def _split(self, what: str, name: str, tensor: Tensor, splits: Any) -> list[Array]:
+        rows, count = (tensor.shape[0] if tensor.dim() else 1), self.size()
+        sizes = list(splits) if splits is not None and len(splits) else []
+        if not sizes and rows % count == 0:
+            sizes = [rows // count] * count
+        if len(sizes) != count or sum(sizes) != rows or min(sizes) < 0:
+            raise ValueError(
+                f"{what} on {self._key}, rank {self._rank.index}: expected {count} sizes of the "
+                f"{name} that sum to its {rows} rows, got {sizes or 'an even split'}"
+            )
+        each = tensor.numel() // rows if rows else 0
+        bits = flat_bits(tensor, f"{what}'s {name}")
+        ends = np.cumsum([0, *sizes]) * each
+        return [bits[a:b] for a, b in pairwise(ends)]
+
+    def _post_exchange(self, what: str, part: Any, outputs: list[Tensor], dtype: str) -> RankWork:
+        ranks = self._key.ranks
+
+        def compute(parts: list[Any]) -> None:
+            pairs = []
+            for r, (targets, _) in enumerate(parts):
+                for s, target in enumerate(targets):
+                    source = parts[s][1][r]
+                    if source.size != target.size:
+                        raise ValueError(
+                            f"{what} on {self._key}: rank {ranks[s]} sends {source.size} elements "
+                            f"to rank {ranks[r]}, which expects {target.size}"
+                        )
+                    pairs.append((target, source))
+            move(pairs)
+
+        return self._post(what, part, outputs, compute, dtype=dtype)
+
+    # Without tensors, and between two ranks
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> RankWork:
+        return self._post("barrier", None, [], lambda parts: None)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        self._post("monitored_barrier", None, [], lambda parts: None).wait()
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> RankWork:
+        (tensor,) = self._check_mail("send", tensors, to)
+        return self._letter(
+            self._exchange.send(self._rank, self._key, self._place, to, tensor, tag)
+        )
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> RankWork:
+        (tensor,) = self._check_mail("recv", tensors, source)
+        return self._letter(
+            self._exchange.receive(self._rank, self._key, self._place, source, tensor, tag)
+        )
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> RankWork:
+        (tensor,) = self._check_mail("recv", tensors, 0)
+        return self._letter(
+            self._exchange.receive(self._rank, self._key, self._place, None, tensor, tag)
+        )
+
+    def _check_mail(self, what: str, tensors: list[Tensor], other: int) -> list[Tensor]:
+        self._check_open(what)
+        self._rank.check_thread(what)
+        if not 0 <= other < self.size():
+            raise ValueError(f"{what} on {self._key}: there is no rank {other} in the group")
+        return _listed(tensors)
+
+    def _letter(self, work: RankWork) -> RankWork:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _check_count(self, what: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self.size():
+            raise ValueError(
+                f"{what} on {self._key}: expected a list of {self.size()} tensors, one for each "
+                f"rank of the group, got {len(tensors)}"
+            )
+
+
+class _AllWorks(dist.Work):
+    """The works of a coalesced block as one."""
+
+    def __init__(self, works: list[RankWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: Any = None) -> bool:
+        for work in self._works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+_OPS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
+
+
+def _listed(tensors: Tensors) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _row(tensors: Any) -> list[Tensor]:
+    """The list of tensors at the root, which torch puts into a list."""
+    return list(tensors if not tensors or isinstance(tensors[0], Tensor) else tensors[0])
+
+
+def _check_like(what: str, name: str, tensor: Tensor, other: Tensor) -> None:
+    if tensor.dtype != other.dtype or tensor.shape != other.shape:
+        raise ValueError(
+            f"{what}: expected {name} of one dtype and shape with the rank's own tensor, "
+            f"{kind_of(other)!r}; got {kind_of(tensor)!r}"
+        )

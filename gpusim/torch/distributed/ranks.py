@@ -1,0 +1,475 @@
+"""Ranks: threads of this process that take turns, each with what a process has to itself."""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import distributed as dist
+
+from fallback.threads import cores
+
+from ...errors import DeadlockError, GpusimError, ReplicaError
+from ...maps.axis_environment import AxisEntry
+from ...maps.completion import Completion, give_way
+from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
+from ...reduction import Reduction, current, entered, forked
+from .casts import casts_of_ranks
+from .exchange import Exchange, GroupKey
+from .folds import Chooser, ReductionLike, as_chooser
+from .group import RankGroup
+from .private import leave_groups, ranks_as_threads
+from .store import RankStore
+
+__all__ = ["Launch", "Rank", "current_rank", "launch"]
+
+T = TypeVar("T")
+SCHEDULES = ("turns", "free")
+
+_numpy: Any = np.random  # the global generator, which programs may use
+_local = threading.local()
+_launching = threading.Lock()
+
+
+def current_rank() -> Rank:
+    """The rank whose thread this is.
+
+    **Raises**: GpusimError in threads that are no rank.
+    """
+    rank: Rank | None = getattr(_local, "rank", None)
+    if rank is None:
+        raise GpusimError(
+            "the backend 'gpusim' was called from a thread that is no rank: start ranks by "
+            "gpusim.torch.distributed.launch or `gpusim torchrun`, and call torch.distributed "
+            "from a rank's own thread"
+        )
+    return rank
+
+
+class Rank:
+    """One rank of a launch, and what a process would have to itself."""
+
+    def __init__(self, launch: Launch, index: int, environment: Mapping[str, str]) -> None:
+        self.launch = launch
+        self.index = index
+        self.environment = {os.fsencode(k): os.fsencode(v) for k, v in environment.items()}
+        self.waits_for = ""
+        self.unfinished: set[dist.Work] = set()
+        self.groups_made: dict[tuple[int, str], int] = {}
+        self.worlds = 0
+
+    def thread(self) -> ReplicaThread:
+        """The rank as the scheduler knows it."""
+        return self.launch.call.replicas[self.index]
+
+    def check_thread(self, what: str) -> None:
+        """GpusimError if the calling thread is not the rank's own."""
+        if getattr(_local, "rank", None) is not self:
+            raise GpusimError(
+                f"{what} of rank {self.index} was called from another thread; call torch's "
+                "collectives from the rank's own thread"
+            )
+
+    def wait_for(self, completion: Completion, what: str) -> None:
+        """Wait without the turn, and take it again."""
+        self.check_thread("wait")
+        self.waits_for = what
+        completion.wait(self.thread())
+        self.waits_for = ""
+        self.launch.turn_of(self)
+
+    def give_way(self) -> bool:
+        """Let the ranks that can run do so first; False if there are none."""
+        others = give_way(self.thread())
+        self.launch.turn_of(self)
+        return others
+
+    def fail_waiting(self, what: str) -> None:
+        """End all ranks, as this one asks in vain whether a call is complete."""
+        with self.launch.scheduler.lock:
+            self.waits_for = what
+            self.launch.call.abort(DeadlockError(self.launch.describe_stall()))
+        self.thread().check_ended()
+
+    def new_group(self, name: str, ranks: Sequence[int], options: Any) -> RankGroup:
+        """The rank's end of a new group."""
+        members = tuple(ranks) or tuple(range(self.launch.size))
+        if not ranks:
+            self.worlds += 1
+        made = self.groups_made.get((self.worlds, name), 0)
+        self.groups_made[self.worlds, name] = made + 1
+        key = GroupKey(name, members, (self.worlds, made))
+        chooser = self.launch.chooser
+        if isinstance(options, (Reduction, str)) or callable(options):
+            chooser = as_chooser(options, "pg_options")
+        self.launch.exchange.admit(key, self)
+        return RankGroup(self, key, members.index(self.index), chooser)
+
+
+class Globals:
+    """What a process has once and each rank is to have to itself, as it is at one time.
+
+    torch's, NumPy's and Python's global generators, the default dtype, deterministic algorithms,
+    the working directory, sys.argv and `__main__`. torch keeps its grad mode, autocast and default
+    device for each thread.
+    """
+
+    def __init__(self) -> None:
+        self.torch = torch.get_rng_state()
+        self.python = random.getstate()
+        self.numpy_bits = _numpy_bits()
+        self.numpy: Any = _numpy.get_state(legacy=False)
+        self.dtype = torch.get_default_dtype()
+        self.deterministic = _deterministic()
+        self.folder = os.getcwd()
+        self.argv = sys.argv
+        self.main = sys.modules["__main__"]
+
+    def copy(self) -> Globals:
+        """The same, for another rank."""
+        found = object.__new__(Globals)
+        vars(found).update(vars(self), argv=list(self.argv))
+        return found
+
+    def save(self, base: Globals) -> None:
+        """Take what is there now; NumPy's state, which is slow to read, if it has been used."""
+        self.torch = torch.get_rng_state()
+        self.python = random.getstate()
+        bits = _numpy_bits()
+        if bits != self.numpy_bits or base.numpy is not self.numpy or base.numpy["has_gauss"]:
+            self.numpy_bits, self.numpy = bits, _numpy.get_state(legacy=False)
+        self.dtype = torch.get_default_dtype()
+        self.deterministic = _deterministic()
+        self.folder, self.argv = os.getcwd(), sys.argv
+        self.main = sys.modules["__main__"]
+
+    def restore(self, now: Globals) -> None:
+        """Put this in place of `now`."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        if self.numpy is not now.numpy:
+            _numpy.set_state(self.numpy)
+        if self.dtype != now.dtype:
+            torch.set_default_dtype(self.dtype)
+        if self.deterministic != now.deterministic:
+            mode, warn = self.deterministic
+            torch.use_deterministic_algorithms(mode, warn_only=warn)
+        if self.folder != now.folder:
+            os.chdir(self.folder)
+        sys.argv = self.argv
+        sys.modules["__main__"] = self.main
+
+
+def _deterministic() -> tuple[bool, bool]:
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warn
+
+
+def _numpy_bits() -> bytes:
+    """The state of NumPy's global generator as memory; 30 times faster to read than as an array."""
+    bits = _numpy.get_bit_generator()
+    if not isinstance(bits, np.random.MT19937):
+        raise GpusimError(
+            f"NumPy's global generator has the bit generator {type(bits).__name__}; ranks can "
+            "share MT19937 only, which np.random.set_bit_generator replaced"
+        )
+    return ctypes.string_at(bits.ctypes.state_address, 625 * 4)
+
+
+class _RankEnvironments(MutableMapping[bytes, bytes]):
+    """The data of os.environ: each rank's own in its thread, else the process's."""
+
+    def __init__(self, process: MutableMapping[bytes, bytes]) -> None:
+        self.process = process
+
+    def _own(self) -> MutableMapping[bytes, bytes]:
+        rank: Rank | None = getattr(_local, "rank", None)
+        return self.process if rank is None else rank.environment
+
+    def __getitem__(self, name: bytes) -> bytes:
+        return self._own()[name]
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        self._own()[name] = value
+
+    def __delitem__(self, name: bytes) -> None:
+        del self._own()[name]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._own())
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+
+@contextmanager
+def _own_environments() -> Iterator[None]:
+    """A block in which os.environ belongs to the rank."""
+    both: Any = (os.environ, os.environb)
+    data = both[0]._data
+    for environment in both:
+        environment._data = _RankEnvironments(data)
+    try:
+        yield
+    finally:
+        for environment in both:
+            environment._data = data
+
+
+class Launch:
+    """Ranks that run together: their scheduler, their exchange, and whose turn it is."""
+
+    def __init__(
+        self,
+        environments: Sequence[Mapping[str, str]],
+        run: Callable[[Rank], Any],
+        chooser: Chooser | None,
+        schedule: str,
+    ) -> None:
+        self.size = len(environments)
+        self.in_turns = schedule == "turns"
+        self.chooser = chooser
+        self.run = run
+        slots = 1 if self.in_turns else cores()
+        self.scheduler = Scheduler(slots, self.in_turns)
+        self.scheduler.describe_stall = self.describe_stall
+        self.call = PmapCall(self.scheduler, None, self._run_in_context, self._report)
+        self.exchange = Exchange(self)
+        self.store = RankStore(self)
+        self.ranks = [Rank(self, index, each) for index, each in enumerate(environments)]
+        state = current()
+        self.states = [forked(state) for _ in self.ranks]
+        self.contexts = [contextvars.copy_context() for _ in self.ranks]
+        self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+        self.base = Globals()
+        self.globals = [self.base.copy() for _ in self.ranks]
+        self.last: Rank | None = None
+        for index in range(self.size):
+            self.call.add(AxisEntry("rank", self.size, 0, index), contextvars.copy_context())
+
+    def execute(self) -> list[Any]:
+        """Run all ranks; their results, or the error that ended them."""
+        threads = torch.get_num_threads()
+        with (
+            ranks_as_threads(self._rendezvous, self._admit) as world,
+            _own_environments(),
+            casts_of_ranks(lambda: current_rank().give_way()),
+        ):
+            self.world = world
+            try:
+                self.call.execute()
+            finally:
+                if self.in_turns:
+                    now = self.globals[self.last.index] if self.last is not None else self.base
+                    now.save(self.base)
+                    self.base.restore(now)
+                    self._export({}, self.last.environment if self.last is not None else {})
+                torch.set_num_threads(threads)
+        if self.call.error is not None:
+            raise self.call.error
+        return self.call.results
+
+    # In a rank's thread
+
+    def _run_in_context(self, index: int) -> Any:
+        # In a context without the scheduler's replica: a pmap in a rank is an outermost one.
+        return self.contexts[index].run(self._run_rank, self.ranks[index])
+
+    def _run_rank(self, rank: Rank) -> Any:
+        _local.rank = rank
+        try:
+            self.world.enter()
+            self.turn_of(rank)
+            torch.set_num_threads(1)
+            with ExitStack() as stack:
+                stack.enter_context(entered(self.states[rank.index]))
+                # Else backward passes run in threads that are no rank's.
+                stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+                return self.run(rank)
+        finally:
+            rank.unfinished.clear()
+            leave_groups()
+            self.world.leave()
+            _clear_thread()
+
+    def turn_of(self, rank: Rank) -> None:
+        """Exchange the process's globals, if another rank has run since this one did."""
+        if not self.in_turns or self.last is rank:
+            return
+        now, before = self.base, None
+        if self.last is not None:
+            now, before = self.globals[self.last.index], self.last.environment
+            now.save(self.base)
+        self.globals[rank.index].restore(now)
+        self._export(rank.environment, before)
+        self.last = rank
+
+    def _export(self, own: Mapping[bytes, bytes], before: Mapping[bytes, bytes] | None) -> None:
+        """Give the C library, and programs that a rank starts, the rank's environment."""
+        before = self.process if before is None else before
+        own = own or self.process
+        for name, value in own.items() - before.items():
+            os.putenv(name, value)
+        for name in before.keys() - own.keys():
+            os.unsetenv(name)
+
+    # What torch asks for
+
+    def _rendezvous(self, rank: int, size: int) -> Iterator[tuple[dist.Store, int, int]]:
+        me = current_rank()
+        for name, given, own in (("rank", rank, me.index), ("world_size", size, self.size)):
+            if given not in (-1, own):
+                raise ValueError(
+                    f"init_process_group: {name}={given}, but this is rank {me.index} of "
+                    f"{self.size} ranks"
+                )
+        yield self.store, me.index, self.size
+
+    def _admit(self, size: int, rank: int, ranks: list[int], backend: str) -> None:
+        me = current_rank()
+        if not ranks and (size, rank) != (self.size, me.index):
+            raise ValueError(
+                f"init_process_group: rank={rank} of world_size={size}, but this is rank "
+                f"{me.index} of {self.size} ranks"
+            )
+
+    # When ranks fail
+
+    def _report(self, index: int, error: BaseException) -> BaseException:
+        if isinstance(error, GpusimError):
+            error.add_note(f"raised in rank {index}")
+            return error
+        failure = ReplicaError(index, f"rank {index} raised {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+
+    def describe_stall(self) -> str:
+        """Who waits for what, and who has returned. (With the scheduler's lock held.)"""
+        doing: dict[str, list[int]] = {}
+        for rank, thread in zip(self.ranks, self.call.replicas, strict=True):
+            what = f"in {rank.waits_for}" if rank.waits_for else "elsewhere"
+            doing.setdefault("" if thread.finished else what, []).append(rank.index)
+        returned = doing.pop("", [])
+        parts = [
+            f"{_who(ranks)} {'wait' if len(ranks) > 1 else 'waits'} {what}"
+            for what, ranks in doing.items()
+        ]
+        if returned:
+            parts.append(f"{_who(returned)} {'have' if len(returned) > 1 else 'has'} returned")
+        return f"no rank can go on: {'; '.join(parts)}"
+
+
+def _clear_thread() -> None:
+    """Leave the thread as a new one is: the next rank, or a pmap, may run in it."""
+    _local.rank = None
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            torch.set_autocast_enabled(device, False)
+    torch.set_autocast_cache_enabled(True)
+    if torch.get_default_device() != torch.device("cpu"):
+        torch.set_default_device(None)
+
+
+def _who(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
+
+
+def environment_of(rank: int, ranks: int, local_ranks: int, **more: str) -> dict[str, str]:
+    """The variables that torchrun gives a rank, with the caller's environment below."""
+    node, local = divmod(rank, local_ranks)
+    nodes = -(-ranks // local_ranks)
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": local_ranks,
+        "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": nodes,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": ranks,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+    }
+    return {**os.environ, **{name: str(value) for name, value in own.items()}, **more}
+
+
+def launch(
+    f: Callable[..., T],
+    ranks: int,
+    args: Sequence[Any] = (),
+    *,
+    reduction: ReductionLike | None = None,
+    schedule: str = "turns",
+) -> list[T]:
+    """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
+
+    `f` does what it would do in a process: it calls `init_process_group`, with any backend, and
+    then torch.distributed. Each rank has RANK, WORLD_SIZE and torchrun's other variables.
+
+    **Arguments**:
+
+    - `f`: a function of the rank's number and of `args`, as torch.multiprocessing.spawn takes it.
+    - `ranks`: how many there are.
+    - `reduction`: how sums are added: a `gpusim.Reduction`, the name of its order or of a twin
+      ("gloo-ring"), or a function of a `FoldCall` that returns either. None is that of the
+      `gpusim.reduction` context, which each rank can enter for itself. The `pg_options` of a new
+      group are the same for the group.
+    - `schedule`: "turns" runs one rank at a time, up to where it has to wait, in a fixed order, and
+      gives each rank generators, a default dtype, os.environ, sys.argv and a working directory of
+      its own. "free" lets as many ranks run as there are cores; all but os.environ is shared.
+
+    **Returns**: what each rank returned.
+
+    **Raises**:
+
+    - ReplicaError: if a rank raises; the exception is its cause, and the others are ended.
+    - CollectiveMismatchError: if ranks make calls that differ, naming both.
+    - DeadlockError: as soon as no rank can go on, naming what each waits for.
+    - GpusimError: inside of another launch.
+
+    >>> import torch, torch.distributed as dist
+    >>> from gpusim.torch.distributed import launch
+    >>> def train(rank):
+    ...     dist.init_process_group()
+    ...     x = torch.tensor([1.0, 2.0]) * (rank + 1)
+    ...     dist.all_reduce(x)
+    ...     return x.tolist()
+    >>> launch(train, 3)
+    [[6.0, 12.0], [6.0, 12.0], [6.0, 12.0]]
+    """
+    if not callable(f):
+        raise TypeError(f"launch needs a function, got {f!r:.60}")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"launch: ranks={ranks!r}: expected an integer from 1")
+    environments = [environment_of(rank, ranks, ranks) for rank in range(ranks)]
+    return run_ranks(lambda rank: f(rank.index, *args), environments, reduction, schedule)
+
+
+def run_ranks(
+    run: Callable[[Rank], T],
+    environments: Sequence[Mapping[str, str]],
+    reduction: ReductionLike | None,
+    schedule: str,
+) -> list[T]:
+    """Run a function for a rank with each of the environments; see `launch`."""
+    if schedule not in SCHEDULES:
+        raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
+    chooser = as_chooser(reduction, "launch: reduction")
+    if not _launching.acquire(blocking=False):
+        raise GpusimError("launch: another launch is running in this process")
+    try:
+        return Launch(environments, run, chooser, schedule).execute()
+    finally:
+        _launching.release()

@@ -1,0 +1,185 @@
+"""`gpusim torchrun`: scripts as they are, beside torchrun itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from gpusim.tools.cli import main
+
+TRAIN = """
+    import argparse, os, sys
+    import torch
+    import torch.distributed as dist
+    import torch.nn as nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    def save(model, epoch, path):
+        if dist.get_rank() == 0:
+            torch.save({"model": model.module.state_dict(), "epoch": epoch}, path)
+        dist.barrier()
+
+    def main():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int, default=2)
+        parser.add_argument("--out", required=True)
+        options = parser.parse_args()
+        dist.init_process_group("gloo")
+        rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+        torch.manual_seed(3)
+        data = torch.randn(48, 6)
+        data = TensorDataset(data, data.roll(1, 1))
+        sampler = DistributedSampler(data, seed=1)
+        loader = DataLoader(data, batch_size=4, sampler=sampler)
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Dropout(0.2), nn.Linear(12, 6))
+        model = DistributedDataParallel(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        first = 0
+        if os.path.exists(options.out):
+            loaded = torch.load(options.out)
+            model.module.load_state_dict(loaded["model"])
+            first = loaded["epoch"] + 1
+        for epoch in range(first, options.epochs):
+            sampler.set_epoch(epoch)
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+            save(model, epoch, options.out)
+        total = sum(p.detach().double().sum() for p in model.parameters()).item()
+        print(f"rank {rank} of {dist.get_world_size()}, local {local}: {total.hex()}")
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "train.py"
+    path.write_text(dedent(text))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def path_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+
+
+@pytest.mark.slow
+def test_a_script_prints_what_torchrun_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training with a checkpoint, from which the second run goes on."""
+    train = script(tmp_path, TRAIN)
+    real = tmp_path / "real"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for epochs in ("2", "3"):
+        arguments = [train, "--epochs", epochs, "--out", f"{real}.pt"]
+        done = subprocess.run(
+            [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        ours = ["torchrun", "--standalone", "--nproc-per-node=3", "--reduction", "gloo-ring"]
+        assert main([*ours, train, "--epochs", epochs, "--out", f"{real}-ours.pt"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert sorted(line.split(": ", 1)[1] for line in printed) == sorted(
+            done.stdout.splitlines()
+        )
+
+
+def test_nodes_variables_and_modules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shown.py").write_text(
+        dedent(
+            """
+            import os, sys, torch.distributed as dist
+            assert __name__ == "__main__" and sys.modules["__main__"].__dict__ is globals()
+            class Own: pass
+            dist.init_process_group()
+            objects = [None] * dist.get_world_size()
+            dist.all_gather_object(objects, Own)
+            assert objects[dist.get_rank()] is Own
+            names = "RANK LOCAL_RANK GROUP_RANK LOCAL_WORLD_SIZE WORLD_SIZE MASTER_ADDR MASTER_PORT"
+            assert dist.is_torchelastic_launched()
+            print(*(os.environ[name] for name in names.split()), *sys.argv[1:])
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--nnodes=2", "--nproc_per_node", "2", "--master-port", "7", "--rdzv_id=x", "-m"]
+    assert main(["torchrun", *arguments, "shown", "--nnodes", "y"]) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        f"[rank{rank}]: {rank} {rank % 2} {rank // 2} 2 4 127.0.0.1 7 --nnodes y"
+        for rank in range(4)
+    ]
+
+
+def test_the_output_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+        import os, sys
+        print("a", end="")
+        print("b", os.environ["RANK"])
+        sys.stderr.write("no end of line")
+        sys.exit()
+    """
+    arguments = ["--nproc-per-node=3", "--only-rank", "1", script(tmp_path, text)]
+    assert main(["torchrun", *arguments]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("ab 1\n", "no end of line\n")
+    assert main(["torchrun", "--only-rank", "1", script(tmp_path, text)]) == 1
+    assert "--only-rank 1: expected a rank below 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("sys.exit(3)", ["gpusim torchrun: rank 1 ended with exit code 3"]),
+        ("sys.exit('no data')", ["gpusim torchrun: rank 1 ended with no data"]),
+        (
+            "raise ValueError('bad')",
+            ["[rank1]: Traceback", 'train.py", line 5, in <module>', "[rank1]: ValueError: bad"],
+        ),
+        (
+            "dist.broadcast(torch.ones(1), 0)",
+            ["rank 1 calls broadcast(float32[1], root 0)", "train.py:5", "train.py:6"],
+        ),
+        (
+            "sys.exit(0)",
+            ["no rank can go on: ranks 0, 2 wait in barrier()", "train.py:6", "1 has returned"],
+        ),
+    ],
+)
+def test_ranks_that_fail(
+    end: str, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"""
+        import sys, torch, torch.distributed as dist
+        dist.init_process_group("nccl")
+        if dist.get_rank() == 1:
+            {end}
+        dist.barrier()
+    """
+    assert main(["torchrun", "--nproc-per-node", "3", script(tmp_path, text)]) == 1
+    shown = capsys.readouterr().err
+    for each in said:
+        assert each in shown, shown
+    assert "gpusim/torch/distributed" not in shown
+
+
+def test_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["torchrun", str(tmp_path / "none.py")]) == 2
+    assert "can't open file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["torchrun", "--nproc-per-node", "0", "train.py"])
+    assert "--nproc-per-node" in capsys.readouterr().err

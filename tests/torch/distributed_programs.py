@@ -1,0 +1,629 @@
+"""Programs of torch.distributed: what real gloo processes and simulated ranks both run.
+
+Each takes its own arguments by name and returns the calling rank's tensors by name. They call
+init_process_group() as any script does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Results = dict[str, Tensor]
+legacy: Any = np.random  # the global generator
+PROGRAMS: dict[str, Callable[..., Results]] = {}
+
+
+def program(function: Callable[..., Results]) -> Callable[..., Results]:
+    """Give a program its name."""
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def start() -> tuple[int, int]:
+    """Join the group of all ranks; this rank and their number."""
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def weights(model: nn.Module) -> Results:
+    """The parameters and buffers of a model, gathered where they are sharded."""
+    found = {}
+    for name, value in itertools.chain(model.named_parameters(), model.named_buffers()):
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        found[name] = whole.detach().clone()
+    return found
+
+
+def batches(rank: int, steps: int, width: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each rank's own data."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    for _ in range(steps):
+        x = torch.randn(6, width, generator=generator)
+        yield x, x.roll(1, 1) + 0.1 * torch.randn(6, width, generator=generator)
+
+
+class Network(nn.Module):
+    """Layers of the same width, with normalisation and, if asked for, dropout."""
+
+    def __init__(self, width: int, layers: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + self.dropout(F.gelu(layer(x)))
+        return self.norm(x)
+
+
+def drawn(model: nn.Module, seed: int) -> nn.Module:
+    """The model with weights from a generator of its own, which free threads do not share."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def step(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
+    F.mse_loss(model(x).float(), y).backward()
+    optimizer.step()
+
+
+# Single collectives
+
+
+@program
+def collectives(sizes: list[int], dtypes: list[str], seed: int) -> Results:
+    """Each collective that gloo has, on values whose sums are rounded."""
+    rank, size = start()
+    found = {}
+    for count, name in itertools.product(sizes, dtypes):
+        dtype = getattr(torch, name)
+        generator = torch.Generator().manual_seed(seed * 100 + rank)
+        x = torch.randn(count, generator=generator) * 3
+        x = (x * 10).to(dtype) if not dtype.is_floating_point else x.to(dtype)
+        key = f"{name} {count}"
+        for op in ("SUM", "PRODUCT", "MIN", "MAX"):
+            y = x.clone()
+            dist.all_reduce(y, getattr(dist.ReduceOp, op))
+            found[f"all_reduce {op} {key}"] = y
+            y = x.clone()
+            root = count % size
+            dist.reduce(y, root, getattr(dist.ReduceOp, op))
+            if rank == root:
+                found[f"reduce {op} {key}"] = y
+        wide = torch.cat([x.roll(r) for r in range(size)])
+        out = torch.empty_like(x)
+        dist.reduce_scatter_tensor(out, wide)
+        found[f"reduce_scatter_tensor {key}"] = out
+        out = torch.empty_like(x)
+        dist.reduce_scatter(out, list(wide.chunk(size)))
+        found[f"reduce_scatter {key}"] = out
+        if dtype.is_floating_point:
+            y = x.clone()
+            dist.all_reduce(y, dist.ReduceOp.AVG)
+            found[f"all_reduce AVG {key}"] = y
+            out = torch.empty_like(x)
+            dist.reduce_scatter_tensor(out, wide, dist.ReduceOp.AVG)
+            found[f"reduce_scatter_tensor AVG {key}"] = out
+        gathered = torch.empty(size * count, dtype=dtype)
+        dist.all_gather_into_tensor(gathered, x)
+        found[f"all_gather_into_tensor {key}"] = gathered
+        out = torch.empty_like(wide)
+        dist.all_to_all_single(out, wide)
+        found[f"all_to_all_single {key}"] = out
+        if not dtype.is_floating_point:
+            for op in ("BAND", "BOR", "BXOR"):
+                y = x.clone()
+                dist.all_reduce(y, getattr(dist.ReduceOp, op))
+                found[f"all_reduce {op} {key}"] = y
+    return found
+
+
+@program
+def rearrangements(seed: int) -> Results:
+    """The collectives that move data, in their forms."""
+    rank, size = start()
+    x = torch.arange(6.0).reshape(2, 3) + 100 * rank + seed
+    found = {}
+    y = x.clone()
+    dist.broadcast(y, size - 1)
+    found["broadcast"] = y
+    row = [torch.empty_like(x) for _ in range(size)]
+    dist.all_gather(row, x)
+    found["all_gather"] = torch.stack(row)
+    row = [torch.empty_like(x) for _ in range(size)] if rank == 0 else None
+    dist.gather(x, row, 0)
+    if row is not None:
+        found["gather"] = torch.stack(row)
+    y = torch.empty_like(x)
+    dist.scatter(y, [x + r for r in range(size)] if rank == 1 else None, 1)
+    found["scatter"] = y
+    sends = [torch.full((2, 3), float(rank * 10 + r)) for r in range(size)]
+    row = [torch.empty(2, 3) for _ in range(size)]
+    dist.all_to_all(row, sends)
+    found["all_to_all"] = torch.cat(row)
+    rows = torch.arange(float(2 * sum(range(1, size + 1)))).reshape(-1, 2) + 1000 * rank
+    out = torch.empty(size * (rank + 1), 2)
+    dist.all_to_all_single(out, rows, [rank + 1] * size, [r + 1 for r in range(size)])
+    found["all_to_all_single"] = out
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+    found["all_gather_object"] = torch.tensor(
+        [each["rank"] + len(each["text"]) for each in objects]
+    )
+    shared = [{"seed": seed, "rank": rank}] if rank == 0 else [None]
+    dist.broadcast_object_list(shared, 0)
+    found["broadcast_object_list"] = torch.tensor(shared[0]["rank"])
+    got: list[Any] = [None]
+    dist.scatter_object_list(got, [[r, "a"] for r in range(size)] if rank == 0 else None, 0)
+    found["scatter_object_list"] = torch.tensor(got[0][0])
+    everyone: list[Any] | None = [None] * size if rank == 0 else None
+    dist.gather_object((rank, "b"), everyone, 0)
+    if everyone is not None:
+        found["gather_object"] = torch.tensor([each[0] for each in everyone])
+    dist.barrier()
+    dist.monitored_barrier()
+    return found
+
+
+@program
+def messages(seed: int) -> Results:
+    """Messages between ranks: blocking, asynchronous, in batches, tagged, of any rank."""
+    rank, size = start()
+    found = {}
+    x = torch.arange(4.0) + 10 * rank + seed
+    y = torch.empty(4)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    if rank % 2 == 0 and rank + 1 < size:
+        dist.send(x, rank + 1)
+        dist.recv(y, rank + 1)
+        found["send and recv"] = y.clone()
+    elif rank % 2:
+        dist.recv(y, rank - 1)
+        dist.send(x, rank - 1)
+        found["send and recv"] = y.clone()
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, y, before)]
+    )
+    for work in works:
+        work.wait()
+    found["ring"] = y.clone()
+    one, two = torch.empty(4), torch.empty(4)
+    works = [dist.isend(x, after, tag=1), dist.isend(x + 1, after, tag=2)]
+    works += [dist.irecv(two, before, tag=2), dist.irecv(one, before, tag=1)]
+    for work in works:
+        work.wait()
+    found["tags"] = torch.stack([one, two])
+    if rank == 0:
+        total = torch.zeros(4)
+        senders = []
+        for _ in range(size - 1):
+            senders.append(dist.recv(y))
+            total += y
+        found["any"] = torch.cat([total, torch.tensor(sorted(senders)).float()])
+    else:
+        dist.send(x, 0)
+    return found
+
+
+@program
+def groups(seed: int) -> Results:
+    """Groups of some ranks, asynchronous calls and their futures, coalesced calls."""
+    rank, size = start()
+    found = {}
+    x = torch.randn(33, generator=torch.Generator().manual_seed(seed + rank))
+    if rank in (0, size - 1):  # first: its name has the number of groups in it
+        mine = dist.new_group([0, size - 1], use_local_synchronization=True)
+        y = x.clone()
+        dist.all_reduce(y, group=mine)
+        found["mine"] = y
+    odd = dist.new_group(list(range(1, size, 2)))
+    if rank % 2:
+        y = x.clone()
+        dist.all_reduce(y, group=odd)
+        found["odd"] = y
+    halves, _ = dist.new_subgroups_by_enumeration([[0], list(range(1, size))])
+    y = x.clone()
+    dist.all_reduce(y, group=halves)
+    found["halves"] = y
+    a, b = x.clone(), x.clone() * 2
+    first = dist.all_reduce(a, async_op=True)
+    second = dist.all_reduce(b, async_op=True)
+    second.wait()
+    first.wait()
+    found["async"] = torch.stack([a, b])
+    a = x.clone()
+    future = dist.all_reduce(a, async_op=True).get_future().then(lambda f: f.value()[0] / size)
+    found["future"] = future.wait()
+    pair = [x.clone(), x.clone().neg()]
+    with dist.distributed_c10d._coalescing_manager():
+        for each in pair:
+            dist.all_reduce(each)
+    found["coalesced"] = torch.stack(pair)
+    with dist.distributed_c10d._coalescing_manager():
+        outs = [torch.empty(2), torch.empty(3)]
+        for number, out in enumerate(outs):
+            dist.reduce_scatter_tensor(out, x[number : number + size * len(out)].clone())
+    found["coalesced scatter"] = torch.cat(outs)
+    with dist.distributed_c10d._coalescing_manager():
+        outs = [torch.empty(2 * size), torch.empty(3 * size)]
+        for number, out in enumerate(outs):
+            dist.all_gather_into_tensor(out, x[: 2 + number].clone())
+    found["coalesced gather"] = torch.cat(outs)
+    dist.destroy_process_group(halves)
+    return found
+
+
+@program
+def functional(seed: int) -> Results:
+    """Functional collectives, and collectives with gradients."""
+    import torch.distributed._functional_collectives as functional
+    import torch.distributed.nn.functional as differentiable
+
+    rank, size = start()
+    x = torch.randn(4 * size, 3, generator=torch.Generator().manual_seed(seed + rank))
+    group = dist.group.WORLD
+    assert group is not None
+    found = {
+        "all_reduce": functional.all_reduce(x, "sum", group) * 1,
+        "all_gather": functional.all_gather_tensor(x, 0, group) * 1,
+        "reduce_scatter": functional.reduce_scatter_tensor(x, "sum", 0, group) * 1,
+        "all_to_all": functional.all_to_all_single(x, None, None, group) * 1,
+    }
+    for name, function in {
+        "all_reduce": lambda x: differentiable.all_reduce(x),
+        "all_gather": lambda x: torch.cat(differentiable.all_gather(x)),
+        "broadcast": lambda x: differentiable.broadcast(x, 0),
+        "functional": lambda x: functional.all_gather_tensor_autograd(x, 0, group),
+        "scattered": lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, group),
+    }.items():
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        (y * (rank + 1) * torch.arange(1.0, 1 + y.numel()).reshape(y.shape)).sum().backward()
+        assert leaf.grad is not None
+        found[f"gradient of {name}"] = leaf.grad
+    return found
+
+
+# Data-parallel training
+
+
+@program
+def ddp(
+    seed: int, width: int = 24, static: bool = False, accumulate: bool = False, dropout: float = 0
+) -> Results:
+    """DDP with several buckets and momentum."""
+    rank, _ = start()
+    torch.manual_seed(seed + (rank if dropout else 0))
+    if dropout:  # other weights on each rank: DDP broadcasts those of rank 0
+        random.seed(rank)
+        legacy.seed(rank)
+    model = nn.parallel.DistributedDataParallel(
+        drawn(Network(width, dropout=dropout), seed + (rank if dropout else 0)),
+        bucket_cap_mb=0.003,
+        static_graph=static,
+        gradient_as_bucket_view=static,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for number, (x, y) in enumerate(batches(rank, 4, width, seed)):
+        if dropout:
+            x = x * (1 + 0.1 * random.random()) + float(legacy.randn())
+        if accumulate and number % 2 == 0:
+            with model.no_sync():
+                F.mse_loss(model(x), y).backward()
+            continue
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+@program
+def ddp_join(seed: int) -> Results:
+    """DDP with uneven inputs."""
+    rank, _ = start()
+    torch.manual_seed(seed)
+    model = nn.parallel.DistributedDataParallel(Network(16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for x, y in batches(rank, 2 + rank, 16, seed):
+            step(model, optimizer, x, y)
+    return weights(model)
+
+
+@program
+def zero(seed: int) -> Results:
+    """ZeroRedundancyOptimizer under DDP."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    rank, _ = start()
+    torch.manual_seed(seed)
+    model = nn.parallel.DistributedDataParallel(Network(20))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    for x, y in batches(rank, 3, 20, seed):
+        step(model, optimizer, x, y)
+    return weights(model)
+
+
+@program
+def local_sgd(seed: int) -> Results:
+    """Steps of each rank's own, then the mean of the weights."""
+    rank, size = start()
+    torch.manual_seed(seed)
+    model = Network(16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for number, (x, y) in enumerate(batches(rank, 6, 16, seed)):
+        step(model, optimizer, x, y)
+        if number % 3 == 2:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter)
+                    parameter /= size
+    return weights(model)
+
+
+@program
+def normalised(seed: int) -> Results:
+    """Batch normalisation over all ranks, which CPUs do by differentiable all-reduces."""
+    from torch.distributed.nn.functional import all_reduce
+
+    rank, size = start()
+    torch.manual_seed(seed)
+    layer = nn.Linear(8, 8)
+    for x, y in batches(rank, 2, 8, seed):
+        z = layer(x)
+        total = all_reduce(torch.stack([z.sum(0), (z * z).sum(0)]))
+        mean, square = total / (len(z) * size)
+        z = (z - mean) * torch.rsqrt(square - mean * mean + 1e-5)
+        layer.zero_grad()
+        F.mse_loss(z, y).backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter -= 0.1 * parameter.grad / size
+    return weights(layer)
+
+
+# Sharded training
+
+
+@program
+def fsdp1(seed: int) -> Results:
+    """FullyShardedDataParallel."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    rank, _ = start()
+    torch.manual_seed(seed)
+    model = FullyShardedDataParallel(
+        Network(16), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu")
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for x, y in batches(rank, 3, 16, seed):
+        step(model, optimizer, x, y)
+    with FullyShardedDataParallel.summon_full_params(model):
+        return weights(model)
+
+
+@program
+def fsdp2(
+    seed: int, low: str = "", replicas: int = 1, width: int = 20, checkpoint: str = ""
+) -> Results:
+    """fully_shard, if asked for with a policy of low precision, or replicas of shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    rank, size = start()
+    torch.manual_seed(seed)
+    if replicas > 1:
+        mesh = init_device_mesh(
+            "cpu", (replicas, size // replicas), mesh_dim_names=("replicate", "shard")
+        )
+    else:
+        mesh = init_device_mesh("cpu", (size,))
+    dtype = getattr(torch, low) if low else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    model = drawn(Network(width), seed)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for number, (x, y) in enumerate(batches(rank, 3, width, seed)):
+        step(model, optimizer, x, y)
+        if checkpoint and number == 1:
+            _save_and_load(model, optimizer, Path(checkpoint))
+    return weights(model)
+
+
+def _save_and_load(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    """Save, spoil the weights, and load."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0)
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"model": weights, "optimizer": moments}
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+
+
+@program
+def tensor_parallel(seed: int, sequence: bool = False, sharded: int = 1) -> Results:
+    """A column-wise and a row-wise layer, if asked for sequence-parallel between, or sharded."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    rank, size = start()
+    torch.manual_seed(seed)
+    mesh = init_device_mesh("cpu", (sharded, size // sharded), mesh_dim_names=("data", "model"))
+    wide = 4 * size
+    model = nn.Sequential(nn.LayerNorm(12), nn.Linear(12, wide), nn.GELU(), nn.Linear(wide, 12))
+    plan: dict[str, Any] = {"1": ColwiseParallel(), "3": RowwiseParallel()}
+    if sequence:
+        plan = {
+            "0": SequenceParallel(),
+            "1": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+            "3": RowwiseParallel(output_layouts=Shard(1)),
+        }
+        parallelize_module(model, mesh["model"], {"1": ColwiseParallel()})
+    parallelize_module(model, mesh["model"], plan)
+    if sharded > 1:
+        fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+    data = rank // (size // sharded)
+    for x, _ in batches(data, 2, 12, seed):
+        if sequence:
+            x = x.repeat(size, 1)[: 2 * size].reshape(1, 2 * size, 12)
+            from torch.distributed.tensor import distribute_tensor
+
+            given = distribute_tensor(x, mesh["model"], [Shard(1)]).to_local()
+        else:
+            given = x
+        optimizer.zero_grad()
+        y = model(given)
+        (y * y).mean().backward()
+        optimizer.step()
+    return weights(model)
+
+
+# Programs of their own
+
+
+@program
+def experts(seed: int) -> Results:
+    """A mixture of experts, one for each rank, by uneven all_to_all in both directions."""
+    from torch.distributed.nn.functional import all_to_all_single
+
+    rank, size = start()
+    torch.manual_seed(seed)
+    router = nn.Linear(8, size)
+    torch.manual_seed(seed + 1 + rank)
+    expert = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    parameters = [*router.parameters(), *expert.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    for x, y in batches(rank, 3, 8, seed):
+        scores = router(x).softmax(-1)
+        score, chosen = scores.max(-1)
+        order = chosen.argsort(stable=True)
+        sent = torch.bincount(chosen, minlength=size)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        there, here = sent.tolist(), received.tolist()
+        inputs = all_to_all_single(x.new_empty(sum(here), 8), x[order], here, there)
+        outputs = expert(inputs)
+        back = all_to_all_single(x.new_empty(len(x), 8), outputs, there, here)
+        result = torch.zeros_like(x).index_put((order,), back) * score[:, None]
+        optimizer.zero_grad()
+        F.mse_loss(result, y).backward()
+        for parameter in router.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= size
+        optimizer.step()
+    found = {f"router {name}": value for name, value in weights(router).items()}
+    return found | {f"expert {name}": value for name, value in weights(expert).items()}
+
+
+@program
+def pipeline(seed: int) -> Results:
+    """A pipeline stage on each rank, by torch's 1F1B schedule."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, size = start()
+    torch.manual_seed(seed + rank)
+    stage = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    device = torch.device("cpu")
+    made = PipelineStage(stage, rank, size, device, input_args=torch.empty(3, 8))
+    schedule = Schedule1F1B(made, n_microbatches=2 * size, loss_fn=F.mse_loss)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(2):
+        x, y = torch.randn(2, 6 * size, 8, generator=generator)
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(x)
+        elif rank == size - 1:
+            schedule.step(target=y, losses=[])
+        else:
+            schedule.step()
+        optimizer.step()
+    return weights(stage)
+
+
+@program
+def ring_attention(seed: int) -> Results:
+    """Attention over a sequence that the ranks share: keys and values go around."""
+    rank, size = start()
+    generator = torch.Generator().manual_seed(seed + rank)
+    q, k, v = torch.randn(3, 2, 5, 8, generator=generator)
+    best = torch.full((2, 5, 1), -math.inf)
+    total, weight = torch.zeros(2, 5, 8), torch.zeros(2, 5, 1)
+    for number in range(size):
+        if number:
+            incoming = torch.empty(2, *k.shape)
+            outgoing = torch.stack([k, v])
+            for work in dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, outgoing, (rank + 1) % size),
+                    dist.P2POp(dist.irecv, incoming, (rank - 1) % size),
+                ]
+            ):
+                work.wait()
+            k, v = incoming
+        scores = q @ k.mT / math.sqrt(8)
+        higher = torch.maximum(best, scores.amax(-1, keepdim=True))
+        scale, part = torch.exp(best - higher), torch.exp(scores - higher)
+        total, weight = total * scale + part @ v, weight * scale + part.sum(-1, keepdim=True)
+        best = higher
+    return {"attention": total / weight}
+
+
+@program
+def autocast(seed: int, meet: bool = False) -> Results:
+    """DDP under automatic mixed precision: each rank has its own cache of cast weights."""
+    rank, _ = start()
+    torch.manual_seed(seed)
+    shared = nn.Linear(16, 16)
+    model: nn.Module = nn.Sequential(shared, nn.GELU(), shared)
+    if not meet:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches(rank, 3, 16, seed):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            z = model(x)
+            if meet:
+                dist.barrier()
+                z = z + model(x)
+            loss = F.mse_loss(z, y)
+        loss.backward()
+        optimizer.step()
+    return weights(model)

@@ -1,0 +1,743 @@
+"""torch.distributed on simulated ranks, against real gloo processes, and what wrong programs do."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import gpusim
+from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
+from gpusim.maps.workers import IDLE_NAME
+from gpusim.torch.distributed import FoldCall, launch
+from tests.oracles.budget import FULL, budget
+from tests.torch.distributed_programs import PROGRAMS, start
+from tests.torch.gloo_ranks import Case, gloo
+
+legacy: Any = np.random  # the global generator
+SIZES = [1, 2, 7, 33, 147, 1000]
+DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8"]
+
+CASES: list[Case] = [
+    (
+        "collectives",
+        3,
+        {"sizes": [1, 7, 147], "dtypes": ["float32", "bfloat16", "int64"], "seed": 1},
+    ),
+    ("groups", 3, {"seed": 0}),
+    ("messages", 3, {"seed": 0}),
+    ("ddp", 2, {"seed": 0, "dropout": 0.3}),
+    ("fsdp2", 3, {"seed": 0, "low": "bfloat16"}),
+    ("autocast", 3, {"seed": 0, "meet": True}),
+]
+"""Those of the default run."""
+
+
+def all_cases() -> list[Case]:
+    found: list[Case] = []
+    for ranks in (2, 3, 4, 5, 8):
+        found.append(("collectives", ranks, {"sizes": SIZES, "dtypes": DTYPES, "seed": ranks}))
+        found.append(("collectives", ranks, {"sizes": [300_001], "dtypes": DTYPES[:4], "seed": 0}))
+        for name in ("rearrangements", "messages", "groups", "functional"):
+            found.append((name, ranks, {"seed": ranks}))
+        for seed in (0, 1, 2):
+            for name in (
+                "ddp_join",
+                "zero",
+                "local_sgd",
+                "normalised",
+                "fsdp1",
+                "tensor_parallel",
+                "experts",
+                "pipeline",
+                "ring_attention",
+                "autocast",
+            ):
+                found.append((name, ranks, {"seed": seed}))
+            for options in ({}, {"static": True}, {"accumulate": True}, {"dropout": 0.3}):
+                found.append(("ddp", ranks, {"seed": seed, **options}))
+            for options in ({}, {"low": "bfloat16"}, {"checkpoint": f"saved-{ranks}-{seed}"}):
+                found.append(("fsdp2", ranks, {"seed": seed, **options}))
+            found.append(("tensor_parallel", ranks, {"seed": seed, "sequence": True}))
+            found.append(("autocast", ranks, {"seed": seed, "meet": True}))
+            if ranks % 4 == 0:
+                found.append(("tensor_parallel", ranks, {"seed": seed, "sharded": 2}))
+                found.append(("fsdp2", ranks, {"seed": seed, "replicas": 2}))
+    return found
+
+
+def busy_threads() -> int:
+    """The number of threads, without those that are kept for the next launch."""
+    return sum(thread.name != IDLE_NAME for thread in threading.enumerate())
+
+
+def case_name(case: Case) -> str:
+    name, ranks, arguments = case
+    return f"{name}-{ranks}-{'-'.join(f'{k}={v}' for k, v in arguments.items())}".replace(" ", "")
+
+
+def located(case: Case, folder: Path) -> Case:
+    """The case with its checkpoints in a folder."""
+    name, ranks, arguments = case
+    if "checkpoint" in arguments:
+        arguments = {**arguments, "checkpoint": str(folder / arguments["checkpoint"])}
+    return name, ranks, arguments
+
+
+def assert_equal_bits(
+    real: list[dict[str, Tensor]], ours: list[dict[str, Tensor]], case: str = ""
+) -> None:
+    for rank, (expected, found) in enumerate(zip(real, ours, strict=True)):
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            mine = found[name]
+            assert (value.shape, value.dtype) == (mine.shape, mine.dtype), (case, rank, name)
+            bits = [x.contiguous().reshape(-1).view(torch.uint8) for x in (value, mine)]
+            assert torch.equal(*bits), (case, rank, name)
+
+
+def run(case: Case, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
+    name, ranks, arguments = located(case, folder)
+    options = {"reduction": "gloo-ring", **options}
+    return launch(lambda rank: PROGRAMS[name](**arguments), ranks, **options)
+
+
+def compare(cases: list[Case], folder: Path) -> None:
+    """Assert that simulated ranks return what real processes do, all cases from one fork."""
+    for side in ("real", "ours"):
+        (folder / side).mkdir()
+    found = gloo([located(case, folder / "real") for case in cases], folder / "real")
+    for case, expected in zip(cases, found, strict=True):
+        assert_equal_bits(expected, run(case, folder / "ours"), case_name(case))
+
+
+def test_bits_are_those_of_real_processes(tmp_path: Path) -> None:
+    compare(CASES, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bits_are_those_of_real_processes_in_all_programs(
+    name: str, ranks: int, tmp_path: Path
+) -> None:
+    compare([case for case in all_cases() if case[:2] == (name, ranks)], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *((name, 4, {"seed": 3}) for name in ("ddp", "fsdp2", "messages", "groups", "functional")),
+        ("collectives", 4, {"sizes": SIZES, "dtypes": ["float32"], "seed": 3}),
+    ],
+    ids=case_name,
+)
+def test_free_threads_have_the_same_bits(case: Case, tmp_path: Path) -> None:
+    """In programs that draw from no global generator."""
+    assert_equal_bits(run(case, tmp_path), run(case, tmp_path, schedule="free"))
+
+
+def test_runs_with_dropout_repeat(tmp_path: Path) -> None:
+    case: Case = ("ddp", 4, {"seed": 1, "dropout": 0.5})
+    first = run(case, tmp_path)
+    for _ in range(20 if FULL else 4):
+        assert_equal_bits(first, run(case, tmp_path))
+
+
+def test_casts_that_are_lost_are_said() -> None:
+    """Rank 0 comes back to autocast with other weights while rank 1 waits inside."""
+
+    def program(rank: int) -> None:
+        start()
+        layer, x = torch.nn.Linear(4, 4), torch.ones(1, 4)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                before = layer(x)
+                if rank:
+                    dist.recv(torch.empty(1), 0)
+            if not rank:
+                with torch.no_grad():
+                    layer.weight += 1
+                with torch.autocast("cpu", torch.bfloat16):
+                    assert not torch.equal(before, layer(x))
+                dist.send(torch.ones(1), 1)
+
+    with pytest.warns(RuntimeWarning, match="entered torch.autocast again while others waited"):
+        launch(program, 2)
+
+
+# What belongs to a rank
+
+
+def test_each_rank_has_the_state_of_a_process() -> None:
+    before = (os.getcwd(), list(sys.argv), torch.initial_seed(), dict(os.environ))
+    torch.manual_seed(5)
+    legacy.seed(6)
+    random.seed(7)
+    expected = [torch.rand(1).item(), legacy.randn(), legacy.randn(), random.random()]
+    torch.manual_seed(5)
+    legacy.seed(6)
+    random.seed(7)
+
+    def program(rank: int) -> list[float]:
+        start()
+        os.environ["OWN"] = str(rank)
+        sys.argv = ["program", str(rank)]
+        os.chdir("/" if rank else "/tmp")
+        torch.set_default_dtype(torch.float64 if rank else torch.float32)
+        torch.use_deterministic_algorithms(rank == 1)
+        drawn: list[float] = []
+        dist.barrier()
+        for draw in (lambda: torch.rand(1, dtype=torch.float32).item(), legacy.randn):
+            drawn.append(draw())
+            dist.barrier()
+        drawn += [legacy.randn(), random.random()]
+        dist.barrier()
+        assert os.environ["OWN"] == os.environ["RANK"] == os.environ["LOCAL_RANK"] == str(rank)
+        assert os.environ["WORLD_SIZE"] == "3"
+        assert sys.argv == ["program", str(rank)]
+        assert os.getcwd() == ("/" if rank else "/tmp")
+        assert torch.zeros(1).dtype == (torch.float64 if rank else torch.float32)
+        assert torch.are_deterministic_algorithms_enabled() == (rank == 1)
+        assert os.popen("echo $OWN").read().strip() == str(rank)
+        return drawn
+
+    for drawn in launch(program, 3):
+        assert drawn == expected
+    after = (os.getcwd(), list(sys.argv), torch.initial_seed(), dict(os.environ))
+    assert before[0] == after[0] and before[1] == after[1] and before[3] == after[3]
+    assert torch.zeros(1).dtype == torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert [torch.rand(1).item(), legacy.randn()] == expected[:2]
+
+
+def test_nothing_of_a_launch_is_left() -> None:
+    world, hook = dist.distributed_c10d._world, sys.excepthook
+    threads = busy_threads()
+    launch(lambda rank: start() and None, 4)
+    assert dist.distributed_c10d._world is world
+    assert sys.excepthook is hook
+    assert not dist.is_initialized()
+    deadline = time.monotonic() + 2
+    while busy_threads() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert busy_threads() <= threads
+
+
+def test_launch_arguments() -> None:
+    assert launch(lambda rank, a, b: (rank, a, b), 2, (5, "x")) == [(0, 5, "x"), (1, 5, "x")]
+    with pytest.raises(TypeError, match="launch needs a function"):
+        launch(3, 2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ranks=0: expected an integer from 1"):
+        launch(print, 0)
+    with pytest.raises(ValueError, match="schedule='quick': expected one of"):
+        launch(print, 2, schedule="quick")
+    with pytest.raises(ValueError, match="order='nope'"):
+        launch(print, 2, reduction="nope")
+    with pytest.raises(ValueError, match="expected op='sum'"):
+        launch(print, 2, reduction=Reduction(op="max"))
+    with pytest.raises(GpusimError, match="another launch is running"):
+        launch(lambda rank: launch(print, 2), 2)
+
+
+def test_pmap_runs_in_a_rank() -> None:
+    def program(rank: int) -> list[float]:
+        start()
+        mapped = gpusim.pmap(lambda x: gpusim.lax.psum(x, "i"), "i")(np.arange(3.0) + rank)
+        x = torch.from_numpy(np.array(mapped))
+        dist.all_reduce(x)
+        return x.tolist()
+
+    assert launch(program, 2) == [[9.0] * 3] * 2
+
+
+# Numerics
+
+
+def total(reduction: Any, values: list[Tensor], op: Any = dist.ReduceOp.SUM) -> Tensor:
+    def program(rank: int) -> Tensor:
+        start()
+        x = values[rank].clone()
+        dist.all_reduce(x, op)
+        return x
+
+    found = launch(program, len(values), reduction=reduction)
+    assert all(torch.equal(found[0], each) for each in found)
+    return found[0]
+
+
+@pytest.mark.parametrize("order", ["linear", "reverse", "tree", "ring", "mpich", "nccl-ring"])
+def test_sums_are_gpusims(order: str) -> None:
+    values = [torch.randn(50, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+    arrays = [value.numpy() for value in values]
+    reduction = Reduction(order=order)
+    expected = gpusim.collectives.psum(arrays, reduction=reduction).value
+    assert np.array_equal(total(reduction, values).numpy(), expected)
+    assert np.array_equal(total(order, values).numpy(), expected)
+    with gpusim.reduction(order=order):
+        assert np.array_equal(total(None, values).numpy(), expected)
+
+
+def test_a_function_chooses_the_reduction() -> None:
+    told: list[FoldCall] = []
+
+    def choose(call: FoldCall) -> str:
+        told.append(call)
+        return "tree" if call.group == (0, 1, 2) else "reverse"
+
+    values = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
+
+    def program(rank: int) -> list[Tensor]:
+        start()
+        pair = dist.new_group([1, 2])
+        other = dist.new_group(None, pg_options=Reduction(order="ring"))
+        found = []
+        for group in (dist.group.WORLD, other, pair if rank else None):
+            x = torch.from_numpy(values[rank].copy())
+            if group is not None:
+                dist.all_reduce(x, group=group)
+            found.append(x)
+        return found
+
+    found = launch(program, 3, reduction=choose)[1]
+    for x, order, members in zip(found, ("tree", "ring", "reverse"), (3, 3, 2), strict=True):
+        rows = values if members == 3 else values[1:]
+        expected = gpusim.collectives.psum(rows, reduction=Reduction(order=order)).value
+        assert np.array_equal(x.numpy(), expected)
+    assert FoldCall("all_reduce", (0, 1, 2), "float32", 160) in told
+
+
+def test_stochastic_rounding_draws_anew_at_each_call() -> None:
+    def program(rank: int) -> tuple[Tensor, Tensor]:
+        start()
+        x, y = (torch.full((1000,), 1 + 2**-9, dtype=torch.bfloat16) for _ in range(2))
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+        return x, y
+
+    reduction = Reduction(accumulate="bfloat16", rounding="stochastic", seed=3)
+    (x, y), (x2, y2) = launch(program, 2, reduction=reduction)
+    assert torch.equal(x, x2) and torch.equal(y, y2) and len(x.unique()) == 1
+    half = [torch.full((1000,), 1.0078125 * (1 + i), dtype=torch.bfloat16) for i in range(2)]
+    assert len(total(reduction, half).unique()) <= 2
+
+
+def test_a_twin_refuses_what_it_does_not_know() -> None:
+    def program(rank: int) -> None:
+        start()
+        dist.reduce_scatter_tensor(torch.empty(2), torch.ones(4))
+
+    message = "order of mpich's reduce_scatter is not known; it is for gloo-ring, nccl-ring"
+    with pytest.raises(ReplicaError, match=message):
+        launch(program, 2, reduction="mpich")
+    with pytest.raises(ReplicaError, match="nccl-tree's reduce_scatter is not known"):
+        launch(program, 2, reduction="nccl-tree")
+    with pytest.raises(ReplicaError, match="float8_e5m2"):
+        total("nccl-ring", [torch.ones(3).to(torch.float8_e5m2)] * 2)
+
+
+def test_nccl_scatters_by_the_ranks_slices() -> None:
+    values = np.random.default_rng(1).standard_normal((4, 4, 30)).astype(np.float32)
+
+    def program(rank: int) -> Tensor:
+        start()
+        out = torch.empty(30)
+        dist.reduce_scatter_tensor(out, torch.from_numpy(values[rank].copy()).reshape(-1))
+        return out
+
+    for rank, found in enumerate(launch(program, 4, reduction="nccl-ring")):
+        expected = values[(rank + 1) % 4, rank]
+        for number in range(2, 5):
+            expected = expected + values[(rank + number) % 4, rank]
+        assert np.array_equal(found.numpy(), expected)
+
+
+# Wrong programs: the rank to blame is named at once, and nothing hangs
+
+
+def fails(
+    program: Callable[[int], Any],
+    ranks: int,
+    error: type[BaseException],
+    *said: str,
+    **options: Any,
+) -> str:
+    """Assert that a program ends by itself, at once, with an error that says all this."""
+    threads = busy_threads()
+    begun = time.monotonic()
+    with pytest.raises(error) as caught:
+        launch(program, ranks, **options)
+    assert time.monotonic() - begun < 10  # at once, on a machine that others use as well
+    text = str(caught.value)
+    for each in said:
+        assert re.search(each, text), text
+    deadline = time.monotonic() + 2
+    while busy_threads() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert busy_threads() <= threads
+    return text
+
+
+HERE = re.escape(__file__)
+X = torch.ones(4)
+
+
+def other_operation(rank: int) -> None:
+    dist.all_reduce(X.clone()) if rank != 2 else dist.broadcast(X.clone(), 0)
+
+
+def other_shape(rank: int) -> None:
+    dist.all_reduce(torch.ones(4 + (rank == 2)))
+
+
+def other_dtype(rank: int) -> None:
+    dist.all_reduce(torch.ones(4, dtype=torch.float64 if rank == 2 else torch.float32))
+
+
+def other_root(rank: int) -> None:
+    dist.broadcast(X.clone(), rank // 2)
+
+
+def other_operator(rank: int) -> None:
+    dist.all_reduce(X.clone(), dist.ReduceOp.MAX if rank == 2 else dist.ReduceOp.SUM)
+
+
+def other_groups(rank: int) -> None:
+    group = dist.new_group([1, 2] if rank == 2 else [0, 1, 2])
+    dist.barrier(group)
+
+
+def other_message(rank: int) -> None:
+    if rank == 1:
+        dist.send(torch.ones(3), 2)
+    if rank == 2:
+        dist.recv(torch.ones(4), 1)
+
+
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            other_operation,
+            ["all_reduce\\(float32\\[4\\], SUM", "broadcast\\(float32\\[4\\], root 0"],
+        ),
+        (other_shape, ["float32\\[4\\]", "float32\\[5\\]", "differ in tensors"]),
+        (other_dtype, ["float32\\[4\\]", "float64\\[4\\]", "differ in tensors"]),
+        (other_root, ["root 0", "root 1", "differ in root"]),
+        (other_operator, ["SUM", "MAX", "differ in op"]),
+        (other_groups, ["makes group '1' of ranks", "ranks \\[0, 1, 2\\]", "ranks \\[1, 2\\]"]),
+        (other_message, ["rank 1 sends float32\\[3\\]", "rank 2 receives float32\\[4\\]"]),
+    ],
+)
+def test_ranks_whose_calls_differ(
+    wrong: Callable[[int], None], said: list[str], schedule: str
+) -> None:
+    def program(rank: int) -> None:
+        start()
+        dist.barrier()
+        wrong(rank)
+
+    text = fails(program, 3, CollectiveMismatchError, "rank 2", HERE, *said, schedule=schedule)
+    assert "rank 0" in text or "rank 1" in text
+    if wrong not in (other_groups, other_message):
+        assert "ranks of group '0' (ranks 0 to 2) do not make the same call 1" in text
+
+
+def returns_early(rank: int) -> None:
+    if rank != 1:
+        dist.all_reduce(X.clone())
+
+
+def waits_for_no_one(rank: int) -> None:
+    if rank == 1:
+        dist.recv(X.clone(), 0)
+
+
+def crossed(rank: int) -> None:
+    a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
+    if rank < 2:
+        dist.barrier(a if rank else b)
+        dist.barrier(b if rank else a)
+
+
+def crossed_messages(rank: int) -> None:
+    if rank < 2:
+        dist.send(X, 1 - rank)
+        dist.recv(X.clone(), 1 - rank)
+
+
+def never_stored(rank: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.get("nothing")
+
+
+def asks_in_vain(rank: int) -> None:
+    if rank == 1:
+        work = dist.irecv(X.clone(), 0)
+        while not work.is_completed():
+            pass
+
+
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            returns_early,
+            ["ranks 0, 2 wait in all_reduce\\(float32\\[4\\], SUM", "rank 1 has returned"],
+        ),
+        (waits_for_no_one, ["rank 1 waits in recv from rank 0", "ranks 0, 2 have returned"]),
+        (crossed, ["rank 0 waits in barrier.*group '2'", "rank 1 waits in barrier.*group '1'"]),
+        (crossed_messages, ["rank 0 waits in send to rank 1", "rank 1 waits in send to rank 0"]),
+        (never_stored, ["rank 1 waits in the store's wait for", "nothing"]),
+        (asks_in_vain, ["rank 1 waits in recv from rank 0"]),
+    ],
+)
+def test_ranks_that_wait_in_vain(
+    wrong: Callable[[int], None], said: list[str], schedule: str
+) -> None:
+    def program(rank: int) -> None:
+        start()
+        wrong(rank)
+
+    fails(program, 3, DeadlockError, "no rank can go on", HERE, *said, schedule=schedule)
+
+
+def test_a_rank_that_raises_ends_the_others() -> None:
+    def program(rank: int) -> None:
+        start()
+        if rank == 1:
+            raise KeyError("weights")
+        dist.barrier()
+
+    fails(program, 3, ReplicaError, "rank 1 raised KeyError: 'weights'")
+
+
+@pytest.fixture
+def ddp_is_imported() -> None:
+    """DDP imports for seconds when it is first used."""
+    launch(lambda rank: PROGRAMS["ddp"](seed=0), 1)
+
+
+def test_a_rank_that_raises_in_a_backward_pass_ends_the_others(ddp_is_imported: None) -> None:
+    def program(rank: int) -> None:
+        start()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        loss = model(torch.ones(1, 3)).sum()
+        if rank == 1:
+            raise KeyError("data")
+        loss.backward()
+
+    fails(program, 3, ReplicaError, "rank 1 raised KeyError: 'data'")
+
+
+def test_a_missing_backward_pass_is_named(ddp_is_imported: None) -> None:
+    def program(rank: int) -> None:
+        start()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        loss = model(torch.ones(1, 3)).sum()
+        if rank != 1:
+            loss.backward()
+
+    fails(program, 3, DeadlockError, "ranks 0, 2 wait in all_reduce", "rank 1 has returned", HERE)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: dist.all_gather([X.clone()] * 2, X), "expected a list of 3 tensors"),
+        (lambda: dist.all_gather_into_tensor(torch.ones(5), X), "output of 3 times the input's"),
+        (lambda: dist.all_to_all_single(torch.ones(4), X), "3 sizes of the output"),
+        (
+            lambda: dist.all_to_all_single(torch.ones(3), X, [1, 1, 1], [1, 1, 1]),
+            "sum to its 4 rows",
+        ),
+        (lambda: dist.all_reduce(X.clone().bool()), "ReduceOp.SUM is not defined for bool"),
+        (lambda: dist.all_reduce(X.clone(), dist.ReduceOp.BAND), "BAND is for integers and bool"),
+        (lambda: dist.all_reduce(torch.ones(3).to_sparse()), "layout torch.sparse_coo|sparse"),
+    ],
+)
+def test_arguments_that_do_not_fit(call: Callable[[], Any], said: str) -> None:
+    def program(rank: int) -> None:
+        start()
+        call()
+
+    fails(program, 3, ReplicaError, said)
+
+
+def test_splits_that_do_not_meet() -> None:
+    def program(rank: int) -> None:
+        start()
+        sends = [2, 2] if rank else [1, 3]
+        dist.all_to_all_single(torch.empty(4), torch.ones(4), [2, 2], sends)
+
+    fails(program, 2, ReplicaError, "rank 0 sends 1 elements to rank 0, which expects 2")
+
+
+def test_groups_are_not_used_after_they_are_destroyed() -> None:
+    def subgroup(rank: int) -> None:
+        start()
+        group = dist.new_group([0, 1])
+        dist.destroy_process_group(group)
+        group.allreduce([X.clone()])
+
+    fails(subgroup, 2, ReplicaError, "rank 0.*destroyed the group at", HERE)
+
+    def world(rank: int) -> None:
+        start()
+        dist.destroy_process_group()
+        dist.barrier()
+
+    fails(world, 2, ReplicaError, "process group has not been initialized")
+
+
+def test_a_world_can_be_made_again() -> None:
+    def program(rank: int) -> float:
+        for number in range(3):
+            start()
+            x = torch.ones(1) * number
+            dist.all_reduce(x)
+            dist.destroy_process_group()
+        return x.item()
+
+    assert launch(program, 3) == [6.0] * 3
+
+
+def test_threads_that_are_no_ranks() -> None:
+    def program(rank: int) -> None:
+        start()
+        group = dist.group.WORLD
+        errors: list[BaseException] = []
+
+        def other() -> None:
+            try:
+                group.allreduce([X.clone()])
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        (error,) = errors
+        assert isinstance(error, GpusimError)
+        assert f"all_reduce of rank {rank} was called from another thread" in str(error)
+
+    launch(program, 2)
+
+
+def test_another_rank_or_size_is_refused() -> None:
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo", rank=1 - rank, world_size=2)
+
+    fails(program, 2, ReplicaError, "rank=1, but this is rank 0 of 2 ranks")
+
+
+# Random programs of which one rank runs a mutation
+
+Step = tuple[str, int, int, str]
+KINDS = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "barrier",
+    "ring",
+    "scatter",
+    "all_to_all",
+    "pair",
+)
+
+
+def random_step(draw: random.Random) -> Step:
+    dtype = draw.choice(["float32", "float64"])
+    return draw.choice(KINDS), draw.randrange(1, 5), draw.randrange(2), dtype
+
+
+def mutated(draw: random.Random, steps: list[Step]) -> list[Step]:
+    found, place = list(steps), draw.randrange(len(steps))
+    kind, size, root, dtype = found[place]
+    match draw.randrange(6):
+        case 0:
+            del found[place]
+        case 1:
+            found.insert(place, found[place])
+        case 2:
+            found.insert(draw.randrange(len(found)), found.pop(place))
+        case 3:
+            found[place] = (kind, size % 4 + 1, 1 - root, dtype)
+        case 4:
+            found[place] = (draw.choice(KINDS), size, root, dtype)
+        case 5:
+            found[place] = ("raise", size, root, dtype)
+    return found
+
+
+def take_step(step: Step, rank: int, size: int, pair: Any) -> None:
+    kind, count, root, dtype = step
+    x = torch.ones(count * size, dtype=getattr(torch, dtype))
+    if kind == "raise":
+        raise KeyError("mutation")
+    if kind == "all_reduce":
+        work = dist.all_reduce(x, async_op=True)
+        dist.barrier()
+        work.wait()
+    elif kind == "broadcast":
+        dist.broadcast(x, root)
+    elif kind == "all_gather":
+        dist.all_gather([torch.empty_like(x) for _ in range(size)], x)
+    elif kind == "barrier":
+        dist.barrier()
+    elif kind == "ring":
+        sent = dist.P2POp(dist.isend, x, (rank + 1) % size)
+        received = dist.P2POp(dist.irecv, torch.empty_like(x), (rank - 1) % size)
+        for work in dist.batch_isend_irecv([sent, received]):
+            work.wait()
+    elif kind == "scatter":
+        dist.reduce_scatter_tensor(x[:count].clone(), x)
+    elif kind == "all_to_all":
+        dist.all_to_all_single(torch.empty_like(x), x)
+    elif rank < 2:
+        dist.all_reduce(x, group=pair)
+
+
+def test_random_wrong_programs_end_and_name_a_rank() -> None:
+    failed = 0
+    for seed in range(budget(60, full=1000)):
+        draw = random.Random(seed)
+        size = draw.randrange(2, 5)
+        steps = [random_step(draw) for _ in range(draw.randrange(2, 7))]
+        wrong, culprit = mutated(draw, steps), draw.randrange(size)
+
+        def program(
+            rank: int,
+            size: int = size,
+            steps: list[Step] = steps,
+            wrong: list[Step] = wrong,
+            culprit: int = culprit,
+        ) -> None:
+            start()
+            pair = dist.new_group([0, 1])
+            for step in wrong if rank == culprit else steps:
+                take_step(step, rank, size, pair)
+
+        begun = time.monotonic()
+        try:
+            launch(program, size, schedule=draw.choice(["turns", "free"]))
+        except GpusimError as error:
+            failed += 1
+            assert re.search(r"ranks? \d", str(error)), error
+        assert time.monotonic() - begun < 10
+    assert failed > budget(60, full=1000) // 2

@@ -1,0 +1,171 @@
+"""What gpusim.torch.distributed uses of torch's private interface does what it takes it to do."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from gpusim.torch.distributed import launch, private
+from gpusim.torch.distributed.store import RankStore
+from tests.torch.distributed_programs import start
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_torch_looks_up_these_names_in_its_module() -> None:
+    """Replacing them there has an effect."""
+    init = inspect.getsource(c10d.init_process_group)
+    assert "_new_process_group_helper(" in init and "rendezvous(" in init
+    assert "_new_process_group_helper(" in inspect.getsource(c10d._new_group_with_tag)
+    names = list(inspect.signature(c10d._new_process_group_helper).parameters)
+    assert names[:4] == ["group_size", "group_rank", "global_ranks_in_group", "backend"]
+
+
+def test_each_thread_that_enters_has_a_world_of_its_own() -> None:
+    original = c10d._world
+    world = private.RanksWorld(original)
+
+    def own() -> tuple[Any, ...]:
+        world.enter()
+        world.group_count = 7
+        world.pg_names["group"] = "name"
+        return world.group_count, world.default_pg, dict(world.pg_names)
+
+    assert in_thread(own) == (7, None, {"group": "name"})
+    assert in_thread(own) == (7, None, {"group": "name"})
+    assert world.group_count == original.group_count != 7
+    assert world.pg_names is original.pg_names and not original.pg_names
+
+
+def test_the_world_has_all_that_torch_keeps_in_it() -> None:
+    """An attribute that is no property would be shared by all ranks."""
+    world = c10d._World()
+    kept = {name.lstrip("_") for name in vars(world)}
+    properties = {n for n, v in vars(c10d._World).items() if isinstance(v, property)}
+    assert kept <= properties
+
+
+def test_a_launch_puts_everything_back() -> None:
+    before = (c10d._world, c10d._new_process_group_helper, c10d.rendezvous, sys.excepthook)
+
+    def program(rank: int) -> None:
+        start()
+        if rank == 1:
+            raise ValueError
+
+    with pytest.raises(RuntimeError):
+        launch(program, 2)
+    assert before == (c10d._world, c10d._new_process_group_helper, c10d.rendezvous, sys.excepthook)
+
+
+def test_names_of_groups_belong_to_the_thread() -> None:
+    """C++ finds a group by its name, in a registry that isolation gives each thread."""
+    import torch.distributed._functional_collectives as functional
+
+    def program(rank: int) -> float:
+        start()
+        return float(functional.all_reduce(torch.tensor(1.0 + rank), "sum", dist.group.WORLD))
+
+    assert launch(program, 3) == [6.0] * 3
+
+
+def test_the_backend_of_a_group_is_the_one_that_was_asked_for() -> None:
+    """torch and scripts choose by it: gloo's and NCCL's gradients of an all-gather differ."""
+
+    def program(rank: int) -> list[str]:
+        found = []
+        for backend in ("gloo", "nccl", "gpusim", "cpu:gloo,cuda:nccl", None):
+            dist.init_process_group(backend)
+            group = dist.new_group([0, 1])
+            found += [dist.get_backend(), dist.get_backend(group)]
+            assert type(dist.group.WORLD).__name__ == "RankGroup"
+            dist.destroy_process_group()
+        return found
+
+    asked = ["gloo", "nccl", "gpusim", "cpu:gloo,cuda:nccl", "undefined"]
+    for found in launch(program, 2):
+        assert found[::2] == asked and found[1::2] == asked
+
+
+def test_functions_do_not_remember_a_ranks_group() -> None:
+    import torch.distributed.nn.functional as functional
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    for function in (functional.all_reduce, functional.all_gather, ZeroRedundancyOptimizer):
+        for name in ("group", "process_group"):
+            parameter = inspect.signature(function).parameters.get(name)
+            assert parameter is None or parameter.default is None
+
+
+def test_cpp_calls_a_store_of_python() -> None:
+    """torch puts a prefix before the keys, in C++."""
+
+    def program(rank: int) -> tuple[Any, ...]:
+        start()
+        store = c10d._get_default_store()
+        counted = store.add("count", 2)
+        if rank == 0:
+            store.set("key", "value")
+        value = store.get("key")
+        dist.barrier()
+        return counted, value, store.check(["key"]), store.check(["other"]), store.add("count", 0)
+
+    found = launch(program, 3)
+    assert sorted(each[0] for each in found) == [2, 4, 6]
+    assert [each[1:] for each in found] == [(b"value", True, False, 6)] * 3
+    assert issubclass(RankStore, dist.Store)
+
+
+def test_a_barrier_after_init_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
+
+    def program(rank: int) -> int:
+        start()
+        dist.new_group([0, 2])
+        return dist.get_rank()
+
+    assert launch(program, 3) == [0, 1, 2]
+
+
+def test_cpp_that_holds_a_work_alone_can_wait_for_it() -> None:
+    """DDP's join hands a work to C++, which does not keep the Python object alive."""
+
+    def program(rank: int) -> float:
+        start()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+        with model.join():
+            for _ in range(1 + rank):
+                model(torch.ones(1, 2)).sum().backward()
+        return float(next(model.parameters()).grad.sum())  # type: ignore[union-attr]
+
+    assert len(launch(program, 2)) == 2
+
+
+def test_a_tensor_of_a_call_lives_until_all_have_read_it() -> None:
+    """C++ drops the input of a functional collective as soon as the call has been posted."""
+    import torch.distributed._functional_collectives as functional
+
+    def program(rank: int) -> torch.Tensor:
+        start()
+        group = dist.group.WORLD
+        assert group is not None
+        found = functional.all_gather_tensor(torch.full((50_000,), float(rank)), 0, group)
+        torch.full((50_000,), -1.0)  # takes memory that is free
+        return found.reshape(3, -1)[:, ::10_000] * 1
+
+    expected = torch.arange(3.0)[:, None].expand(3, 5)
+    assert all(torch.equal(found, expected) for found in launch(program, 3))
