@@ -51,8 +51,8 @@ def on_device(value: Any) -> bool:
 
 
 _REFUSED = {
-    np.ma.MaskedArray: "a masked array, whose mask collectives do not know; expected x.filled(value), "
-    "or x.data and np.ma.getmaskarray(x) as two arrays",
+    np.ma.MaskedArray: "a masked array, whose mask collectives do not know; expected "
+    "x.filled(value), or x.data and np.ma.getmaskarray(x) as two arrays",
     np.matrix: "an np.matrix, which multiplies and indexes in its own way; expected np.asarray(x)",
 }
 

@@ -131,7 +131,7 @@ def quantise_fpx(
         )
     _check_bits("exponent", exponent_bits, 1, 8)
     _check_bits("mantissa", mantissa_bits, 0, 23)
-    data, axes = _stacked(x)
+    data, _ = _stacked(x)
     top = 2 ** (exponent_bits - 1) - 1
     target = Format(
         exponent_bits, mantissa_bits, bias=top + 1, has_infinities=False, high_nans=0

@@ -48,10 +48,13 @@ ABANDONED_POLL = 1.0
 """The same as ENDING_POLL, once the caller of pmap no longer waits."""
 
 SECOND_GRACE = 0.3
-"""Seconds after a second Ctrl-C in which replicas may still end. Two can come in quick succession."""
+"""Seconds after a second Ctrl-C in which replicas may still end, as two can come at once."""
 
 PATIENCE = 1.0
-"""Seconds after which pmap says which replicas it waits for to end."""
+"""Seconds after Ctrl-C after which pmap says for which replicas it waits."""
+
+PATIENCE_AFTER_ERROR = 5.0
+"""The same after the error of a replica."""
 
 
 class ReplicaEnded(BaseException):
@@ -488,9 +491,14 @@ class PmapCall:
         self.scheduler.root = self
         try:
             self.start_job(self.begin)
+            waited = 0.0
             # With a time-out, as a signal that comes just before acquire() blocks does not wake it.
             while not self.over.acquire(timeout=SIGNAL_POLL):
                 self.scheduler.supervise_if_nobody_does()
+                if self.error is not None:
+                    if waited <= PATIENCE_AFTER_ERROR < waited + SIGNAL_POLL:
+                        self.announce_wait(str(self.error), "Ctrl-C, twice,")
+                    waited += SIGNAL_POLL
         except BaseException as raised:
             self.end_replicas(raised)
             raise
@@ -527,12 +535,7 @@ class PmapCall:
         try:
             self.start_job(abort)
             if not self.over.acquire(timeout=PATIENCE):
-                print(
-                    f"gpusim: pmap is interrupted and waits for {self.describe_running()}; "
-                    "another Ctrl-C abandons what does not end",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                self.announce_wait("pmap is interrupted", "another Ctrl-C")
                 while not self.over.acquire(timeout=SIGNAL_POLL):
                     self.scheduler.supervise_if_nobody_does()
         except KeyboardInterrupt:
@@ -540,6 +543,14 @@ class PmapCall:
             self.start_job(abort)  # the first may not have begun
             if not self.over.acquire(timeout=SECOND_GRACE):
                 interrupt.add_note(f"pmap has abandoned {self.describe_running()}")
+
+    def announce_wait(self, reason: str, cure: str) -> None:
+        """Say on standard error which replicas keep the caller of pmap waiting."""
+        print(
+            f"gpusim: {reason}; pmap waits for {self.describe_running()}; {cure} abandons it",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def describe_running(self) -> str:
         """The replicas that still run, of this call and of those inside it, and where they are."""

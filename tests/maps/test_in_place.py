@@ -131,7 +131,9 @@ def memory_of(
     with extend_axis_environment(entries), per_replica_route(force=force):
         make = wrap if scalar else wrap_array
         try:
-            result = call(make(values, tuple(entry for entry in entries if entry.name in over)))
+            result = call(
+                make(values, tuple(entry for entry in entries if str(entry.name) in over))
+            )
         except Exception as error:
             return [type(error)]
         found: list[Any] = []
@@ -199,8 +201,9 @@ def test_training_in_place_trains() -> None:
 
 def test_replicated_values_become_mapped_in_all_their_views() -> None:
     def f(x: Any) -> Any:
-        table = np.zeros((2, 3), like=x)
-        column, turned, other = table[:, 1], table.T, np.reshape(table, -1)
+        table: Any = np.zeros((2, 3), like=x)
+        column, turned = table[:, 1], table.T
+        other: Any = np.reshape(table, -1)
         whole = lax.psum(x, "i")
         view = whole[1:]
         assert not table.mapped_axes and not view.mapped_axes

@@ -1,4 +1,4 @@
-"""pmap's threads: what a second Ctrl-C does, threads that are kept, and numbers that are refused."""
+"""pmap's threads: a second Ctrl-C, threads that are kept, and numbers that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 import gpusim
 from gpusim import lax
-from gpusim.maps import workers
+from gpusim.maps import scheduler, workers
 from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
@@ -79,12 +79,12 @@ def interrupt_twice(process: subprocess.Popen[str]) -> None:
     time.sleep(0.1)  # until the replicas are blocked
     os.kill(process.pid, signal.SIGINT)
     line = process.stderr.readline()
-    assert re.match(r"gpusim: pmap is interrupted and waits for replica \d of axis 'i' at ", line)
+    assert re.match(r"gpusim: pmap is interrupted; pmap waits for replica \d of axis 'i' at ", line)
     assert process.poll() is None
     os.kill(process.pid, signal.SIGINT)
 
 
-@pytest.mark.parametrize("call", ["sleep", "queue", *slow("socket", "lock", "process")])
+@pytest.mark.parametrize("call", ["sleep", *slow("queue", "socket", "lock", "process")])
 def test_a_second_ctrl_c_ends_the_script_and_names_what_was_interrupted(call):
     process = start(
         f"""
@@ -163,6 +163,7 @@ def test_ctrl_c_while_pmap_runs_in_another_thread_is_the_main_threads():
     assert out == "interrupted\ninterrupted\n[3, 3, 3]\n"
 
 
+@pytest.mark.slow
 def test_an_error_of_a_replica_is_not_lost_if_ctrl_c_ends_the_wait_for_another():
     process = start(
         """
@@ -179,6 +180,32 @@ def test_an_error_of_a_replica_is_not_lost_if_ctrl_c_ends_the_wait_for_another()
     assert process.returncode == -signal.SIGINT
     assert "replica 1 of axis 'i' raised ZeroDivisionError: by design" in errors
     assert "KeyboardInterrupt\npmap has abandoned replica 0" in errors
+
+
+def test_an_error_that_a_blocked_replica_delays_is_announced(monkeypatch, capfd):
+    monkeypatch.setattr(scheduler, "PATIENCE_AFTER_ERROR", 0.3)
+    monkeypatch.setattr(sys.modules["gpusim.maps.pmap"], "cores", lambda: 2)
+    blocked, gate = threading.Event(), threading.Event()
+
+    def f(x):
+        if x == 1:
+            blocked.wait()
+            raise ZeroDivisionError("by design")
+        threading.Timer(2, gate.set).start()
+        blocked.set()
+        gate.wait()
+
+    with pytest.raises(gpusim.ReplicaError, match="by design"):
+        gpusim.pmap(f, "i")(np.arange(2))
+    said = capfd.readouterr().err
+    assert said.startswith(
+        "gpusim: replica 1 of axis 'i' raised ZeroDivisionError: by design; pmap waits for replica "
+        "0 of axis 'i' at "
+    ), said
+    assert re.search(
+        r"test_pmap_threads.py:\d+ in f, `gate.wait\(\)`; Ctrl-C, twice, abandons ", said
+    )
+    assert said.count("\n") == 1
 
 
 # --- threads are kept -----------------------------------------------------------------------------
@@ -397,7 +424,7 @@ def test_the_limit_is_the_machines():
 def test_a_map_that_reaches_the_limit_ends_with_an_error(monkeypatch):
     monkeypatch.setattr(workers, "_pool", workers._Pool())
     monkeypatch.setattr(workers, "_bounds", lambda: [("the test's", 20 + workers.RESERVED)])
-    with pytest.raises(gpusim.GpusimError, match=r"could not start the thread .*20 threads already"):
+    with pytest.raises(gpusim.GpusimError, match=r"could not start .* \(it has 20 threads already"):
         gpusim.pmap(lambda x: lax.psum(x, "i"), "i")(np.arange(40))
 
 

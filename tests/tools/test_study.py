@@ -319,6 +319,8 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
         ({"replicas": []}, "replicas is empty"),
         ({"replicas": [0]}, "replicas: 0 given, expected integers from 1"),
         ({"elements": 0}, "elements=0"),
+        ({"tensor": "x"}, "tensor='x': expected a file as input"),
+        ({"input": np.ones((2, 3)), "tensor": "*"}, r"tensor='\*': expected a file as input"),
         ({"scale": -1}, "scale=-1: expected a positive number"),
         ({"scale": math.nan}, "scale=nan"),
         ({"input_seed": -3}, "input_seed=-3"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fallback import round_to
+from gpusim.formats import kernel_format
 from gpusim.study import Training, train
 from gpusim.tools import digits
 from gpusim.tools.study import training
@@ -40,7 +41,7 @@ def test_small_updates_survive_stochastic_rounding_on_average(trained: Training)
 def test_weights_are_representable_in_their_format(trained: Training) -> None:
     for run in trained.runs:
         for weights in run.weights:
-            held = round_to(weights, run.format.dtype).astype(np.float32)
+            held = round_to(weights, kernel_format(run.format.dtype)).astype(np.float32)
             assert np.array_equal(held, weights)
 
 

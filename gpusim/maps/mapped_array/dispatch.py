@@ -132,7 +132,7 @@ def _as_numpy_returns(called: Callable[..., Any], args: tuple[Any, ...], result:
 
 
 def call_ufunc(
-    array: MappedArray, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+    array: MappedArray | None, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any
 ) -> Any:
     """__array_ufunc__: function.method(*inputs, **kwargs), batched."""
     if "out" in kwargs and any(_is_array(array) for array in _as_tuple(kwargs["out"])):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class Picked(MappedArray):
         return self._found
 
     @property
-    def _data(self) -> Array:  # type: ignore[override]
+    def _data(self) -> Array:
         return self._refresh()[0]
 
     @property
@@ -106,7 +106,7 @@ class Within(MappedArray):
         return strided(whole, self._dtype, shape, strides, self._offset)
 
     @property
-    def _data(self) -> Array:  # type: ignore[override]
+    def _data(self) -> Array:
         return self._view(*self._picked._refresh())
 
     @property
@@ -714,18 +714,18 @@ def fill(self: MappedArray, value: Any) -> None:
 
 def put(self: MappedArray, indices: Any, values: Any, mode: str = "raise") -> None:
     """np.put of this array."""
-    np.put(self, indices, values, mode)  # type: ignore[call-overload]
+    np.put(cast(Any, self), indices, values, cast(Any, mode))
 
 
 def install(mapped_array: type[MappedArray]) -> None:
     """Attach assignment and the methods that write."""
     INDIRECT.update((Picked, Within))
     trees.LEAF_TYPES.update(INDIRECT)
-    mapped_array.__setitem__ = set_item  # type: ignore[method-assign]
-    mapped_array.__ipow__ = _power_into  # type: ignore[method-assign]
-    mapped_array.__imatmul__ = _matmul_into  # type: ignore[method-assign]
-    mapped_array.sort = _by_method("sort")  # type: ignore[method-assign]
-    mapped_array.partition = _by_method("partition")  # type: ignore[method-assign]
-    Flat.__setitem__ = set_flat  # type: ignore[method-assign]
-    mapped_array.fill = fill  # type: ignore[method-assign]
-    mapped_array.put = put  # type: ignore[method-assign]
+    mapped_array.__setitem__ = set_item
+    mapped_array.__ipow__ = _power_into
+    mapped_array.__imatmul__ = _matmul_into
+    mapped_array.sort = _by_method("sort")
+    mapped_array.partition = _by_method("partition")
+    Flat.__setitem__ = set_flat
+    mapped_array.fill = fill
+    mapped_array.put = put

@@ -76,6 +76,9 @@ def open_sources(
         raise ValueError(f"elements={elements!r}: expected at least 1")
     if not 0 <= seed < 2**64:
         raise ValueError(f"input_seed={seed!r}: expected an integer from 0 to 2**64 - 1")
+    name = isinstance(given, str) and given in (GRADIENTS, *SYNTHETIC)
+    if tensor is not None and (name or not isinstance(given, (str, PathLike))):
+        raise ValueError(f"tensor={tensor!r}: expected a file as input, which has arrays by name")
     if isinstance(given, str) and given in SYNTHETIC:
         return {None: Synthetic(given, ELEMENTS if elements is None else elements, seed)}
     if isinstance(given, str) and given == GRADIENTS:
