@@ -133,7 +133,7 @@ def _is_installed(frame: FrameType) -> bool:
     module = _module(frame)
     if module.startswith("gpusim."):
         return module.startswith("gpusim.maps.mapped_array")
-    return frame.f_code.co_filename.startswith(FOLDERS)
+    return module.startswith(("numpy", "scipy")) or frame.f_code.co_filename.startswith(FOLDERS)
 
 
 def _module(frame: FrameType) -> str:

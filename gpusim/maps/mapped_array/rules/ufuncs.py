@@ -151,6 +151,9 @@ def power(base: Any, exponent: Any) -> Any:
     if all(is_scalar(value) or np.isscalar(value) for value in (base, exponent)):
         return _power_of_scalars(base, exponent)
     if not isinstance(exponent, (int, float)) or not isinstance(base, MappedArray):
+        weak = EXPONENTS_ARE_WEAK and visible_ndim(exponent) == 0
+        if weak and not np.isscalar(base) and base.dtype != getattr(exponent, "dtype", None):
+            raise NoRule
         return np.power(base, exponent)
     if base.size == 1 and base.dtype.kind == "c":
         raise NoRule
@@ -159,6 +162,9 @@ def power(base: Any, exponent: Any) -> Any:
         return wrap(data**exponent, axes)
     return np.power(base, exponent)
 
+
+EXPONENTS_ARE_WEAK = (np.ones(1, np.float16) ** np.array(2, np.int32)).dtype == np.float16
+"""Whether NumPy squares where the exponent is a 0-d array of 2, whatever its dtype, as 2.0 does."""
 
 LARGEST_EXACT = 2**53
 """Integers up to this one are float64 numbers."""
