@@ -488,7 +488,7 @@ def _while(
     running: Any = True
     axes: Axes = ()
     while True:
-        with _diverged(axes):
+        with _diverged(axes, running):
             holds = _holds(cond_fun(carry))
         if axes or _differs(holds):
             running = holds if running is True else running & holds
@@ -497,7 +497,7 @@ def _while(
                 return _leave(carry, f"{what}'s result")
         elif not holds:
             return _leave(carry, f"{what}'s result")
-        with _diverged(axes):
+        with _diverged(axes, running):
             carry = _next(carry, body_fun(carry), what, running)
 
 
@@ -523,14 +523,15 @@ def _anywhere(running: Any) -> bool:
     return bool(answer)
 
 
-def _diverged(axes: Axes) -> Any:
-    """A block for code that runs on replicas that do not need it: they make no warnings."""
-    return _Diverged(axes) if axes else nullcontext()
+def _diverged(axes: Axes, where: Any) -> Any:
+    """A block for code that runs on all replicas, also on those for which `where` does not hold:
+    they make no warnings, and write nothing in place."""
+    return _Diverged(axes, where) if axes else nullcontext()
 
 
 class _Diverged:
-    def __init__(self, axes: Axes) -> None:
-        self.blocks = diverging(axes), np.errstate(all="ignore")
+    def __init__(self, axes: Axes, where: Any) -> None:
+        self.blocks = diverging(axes, where), np.errstate(all="ignore")
 
     def __enter__(self) -> None:
         for block in self.blocks:
@@ -547,9 +548,11 @@ def _select_result(
     """The results of all functions, of which each replica keeps the first whose choice holds."""
     axes = common_axes(choice for choice, _, _ in cases)
     results = []
-    with _diverged(axes):
-        for _, _, function in cases:
+    rest: Any = True  # the replicas whose function is one of those that follow
+    for choice, _, function in cases:
+        with _diverged(axes, choice & rest):
             results.append(trees.flatten(function(*operands)))
+        rest = rest & np.logical_not(choice)
     (_, first, _), structure = cases[0], results[0][1]
     for (_, name, _), (_, other) in zip(cases, results, strict=True):
         if other != structure:

@@ -150,19 +150,25 @@ class extend_axis_environment:
         _axis_environment.reset(self.token)
 
 
-_diverging: ContextVar[Axes] = ContextVar("gpusim diverging axes", default=())
+_diverging: ContextVar[tuple[Axes, Any]] = ContextVar("gpusim diverging axes", default=((), None))
 
 
 class diverging:
-    """A block of which only some replicas along lockstep `axes` need what all of them compute."""
+    """A block of which only some replicas along lockstep `axes` need what all of them compute.
 
-    __slots__ = ("axes", "token")
+    `where` is a MappedArray that says which: the others keep what the block writes in place.
+    """
 
-    def __init__(self, axes: Axes) -> None:
+    __slots__ = ("axes", "token", "where")
+
+    def __init__(self, axes: Axes, where: Any) -> None:
         self.axes = axes
+        self.where = where
 
     def __enter__(self) -> None:
-        self.token = _diverging.set(union(_diverging.get(), self.axes))
+        axes, where = _diverging.get()
+        where = self.where if where is None else where & self.where
+        self.token = _diverging.set((union(axes, self.axes), where))
 
     def __exit__(self, *exception: object) -> None:
         _diverging.reset(self.token)
@@ -170,7 +176,12 @@ class diverging:
 
 def diverging_axes() -> Axes:
     """The axes along which some replicas discard what is computed here."""
-    return _diverging.get()
+    return _diverging.get()[0]
+
+
+def diverging_where() -> Any:
+    """A MappedArray that says which replicas keep what is computed here; None for all of them."""
+    return _diverging.get()[1]
 
 
 def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:
@@ -180,7 +191,7 @@ def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:
 
     - GpusimError: if the code around it runs where a predicate differs along one of the axes.
     """
-    for entry in _diverging.get():
+    for entry in diverging_axes():
         if entry.mesh and entry in entries:
             raise GpusimError(
                 f"{what} over mesh axis {entry.name!r} in a cond, switch or while_loop whose "

@@ -24,7 +24,7 @@ from ...libraries import (
     owner,
     to_library_of,
 )
-from ..axis_environment import Axes, union
+from ..axis_environment import Axes, diverging_where, union
 from .align import lead, lead_full, shift_axis, visible_ndim, visible_shape
 from .array import (
     Array,
@@ -179,9 +179,12 @@ def _change(
 ) -> Any:
     """Make the targets vary along `axes`, and return write(*targets).
 
-    A picked view is written as a copy, which is then assigned to its place.
+    A picked view is written as a copy, which is then assigned to its place. Where only some
+    replicas take the code around it, the others keep their values.
     """
     count_write()
+    where = diverging_where()
+    axes = union(axes, axes_of(where))
     ready = []
     for target in targets:
         if type(target) in INDIRECT:
@@ -191,7 +194,11 @@ def _change(
         else:
             make_writable(target, axes, destination)
             ready.append(target)
+    before = [copy_array(unpack(target)[0]) for target in ready] if where is not None else []
     result = write(*ready)
+    for kept, target in zip(before, ready, strict=bool(before)):
+        data, own = unpack(target)
+        _copy_where(data, kept, "no", lead(~where, own, target.ndim))
     for target, changed in zip(targets, ready, strict=True):
         if target is not changed:
             target._write(changed)  # type: ignore[attr-defined]
