@@ -137,13 +137,36 @@ class Reduction:
             return TWINS[self.order].schedule
         return self.order
 
+    def __eq__(self, other: object) -> bool:
+        # None is compared first: np.dtype("float64") == None.
+        if not isinstance(other, Reduction):
+            return NotImplemented
+        own, others = (
+            (x.op, x.order, x.accumulate is None, x.accumulate, x.rounding, x.seed)
+            for x in (self, other)
+        )
+        return own == others
+
+    def settings(self) -> dict[str, Any]:
+        """The operator, the order and the other fields that differ from their defaults.
+
+        >>> Reduction(order="ring", accumulate="float64").settings()
+        {'op': 'sum', 'order': 'ring', 'accumulate': 'float64'}
+        """
+        found: dict[str, Any] = {"op": self.op, "order": self.order}
+        if self.accumulate is not None:
+            dtype = self.accumulate
+            found["accumulate"] = dtype.name if isinstance(dtype, np.dtype) else dtype
+        others = {each.name: each.default for each in fields(self)[3:]}
+        return found | {
+            name: getattr(self, name)
+            for name, default in others.items()
+            if getattr(self, name) != default
+        }
+
     def __repr__(self) -> str:
-        shown = ["op", "order"]
-        shown += [f.name for f in fields(self)[2:] if getattr(self, f.name) != f.default]
-        values = {name: getattr(self, name) for name in shown}
-        if isinstance(values.get("accumulate"), np.dtype):
-            values["accumulate"] = values["accumulate"].name
-        return f"Reduction({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
+        return f"Reduction({shown})"
 
 
 def _accumulator(given: DTypeLike | FormatLike | None) -> np.dtype[Any] | Format | None:

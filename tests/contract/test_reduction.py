@@ -25,6 +25,13 @@ def test_accumulators_compare_as_dtypes(given: Any) -> None:
     assert {Reduction(accumulate=given)} == {Reduction(accumulate=np.float16)}
 
 
+def test_float64_is_another_accumulator_than_none() -> None:
+    """NumPy has np.dtype("float64") == None."""
+    assert Reduction(accumulate="float64") != Reduction()
+    assert len({Reduction(accumulate="float64"), Reduction()}) == 2
+    assert repr(Reduction(accumulate="float64")).endswith("accumulate='float64')")
+
+
 def test_every_sort_of_accumulator_is_taken() -> None:
     for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fnuz, np.int32, np.complex64):
         assert Reduction(accumulate=dtype).accumulate == np.dtype(dtype)
@@ -36,6 +43,7 @@ def test_every_sort_of_accumulator_is_taken() -> None:
         Reduction(),
         Reduction("prod", "ring", ml_dtypes.float8_e5m2, "stochastic", 2**64 - 1),
         Reduction(op="logical_or"),
+        Reduction(accumulate="float64"),
     ],
 )
 def test_a_reduction_survives_repr_pickle_and_copy(given: Reduction) -> None:
