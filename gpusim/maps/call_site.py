@@ -42,10 +42,10 @@ def is_users(frame: FrameType) -> bool:
 
 
 def call_site() -> str:
-    """file:line of the nearest frame outside gpusim's modules and libraries."""
+    """file:line of the nearest frame of the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(_NOT_USERS):
+        if is_users(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown line"
