@@ -30,7 +30,7 @@ LAYERS = """
     runtime
     cuda
     figures reduction
-    deprecated
+    deprecated recording
     errors files formats groups libraries module_alias optional trees twins version
     fallback
 """

@@ -23,11 +23,12 @@ from typing import Any
 
 from torch import distributed as _dist
 
+from ...recording import RecordedCall, Recorder, SummaryRow
 from .folds import FoldCall
 from .ranks import current_rank as _current_rank
 from .ranks import launch
 
-__all__ = ["FoldCall", "launch"]
+__all__ = ["FoldCall", "RecordedCall", "Recorder", "SummaryRow", "launch"]
 
 
 def _group(given: Any, options: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from ...errors import CollectiveMismatchError
 from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
+from ...recording import RecordedGroup
 from .memory import bits_of, kind_of, move
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class GroupKey:
     name: str
     ranks: tuple[int, ...]
     copy: tuple[int, int]
+
+    @property
+    def label(self) -> str:
+        """A name that no other group has."""
+        return self.name if self.copy == (1, 0) else f"{self.name}/{'.'.join(map(str, self.copy))}"
 
     def __str__(self) -> str:
         first, last = self.ranks[0], self.ranks[-1]
@@ -142,6 +148,8 @@ class Exchange:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
+        self.recorder = launch.recorder
+        self.descriptions: dict[GroupKey, str] = {}
         self.lock = threading.Lock()
         self.calls: dict[tuple[GroupKey, int], Pending] = {}
         self.makers: dict[tuple[str, tuple[int, int]], tuple[tuple[int, ...], int, str]] = {}
@@ -171,13 +179,18 @@ class Exchange:
         part: Any,
         outputs: list[Tensor],
         compute: Callable[[list[Any]], None],
+        tensors: Sequence[Tensor] = (),
     ) -> RankWork:
         """Post the part of the rank at `place` of the group in the group's call `number`.
 
         **Arguments**: `terms` must be equal on all ranks. `compute` gets all parts, in the group's
-        order, from the last rank to post; an exception in it is raised by all that wait.
+        order, from the last rank to post; an exception in it is raised by all that wait. The
+        rank's `tensors` are for the record.
         """
         site = call_site()
+        if self.recorder is not None:
+            more = _fields_of(terms, key.ranks)
+            self._record(key, rank, number, terms["operation"], tensors, site, **more)
         with self.lock:
             pending = self.calls.get((key, number))
             if pending is None:
@@ -237,6 +250,11 @@ class Exchange:
         own = Letter(tensor, source, tag, pending, site)
         own.work = RankWork(rank, pending, [tensor], site)
         bits_of(tensor, what)  # before others wait for it
+        if self.recorder is not None:
+            peer = (receiver, source)[side]
+            far = None if peer is None else key.ranks[peer]
+            name = ("send", "recv")[side]
+            self._record(key, rank, None, name, [tensor], site, peer=far, tag=tag)
         with self.lock:
             boxes = self.mail.setdefault((key, receiver), (deque(), deque()))
             other = next((letter for letter in boxes[1 - side] if _fits(letter, own)), None)
@@ -262,6 +280,21 @@ class Exchange:
         own.pending.done.complete()
         return own.work
 
+    def _record(
+        self,
+        key: GroupKey,
+        rank: Rank,
+        number: int | None,
+        operation: str,
+        tensors: Sequence[Tensor],
+        site: str,
+        **more: Any,
+    ) -> None:
+        assert self.recorder is not None
+        group = RecordedGroup(key.label, key.name, self.descriptions.get(key, ""), key.ranks)
+        kinds = [(*kind_of(tensor), tensor.nbytes) for tensor in tensors]
+        self.recorder.add(group, rank.index, number, operation, kinds, site, **more)
+
     def _mismatch(self, message: str) -> None:
         """End all ranks with this error."""
         call = self.launch.call
@@ -274,6 +307,22 @@ def _fits(one: Letter, other: Letter) -> bool:
     return one.tag == other.tag and (
         one.source is None or other.source is None or one.source == other.source
     )
+
+
+def _fields_of(terms: Terms, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """The terms of a call by the names of RecordedCall's fields."""
+    found: dict[str, Any] = {}
+    if "root" in terms:
+        found["root"] = ranks[terms["root"]]
+    reduction = terms.get("reduction")
+    if reduction is not None:
+        found["reduction"] = {
+            name: value if isinstance(value, (str, int)) else repr(value)
+            for name, value in reduction.settings().items()
+            if name != "op"  # torch's is in the call
+        }
+        found["reductions_before"] = terms["number of reductions before"]
+    return found | ({"op": terms["op"]} if "op" in terms else {})
 
 
 def describe(terms: Terms) -> str:

@@ -67,6 +67,7 @@ class RankGroup(ProcessGroup):
 
     def setGroupDesc(self, description: str) -> None:
         self._description = description
+        self._exchange.descriptions[self._key] = description
 
     _set_group_desc = setGroupDesc
 
@@ -106,8 +107,10 @@ class RankGroup(ProcessGroup):
         outputs: list[Tensor],
         compute: Callable[[list[Any]], None],
         tensors: Sequence[Tensor] = (),
+        uneven: Sequence[Tensor] = (),
         **terms: Any,
     ) -> RankWork:
+        """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be."""
         self._check_open(operation)
         self._rank.check_thread(operation)
         number, self._calls = self._calls, self._calls + 1
@@ -120,6 +123,7 @@ class RankGroup(ProcessGroup):
             part,
             outputs,
             compute,
+            [*tensors, *uneven],
         )
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -364,7 +368,7 @@ class RankGroup(ProcessGroup):
             [flat_bits(tensor, what) for tensor in outputs],
             [bits_of(tensor, what).reshape(-1) for tensor in inputs],
         )
-        return self._post_exchange(what, part, outputs, str(inputs[0].dtype)[6:])
+        return self._post_exchange(what, part, outputs, inputs)
 
     def all_to_all_single(
         self,
@@ -382,7 +386,7 @@ class RankGroup(ProcessGroup):
             self._split(what, "output", output, output_splits),
             self._split(what, "input", input, input_splits),
         )
-        return self._post_exchange(what, part, [output], str(input.dtype)[6:])
+        return self._post_exchange(what, part, [output], [input])
 
     alltoall_base = all_to_all_single
 
@@ -401,7 +405,9 @@ class RankGroup(ProcessGroup):
         ends = np.cumsum([0, *sizes]) * each
         return [bits[a:b] for a, b in pairwise(ends)]
 
-    def _post_exchange(self, what: str, part: Any, outputs: list[Tensor], dtype: str) -> RankWork:
+    def _post_exchange(
+        self, what: str, part: Any, outputs: list[Tensor], inputs: list[Tensor]
+    ) -> RankWork:
         ranks = self._key.ranks
 
         def compute(parts: list[Any]) -> None:
@@ -417,7 +423,8 @@ class RankGroup(ProcessGroup):
                     pairs.append((target, source))
             move(pairs)
 
-        return self._post(what, part, outputs, compute, dtype=dtype)
+        dtype = str(inputs[0].dtype)[6:]
+        return self._post(what, part, outputs, compute, uneven=inputs, dtype=dtype)
 
     # Without tensors, and between two ranks
 

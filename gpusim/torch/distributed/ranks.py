@@ -22,6 +22,7 @@ from ...errors import DeadlockError, GpusimError, ReplicaError
 from ...maps.axis_environment import AxisEntry
 from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
+from ...recording import Recorder
 from ...reduction import Reduction, current, entered, forked
 from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
@@ -234,10 +235,13 @@ class Launch:
         run: Callable[[Rank], Any],
         chooser: Chooser | None,
         schedule: str,
+        recorder: Recorder | None,
     ) -> None:
         self.size = len(environments)
+        self.schedule = schedule
         self.in_turns = schedule == "turns"
         self.chooser = chooser
+        self.recorder = recorder
         self.run = run
         slots = 1 if self.in_turns else cores()
         self.scheduler = Scheduler(slots, self.in_turns)
@@ -266,8 +270,12 @@ class Launch:
         ):
             self.world = world
             try:
+                if self.recorder is not None:
+                    self.recorder.begin(self.size, schedule=self.schedule, torch=torch.__version__)
                 self.call.execute()
             finally:
+                if self.recorder is not None:
+                    self.recorder.end(self.call.error or sys.exc_info()[1])
                 if self.in_turns:
                     now = self.globals[self.last.index] if self.last is not None else self.base
                     now.save(self.base)
@@ -412,6 +420,7 @@ def launch(
     *,
     reduction: ReductionLike | None = None,
     schedule: str = "turns",
+    recorder: Recorder | None = None,
 ) -> list[T]:
     """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
 
@@ -429,6 +438,7 @@ def launch(
     - `schedule`: "turns" runs one rank at a time, up to where it has to wait, in a fixed order, and
       gives each rank generators, a default dtype, os.environ, sys.argv and a working directory of
       its own. "free" lets as many ranks run as there are cores; all but os.environ is shared.
+    - `recorder`: a `Recorder` that records every call. None costs nothing.
 
     **Returns**: what each rank returned.
 
@@ -454,7 +464,7 @@ def launch(
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"launch: ranks={ranks!r}: expected an integer from 1")
     environments = [environment_of(rank, ranks, ranks) for rank in range(ranks)]
-    return run_ranks(lambda rank: f(rank.index, *args), environments, reduction, schedule)
+    return run_ranks(lambda rank: f(rank.index, *args), environments, reduction, schedule, recorder)
 
 
 def run_ranks(
@@ -462,14 +472,17 @@ def run_ranks(
     environments: Sequence[Mapping[str, str]],
     reduction: ReductionLike | None,
     schedule: str,
+    recorder: Recorder | None = None,
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`."""
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
+    if not isinstance(recorder, Recorder | None):
+        raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
     chooser = as_chooser(reduction, "launch: reduction")
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
     try:
-        return Launch(environments, run, chooser, schedule).execute()
+        return Launch(environments, run, chooser, schedule, recorder).execute()
     finally:
         _launching.release()

@@ -1,0 +1,234 @@
+"""Records of collectives: who called what in which order, as lines of JSON and as sums by call.
+
+A file has one JSON object a line, and its "kind" says what the line is:
+
+- "launch", the first line: "format" (1), "gpusim" (the version), "ranks", and what the launch adds.
+- "group", before the first call of a group: its label "group", and "name", "description", "ranks".
+- "call": the fields of a `RecordedCall` that are not None.
+- "end", the last line, if the launch came to an end: "calls" (their number), and "error" if it
+  failed.
+
+Readers ignore kinds and fields that they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .version import __version__
+
+__all__ = ["RecordedCall", "RecordedGroup", "Recorder", "SummaryRow"]
+
+FORMAT = 1
+
+
+class RecordedCall(NamedTuple):
+    """A call of one rank. Ranks are global ranks.
+
+    **Attributes**:
+
+    - `rank`, `index`: who calls, and how many calls of any kind the rank has made before.
+    - `group`, `number`: the group's label, and how many collectives the rank has called on it
+      before; None for messages. The ranks' parts of a collective have both in common.
+    - `operation`: "all_reduce", "all_gather", "send", ...
+    - `dtypes`, `shapes`, `bytes`: of the tensors that the rank passes; of those that it receives in
+      recv and scatter.
+    - `site`: file:line of the user's code.
+    - `op`, `reduction`: the operator ("SUM"), and the Reduction's fields that differ from their
+      defaults, with the order.
+    - `reductions_before`: how many tensors the group reduced before, which stochastic rounding
+      depends on.
+    - `root`: of broadcast, reduce, gather and scatter.
+    - `peer`, `tag`: of a message: to whom or from whom (None: from any rank), and its tag.
+    """
+
+    rank: int
+    index: int
+    group: str
+    number: int | None
+    operation: str
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    bytes: int
+    site: str
+    op: str | None = None
+    reduction: Mapping[str, Any] | None = None
+    reductions_before: int | None = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+
+
+class RecordedGroup(NamedTuple):
+    """A group of ranks: a label of its own, its name and description, and its global ranks."""
+
+    group: str
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+class SummaryRow(NamedTuple):
+    """All calls of one place in the program that agree in the other columns.
+
+    `group_size` is the number of ranks in a group, `description` what torch says of it. `ranks` is
+    how many ranks make the calls; `calls` and `bytes` are those of the rank that makes most.
+    """
+
+    site: str
+    operation: str
+    op: str
+    dtype: str
+    order: str
+    group_size: int
+    description: str
+    ranks: int
+    calls: int
+    bytes: int
+
+
+class Recorder:
+    """The record of a launch: its newest calls, sums of all calls and, if asked for, a file.
+
+    It holds one launch at a time; the next one replaces the record and the file.
+
+    **Arguments**:
+
+    - `path`: a file for all calls, one line each, written as the call is made: after a kill all
+      lines but the last are there and valid. If it cannot be written any more it ends, with a
+      RuntimeWarning; the launch goes on.
+    - `keep`: how many calls are kept in `calls`, the newest.
+    - `each`: a function to call with each RecordedCall, in the rank's thread.
+
+    **Raises**: ValueError for a negative `keep`; OSError by the launch, if the file cannot be made.
+
+    >>> recorder = Recorder()
+    >>> recorder.begin(2)
+    >>> world = RecordedGroup("0", "0", "", (0, 1))
+    >>> for rank in (0, 1):
+    ...     recorder.add(world, rank, 0, "all_reduce", [("float32", (3,), 12)], "train.py:7")
+    >>> [(call.rank, call.index, call.bytes) for call in recorder.calls]
+    [(0, 0, 12), (1, 0, 12)]
+    >>> [(row.site, row.operation, row.ranks, row.calls) for row in recorder.summary()]
+    [('train.py:7', 'all_reduce', 2, 1)]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        keep: int = 10_000,
+        each: Callable[[RecordedCall], None] | None = None,
+    ) -> None:
+        if keep < 0:
+            raise ValueError(f"Recorder: keep={keep}: expected a number of calls from 0")
+        self.path = None if path is None else Path(path).absolute()  # ranks change the folder
+        self.calls: deque[RecordedCall] = deque(maxlen=keep)
+        self._each = each
+        self._lock = threading.Lock()
+        self._file: FileIO | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.calls.clear()
+        self._made: dict[int, int] = {}
+        self._groups: set[str] = set()
+        self._sums: dict[tuple[Any, ...], dict[int, list[int]]] = {}
+
+    def begin(self, ranks: int, **about: Any) -> None:
+        """Begin the record of a launch."""
+        self._clear()
+        if self.path is not None:
+            self._file = open(self.path, "wb", buffering=0)
+            line = {"kind": "launch", "format": FORMAT, "gpusim": __version__, "ranks": ranks}
+            self._write({**line, **about})
+
+    def add(
+        self,
+        group: RecordedGroup,
+        rank: int,
+        number: int | None,
+        operation: str,
+        tensors: Sequence[tuple[str, tuple[int, ...], int]],
+        site: str,
+        **more: Any,
+    ) -> None:
+        """Add a call on tensors of these dtypes, shapes and sizes in bytes.
+
+        `more` are the other fields of a RecordedCall.
+        """
+        dtypes, shapes = (tuple(tensor[k] for tensor in tensors) for k in (0, 1))
+        total = sum(size for *_, size in tensors)
+        with self._lock:
+            index = self._made.get(rank, 0)
+            self._made[rank] = index + 1
+            call = RecordedCall(
+                rank, index, group.group, number, operation, dtypes, shapes, total, site, **more
+            )
+            self.calls.append(call)
+            row = (
+                site,
+                operation,
+                call.op or "",
+                ", ".join(dict.fromkeys(dtypes)),
+                (call.reduction or {}).get("order", ""),
+                len(group.ranks),
+                group.description,
+            )
+            mine = self._sums.setdefault(row, {}).setdefault(rank, [0, 0])
+            mine[0] += 1
+            mine[1] += total
+            if self._file is not None:
+                if group.group not in self._groups:
+                    self._groups.add(group.group)
+                    self._write({"kind": "group", **group._asdict()})
+                fields = call._asdict().items()
+                self._write({"kind": "call", **{k: v for k, v in fields if v is not None}})
+        if self._each is not None:
+            self._each(call)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the record, with the error that ended the launch."""
+        with self._lock:
+            if self._file is not None:
+                failure = {} if error is None else {"error": f"{type(error).__name__}: {error}"}
+                self._write({"kind": "end", "calls": sum(self._made.values()), **failure})
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def summary(self) -> list[SummaryRow]:
+        """A row for each place and kind of call, those with most bytes first."""
+        with self._lock:
+            rows = [
+                SummaryRow(
+                    *row, len(sums), *(max(each[k] for each in sums.values()) for k in (0, 1))
+                )
+                for row, sums in self._sums.items()
+            ]
+        return sorted(rows, key=lambda row: (-row.bytes, row))
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        """Write a line at once and whole: what a kill leaves is valid."""
+        assert self._file is not None
+        content = json.dumps(line).encode() + b"\n"
+        end = self._file.tell()
+        try:
+            written = self._file.write(content)
+            if written != len(content):
+                raise OSError("the disk takes no more")
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(end)
+            self._file.close()
+            self._file = None
+            warnings.warn(f"the record {self.path} ends: {error}", RuntimeWarning, stacklevel=2)

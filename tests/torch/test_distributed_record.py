@@ -1,0 +1,300 @@
+"""The record of a launch: calls, counts and places, in memory and as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import fully_shard
+
+from gpusim import CollectiveMismatchError, Reduction, ReplicaError
+from gpusim.torch.distributed import RecordedCall, Recorder, launch
+from tests.torch.distributed_programs import PROGRAMS, start
+
+THIS = __file__
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def line_of(text: str) -> str:
+    """The place of the one line of this file that begins with a text."""
+    source = Path(THIS).read_text().splitlines()
+    (number,) = [k for k, line in enumerate(source, 1) if line.strip().startswith(text)]
+    return f"{THIS}:{number}"
+
+
+def ddp_steps(rank: int, counted: bool) -> list[int]:
+    """Two steps; if asked for, the elements of the buckets, which change after the first."""
+    start()
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8)))
+    ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
+    buckets: list[int] = []
+
+    def count(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        buckets.append(bucket.buffer().numel())
+        return allreduce_hook(state, bucket)
+
+    count.__annotations__.clear()  # DDP compares them with classes, and these are strings
+    if counted:
+        ddp.register_comm_hook(None, count)
+    for _ in range(2):
+        ddp(torch.ones(2, 16)).sum().backward()
+    return buckets
+
+
+@pytest.mark.parametrize(
+    ("counted", "line"),
+    [(True, "return allreduce_hook(state, bucket)"), (False, "ddp(torch.ones(2, 16))")],
+)
+def test_ddp_reduces_once_for_each_bucket(counted: bool, line: str) -> None:
+    buckets = launch(ddp_steps, 1, (True,))[0]
+    assert len(buckets) > 4
+    assert sum(buckets) == 2 * 8 * 16 * 17
+    recorder = Recorder()
+    launch(ddp_steps, 3, (counted,), recorder=recorder, reduction="gloo-ring")
+    for rank in range(3):
+        made = [c for c in recorder.calls if c.rank == rank and c.operation == "all_reduce"]
+        assert [call.shapes for call in made] == [((size,),) for size in buckets]
+        assert [call.bytes for call in made] == [4 * size for size in buckets]
+        assert {call.site for call in made} == {line_of(line)}
+        assert all(call.reduction == {"order": "gloo-ring"} for call in made)
+
+
+def test_fsdp2_gathers_and_scatters_each_module() -> None:
+    ranks = 4
+
+    def step(rank: int) -> None:
+        start()
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        loss = model(torch.ones(2, 8)).sum()  # FSDP2
+        loss.backward()
+
+    recorder = Recorder()
+    launch(step, ranks, recorder=recorder)
+    forward, backward = line_of("loss = model(torch.ones(2, 8))"), line_of("loss.backward()")
+    sharded = 8 * 9 * 4 // ranks
+    found = {
+        (row.site, row.operation): (row.op, row.dtype, row.ranks, row.calls, row.bytes)
+        for row in recorder.summary()
+    }
+    assert found == {
+        (forward, "all_gather"): ("", "float32", ranks, 3, 3 * sharded),
+        (backward, "all_gather"): ("", "float32", ranks, 3, 3 * sharded),
+        (backward, "reduce_scatter"): ("AVG", "float32", ranks, 3, 3 * sharded * ranks),
+    }
+
+
+def every_call(rank: int) -> None:
+    size = start()[1]
+    x = torch.ones(2, 3)
+    pair = dist.new_group([2, 1])
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    dist.broadcast(x, 2)
+    dist.barrier()
+    if rank:
+        dist.reduce(x, 2, group=pair)
+        dist.send(x[0], 3 - rank, tag=5) if rank == 1 else dist.recv(x[0], tag=5)
+    splits = [rank + 1] * size
+    sent, received = torch.ones(sum(splits), 2), torch.ones(sum(range(size + 1)), 2)
+    dist.all_to_all_single(received, sent, list(range(1, size + 1)), splits)
+    with dist._coalescing_manager():
+        dist.all_reduce(x)
+        dist.all_reduce(x[0])
+
+
+def test_what_is_recorded_of_a_call() -> None:
+    recorder = Recorder()
+    launch(every_call, 3, recorder=recorder, reduction=Reduction(accumulate="float64"))
+    calls = [call for call in recorder.calls if call.rank == 2]
+    assert [call.index for call in calls] == list(range(7))
+    assert {call.site.rpartition(":")[0] for call in calls} == {THIS}
+    one, reduction = ("float32",), {"order": "linear", "accumulate": "float64"}
+    expected = [
+        ("0", 0, "all_reduce", one, ((2, 3),), 24, "MAX", reduction, 0, None, None, None),
+        ("0", 1, "broadcast", one, ((2, 3),), 24, None, None, None, 2, None, None),
+        ("0", 2, "barrier", (), (), 0, None, None, None, None, None, None),
+        ("1", 0, "reduce", one, ((2, 3),), 24, "SUM", reduction, 0, 2, None, None),
+        ("0", None, "recv", one, ((3,),), 12, None, None, None, None, None, 5),
+        ("0", 3, "all_to_all", one, ((9, 2),), 72, None, None, None, None, None, None),
+        ("0", 4, "all_reduce", one * 2, ((2, 3), (3,)), 36, "SUM", reduction, 1, None, None, None),
+    ]
+    found = [
+        (*c[2:8], c.op, c.reduction, c.reductions_before, c.root, c.peer, c.tag) for c in calls
+    ]
+    assert found == expected
+    assert [c.peer for c in recorder.calls if c.operation == "send"] == [2]
+
+
+@pytest.mark.parametrize("name", ["ddp", "groups", "messages"])
+def test_lines_are_the_same_in_every_run(name: str, tmp_path: Path) -> None:
+    contents = []
+    for _ in range(3):
+        path = tmp_path / "calls.jsonl"
+        launch(lambda rank: PROGRAMS[name](seed=0), 3, recorder=Recorder(path))
+        contents.append(path.read_bytes())
+    assert contents[0] == contents[1] == contents[2]
+    assert contents[0].count(b"\n") > 10
+
+
+def test_free_threads_record_the_same_calls() -> None:
+    def by_rank(schedule: str) -> list[RecordedCall]:
+        recorder = Recorder()
+        launch(lambda rank: PROGRAMS["ddp"](seed=0), 4, recorder=recorder, schedule=schedule)
+        return sorted(recorder.calls, key=lambda call: (call.rank, call.index))
+
+    assert by_rank("free") == by_rank("turns")
+
+
+def test_lines_have_what_memory_has(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    recorder = Recorder(path, keep=4)
+    launch(every_call, 3, recorder=recorder)
+    first, *middle, last = lines_of(path)
+    assert first == {
+        "kind": "launch",
+        "format": 1,
+        "gpusim": first["gpusim"],
+        "ranks": 3,
+        "schedule": "turns",
+        "torch": torch.__version__,
+    }
+    calls = [line for line in middle if line.pop("kind") == "call"]
+    groups = {line["group"]: line for line in middle if line not in calls}
+    assert groups["1"]["ranks"] == [1, 2]
+    assert groups["0"]["ranks"] == [0, 1, 2]
+    assert groups["0"]["description"] == "default_pg"
+    assert last == {"kind": "end", "calls": len(calls)}
+    assert len(recorder.calls) == 4
+    kept = [{k: v for k, v in c._asdict().items() if v is not None} for c in recorder.calls]
+    assert json.loads(json.dumps(kept)) == calls[-4:]
+    totals = {(row.site, row.operation, row.op, row.dtype): row for row in recorder.summary()}
+    for key, row in totals.items():
+        each: dict[int, list[int]] = {}
+        for c in calls:
+            if (c["site"], c["operation"], c.get("op", ""), ", ".join(set(c["dtypes"]))) == key:
+                each.setdefault(c["rank"], []).append(c["bytes"])
+        most = (max(map(len, each.values())), max(map(sum, each.values())))
+        assert (row.ranks, row.calls, row.bytes) == (len(each), *most)
+    assert sum(row.calls * row.ranks for row in totals.values()) == len(calls)
+
+
+def test_groups_of_one_name_have_labels_of_their_own(tmp_path: Path) -> None:
+    def program(rank: int) -> None:
+        for _ in range(2):
+            start()
+            dist.barrier()
+            dist.destroy_process_group()
+
+    path = tmp_path / "calls.jsonl"
+    launch(program, 2, recorder=Recorder(path))
+    groups = [line for line in lines_of(path) if line["kind"] == "group"]
+    assert len({line["group"] for line in groups}) == len(groups) == 2
+
+
+def disagree(rank: int) -> None:
+    start()
+    dist.barrier()
+    if rank:
+        dist.broadcast(torch.ones(2), 0)  # wrong
+    dist.all_reduce(torch.ones(2))
+
+
+def fail(rank: int) -> None:
+    start()
+    dist.barrier()
+    if rank:
+        raise ValueError("bad")
+    dist.all_reduce(torch.ones(2))
+
+
+@pytest.mark.parametrize("program", [disagree, fail])
+def test_lines_are_there_after_an_error(program: Any, tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    with pytest.raises((CollectiveMismatchError, ReplicaError)) as caught:
+        launch(program, 2, recorder=Recorder(path))
+    *calls, last = lines_of(path)
+    name, _, message = last["error"].partition(": ")
+    assert (name, message) == (type(caught.value).__name__, str(caught.value))
+    operations = [line["operation"] for line in calls if line["kind"] == "call"]
+    assert operations == ["barrier"] * 2 + ["broadcast", "all_reduce"] * (program is disagree)
+    if program is disagree:
+        wrong = [line for line in calls if line.get("operation") == "broadcast"]
+        assert [line["site"] for line in wrong] == [line_of("dist.broadcast(torch.ones(2), 0)")]
+
+
+def test_lines_are_whole_after_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    text = f"""
+        import os, signal, torch, torch.distributed as dist
+        from gpusim.torch.distributed import Recorder, launch
+
+        def program(rank):
+            dist.init_process_group()
+            for step in range(50):
+                dist.all_reduce(torch.ones(3))
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        launch(program, 2, recorder=Recorder({str(path)!r}))
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(text)], timeout=300, env=os.environ)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_bytes().endswith(b"\n")
+    assert [line["kind"] for line in lines_of(path)] == ["launch", "group"] + ["call"] * 100
+
+
+def test_a_full_disk_ends_the_record_and_not_the_launch() -> None:
+    recorder = Recorder("/dev/full")
+    with pytest.warns(RuntimeWarning, match="the record /dev/full ends"):
+        launch(disagree_not, 2, recorder=recorder)
+    assert len(recorder.calls) == 2
+
+
+def disagree_not(rank: int) -> None:
+    start()
+    dist.all_reduce(torch.ones(2))
+
+
+def test_a_recorder_holds_the_last_launch(tmp_path: Path) -> None:
+    seen: list[RecordedCall] = []
+    recorder = Recorder(tmp_path / "calls.jsonl", each=seen.append)
+    launch(lambda rank: PROGRAMS["local_sgd"](seed=0), 2, recorder=recorder)
+    count = len(seen)
+    launch(disagree_not, 2, recorder=recorder)
+    assert seen[count:] == list(recorder.calls)
+    assert [row.calls for row in recorder.summary()] == [1]
+    assert len(lines_of(tmp_path / "calls.jsonl")) == 5
+
+
+def test_the_path_is_that_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder("calls.jsonl")
+    monkeypatch.chdir("/")
+    launch(disagree_not, 2, recorder=recorder)
+    assert len(lines_of(tmp_path / "calls.jsonl")) == 5
+
+
+def test_recorder_arguments(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"launch: recorder='calls\.jsonl': expected"):
+        launch(disagree_not, 2, recorder="calls.jsonl")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="keep=-1: expected a number of calls from 0"):
+        Recorder(keep=-1)
+    with pytest.raises(FileNotFoundError):
+        launch(disagree_not, 2, recorder=Recorder(tmp_path / "none" / "calls.jsonl"))
+    assert launch(lambda rank: rank, 2) == [0, 1]
