@@ -9,14 +9,20 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from gpusim.errors import GpusimError, ReplicaError
+from gpusim.recording import RecordedCall, Recorder
 from gpusim.tools import program
 from gpusim.tools.arguments import whole_number
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
+from gpusim.tools.tables import print_table
 
 __all__ = ["add"]
+
+SHOWN = 20
+"""Rows of the table."""
 
 ACCEPTED = (
     "rdzv-backend",
@@ -78,6 +84,21 @@ def add(commands: Any) -> None:
         help="show the output of this rank alone, without its tag",
     )
     parser.add_argument(
+        "--summary", action="store_true", help="print a table of all collectives at the end"
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="write a line of JSON for each collective of each rank",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="write a Chrome trace of the collectives' order, for Perfetto, without times",
+    )
+    parser.add_argument(
         "-m", "--module", action="store_true", help="SCRIPT is the name of a module"
     )
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
@@ -113,7 +134,10 @@ def run(options: argparse.Namespace) -> int:
     environments = [
         environment_of(rank, ranks, options.nproc_per_node, **more) for rank in range(ranks)
     ]
-    with tagged_output(options.only_rank) as outputs:
+    with (
+        record_of(options, ranks) as recorder,
+        tagged_output(options.only_rank) as outputs,
+    ):
 
         def body(rank: Any) -> None:
             outputs.enter(rank.index)
@@ -123,13 +147,72 @@ def run(options: argparse.Namespace) -> int:
                 outputs.leave()
 
         try:
-            run_ranks(body, environments, options.reduction, options.schedule)
+            run_ranks(body, environments, options.reduction, options.schedule, recorder)
         except GpusimError as error:
-            failure = error
+            failure: GpusimError | None = error
         else:
-            return 0
+            failure = None
+    if options.summary and recorder is not None:
+        show_summary(recorder, ranks)
+    if failure is None:
+        return 0
     show(failure)
     return 1
+
+
+@contextmanager
+def record_of(options: argparse.Namespace, ranks: int) -> Iterator[Recorder | None]:
+    """The recorder that the options ask for; its trace is written when the block ends."""
+    if options.trace is None:
+        asked = options.summary or options.record is not None
+        yield Recorder(options.record, keep=0) if asked else None
+        return
+    from gpusim.poptorch.traces import Trace
+
+    trace = Trace(options.trace.absolute(), {"unit of ts": "a call of the rank, not a time"})
+    rows = [trace.row("ranks", f"rank {rank}") for rank in range(ranks)]
+
+    def add(call: RecordedCall) -> None:
+        fields = {name: value for name, value in call._asdict().items() if value is not None}
+        begin = call.index * 1e-6  # ts counts microseconds
+        trace.add(rows[call.rank], call.operation, "collective", begin, begin + 1e-6, **fields)
+
+    try:
+        yield Recorder(options.record, keep=0, each=add)
+    finally:
+        trace.close()
+
+
+def show_summary(recorder: Recorder, ranks: int) -> None:
+    """Print a table of all calls, those with most bytes, on one screen."""
+    rows = recorder.summary()
+    cells = [
+        [
+            shorten_site(row.site),
+            f"{row.operation} {row.op}".strip(),
+            row.order,
+            row.dtype,
+            row.description,
+            str(row.group_size),
+            str(row.ranks),
+            f"{row.calls:,}",
+            f"{row.bytes:,}",
+        ]
+        for row in rows[:SHOWN]
+    ]
+    title = f"Collectives of {ranks} ranks, with the calls and bytes of the rank that makes most"
+    if len(rows) > SHOWN:
+        title += f" (the {SHOWN} with most bytes of {len(rows)})"
+    headings = ["place", "operation", "order", "dtype", "group", "size", "ranks", "calls", "bytes"]
+    print_table(title, headings, cells, left=headings[:5])
+
+
+def shorten_site(site: str) -> str:
+    """A call site relative to the current folder, or the end of its path."""
+    folder = os.getcwd() + os.sep
+    if site.startswith(folder):
+        return site.removeprefix(folder)
+    return os.sep.join(Path(site).parts[-2:])
 
 
 class ExitCodeError(Exception):
