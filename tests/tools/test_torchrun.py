@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -175,6 +176,83 @@ def test_ranks_that_fail(
     for each in said:
         assert each in shown, shown
     assert "gpusim/torch/distributed" not in shown
+
+
+RECORDED = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    for step in range(3):
+        x = torch.ones(4 + step)
+        dist.all_reduce(x)
+        os.chdir("/")
+    if dist.get_rank() == 2:
+        dist.broadcast(x, 0)
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_was_called(
+    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of three ranks makes another call; the record is there all the same."""
+    monkeypatch.chdir(tmp_path)
+    train = script(tmp_path, RECORDED)
+    arguments = ["--summary", "--record", "calls.jsonl", "--trace", "trace.json", train]
+    command = ["torchrun", f"--nproc-per-node={ranks}", "--reduction", "nccl-ring"]
+    assert main([*command, *arguments]) == (ranks == 3)
+    title, _, headings, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith(f"Collectives of {ranks} ranks, ")
+    assert "place operation order dtype group size ranks calls bytes".split() == headings.split()
+    reduced = ["train.py:6", "all_reduce", "SUM", "nccl-ring", "float32", "default_pg"]
+    expected = [[*reduced, str(ranks), str(ranks), "3", "60"]]
+    if ranks == 3:
+        expected += [["train.py:9", "broadcast", "float32", "default_pg", "3", "1", "1", "24"]]
+    last = [row.split() for row in rows]
+    assert last[: len(expected)] == expected
+    assert [row[:2] for row in last[len(expected) :]] == [["train.py:10", "barrier"]]
+
+    lines = [json.loads(line) for line in Path("calls.jsonl").read_text().splitlines()]
+    calls = [line for line in lines if line["kind"] == "call"]
+    assert [line["kind"] for line in lines] == ["launch", "group", *["call"] * len(calls), "end"]
+    assert ("error" in lines[-1]) == (ranks == 3)
+
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    shown = [e for e in events if e["ph"] == "X"]
+    assert [(names[e["tid"]], e["ts"], e["dur"], e["name"]) for e in shown] == [
+        (f"rank {line['rank']}", line["index"], 1, line["operation"]) for line in calls
+    ]
+    for event, line in zip(shown, calls, strict=True):
+        assert {"kind": "call", **event["args"]} == line
+
+
+def test_the_table_fits_on_a_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = "".join(f"\n    dist.all_reduce(torch.ones({n}))" for n in range(1, 31))
+    text = f"""
+    import torch, torch.distributed as dist
+    dist.init_process_group(){calls}
+    """
+    monkeypatch.chdir("/")
+    assert main(["torchrun", "--nproc-per-node=2", "--summary", script(tmp_path, text)]) == 0
+    title, _, _, *rows = capsys.readouterr().out.splitlines()
+    assert title.endswith("(the 20 with most bytes of 30)")
+    assert [int(row.split()[-1]) for row in rows] == [4 * n for n in range(30, 10, -1)]
+    assert rows[0].startswith(f"{tmp_path.name}/train.py:33")
+
+
+def test_a_record_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = script(tmp_path, "print('begun')")
+    for option in ("--record", "--trace"):
+        nowhere = tmp_path / "none" / "calls" if option == "--record" else tmp_path
+        assert main(["torchrun", option, str(nowhere), train]) == 1
+        shown = capsys.readouterr()
+        assert str(nowhere) in shown.err
+        assert shown.out == ""
 
 
 def test_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
