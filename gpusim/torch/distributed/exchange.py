@@ -6,6 +6,7 @@ A rank posts its part of a call and goes on; the last one does the work for all.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
+from ...reduction import Reduction
 from .memory import bits_of, kind_of, move
 
 if TYPE_CHECKING:
@@ -150,6 +152,7 @@ class Exchange:
         self.launch = launch
         self.recorder = launch.recorder
         self.descriptions: dict[GroupKey, str] = {}
+        self.groups: dict[GroupKey, RecordedGroup] = {}
         self.lock = threading.Lock()
         self.calls: dict[tuple[GroupKey, int], Pending] = {}
         self.makers: dict[tuple[str, tuple[int, int]], tuple[tuple[int, ...], int, str]] = {}
@@ -291,7 +294,10 @@ class Exchange:
         **more: Any,
     ) -> None:
         assert self.recorder is not None
-        group = RecordedGroup(key.label, key.name, self.descriptions.get(key, ""), key.ranks)
+        group = self.groups.get(key)
+        if group is None:
+            about = self.descriptions.get(key, "")
+            group = self.groups[key] = RecordedGroup(key.label, key.name, about, key.ranks)
         kinds = [(*kind_of(tensor), tensor.nbytes) for tensor in tensors]
         self.recorder.add(group, rank.index, number, operation, kinds, site, **more)
 
@@ -314,15 +320,22 @@ def _fields_of(terms: Terms, ranks: tuple[int, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "root" in terms:
         found["root"] = ranks[terms["root"]]
-    reduction = terms.get("reduction")
-    if reduction is not None:
-        found["reduction"] = {
-            name: value if isinstance(value, (str, int)) else repr(value)
-            for name, value in reduction.settings().items()
-            if name != "op"  # torch's is in the call
-        }
+    if "op" in terms:
+        found["op"] = terms["op"]
+    if terms.get("reduction") is not None:
+        found["reduction"] = _settings_of(terms["reduction"])
         found["reductions_before"] = terms["number of reductions before"]
-    return found | ({"op": terms["op"]} if "op" in terms else {})
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _settings_of(reduction: Reduction) -> dict[str, Any]:
+    """How a reduction adds, as JSON has it; the operator is torch's, in the call."""
+    return {
+        name: value if isinstance(value, (str, int)) else repr(value)
+        for name, value in reduction.settings().items()
+        if name != "op"
+    }
 
 
 def describe(terms: Terms) -> str:
