@@ -155,6 +155,7 @@ class RankGroup(ProcessGroup):
             told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
             reduction, number = settle(self._chooser, told, self._folds, len(tensors))
         self._folds += len(tensors)
+        counted: dict[str, Any] = {"number of reductions before": number}
         return self._post(
             operation,
             part,
@@ -164,7 +165,7 @@ class RankGroup(ProcessGroup):
             op=name,
             **terms,
             reduction=reduction,
-            **{"number of reductions before": number},
+            **counted,
         )
 
     # Reductions
