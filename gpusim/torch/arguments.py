@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
 from .. import trees
@@ -20,6 +19,7 @@ from ..maps.arguments import (
     read_arguments,
 )
 from ..maps.axis_environment import Sharding
+from .private import is_transformed
 from .tensors import as_array
 
 __all__ = ["agree_on_shared", "as_result", "check_dims", "equal_bits", "take_replicated", "read"]
@@ -76,7 +76,7 @@ def agree_on_shared(what: str, arguments: MapArguments, sharding: Sharding | Non
     for number, leaf, _ in arguments.shared():
         value = leaf
         if isinstance(leaf, Tensor):
-            if type(leaf) not in (Tensor, Parameter) or is_functorch_wrapped_tensor(leaf):
+            if type(leaf) not in (Tensor, Parameter) or is_transformed(leaf):
                 continue
             try:
                 value = as_array(leaf)

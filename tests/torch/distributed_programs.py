@@ -227,11 +227,11 @@ def groups(seed: int) -> Results:
     rank, size = start()
     found = {}
     x = torch.randn(33, generator=torch.Generator().manual_seed(seed + rank))
-    if rank in (0, size - 1):  # first: its name has the number of groups in it
-        mine = dist.new_group([0, size - 1], use_local_synchronization=True)
-        y = x.clone()
-        dist.all_reduce(y, group=mine)
-        found["mine"] = y
+    outer = [0, size - 1] if rank in (0, size - 1) else [rank]
+    mine = dist.new_group(outer, use_local_synchronization=True)  # one on each rank: names count
+    y = x.clone()
+    dist.all_reduce(y, group=mine)
+    found["mine"] = y
     odd = dist.new_group(list(range(1, size, 2)))
     if rank % 2:
         y = x.clone()

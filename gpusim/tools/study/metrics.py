@@ -27,7 +27,11 @@ LIMIT = 64
 """The histogram counts relative errors from 2**-64 to 2**64; others are in its outer buckets."""
 QUANTILES = {"error_p50": 0.5, "error_p90": 0.9, "error_p99": 0.99}
 
-_INFO = {FLOAT32: Format(8, 23).info, FLOAT64: Format(11, 52).info, **SUB_32_BIT}
+_INFO: dict[np.dtype[Any], FormatInfo] = {
+    FLOAT32: Format(8, 23).info,
+    FLOAT64: Format(11, 52).info,
+    **SUB_32_BIT,
+}
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,10 @@ class RankGroup(ProcessGroup):
 
     getRank, getSize = rank, size
 
+    def _get_backend(self, device: Any) -> RankGroup:
+        """What torch asks for optional abilities, of which it has none."""
+        return self
+
     def getBackendName(self) -> str:
         return "gpusim"
 
