@@ -36,7 +36,7 @@ class RecordedCall(NamedTuple):
 
     **Attributes**:
 
-    - `rank`, `index`: who calls, and how many calls of any kind the rank has made before.
+    - `rank`, `sequence`: who calls, and how many calls of any kind the rank has made before.
     - `group`, `number`: the group's label, and how many collectives the rank has called on it
       before; None for messages. The ranks' parts of a collective have both in common.
     - `operation`: "all_reduce", "all_gather", "send", ...
@@ -52,7 +52,7 @@ class RecordedCall(NamedTuple):
     """
 
     rank: int
-    index: int
+    sequence: int
     group: str
     number: int | None
     operation: str
@@ -116,7 +116,7 @@ class Recorder:
     >>> world = RecordedGroup("0", "0", "", (0, 1))
     >>> for rank in (0, 1):
     ...     recorder.add(world, rank, 0, "all_reduce", [("float32", (3,), 12)], "train.py:7")
-    >>> [(call.rank, call.index, call.bytes) for call in recorder.calls]
+    >>> [(call.rank, call.sequence, call.bytes) for call in recorder.calls]
     [(0, 0, 12), (1, 0, 12)]
     >>> [(row.site, row.operation, row.ranks, row.calls) for row in recorder.summary()]
     [('train.py:7', 'all_reduce', 2, 1)]
@@ -142,7 +142,7 @@ class Recorder:
         self.calls.clear()
         self._made: dict[int, int] = {}
         self._groups: set[str] = set()
-        self._sums: dict[tuple[Any, ...], dict[int, list[int]]] = {}
+        self._sums: dict[SummaryRow, dict[int, list[int]]] = {}
 
     def begin(self, ranks: int, **about: Any) -> None:
         """Begin the record of a launch."""
@@ -166,16 +166,16 @@ class Recorder:
 
         `more` are the other fields of a RecordedCall.
         """
-        dtypes, shapes = (tuple(tensor[k] for tensor in tensors) for k in (0, 1))
-        total = sum(size for *_, size in tensors)
+        dtypes = tuple(dtype for dtype, _, _ in tensors)
+        shapes = tuple(shape for _, shape, _ in tensors)
+        total = sum(size for _, _, size in tensors)
         with self._lock:
-            index = self._made.get(rank, 0)
-            self._made[rank] = index + 1
-            call = RecordedCall(
-                rank, index, group.group, number, operation, dtypes, shapes, total, site, **more
-            )
+            sequence = self._made.get(rank, 0)
+            self._made[rank] = sequence + 1
+            place = (rank, sequence, group.group, number, operation)
+            call = RecordedCall(*place, dtypes, shapes, total, site, **more)
             self.calls.append(call)
-            row = (
+            row = SummaryRow(
                 site,
                 operation,
                 call.op or "",
@@ -183,6 +183,7 @@ class Recorder:
                 (call.reduction or {}).get("order", ""),
                 len(group.ranks),
                 group.description,
+                *(0, 0, 0),
             )
             mine = self._sums.setdefault(row, {}).setdefault(rank, [0, 0])
             mine[0] += 1
@@ -210,8 +211,10 @@ class Recorder:
         """A row for each place and kind of call, those with most bytes first."""
         with self._lock:
             rows = [
-                SummaryRow(
-                    *row, len(sums), *(max(each[k] for each in sums.values()) for k in (0, 1))
+                row._replace(
+                    ranks=len(sums),
+                    calls=max(calls for calls, _ in sums.values()),
+                    bytes=max(size for _, size in sums.values()),
                 )
                 for row, sums in self._sums.items()
             ]

@@ -174,7 +174,7 @@ def record_of(options: argparse.Namespace, ranks: int) -> Iterator[Recorder | No
 
     def add(call: RecordedCall) -> None:
         fields = {name: value for name, value in call._asdict().items() if value is not None}
-        begin = call.index * 1e-6  # ts counts microseconds
+        begin = call.sequence * 1e-6  # ts counts microseconds
         trace.add(rows[call.rank], call.operation, "collective", begin, begin + 1e-6, **fields)
 
     try:

@@ -221,7 +221,7 @@ def test_what_was_called(
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     shown = [e for e in events if e["ph"] == "X"]
     assert [(names[e["tid"]], e["ts"], e["dur"], e["name"]) for e in shown] == [
-        (f"rank {line['rank']}", line["index"], 1, line["operation"]) for line in calls
+        (f"rank {line['rank']}", line["sequence"], 1, line["operation"]) for line in calls
     ]
     for event, line in zip(shown, calls, strict=True):
         assert {"kind": "call", **event["args"]} == line

@@ -122,7 +122,7 @@ def test_what_is_recorded_of_a_call() -> None:
     recorder = Recorder()
     launch(every_call, 3, recorder=recorder, reduction=Reduction(accumulate="float64"))
     calls = [call for call in recorder.calls if call.rank == 2]
-    assert [call.index for call in calls] == list(range(7))
+    assert [call.sequence for call in calls] == list(range(7))
     assert {call.site.rpartition(":")[0] for call in calls} == {THIS}
     one, reduction = ("float32",), {"order": "linear", "accumulate": "float64"}
     expected = [
@@ -156,7 +156,7 @@ def test_free_threads_record_the_same_calls() -> None:
     def by_rank(schedule: str) -> list[RecordedCall]:
         recorder = Recorder()
         launch(lambda rank: PROGRAMS["ddp"](seed=0), 4, recorder=recorder, schedule=schedule)
-        return sorted(recorder.calls, key=lambda call: (call.rank, call.index))
+        return sorted(recorder.calls, key=lambda call: (call.rank, call.sequence))
 
     assert by_rank("free") == by_rank("turns")
 
