@@ -6,10 +6,12 @@ import argparse
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, TextIO
 
 from gpusim.errors import GpusimError, ReplicaError
@@ -23,6 +25,12 @@ __all__ = ["add"]
 
 SHOWN = 20
 """Rows of the table."""
+
+INTERVAL = 0.2
+"""Seconds between two lines of progress."""
+
+ERASE = "\r\x1b[K"
+"""Takes the line of a terminal away."""
 
 ACCEPTED = (
     "rdzv-backend",
@@ -135,8 +143,8 @@ def run(options: argparse.Namespace) -> int:
         environment_of(rank, ranks, options.nproc_per_node, **more) for rank in range(ranks)
     ]
     with (
-        record_of(options, ranks) as recorder,
         tagged_output(options.only_rank) as outputs,
+        record_of(options, ranks, outputs) as recorder,
     ):
 
         def body(rank: Any) -> None:
@@ -161,11 +169,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def record_of(options: argparse.Namespace, ranks: int) -> Iterator[Recorder | None]:
-    """The recorder that the options ask for; its trace is written when the block ends."""
+def record_of(
+    options: argparse.Namespace, ranks: int, outputs: RankOutputs
+) -> Iterator[Recorder | None]:
+    """The recorder that the options, and a terminal, ask for; None if they do not.
+
+    The trace is written when the block ends.
+    """
+    shown = outputs.terminal is not None
     if options.trace is None:
-        asked = options.summary or options.record is not None
-        yield Recorder(options.record, keep=0) if asked else None
+        asked = shown or options.summary or options.record is not None
+        each = outputs.show_progress if shown else None
+        yield Recorder(options.record, keep=0, each=each) if asked else None
         return
     from gpusim.poptorch.traces import Trace
 
@@ -176,6 +191,8 @@ def record_of(options: argparse.Namespace, ranks: int) -> Iterator[Recorder | No
         fields = {name: value for name, value in call._asdict().items() if value is not None}
         begin = call.sequence * 1e-6  # ts counts microseconds
         trace.add(rows[call.rank], call.operation, "collective", begin, begin + 1e-6, **fields)
+        if shown:
+            outputs.show_progress(call)
 
     try:
         yield Recorder(options.record, keep=0, each=add)
@@ -250,12 +267,42 @@ def show(error: GpusimError) -> None:
 
 
 class RankOutputs:
-    """Standard output and error, whose lines have the tag of the rank that writes them."""
+    """Standard output and error, whose lines have the tag of the rank that writes them.
 
-    def __init__(self, only: int | None) -> None:
-        self.only = only
+    A `terminal` shows below them how many calls were made, and the last one.
+    """
+
+    def __init__(self, only: int | None, terminal: TextIO | None) -> None:
+        self.only, self.terminal = only, terminal
         self.local = threading.local()
         self.lock = threading.Lock()
+        self.begun = self.last = time.monotonic()
+        self.calls = 0
+        self.shown = False
+
+    def show_progress(self, call: RecordedCall) -> None:
+        """Count a call, and show it if some time has passed since the last one that was shown."""
+        with self.lock:
+            self.calls += 1
+            now = time.monotonic()
+            if self.terminal is None or now - self.last < INTERVAL:
+                return
+            self.last = now
+            minutes, seconds = divmod(int(now - self.begun), 60)
+            text = (
+                f"{minutes}:{seconds:02}  {self.calls:,} calls, now {call.operation} of rank "
+                f"{call.rank} at {Path(call.site).name}"
+            )
+            self.terminal.write(f"{ERASE}{text[: get_terminal_size().columns - 1]}")
+            self.terminal.flush()
+            self.shown = True
+
+    def erase_progress(self) -> None:
+        """Take the line of progress away."""
+        if self.terminal is not None and self.shown:
+            self.terminal.write(ERASE)
+            self.terminal.flush()
+            self.shown = False
 
     def enter(self, rank: int) -> None:
         """The calling thread is this rank's."""
@@ -272,12 +319,15 @@ class RankOutputs:
     def line(self, stream: TextIO, text: str) -> None:
         tag = f"[rank{self.local.rank}]: " if self.only is None else ""
         with self.lock:
+            self.erase_progress()
             stream.write(f"{tag}{text}\n")
 
     def write(self, stream: TextIO, text: str) -> int:
         rank = getattr(self.local, "rank", None)
         if rank is None:
-            return stream.write(text)
+            with self.lock:
+                self.erase_progress()
+                return stream.write(text)
         if self.only in (None, rank):
             *lines, rest = (self.local.partial.get(stream, "") + text).split("\n")
             for line in lines:
@@ -306,7 +356,7 @@ class TaggedStream:
 @contextmanager
 def tagged_output(only: int | None) -> Iterator[RankOutputs]:
     """A block in which standard output and error are tagged."""
-    outputs = RankOutputs(only)
+    outputs = RankOutputs(only, sys.stderr if sys.stderr.isatty() else None)
     streams = sys.stdout, sys.stderr
     tagged: Any = [TaggedStream(stream, outputs) for stream in streams]
     sys.stdout, sys.stderr = tagged
@@ -314,3 +364,4 @@ def tagged_output(only: int | None) -> Iterator[RankOutputs]:
         yield outputs
     finally:
         sys.stdout, sys.stderr = streams
+        outputs.erase_progress()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from textwrap import dedent
 
 import pytest
 
+from gpusim.tools import torchrun
 from gpusim.tools.cli import main
 
 TRAIN = """
@@ -241,6 +244,56 @@ def test_the_table_fits_on_a_screen(
     assert title.endswith("(the 20 with most bytes of 30)")
     assert [int(row.split()[-1]) for row in rows] == [4 * n for n in range(30, 10, -1)]
     assert rows[0].startswith(f"{tmp_path.name}/train.py:33")
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("options", [[], ["--trace", "trace.json"], ["--only-rank", "1"]])
+def test_progress_on_a_terminal(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+        import sys, torch, torch.distributed as dist
+        dist.init_process_group()
+        for step in range(3):
+            dist.all_reduce(torch.ones(2))
+            print("step", step, file=sys.stderr)
+        dist.barrier()
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torchrun, "INTERVAL", 0.0)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["torchrun", "--nproc-per-node=2", *options, script(tmp_path, text)]) == 0
+    written = terminal.getvalue()
+    shown = [part for part in re.split("\r\x1b\\[K|\n", written) if "calls" in part]
+    expected = ["all_reduce"] * 6 + ["barrier"] * 2
+    for number, (line, operation) in enumerate(zip(shown, expected, strict=True), 1):
+        assert line.startswith(f"0:0{line[3]}  {number} calls, now {operation} of rank ")
+        assert len(line) < 60
+    assert " at train.py:5" in shown[0]
+    remains = re.sub(r"[^\n\r]*\r\x1b\[K", "", written).splitlines()
+    ranks = [1] if options[:1] == ["--only-rank"] else [0, 1]
+    tags = ["" if len(ranks) == 1 else f"[rank{rank}]: " for rank in ranks]
+    assert sorted(remains) == sorted(f"{tag}step {n}" for tag in tags for n in range(3))
+
+
+def test_no_progress_where_there_is_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchrun, "INTERVAL", 0.0)
+    text = """
+        import torch, torch.distributed as dist
+        dist.init_process_group()
+        dist.barrier()
+    """
+    assert main(["torchrun", "--nproc-per-node=2", script(tmp_path, text)]) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_record_that_cannot_be_written(
