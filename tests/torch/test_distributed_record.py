@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from gpusim import CollectiveMismatchError, Reduction, ReplicaError
 from gpusim.torch.distributed import RecordedCall, Recorder, launch
+from tests.oracles.budget import slow
 from tests.torch.distributed_programs import PROGRAMS, start
 
 THIS = __file__
@@ -238,22 +239,36 @@ def test_lines_are_there_after_an_error(program: Any, tmp_path: Path) -> None:
         assert [line["site"] for line in wrong] == [line_of("dist.broadcast(torch.ones(2), 0)")]
 
 
-def test_lines_are_whole_after_a_kill(tmp_path: Path) -> None:
+KILLED_LAUNCH = """
+    import torch, torch.distributed as dist
+    from gpusim.torch.distributed import Recorder, launch
+
+    def program(rank):
+        dist.init_process_group()
+        for step in range(50):
+            dist.all_reduce(torch.ones(3))
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    launch(program, 2, recorder=Recorder(sys.argv[1]))
+"""
+KILLED_RECORDER = """
+    from gpusim.recording import RecordedGroup, Recorder
+
+    recorder, world = Recorder(sys.argv[1]), RecordedGroup("0", "0", "", (0, 1))
+    recorder.begin(2)
+    for number in range(50):
+        for rank in (0, 1):
+            recorder.add(world, rank, number, "all_reduce", [("float32", (3,), 12)], "train.py:1")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("text", [KILLED_RECORDER, *slow(KILLED_LAUNCH)], ids=["alone", "launch"])
+def test_lines_are_whole_after_a_kill(text: str, tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
-    text = f"""
-        import os, signal, torch, torch.distributed as dist
-        from gpusim.torch.distributed import Recorder, launch
-
-        def program(rank):
-            dist.init_process_group()
-            for step in range(50):
-                dist.all_reduce(torch.ones(3))
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        launch(program, 2, recorder=Recorder({str(path)!r}))
-    """
-    done = subprocess.run([sys.executable, "-c", dedent(text)], timeout=300, env=os.environ)
+    text = f"import os, signal, sys\n{dedent(text)}"
+    done = subprocess.run([sys.executable, "-c", text, path], timeout=300, env=os.environ)
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes().endswith(b"\n")
     assert [line["kind"] for line in lines_of(path)] == ["launch", "group"] + ["call"] * 100
