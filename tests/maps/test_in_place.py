@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -197,6 +198,19 @@ def test_training_in_place_trains() -> None:
     for map_ in (gpusim.vmap, gpusim.pmap):
         for p in map_(train)(w, g):
             assert p.dtype == np.float16 and (p == np.float16(0.8)).all()
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "f2", ">f8", "c16", ml_dtypes.bfloat16])
+def test_conj_of_a_real_array_is_the_array(dtype: Any) -> None:
+    def f(x: Any) -> Any:
+        x = x.copy()
+        conjugates = x.conj(), x.conjugate()
+        x[0] = 1
+        return x, conjugates, np.conjugate(x)
+
+    x = np.zeros((2, 3), dtype)
+    for found, expected in zip(*(gpusim.tree.leaves(m(f)(x)) for m in (gpusim.vmap, gpusim.pmap))):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_replicated_values_become_mapped_in_all_their_views() -> None:
