@@ -101,7 +101,8 @@ def cond(
 
     - `pred`: a scalar, bool or number.
     - `true_fun`, `false_fun`: functions of the operands that return trees of one structure, with
-      arrays of the same shapes and dtypes. They must not have side effects.
+      arrays of the same shapes and dtypes. They have no side
+      effects, except writes into mapped arrays.
     - `operands`: pytrees.
     - `operand`: one operand, by keyword.
 
@@ -202,7 +203,8 @@ def while_loop(
     **Arguments**:
 
     - `cond_fun`: a function of the carry that returns a bool scalar.
-    - `body_fun`: a function of the carry that returns the next one. It must not have side effects.
+    - `body_fun`: a function of the carry that returns the next one. It has no side effects,
+      except writes into mapped arrays.
     - `init_val`: the first carry, a pytree of arrays and numbers. A Python number takes the dtype
       that `body_fun` gives it.
 

@@ -209,7 +209,8 @@ def test_conj_of_a_real_array_is_the_array(dtype: Any) -> None:
         return x, conjugates, np.conjugate(x)
 
     x = np.zeros((2, 3), dtype)
-    for found, expected in zip(*(gpusim.tree.leaves(m(f)(x)) for m in (gpusim.vmap, gpusim.pmap))):
+    results = (gpusim.tree.leaves(run(f)(x)) for run in (gpusim.vmap, gpusim.pmap))
+    for found, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
