@@ -459,6 +459,23 @@ def with_what_belongs_to_gpusim(x: Any, n: Any) -> Any:
     return a, whole, low, lax.cond(n > 2, change, lambda: gpusim.at(x)[0].set(9))
 
 
+def by_functions_that_run_once_per_replica(x: Any, n: Any) -> Any:
+    a = x.copy()
+
+    def write(first: Any, second: Any) -> int:
+        first[0] = np.nan
+        second[1] = first[2]
+        return 0
+
+    def change() -> int:
+        gpusim.per_replica(write)(a, a[::-1])
+        np.nan_to_num(a, copy=False)
+        return 0
+
+    lax.cond(n > 2, change, lambda: 0)
+    return a
+
+
 def results_are_values(x: Any, n: Any) -> Any:
     """Writes into an operand change no result, though cond may return the operand."""
     a = x.copy()
@@ -497,6 +514,7 @@ WRITING = [
     loop_that_its_writes_end,
     in_a_scan_and_a_fori_loop,
     with_what_belongs_to_gpusim,
+    by_functions_that_run_once_per_replica,
     results_are_values,
     results_keep_their_layout,
 ]
@@ -513,3 +531,14 @@ def test_writes_change_the_replicas_that_take_the_branch(program: Any) -> None:
         assert other == structure
         for a, b in zip(found, expected, strict=True):
             assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
+def test_a_function_that_cannot_change_some_replicas_only_is_refused() -> None:
+    def f(n: Any) -> Any:
+        shared = np.zeros(3, like=n)  # one array for all replicas
+        write = gpusim.per_replica(lambda a: a.fill(1) or 0)
+        lax.cond(n > 2, lambda: write(shared), lambda: 0)
+        return shared
+
+    with pytest.raises(ValueError, match="read-only"):
+        gpusim.vmap(f)(N)

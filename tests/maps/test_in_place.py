@@ -214,6 +214,25 @@ def test_conj_of_a_real_array_is_the_array(dtype: Any) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+def test_0d_views_of_views_at_mapped_indices() -> None:
+    def f(x: Any, i: Any) -> Any:
+        x = x.copy()
+        row = x[i, 0:]
+        first, last = np.squeeze(row[:1]), row[2:].reshape(())
+        x %= 3
+        read = first + 0
+        last[...] = 7
+        return x, row, first, last, read
+
+    x, i = np.arange(24.0).reshape(2, 4, 3), np.array([[0], [3]])
+
+    def run(map_: Any) -> Any:  # x[i] with a scalar i is a view
+        return gpusim.tree.leaves(map_(lambda x, i: f(x, i[0]))(x, i))
+
+    for found, expected in zip(run(gpusim.vmap), run(gpusim.pmap), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_replicated_values_become_mapped_in_all_their_views() -> None:
     def f(x: Any) -> Any:
         table: Any = np.zeros((2, 3), like=x)
