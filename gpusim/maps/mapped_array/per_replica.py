@@ -86,8 +86,9 @@ def call_per_replica(
     ready = [_as_argument(leaf) for leaf in leaves]
     written = [x for x in ready if isinstance(x, MappedArray) and is_writable(unpack(x)[0])]
     before = values_of(written)
+    args, kwargs = trees.unflatten(structure, ready)
     try:
-        return _call(function, ready, structure, axes, *trees.unflatten(structure, ready), name)
+        return _call(function, ready, structure, axes, args, kwargs, name)
     finally:
         restore_discarded(written, before)
 
