@@ -182,10 +182,11 @@ def allocate(create: Callable[..., Any], shape: tuple[int, ...], dtype: DTypeLik
     return create(shape, np.dtype(f"u{kind.itemsize}")).view(kind)
 
 
-def copy_array(array: Array) -> Array:
-    """A copy in C order."""
+def copy_array(array: Array, order: Any = "C") -> Array:
+    """A copy, in C order or in that of `order` ("K" keeps the layout)."""
     bits = as_bits(array)
-    return bits.copy(order="C") if bits is array else bits.copy(order="C").view(array.dtype)
+    copied = bits.copy(order=order)
+    return copied if bits is array else copied.view(array.dtype)
 
 
 def contiguous(array: Array) -> Array:

@@ -18,12 +18,27 @@ import numpy as np
 
 from .. import trees
 from ..collectives import pmax
-from ..libraries import call_on_bits, lacks_kernels, on_device, to_library_of, zeros_like
+from ..libraries import (
+    call_on_bits,
+    copy_array,
+    lacks_kernels,
+    on_device,
+    owner,
+    to_library_of,
+    zeros_like,
+)
 from ..maps.arguments import PYTHON_SCALARS, as_array
-from ..maps.axis_environment import Axes, axis_environment, diverging, resolve
+from ..maps.axis_environment import (
+    Axes,
+    axis_environment,
+    diverging,
+    diverging_where,
+    resolve,
+)
 from ..maps.bind import bind
 from ..maps.mapped_array.align import common_axes, visible_shape
 from ..maps.mapped_array.array import MappedArray, lift, read_only, unpack, wrap
+from ..maps.mapped_array.memory import writes_so_far
 
 MISSING: Any = object()
 """The default of an argument that may be anything, None included."""
@@ -86,7 +101,8 @@ def cond(
 
     - `pred`: a scalar, bool or number.
     - `true_fun`, `false_fun`: functions of the operands that return trees of one structure, with
-      arrays of the same shapes and dtypes. They must not have side effects.
+      arrays of the same shapes and dtypes. They have no side
+      effects, except writes into mapped arrays.
     - `operands`: pytrees.
     - `operand`: one operand, by keyword.
 
@@ -187,7 +203,8 @@ def while_loop(
     **Arguments**:
 
     - `cond_fun`: a function of the carry that returns a bool scalar.
-    - `body_fun`: a function of the carry that returns the next one. It must not have side effects.
+    - `body_fun`: a function of the carry that returns the next one. It has no side effects,
+      except writes into mapped arrays.
     - `init_val`: the first carry, a pytree of arrays and numbers. A Python number takes the dtype
       that `body_fun` gives it.
 
@@ -388,15 +405,26 @@ def _carry(tree: Any, what: str) -> Any:
     leaves, structure = trees.flatten(tree)
     for number, leaf in enumerate(leaves):
         as_array(leaf, f"{what}: leaf {number} of the first carry")  # a TypeError
-    return trees.unflatten(structure, [_enter(leaf) for leaf in leaves])
+    return trees.unflatten(structure, [_keep(leaf) for leaf in leaves])
 
 
 def _leave(tree: Any, what: str) -> Any:
-    """Results, read-only under every map, as they may be the operands themselves."""
+    """Results, read-only under every map, which later writes into operands do not change."""
     leaves, structure = trees.flatten(tree)
     for leaf in leaves:
         as_array(leaf, f"a leaf of {what}")  # a TypeError
-    return trees.unflatten(structure, [_enter(leaf) for leaf in leaves])
+    return trees.unflatten(structure, [_keep(leaf) for leaf in leaves])
+
+
+def _keep(leaf: Any) -> Any:
+    """`_enter(leaf)`, in memory that nobody writes: a copy if its memory is writable."""
+    data, axes = unpack(leaf)
+    if on_device(data) or (isinstance(data, np.ndarray) and owner(data).flags.writeable):
+        data = copy_array(data, "K")
+        if isinstance(data, np.ndarray):
+            data.flags.writeable = False
+        leaf = wrap(data, axes) if isinstance(leaf, MappedArray) else data
+    return _enter(leaf)
 
 
 def _scalar(value: Any, what: str, kinds: str) -> Any:
@@ -487,13 +515,16 @@ def _while(
 ) -> Any:
     running: Any = True
     axes: Axes = ()
+    around, before = diverging_where(), writes_so_far()
     while True:
         with _diverged(axes, running):
             holds = _holds(cond_fun(carry))
         if axes or _differs(holds):
             running = holds if running is True else running & holds
             axes = unpack(running)[1]
-            if not _anywhere(running):
+            # Replicas that discard the loop also keep what it writes: they may never end.
+            wrote = around is not None and writes_so_far() != before
+            if not _anywhere(running & around if wrote else running):
                 return _leave(carry, f"{what}'s result")
         elif not holds:
             return _leave(carry, f"{what}'s result")
@@ -573,7 +604,7 @@ def _select_result(
                 arrays[-1],
             )
         )
-    return _leave(trees.unflatten(structure, found), f"{what}'s result")
+    return _enter_all(trees.unflatten(structure, found))
 
 
 def _alike(column: Sequence[Any], names: Sequence[str], what: str) -> list[Any]:

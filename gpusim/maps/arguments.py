@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,8 +74,11 @@ def as_array(value: Any, what: str) -> Array:
         return value
     if hasattr(value, "__array__"):
         return np.asarray(value)
+    name = type(value).__name__
+    cure = f": register the class by gpusim.tree.register_dataclass({name})"
     raise TypeError(
-        f"{what} is {value!r:.60} of type {type(value).__name__}; an array or a number was expected"
+        f"{what} is {value!r:.60} of type {name}; an array or a number was expected"
+        + (cure if is_dataclass(value) else "")
     )
 
 

@@ -300,3 +300,245 @@ def test_casts_and_types_of_results_change_no_value() -> None:
         gpusim.vmap(lambda x: lax.all_gather(x, "i", to="i"), axis_name="i")(np.arange(3))
     with pytest.raises(NameError):
         gpusim.vmap(lambda x: lax.pvary(x, "j"), axis_name="i")(np.arange(3))
+
+
+# Writes in place. The functions of a cond or a loop write into arrays that were made outside: under
+# vmap, as under pmap, only the replicas that take the branch change.
+
+
+def sort_or_add(x: Any, n: Any) -> Any:
+    a, counts = x.copy(), np.zeros(4, int, like=x)
+
+    def count() -> int:
+        np.add.at(counts, [0, 0, 2], 1)
+        return 0
+
+    def double() -> int:
+        np.multiply(a, 2, out=a)
+        a[-1] += 1
+        return 0
+
+    lax.switch(n % 4, [lambda: a.sort() or 0, count, double])
+    return a, counts
+
+
+def through_views(x: Any, n: Any) -> Any:
+    a = x.copy()
+    view, square = a[::2], a.reshape(2, 2).T
+
+    def ones() -> Any:
+        view[:] = 1
+        return view.sum()
+
+    def corner() -> Any:
+        square[0, 1] = 5
+        np.copyto(view, square[1])
+        return view.sum()
+
+    total = lax.cond(n > 2, ones, corner)
+    return a, view, square, total
+
+
+def into_picked_rows(x: Any, n: Any) -> Any:
+    table = np.stack([x, 2 * x, 3 * x])
+    row = table[x.argmax() % 3]
+
+    def change() -> int:
+        row[...] += 1
+        table[x.argmin() % 3][0] = 7
+        return 0
+
+    lax.cond(n > 2, change, lambda: 0)
+    return table, row
+
+
+def by_masks(x: Any, n: Any) -> Any:
+    a, b = x.copy(), x.reshape(2, 2) * 1
+
+    def zero() -> int:
+        a[a > 0] = 0
+        b.flat[1] = 8
+        return 0
+
+    def fill() -> int:
+        np.putmask(a, a < 0, 5)
+        np.fill_diagonal(b, n)
+        np.put_along_axis(a, np.argsort(a)[:1], -1, 0)
+        return 0
+
+    lax.cond(n > 2, zero, fill)
+    return a, b
+
+
+def two_outputs(x: Any, n: Any) -> Any:
+    quotient, remainder = np.zeros_like(x), np.zeros_like(x)
+
+    def divide() -> int:
+        np.divmod(x, 2, out=(quotient, remainder))
+        return 0
+
+    lax.cond(n > 2, divide, lambda: 0)
+    return quotient, remainder
+
+
+def nested_branches(x: Any, n: Any) -> Any:
+    a = x.copy()
+
+    def add(place: int, value: float) -> Any:
+        def change() -> int:
+            a[place] += value
+            return 0
+
+        return change
+
+    def high() -> int:
+        a[3] = 1
+        lax.cond(n > 3, add(0, 10), add(1, 20))
+        a[2] *= 2
+        return 0
+
+    lax.cond(n > 1, high, lambda: lax.cond(n > 0, add(0, 30), add(1, 40)))
+    return a
+
+
+def loops_in_loops(x: Any, n: Any) -> Any:
+    a, steps = x.copy(), np.zeros(2, int, like=x)
+
+    def inner(j: Any) -> Any:
+        steps[0] += 1
+        a[0] *= 1.5
+        return j + 1
+
+    def outer(i: Any) -> Any:
+        lax.while_loop(lambda j: j < i, inner, 0)
+        steps[1] += 1
+        lax.cond(i % 2 == 0, lambda: a.fill(i) or 0, lambda: 0)
+        return i + 1
+
+    lax.while_loop(lambda i: i < n, outer, 0)
+    return a, steps
+
+
+def loop_that_its_writes_end(x: Any, n: Any) -> Any:
+    steps = np.zeros(2, int, like=x)
+
+    def step(k: Any) -> Any:
+        steps[0] += 1
+        return k
+
+    lax.cond(n > 2, lambda: lax.while_loop(lambda k: steps[0] < n, step, 0), lambda: 0)
+    return steps
+
+
+def in_a_scan_and_a_fori_loop(x: Any, n: Any) -> Any:
+    table, a = np.zeros((4, 2), like=x), x.copy()
+
+    def row(carry: Any, v: Any) -> Any:
+        carry = carry.copy()
+        carry[0] += v
+        lax.cond(v > 0, lambda: table.__setitem__((0, 1), v) or 0, lambda: 0)
+        return carry, carry[0]
+
+    def step(i: Any, total: Any) -> Any:
+        a[i % 4] = i
+        return total + i
+
+    return lax.scan(row, np.zeros(2), x), lax.fori_loop(0, n, step, 0), table, a
+
+
+def with_what_belongs_to_gpusim(x: Any, n: Any) -> Any:
+    """per_replica, stochastic rounding, a result of a collective, and gpusim.at."""
+    a, whole, low = x.copy(), lax.psum(x, "i"), np.zeros(4, np.float16, like=x)
+
+    def change() -> Any:
+        a[:] = gpusim.per_replica(np.sort)(a)
+        whole[0] = 1
+        low[:] = gpusim.round_to(x, np.float16, rounding="stochastic", axis_name="i")
+        return x
+
+    return a, whole, low, lax.cond(n > 2, change, lambda: gpusim.at(x)[0].set(9))
+
+
+def by_functions_that_run_once_per_replica(x: Any, n: Any) -> Any:
+    a = x.copy()
+
+    def write(first: Any, second: Any) -> int:
+        first[0] = np.nan
+        second[1] = first[2]
+        return 0
+
+    def change() -> int:
+        gpusim.per_replica(write)(a, a[::-1])
+        np.nan_to_num(a, copy=False)
+        return 0
+
+    lax.cond(n > 2, change, lambda: 0)
+    return a
+
+
+def results_are_values(x: Any, n: Any) -> Any:
+    """Writes into an operand change no result, though cond may return the operand."""
+    a = x.copy()
+    kept = [
+        lax.cond(n > 2, lambda: a, lambda: -a),
+        lax.cond(True, lambda: a[1:], lambda: -a[1:]),
+        lax.switch(n, [lambda: a, lambda: a]),
+        lax.fori_loop(0, n, lambda i, c: c, a),
+        lax.fori_loop(0, 2, lambda i, c: c, a),
+        lax.scan(lambda c, v: (c, v), a, x)[0],
+    ]
+    a += 100
+
+    def step(i: Any, c: Any) -> Any:
+        a[0] += 1
+        return c
+
+    return a, kept, lax.fori_loop(0, n, step, a), lax.fori_loop(0, 3, step, a), a
+
+
+def results_keep_their_layout(x: Any, n: Any) -> Any:
+    """The order in memory is that in which np.sum adds."""
+    turned = np.outer(np.exp(x), np.arange(40.0) / 3).astype(np.float32).T
+    kept = lax.cond(n > 2, lambda: turned, lambda: 2 * turned)
+    return kept.sum(), lax.fori_loop(0, 2, lambda i, c: c, turned).sum()
+
+
+WRITING = [
+    sort_or_add,
+    through_views,
+    into_picked_rows,
+    by_masks,
+    two_outputs,
+    nested_branches,
+    loops_in_loops,
+    loop_that_its_writes_end,
+    in_a_scan_and_a_fori_loop,
+    with_what_belongs_to_gpusim,
+    by_functions_that_run_once_per_replica,
+    results_are_values,
+    results_keep_their_layout,
+]
+
+
+@pytest.mark.parametrize("program", WRITING, ids=lambda p: p.__name__)
+def test_writes_change_the_replicas_that_take_the_branch(program: Any) -> None:
+    def in_numpy(d: Any, x: Any, n: Any) -> Any:
+        return program(x[:4], n)
+
+    expected, structure = gpusim.tree.flatten(pmap(in_numpy))
+    for run in (vmap, shard_map, nested):
+        found, other = gpusim.tree.flatten(run(in_numpy))
+        assert other == structure
+        for a, b in zip(found, expected, strict=True):
+            assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
+def test_a_function_that_cannot_change_some_replicas_only_is_refused() -> None:
+    def f(n: Any) -> Any:
+        shared = np.zeros(3, like=n)  # one array for all replicas
+        write = gpusim.per_replica(lambda a: a.fill(1) or 0)
+        lax.cond(n > 2, lambda: write(shared), lambda: 0)
+        return shared
+
+    with pytest.raises(ValueError, match="read-only"):
+        gpusim.vmap(f)(N)

@@ -84,6 +84,30 @@ def test_control_flow_has_numpys_bits(library: Library, program: Callable[..., A
             same(a, b) if library.exact else np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+@pytest.mark.parametrize("predicate", ["on the device", "on the host"])
+def test_writes_change_the_replicas_that_take_the_branch(library: Library, predicate: str) -> None:
+    def f(x: Any, n: Any) -> Any:
+        a, b = x.copy(), np.zeros_like(x)
+
+        def change() -> int:
+            a[1:] += 1
+            b[a > 0] = 2
+            np.multiply(a, 2, out=a)
+            return 0
+
+        holds = n > 2 if predicate == "on the device" else lax.axis_index("i") > 1
+        lax.cond(holds, change, lambda: 0)
+        kept = lax.fori_loop(0, 2, lambda i, c: c, a)
+        a[0] = 5
+        return a, b, kept
+
+    expected = gpusim.pmap(f, "i")(X, N)
+    for run in (gpusim.vmap, gpusim.pmap):
+        found = run(f, axis_name="i")(library.to_device(X), library.to_device(N))
+        for a, b in zip(found, expected, strict=True):
+            same(library.to_host(a), b)
+
+
 def test_arrays_of_two_libraries_are_a_type_error(library: Library) -> None:
     x, table = library.to_device(np.ones((2, 3))), np.ones(3)
     for mixed in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -197,6 +198,39 @@ def test_training_in_place_trains() -> None:
     for map_ in (gpusim.vmap, gpusim.pmap):
         for p in map_(train)(w, g):
             assert p.dtype == np.float16 and (p == np.float16(0.8)).all()
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "f2", ">f8", "c16", ml_dtypes.bfloat16])
+def test_conj_of_a_real_array_is_the_array(dtype: Any) -> None:
+    def f(x: Any) -> Any:
+        x = x.copy()
+        conjugates = x.conj(), x.conjugate()
+        x[0] = 1
+        return x, conjugates, np.conjugate(x)
+
+    x = np.zeros((2, 3), dtype)
+    results = (gpusim.tree.leaves(run(f)(x)) for run in (gpusim.vmap, gpusim.pmap))
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_0d_views_of_views_at_mapped_indices() -> None:
+    def f(x: Any, i: Any) -> Any:
+        x = x.copy()
+        row = x[i, 0:]
+        first, last = np.squeeze(row[:1]), row[2:].reshape(())
+        x %= 3
+        read = first + 0
+        last[...] = 7
+        return x, row, first, last, read
+
+    x, i = np.arange(24.0).reshape(2, 4, 3), np.array([[0], [3]])
+
+    def run(map_: Any) -> Any:  # x[i] with a scalar i is a view
+        return gpusim.tree.leaves(map_(lambda x, i: f(x, i[0]))(x, i))
+
+    for found, expected in zip(run(gpusim.vmap), run(gpusim.pmap), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_replicated_values_become_mapped_in_all_their_views() -> None:

@@ -204,3 +204,15 @@ def test_registration_says_what_is_wrong() -> None:
     assert tree.map(lambda x: x + 1, Two(1, 5)) == Two(2, 0)
     with pytest.raises(ValueError, match="registered"):
         tree.register_dataclass(Two)
+
+
+def test_a_dataclass_that_is_not_registered_is_an_error_that_says_how() -> None:
+    @dataclasses.dataclass
+    class Params:
+        w: Any
+
+    message = r"type Params; an array .* register the class by gpusim\.tree\.register_dataclass"
+    with pytest.raises(TypeError, match=message):
+        gpusim.vmap(lambda p: p.w)(Params(np.ones(3)))
+    with pytest.raises(TypeError, match=message):
+        gpusim.vmap(lambda x: lax.psum(Params(x), "i"), axis_name="i")(np.ones(3))

@@ -466,8 +466,9 @@ class MappedArray:
         return flat.copy() if shared else flat
 
     def conj(self) -> Any:
-        """The complex conjugate."""
-        return np.conjugate(self)
+        """The complex conjugate; the array itself if it is real, as in NumPy."""
+        real = self.dtype.kind in "biuf" and self.dtype.isbuiltin != 2
+        return self if real else np.conjugate(self)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:
         """The array with its values brought between `min` and `max`."""

@@ -240,10 +240,10 @@ def call_function(
     if batched is not None and (called in WITHOUT_VALUES or not fallback_settings().force):
         try:
             result = batched(*args, **kwargs)
-            if args and type(args[0]) in INDIRECT:
-                result = WRITERS["views"](args[0], result, called)
             if called in ARRAYS_0D or called in METHODS_0D:
-                return _as_numpy_returns(called, args, result)
+                result = _as_numpy_returns(called, args, result)
+            if args and type(args[0]) in INDIRECT:
+                return WRITERS["views"](args[0], result, called)
             return result
         except FALLBACK_ERRORS:
             pass

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ... import trees
-from ...libraries import call_on_bits, on_device, owner
-from ..axis_environment import Axes, lockstep_axes, union
+from ...libraries import as_bits, call_on_bits, copy_array, on_device, owner, to_library_of
+from ..axis_environment import Axes, diverging_where, lockstep_axes, union
 from ..call_site import call_site
-from .align import expand
-from .array import MappedArray, is_scalar, read_only, unpack, wrap, wrap_array
+from .align import expand, lead
+from .array import Array, MappedArray, is_scalar, read_only, unpack, wrap, wrap_array
 from .memory import address, count_write, in_order, is_writable, strided
 from .settings import fallback_settings
 
@@ -81,6 +81,50 @@ def call_per_replica(
     """
     leaves, structure, axes = mapped_leaves((args, kwargs))
     count_write()  # the function may write into its arguments
+    if diverging_where() is None:
+        return _call(function, leaves, structure, axes, args, kwargs, name)
+    ready = [_as_argument(leaf) for leaf in leaves]
+    written = [x for x in ready if isinstance(x, MappedArray) and is_writable(unpack(x)[0])]
+    before = values_of(written)
+    args, kwargs = trees.unflatten(structure, ready)
+    try:
+        return _call(function, ready, structure, axes, args, kwargs, name)
+    finally:
+        restore_discarded(written, before)
+
+
+def _as_argument(leaf: Any) -> Any:
+    """`leaf`, read-only if a function could not change it on some of the replicas only."""
+    if not isinstance(leaf, MappedArray) or is_scalar(leaf):
+        return leaf
+    data, own = unpack(leaf)
+    return (
+        leaf if set(unpack(diverging_where())[1]) <= set(own) else wrap_array(read_only(data), own)
+    )
+
+
+def values_of(arrays: Sequence[MappedArray]) -> list[Array]:
+    """Copies of the values of arrays that are written next."""
+    return [copy_array(unpack(array)[0]) for array in arrays]
+
+
+def restore_discarded(arrays: Sequence[MappedArray], values: Sequence[Array]) -> None:
+    """Put `values` back where replicas do not take the branch or loop that wrote the arrays."""
+    for array, kept in zip(arrays, values, strict=True):
+        data, own = unpack(array)
+        discarded = to_library_of(data, lead(~diverging_where(), own, array.ndim))
+        np.copyto(as_bits(data), as_bits(kept), "no", discarded)
+
+
+def _call(
+    function: Callable[..., Any],
+    leaves: list[Any],
+    structure: Any,
+    axes: Axes,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str | None,
+) -> Any:
     if not axes:
         plain_args, plain_kwargs = trees.unflatten(
             structure, [part for leaf in leaves for part in _parts(leaf, (), ())]

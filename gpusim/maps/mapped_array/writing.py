@@ -39,7 +39,7 @@ from .array import (
 from .dispatch import FALLBACK_ERRORS, INDIRECT, NoRule, call_function, call_ufunc, writes
 from .indices import as_tuple, is_basic, stack_basic, stack_index
 from .memory import address, count_write, strided, writes_so_far
-from .per_replica import call_per_replica
+from .per_replica import call_per_replica, restore_discarded, values_of
 from .settings import fallback_settings
 from .updates import fitted, update_at
 
@@ -194,11 +194,10 @@ def _change(
         else:
             make_writable(target, axes, destination)
             ready.append(target)
-    before = [copy_array(unpack(target)[0]) for target in ready] if where is not None else []
+    before = values_of(ready) if where is not None else []
     result = write(*ready)
-    for kept, target in zip(before, ready, strict=bool(before)):
-        data, own = unpack(target)
-        _copy_where(data, kept, "no", lead(~where, own, target.ndim))
+    if where is not None:
+        restore_discarded(ready, before)
     for target, changed in zip(targets, ready, strict=True):
         if target is not changed:
             target._write(changed)  # type: ignore[attr-defined]
