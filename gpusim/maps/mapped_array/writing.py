@@ -17,7 +17,6 @@ from ... import trees
 from ...libraries import (
     as_bits,
     constant_like,
-    contiguous,
     copy_array,
     of_one_library,
     on_device,
@@ -25,153 +24,24 @@ from ...libraries import (
     to_library_of,
 )
 from ..axis_environment import Axes, diverging_where, union
-from .align import lead, lead_full, shift_axis, visible_ndim, visible_shape
+from .align import lead, shift_axis, visible_ndim, visible_shape
 from .array import (
     Array,
     Flat,
     MappedArray,
     is_scalar,
     make_writable,
-    read_only,
     unpack,
     wrap,
 )
 from .dispatch import FALLBACK_ERRORS, INDIRECT, NoRule, call_function, call_ufunc, writes
 from .indices import as_tuple, is_basic, stack_basic, stack_index
-from .memory import address, count_write, strided, writes_so_far
+from .memory import count_write
 from .per_replica import call_per_replica, restore_discarded, values_of
 from .settings import fallback_settings
 from .updates import fitted, update_at
 
 ASSIGNED, OUTPUT = "assignment destination", "output array"
-
-
-class Picked(MappedArray):
-    """A view ``x[i]`` of a writable array at mapped integers, which no strides describe.
-
-    It reads the array when it is used, and a write goes into the array at the index. Views of it
-    are `Within` it.
-    """
-
-    __slots__ = ("_found", "_index", "_read", "_source")
-    _source: MappedArray
-    _index: tuple[Any, ...]
-    _read: int
-    _found: tuple[Array, Axes]
-
-    def _refresh(self) -> tuple[Array, Axes]:
-        if self._read != writes_so_far():
-            data, axes = unpack(self._source)
-            place = stack_index(self._index, data, axes)
-            found = contiguous(place.arrange(data[place.stacked]))
-            self._found = read_only(found), place.axes
-            self._read = writes_so_far()
-        return self._found
-
-    @property
-    def _data(self) -> Array:
-        return self._refresh()[0]
-
-    @property
-    def _axes(self) -> Axes:  # type: ignore[override]
-        return self._refresh()[1]
-
-    def view(self, dtype: Any = None) -> Any:
-        """The same bits, as another dtype if one is given: a view."""
-        return within(self, super().view(dtype))
-
-    def _write(self, changed: MappedArray) -> None:
-        self._source[self._index] = changed
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "shape":
-            raise ValueError("the shape of a view at mapped indices is read-only: use x.reshape")
-        object.__setattr__(self, name, value)
-
-
-class Within(MappedArray):
-    """A view of a `Picked` view, such as its transpose, by the strides of one replica's part."""
-
-    __slots__ = ("_dtype", "_fixed", "_offset", "_picked", "_shape", "_strides")
-    _picked: Picked
-    _offset: int
-    _shape: tuple[int, ...]
-    _strides: tuple[int, ...]
-    _dtype: np.dtype[Any]
-    _fixed: bool
-
-    def _view(self, whole: Array, axes: Axes) -> Array:
-        mapped = len(axes)
-        shape = (*whole.shape[:mapped], *self._shape)
-        strides = (*whole.strides[:mapped], *self._strides)
-        return strided(whole, self._dtype, shape, strides, self._offset)
-
-    @property
-    def _data(self) -> Array:
-        return self._view(*self._picked._refresh())
-
-    @property
-    def _axes(self) -> Axes:  # type: ignore[override]
-        return self._picked._axes
-
-    def view(self, dtype: Any = None) -> Any:
-        """The same bits, as another dtype if one is given: a view."""
-        return within(self, super().view(dtype))
-
-    def _write(self, changed: MappedArray) -> None:
-        if self._fixed:
-            raise ValueError(f"{ASSIGNED} is read-only: change a copy (x = x.copy())")
-        axes = union(self._axes, axes_of(changed))
-        whole = copy_array(lead_full(self._picked, axes))
-        part = self._view(whole, axes)
-        _assign(part, ..., lead(changed, axes, changed.ndim))
-        self._picked._write(wrap(whole, axes))
-
-
-FIXED = frozenset({np.diagonal, np.diag, np.broadcast_to, np.broadcast_arrays})
-"""Functions whose views are read-only."""
-
-
-@writes("views")
-def within(source: MappedArray, result: Any, called: Any = None) -> Any:
-    """`result`, with its arrays that are views of `source`, a view at mapped indices, made `Within`
-    that."""
-    data, axes = unpack(source)
-    picked = source if isinstance(source, Picked) else source._picked  # type: ignore[attr-defined]
-    fixed = called in FIXED or getattr(source, "_fixed", False)
-
-    def followed(leaf: Any) -> Any:
-        if not isinstance(leaf, MappedArray) or is_scalar(leaf) or type(leaf) in INDIRECT:
-            return leaf
-        part, own = unpack(leaf)
-        if own != axes or owner(part) is not owner(data) or part.dtype.hasobject:
-            return leaf
-        view = object.__new__(Within)
-        view._picked, view._fixed, view._dtype = picked, fixed, part.dtype
-        view._offset = address(part) - address(unpack(picked)[0])
-        view._shape, view._strides = part.shape[len(axes) :], part.strides[len(axes) :]
-        return view
-
-    return trees.map(followed, result)
-
-
-def pick(source: MappedArray, index: tuple[Any, ...]) -> Picked:
-    """The view of a writable `source` at integers some of which are mapped."""
-    view = object.__new__(Picked)
-    if type(source) not in INDIRECT:
-        source = wrap(*unpack(source))  # whose shape nobody sets
-    view._source, view._index, view._read = source, index, -1
-    return view
-
-
-def is_picked(index: tuple[Any, ...]) -> bool:
-    """Whether NumPy returns a view for the index: its only arrays are mapped scalars."""
-    return all(
-        is_basic((entry,))
-        or isinstance(entry, np.integer)
-        or (is_scalar(entry) and entry.dtype.kind in "iu")
-        for entry in index
-    )
 
 
 def _change(
@@ -264,7 +134,7 @@ def _set_stacked(array: MappedArray, index: Any, value: Any) -> None:
         entries = as_tuple(index)
     if is_basic(entries):
         part = data[stack_basic(entries, len(axes))]
-        _assign(part, ..., _fit(value, part.ndim - len(axes), axes, part))
+        assign(part, ..., _fit(value, part.ndim - len(axes), axes, part))
         return
     if len(entries) == 1 and _is_mask(entries[0], array) and visible_ndim(value) == 0:
         where = lead(entries[0], axes, array.ndim) if axes else _plain(entries[0])
@@ -277,11 +147,11 @@ def _set_stacked(array: MappedArray, index: Any, value: Any) -> None:
     if place.axes != axes:
         raise NoRule
     if visible_ndim(value) == 0 and not axes_of(value):
-        _assign(data, place.stacked, _fit(value, 0, axes, data))
+        assign(data, place.stacked, _fit(value, 0, axes, data))
         return
     known = isinstance(value, MappedArray) or on_device(value)
     value = value if known else to_library_of(data, value, data.dtype)
-    _assign(data, place.stacked, fitted(value, place))
+    assign(data, place.stacked, fitted(value, place))
 
 
 def _copy_where(data: Array, values: Any, casting: Any, where: Any) -> None:
@@ -295,7 +165,7 @@ def _is_mask(entry: Any, array: MappedArray) -> bool:
     return known and entry.dtype == np.bool_ and visible_shape(entry) == array.shape
 
 
-def _assign(data: Array, index: Any, value: Any) -> None:
+def assign(data: Array, index: Any, value: Any) -> None:
     if on_device(data):
         value = to_library_of(data, value, None if hasattr(value, "dtype") else data.dtype)
         as_bits(data)[index] = as_bits(_converted(value, data))
@@ -328,7 +198,7 @@ def set_flat(flat: Flat, index: Any, value: Any) -> None:
     if is_scalar(array):
         raise TypeError("a NumPy scalar cannot be changed in place")
 
-    def assign(part: Array, index: Any, value: Any) -> None:
+    def set_part(part: Array, index: Any, value: Any) -> None:
         part.flat[index] = value
 
     axes = union(axes_of(index), axes_of(value))
@@ -336,7 +206,7 @@ def set_flat(flat: Flat, index: Any, value: Any) -> None:
         [array],
         axes,
         ASSIGNED,
-        lambda target: call_per_replica(assign, (target, index, value), {}, "ndarray.flat"),
+        lambda target: call_per_replica(set_part, (target, index, value), {}, "ndarray.flat"),
     )
 
 
@@ -469,7 +339,7 @@ def _store(out: MappedArray, value: Any, axes: Axes, casting: Any, where: Any = 
     if mask is not True:
         _copy_where(data, source, casting, mask)
     elif on_device(data):
-        _assign(data, ..., source)
+        assign(data, ..., source)
     else:
         np.copyto(data, source, casting)
 
@@ -729,8 +599,6 @@ def put(self: MappedArray, indices: Any, values: Any, mode: str = "raise") -> No
 
 def install(mapped_array: type[MappedArray]) -> None:
     """Attach assignment and the methods that write."""
-    INDIRECT.update((Picked, Within))
-    trees.LEAF_TYPES.update(INDIRECT)
     mapped_array.__setitem__ = set_item
     mapped_array.__ipow__ = _power_into
     mapped_array.__imatmul__ = _matmul_into

@@ -21,7 +21,7 @@ from ..array import Array, MappedArray, is_scalar, read_only, unpack, wrap, wrap
 from ..dispatch import INDIRECT, NoRule, rule
 from ..indices import as_tuple, is_basic, nonzero, stack_basic, stack_index
 from ..memory import is_writable
-from ..writing import is_picked, pick, within
+from ..picked import is_picked, pick, within
 from .products import operand, raveled
 from .ufuncs import wrap_all
 
