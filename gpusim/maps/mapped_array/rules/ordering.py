@@ -231,8 +231,9 @@ def histogram(
     axes = common_axes([a, edges, low, high, weights])
     data, table = lead_full(a, axes), unpack_array(edges)[0]
     values = merge_visible(data, axes)
-    dtype, count = np.result_type(values, table), table.shape[-1] - 1
-    inside = (values >= lead(low, axes, 1)) & (values <= lead(high, axes, 1))
+    dtype, count = np.result_type(values.dtype, table.dtype), table.shape[-1] - 1
+    least, most = (to_library_of(data, lead(end, axes, 1)) for end in (low, high))
+    inside = (values >= least) & (values <= most)
     if isinstance(edges, MappedArray) and edges.mapped_axes:
         places = _bisect(lead_full(edges, axes).astype(dtype), values.astype(dtype), "right")
     else:
@@ -289,7 +290,7 @@ def _bin_edges(a: Any, bins: Any, range: Any) -> tuple[Any, Any, Any]:
     last: Any = np.where(same, high + 0.5, high)
     if not holds_mapped([low, high]):
         first, last = (low - 0.5, high + 0.5) if same else (low, high)
-    kind = np.result_type(first, last, a)
+    kind = np.result_type(*(getattr(value, "dtype", value) for value in (first, last, a)))
     kind = np.result_type(kind, float) if np.issubdtype(kind, np.integer) else kind
     edges = np.linspace(first, last, count + 1, dtype=kind)
     table = unpack(edges)[0]
