@@ -62,12 +62,19 @@ class Exact:
             # Between 1/2 and 1 remainders are exact, where subnormal numbers would lose bits.
             exponents = np.where(np.isfinite(self.high), np.frexp(self.high)[1], 0)
             high, low = np.ldexp(self.high, -exponents), np.ldexp(self.low, -exponents)
+            lost = (low == 0) & (self.low != 0)  # its sign still says where between two floats
+            low = np.where(
+                lost, np.copysign(np.finfo(np.float64).smallest_subnormal, self.low), low
+            )
             first, rest = _quotient(high, count)
             rest, tail = _two_sum(rest, low)
             second, rest = _quotient(rest, count)
             total, low = _two_sum(first, _odd(second, rest + tail))
             low = np.where(np.isfinite(total), low, 0.0)
         return Exact(np.ldexp(total, exponents), np.ldexp(low, exponents))
+
+
+SMALLEST = np.finfo(np.float64).smallest_subnormal
 
 
 class ExactSum:
