@@ -417,7 +417,7 @@ def _leave(tree: Any, what: str) -> Any:
 
 
 def _keep(leaf: Any) -> Any:
-    """`_enter(leaf)`, in memory that nobody writes: a copy if its memory is writable."""
+    """`_enter(leaf)`, in memory that is not written: a copy if it is writable."""
     data, axes = unpack(leaf)
     if on_device(data) or (isinstance(data, np.ndarray) and owner(data).flags.writeable):
         data = copy_array(data, "K")

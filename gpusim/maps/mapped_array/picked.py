@@ -130,7 +130,7 @@ def pick(source: MappedArray, index: tuple[Any, ...]) -> Picked:
     """The view of a writable `source` at integers some of which are mapped."""
     view = object.__new__(Picked)
     if type(source) not in INDIRECT:
-        source = wrap(*unpack(source))  # whose shape nobody sets
+        source = wrap(*unpack(source))  # keeps its shape if source.shape is set
     view._source, view._index, view._read = source, index, -1
     return view
 

@@ -49,7 +49,7 @@ def getitem(array: Any, index: Any) -> Any:
 
 
 def _picked(array: Any, entries: tuple[Any, ...], data: Array, axes: Axes) -> Any:
-    """What mapped integers select: one element, or a view."""
+    """Index with mapped integers: one element, or a view."""
     found = _found(entries, data, axes)
     if found.ndim == 0:
         return found
