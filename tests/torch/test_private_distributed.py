@@ -72,6 +72,28 @@ def test_a_launch_puts_everything_back() -> None:
     assert before == (c10d._world, c10d._new_process_group_helper, c10d.rendezvous, sys.excepthook)
 
 
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+def test_the_ddp_module_that_runs_is_the_ranks_own(schedule: str) -> None:
+    """Ranks that change inside of a forward leave torch's class attribute set, unless restored."""
+
+    class Meeting(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dist.barrier()
+            seen.append(private.active_ddp())
+            return super().forward(x)
+
+    def program(rank: int) -> None:
+        start()
+        model = torch.nn.parallel.DistributedDataParallel(Meeting(2, 1))
+        model(torch.ones(1, 2))
+        if schedule == "turns":
+            assert seen.pop() is model and private.active_ddp() is None
+
+    seen: list[Any] = []
+    launch(program, 3, schedule=schedule)
+    assert private.active_ddp() is None
+
+
 def test_names_of_groups_belong_to_the_thread() -> None:
     """C++ finds a group by its name, in a registry that isolation gives each thread."""
     import torch.distributed._functional_collectives as functional

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as _c10d
 from torch._C import _distributed_c10d as _bindings
+from torch.nn.parallel import DistributedDataParallel as _ddp
 
-__all__ = ["ProcessGroup", "RanksWorld", "leave_groups", "ranks_as_threads"]
+__all__ = [
+    "ProcessGroup",
+    "RanksWorld",
+    "active_ddp",
+    "leave_groups",
+    "ranks_as_threads",
+    "set_active_ddp",
+]
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
 # be None then, and not one rank's group.
@@ -25,6 +33,7 @@ for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
 
 c10d: Any = _c10d  # whose functions are replaced
 bindings: Any = _bindings  # of which torch types a part
+ddp: Any = _ddp
 
 if TYPE_CHECKING:
 
@@ -93,7 +102,7 @@ def ranks_as_threads(
     - `admit`: called with the size, the rank and the backend of each group before it is made.
     """
     original = c10d._world, c10d._new_process_group_helper, c10d.rendezvous
-    hook = sys.excepthook
+    hook, active = sys.excepthook, active_ddp()
     make_group = original[1]
 
     def make(size: int, rank: int, ranks: list[int], backend: str, *rest: Any, **named: Any) -> Any:
@@ -121,8 +130,19 @@ def ranks_as_threads(
         bindings._set_thread_isolation_mode(False)
         c10d._world, c10d._new_process_group_helper, c10d.rendezvous = original
         sys.excepthook = hook  # init_process_group wraps it, once for each rank
+        set_active_ddp(active)
 
 
 def leave_groups() -> None:
     """Forget the calling rank's groups, as the end of a process does."""
     bindings._unregister_all_process_groups()
+
+
+def active_ddp() -> Any:
+    """The DDP module in whose forward the process is, by which Dynamo cuts its graphs; or None."""
+    return ddp._active_ddp_module
+
+
+def set_active_ddp(module: Any) -> None:
+    """Take another module for it, or None."""
+    ddp._active_ddp_module = module

@@ -28,7 +28,7 @@ from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
-from .private import leave_groups, ranks_as_threads
+from .private import active_ddp, leave_groups, ranks_as_threads, set_active_ddp
 from .store import RankStore
 
 __all__ = ["Launch", "Rank", "current_rank", "launch"]
@@ -120,8 +120,8 @@ class Globals:
     """What a process has once and each rank is to have to itself, as it is at one time.
 
     torch's, NumPy's and Python's global generators, the default dtype, deterministic algorithms,
-    the working directory, sys.argv and `__main__`. torch keeps its grad mode, autocast and default
-    device for each thread.
+    the working directory, sys.argv, `__main__`, and the DDP module that runs. torch keeps its grad
+    mode, autocast and default device for each thread.
     """
 
     def __init__(self) -> None:
@@ -134,6 +134,7 @@ class Globals:
         self.folder = os.getcwd()
         self.argv = sys.argv
         self.main = sys.modules["__main__"]
+        self.ddp = active_ddp()
 
     def copy(self) -> Globals:
         """The same, for another rank."""
@@ -152,6 +153,7 @@ class Globals:
         self.deterministic = _deterministic()
         self.folder, self.argv = os.getcwd(), sys.argv
         self.main = sys.modules["__main__"]
+        self.ddp = active_ddp()
 
     def restore(self, now: Globals) -> None:
         """Put this in place of `now`."""
@@ -168,6 +170,7 @@ class Globals:
             os.chdir(self.folder)
         sys.argv = self.argv
         sys.modules["__main__"] = self.main
+        set_active_ddp(self.ddp)
 
 
 def _deterministic() -> tuple[bool, bool]:
