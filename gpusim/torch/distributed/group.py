@@ -12,8 +12,18 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...maps.call_site import call_site
+from ...twins import HALVES
 from .exchange import Exchange, GroupKey, RankWork
-from .folds import Chooser, FoldCall, fold, fold_lists, fold_slices, fold_together, settle
+from .folds import (
+    Chooser,
+    FoldCall,
+    fold,
+    fold_lists,
+    fold_slices,
+    fold_together,
+    multiplied,
+    settle,
+)
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
 from .private import ProcessGroup
 
@@ -152,19 +162,27 @@ class RankGroup(ProcessGroup):
     ) -> RankWork:
         """Post a call that reduces; `compute` gets also the operator, Reduction and number."""
         self._check_open(operation)
-        name = str(getattr(op, "op", op)).rpartition(".")[2]
+        name = _name_of(op)
         reduction, number = None, 0
         if tensors:
             size = sum(tensor.nbytes for tensor in tensors)
             told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
             reduction, number = settle(self._chooser, told, self._folds, len(tensors))
+        if name == "PREMUL_SUM" and reduction is not None and reduction.order == "gloo-ring":
+            raise ValueError(
+                f"{operation}: gloo has no PREMUL_SUM, so its twin gloo-ring has none; choose "
+                "another reduction, or sum and divide, as FSDP2 does after "
+                "set_force_sum_reduction_for_comms(True)"
+            )
         self._folds += len(tensors)
         counted: dict[str, Any] = {"number of reductions before": number}
         return self._post(
             operation,
             part,
             outputs,
-            lambda parts: compute(parts, name, reduction, number),
+            lambda parts: compute(
+                parts, "SUM" if name == "PREMUL_SUM" else name, reduction, number
+            ),
             tensors,
             op=name,
             **terms,
@@ -178,15 +196,16 @@ class RankGroup(ProcessGroup):
         given = _listed(tensors)
         op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         what = "all_reduce"
-        arrays = [array_of(tensor, what) for tensor in given]
+        part = [(array_of(tensor, what), _input(tensor, op, what)) for tensor in given]
 
-        def compute(parts: list[list[Array]], op: str, reduction: Any, number: int) -> None:
+        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             leaves = list(zip(*parts, strict=True))
-            totals = fold_together(leaves, op, what, reduction, number)
-            for members, total in zip(leaves, totals, strict=True):
-                move([(member, total) for member in members])
+            members = [[member for _, member in leaf] for leaf in leaves]
+            totals = fold_together(members, op, what, reduction, number)
+            for leaf, total in zip(leaves, totals, strict=True):
+                move([(target, total) for target, _ in leaf])
 
-        return self._reduce(what, op, given, arrays, given, compute)
+        return self._reduce(what, op, given, part, given, compute)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RankWork:
         return self.allreduce(tensors, opts)
@@ -197,14 +216,14 @@ class RankGroup(ProcessGroup):
         given, what = _listed(tensors), "reduce"
         if not isinstance(root, int):
             root, op = root.rootRank, root.reduceOp
-        arrays = [array_of(tensor, what) for tensor in given]
+        part = [(array_of(tensor, what), _input(tensor, op, what)) for tensor in given]
 
-        def compute(parts: list[list[Array]], op: str, reduction: Any, number: int) -> None:
-            for leaf, members in enumerate(zip(*parts, strict=True)):
-                total = fold(members, op, what, reduction, number + leaf)
-                move([(members[root], total)])
+        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
+            for number_of_leaf, leaf in enumerate(zip(*parts, strict=True), number):
+                members = [member for _, member in leaf]
+                move([(leaf[root][0], fold(members, op, what, reduction, number_of_leaf, root))])
 
-        return self._reduce(what, op, given, arrays, given, compute, root=root)
+        return self._reduce(what, op, given, part, given, compute, root=root)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
@@ -216,7 +235,7 @@ class RankGroup(ProcessGroup):
         self._check_count(what, given)
         for tensor in given:
             _check_like(what, "inputs", tensor, out)
-        part = (array_of(out, what), [array_of(tensor, what) for tensor in given])
+        part = (array_of(out, what), [_input(tensor, op, what) for tensor in given])
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             members = [slices for _, slices in parts]
@@ -243,7 +262,7 @@ class RankGroup(ProcessGroup):
                     f"elements and its dtype, got {kind_of(given)!r} for {kind_of(output)!r}"
                 )
             target = array_of(output, what)
-            part.append((target, array_of(given, what).reshape(count, *target.shape)))
+            part.append((target, _input(given, op, what).reshape(count, *target.shape)))
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             for leaf, pairs in enumerate(zip(*parts, strict=True)):
@@ -501,6 +520,31 @@ _OPS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 
 def _listed(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _name_of(op: Any) -> str:
+    return str(getattr(op, "op", op)).rpartition(".")[2]
+
+
+def _input(tensor: Tensor, op: Any, what: str) -> Array:
+    """A tensor's memory; for a PREMUL_SUM a copy, times the factor of its rank.
+
+    **Raises**: TypeError as NCCL's backend: for other dtypes, and for a factor of another one.
+    """
+    array = array_of(tensor, what)
+    if _name_of(op) != "PREMUL_SUM":
+        return array
+    factor = op.factor
+    if array.dtype.name not in HALVES:
+        raise TypeError(f"{what}: PREMUL_SUM is for {', '.join(HALVES)}; got {tensor.dtype}")
+    if isinstance(factor, Tensor):
+        if factor.dtype != tensor.dtype:
+            raise TypeError(
+                f"{what}: expected a factor of PREMUL_SUM that is a number, or one element of "
+                f"{tensor.dtype}; got {kind_of(factor)!r}"
+            )
+        factor = factor.item()
+    return multiplied(array, factor)
 
 
 def _row(tensors: Any) -> list[Tensor]:
