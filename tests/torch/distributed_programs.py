@@ -627,3 +627,31 @@ def autocast(seed: int, meet: bool = False) -> Results:
         loss.backward()
         optimizer.step()
     return weights(model)
+
+
+# What ranks must not share
+
+
+@program
+def redistributed(seed: int, shape: list[int]) -> Results:
+    """DTensors of uneven shards on a mesh of several dimensions, and what they are made into."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    start()
+    names = ("a", "b", "c")[: len(shape)]
+    mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
+    mesh[names[:2]]._flatten("ab")
+    draw, found = random.Random(seed), {}
+    for number in range(8):
+        rows, columns = draw.randrange(1, 12), draw.randrange(1, 12)
+        whole = torch.randn(rows, columns, generator=torch.Generator().manual_seed(number))
+        x = distribute_tensor(
+            whole, mesh, [draw.choice([Shard(0), Shard(1), Replicate()]) for _ in shape]
+        )
+        y = x.redistribute(placements=[draw.choice([Shard(0), Shard(1)]) for _ in shape])
+        z = y @ y.T + (x * 2 + x.new_ones(rows, columns)).sum()
+        found |= {f"y {number}": y.to_local(), f"z {number}": z.to_local()}
+        found |= {f"{k} {number}": v.full_tensor() for k, v in {"Y": y, "Z": z}.items()}
+    flat = distribute_tensor(torch.arange(11.0), mesh["ab"], [Shard(0)])
+    return found | {"flat": flat.to_local(), "sum": flat.sum().full_tensor()}

@@ -28,7 +28,8 @@ from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
-from .private import active_ddp, leave_groups, ranks_as_threads, set_active_ddp
+from .private import leave_groups, ranks_as_threads
+from .settings import Settings
 from .store import RankStore
 
 __all__ = ["Launch", "Rank", "current_rank", "launch"]
@@ -120,8 +121,8 @@ class Globals:
     """What a process has once and each rank is to have to itself, as it is at one time.
 
     torch's, NumPy's and Python's global generators, the default dtype, deterministic algorithms,
-    the working directory, sys.argv, `__main__`, and the DDP module that runs. torch keeps its grad
-    mode, autocast and default device for each thread.
+    the working directory, sys.argv, `__main__` and `Settings`. torch keeps its grad mode, autocast
+    and default device for each thread.
     """
 
     def __init__(self) -> None:
@@ -134,12 +135,12 @@ class Globals:
         self.folder = os.getcwd()
         self.argv = sys.argv
         self.main = sys.modules["__main__"]
-        self.ddp = active_ddp()
+        self.settings = Settings()
 
     def copy(self) -> Globals:
         """The same, for another rank."""
         found = object.__new__(Globals)
-        vars(found).update(vars(self), argv=list(self.argv))
+        vars(found).update(vars(self), argv=list(self.argv), settings=self.settings.copy())
         return found
 
     def save(self, base: Globals) -> None:
@@ -153,7 +154,7 @@ class Globals:
         self.deterministic = _deterministic()
         self.folder, self.argv = os.getcwd(), sys.argv
         self.main = sys.modules["__main__"]
-        self.ddp = active_ddp()
+        self.settings.save()
 
     def restore(self, now: Globals) -> None:
         """Put this in place of `now`."""
@@ -170,7 +171,7 @@ class Globals:
             os.chdir(self.folder)
         sys.argv = self.argv
         sys.modules["__main__"] = self.main
-        set_active_ddp(self.ddp)
+        self.settings.restore(now.settings)
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -284,6 +285,8 @@ class Launch:
                     now.save(self.base)
                     self.base.restore(now)
                     self._export({}, self.last.environment if self.last is not None else {})
+                else:
+                    self.base.settings.restore(Settings())
                 torch.set_num_threads(threads)
         if self.call.error is not None:
             raise self.call.error
