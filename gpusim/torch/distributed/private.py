@@ -97,7 +97,6 @@ FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (core._get_cudnn_deterministic, core._set_cudnn_deterministic),
     (core._get_cudnn_enabled, core._set_cudnn_enabled),
     (core._get_cudnn_sdp_enabled, core._set_sdp_use_cudnn),
-    (core._get_dtensor_allow_implicit_replication, core._set_dtensor_allow_implicit_replication),
     (core._get_flash_sdp_enabled, core._set_sdp_use_flash),
     (core._get_math_sdp_enabled, core._set_sdp_use_math),
     (core._get_mem_efficient_sdp_enabled, core._set_sdp_use_mem_efficient),
