@@ -657,6 +657,9 @@ def redistributed(seed: int, shape: list[int]) -> Results:
     return found | {"flat": flat.to_local(), "sum": flat.sum().full_tensor()}
 
 
+calls: list[int] = []  # of hooks; of all ranks, where hooks are
+
+
 def _contexts() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Contexts that set what a process has once, and what shows it inside."""
     import builtins
@@ -702,15 +705,14 @@ def _contexts() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
 
     @contextlib.contextmanager
     def logged() -> Iterator[None]:
-        handler, root = logging.NullHandler(), logging.getLogger()
         level = root.level
-        root.addHandler(handler)
+        root.addHandler(quiet)
         root.setLevel(logging.ERROR)
         logging.disable(logging.CRITICAL)
         yield
         logging.disable(logging.NOTSET)
         root.setLevel(level)
-        root.removeHandler(handler)
+        root.removeHandler(quiet)
 
     @contextlib.contextmanager
     def raising() -> Iterator[None]:
@@ -726,8 +728,6 @@ def _contexts() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
             return True
         return False
 
-    calls: list[int] = []
-
     def counted(act: Callable[[], Any]) -> int:
         calls.clear()
         act()
@@ -738,7 +738,7 @@ def _contexts() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     attention = F.scaled_dot_product_attention
     other = lambda *given, **named: attention(*given, **named)  # noqa: E731
     text = io.StringIO()
-    root = logging.getLogger()
+    root, quiet = logging.getLogger(), logging.NullHandler()
     return {
         "anomaly": (torch.autograd.detect_anomaly, torch.is_anomaly_enabled),
         "attention": (
@@ -794,7 +794,7 @@ def _contexts() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
         "warnings": (raising, warns),
         "logging": (
             logged,
-            lambda: len(root.handlers) + 10 * root.level + 1000 * root.isEnabledFor(50),
+            lambda: (quiet in root.handlers) + 2 * (root.level == 40) + 4 * root.isEnabledFor(50),
         ),
         "garbage": (lambda: collecting(False), gc.isenabled),
         "default dtype": (
@@ -848,3 +848,74 @@ def contexts() -> Results:
             dist.barrier()
         found[name] = torch.tensor(seen)
     return found
+
+
+@program
+def planned(seed: int, checkpoint: str) -> Results:
+    """Checkpoints with plans that each process keeps, of the steps of a sharded network."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.fsdp import fully_shard
+
+    rank, _ = start()
+    model = drawn(Network(12), seed)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = {}
+    for number, (x, y) in enumerate(batches(rank, 3, 12, seed)):
+        step(model, optimizer, x, y)
+        where = Path(checkpoint) / str(number)
+        dcp.save(
+            model.state_dict(),
+            checkpoint_id=where,
+            planner=DefaultSavePlanner(enable_plan_caching=True),
+        )
+        state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+        dcp.load(state, checkpoint_id=where)
+        found |= {f"{name} {number}": v.full_tensor() for name, v in state.items()}
+    return found
+
+
+@program
+def parallel_loss(seed: int) -> Results:
+    """Tensor parallelism with logits that stay sharded, and a weight that is computed once."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        loss_parallel,
+        parallelize_module,
+    )
+    from torch.nn.utils import parametrizations, parametrize
+
+    _, size = start()
+    mesh = init_device_mesh("cpu", (size,))
+    model = drawn(
+        nn.Sequential(nn.Embedding(4 * size, 8), nn.Linear(8, 4 * size), nn.Linear(4 * size, 12)),
+        seed,
+    )
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "0": RowwiseParallel(input_layouts=Replicate()),
+            "1": ColwiseParallel(),
+            "2": RowwiseParallel(output_layouts=Replicate()),
+        },
+    )
+    head = drawn(nn.Linear(12, 4 * size), seed + 1)
+    parallelize_module(head, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
+    bent = parametrizations.weight_norm(drawn(nn.Linear(12, 12), seed + 2))
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters(), *bent.parameters()], 0.1)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        tokens = torch.randint(4 * size, (10,), generator=generator)
+        optimizer.zero_grad()
+        with loss_parallel(), parametrize.cached():
+            hidden = bent(model(tokens))
+            dist.barrier()
+            loss = F.cross_entropy(head(bent(hidden)), tokens.roll(-1))
+            loss.backward()
+        optimizer.step()
+    return weights(model) | {f"head {n}": v for n, v in weights(head).items()} | weights(bent)

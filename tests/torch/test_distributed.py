@@ -41,6 +41,10 @@ CASES: list[Case] = [
     ("ddp", 2, {"seed": 0, "dropout": 0.3}),
     ("fsdp2", 3, {"seed": 0, "low": "bfloat16"}),
     ("autocast", 3, {"seed": 0, "meet": True}),
+    ("redistributed", 4, {"seed": 2, "shape": [2, 2]}),
+    ("contexts", 3, {}),
+    ("planned", 2, {"seed": 0, "checkpoint": "planned"}),
+    ("parallel_loss", 2, {"seed": 0}),
 ]
 """Those of the default run."""
 
@@ -52,6 +56,7 @@ def all_cases() -> list[Case]:
         found.append(("collectives", ranks, {"sizes": [300_001], "dtypes": DTYPES[:4], "seed": 0}))
         for name in ("rearrangements", "messages", "groups", "functional"):
             found.append((name, ranks, {"seed": ranks}))
+        found.append(("contexts", ranks, {}))
         for seed in (0, 1, 2):
             for name in (
                 "ddp_join",
@@ -64,6 +69,7 @@ def all_cases() -> list[Case]:
                 "pipeline",
                 "ring_attention",
                 "autocast",
+                "parallel_loss",
             ):
                 found.append((name, ranks, {"seed": seed}))
             for options in ({}, {"static": True}, {"accumulate": True}, {"dropout": 0.3}):
@@ -72,6 +78,9 @@ def all_cases() -> list[Case]:
                 found.append(("fsdp2", ranks, {"seed": seed, **options}))
             found.append(("tensor_parallel", ranks, {"seed": seed, "sequence": True}))
             found.append(("autocast", ranks, {"seed": seed, "meet": True}))
+            found.append(("planned", ranks, {"seed": seed, "checkpoint": f"p-{ranks}-{seed}"}))
+            shape = {4: [2, 2], 8: [2, 4]}.get(ranks, [ranks, 1])
+            found.append(("redistributed", ranks, {"seed": seed, "shape": shape}))
             if ranks % 4 == 0:
                 found.append(("tensor_parallel", ranks, {"seed": seed, "sharded": 2}))
                 found.append(("fsdp2", ranks, {"seed": seed, "replicas": 2}))
