@@ -919,3 +919,156 @@ def parallel_loss(seed: int) -> Results:
             loss.backward()
         optimizer.step()
     return weights(model) | {f"head {n}": v for n, v in weights(head).items()} | weights(bent)
+
+
+# The rest of torch.distributed's functions, and forms of tensors
+
+DTYPES = (
+    "bool int8 uint8 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
+).split()
+
+
+def forms(name: str, rank: int) -> dict[str, Tensor]:
+    """Tensors of several forms."""
+    x = torch.arange(1, 13).reshape(3, 4) * 3 + 5 * rank
+    x = x % 2 == 0 if name == "bool" else x.float().to(getattr(torch, name))
+    return {
+        "plain": x,
+        "scalar": x[0, 0].clone(),
+        "empty": x[:0].clone(),
+        "transposed": x.T,
+        "strided": x[:, ::2],
+    }
+
+
+@program
+def variants() -> Results:
+    """Reductions and rearrangements of each dtype and form; 1 where one is refused."""
+    rank, size = start()
+    found: Results = {}
+
+    def note(name: str, act: Callable[[Tensor], Tensor | None], x: Tensor) -> None:
+        y = x.clone(memory_format=torch.preserve_format)
+        try:
+            made = act(y)
+        except (RuntimeError, TypeError, ValueError):
+            found[f"{name} refused"] = torch.ones(1)
+        else:
+            made = y if made is None else made  # gloo adds the bytes of bool
+            found[name] = torch.where(made, 1, 0) if made.dtype == torch.bool else made
+
+    def listed(act: Callable[[list[Tensor]], object], x: Tensor) -> Tensor:
+        row = [torch.zeros_like(x) for _ in range(size)]
+        act(row)
+        return torch.cat([each.reshape(-1) for each in row])
+
+    for name in DTYPES:
+        for form, x in forms(name, rank).items():
+            key = f"{name} {form}"
+            for op in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG"):
+                reduce_op = getattr(dist.ReduceOp, op)
+                note(f"all_reduce {op} {key}", lambda y, op=reduce_op: dist.all_reduce(y, op), x)
+            for root in range(size):
+                note(
+                    f"reduce {root} {key}",
+                    lambda y, root=root: dist.reduce(y, root) or (None if rank == root else y * 0),
+                    x,
+                )
+            note(f"reduce_scatter {key}", lambda y: dist.reduce_scatter(y, [y.clone()] * size), x)
+            note(f"broadcast {key}", lambda y: dist.broadcast(y, size - 1), x)
+            note(
+                f"all_gather {key}",
+                lambda y: listed(lambda row: dist.all_gather(row, y), y),
+                x,
+            )
+            if not x.is_complex():  # which gloo does not gather
+                note(
+                    f"gather {key}",
+                    lambda y: listed(lambda row: dist.gather(y, None if rank else row, 0), y),
+                    x,
+                )
+            if form != "transposed":
+                note(
+                    f"all_to_all {key}",
+                    lambda y: listed(lambda row: dist.all_to_all(row, [y] * size), y),
+                    x,
+                )
+            note(
+                f"scatter {key}",
+                lambda y: dist.scatter(y, None if rank else [y.clone() for _ in range(size)], 0),
+                x,
+            )
+    return found
+
+
+@program
+def subgroups(seed: int) -> Results:
+    """Groups made in each way, coalesced calls, and what is left of messages and objects."""
+    rank, size = start()
+    x = torch.randn(12, generator=torch.Generator().manual_seed(seed + rank))
+    found = {}
+
+    def total(name: str, group: Any) -> None:
+        if group not in (None, dist.GroupMember.NON_GROUP_MEMBER):
+            y = x.clone()
+            dist.all_reduce(y, group=group)
+            found[name] = y
+
+    whole, groups = dist.new_subgroups(size)
+    found["subgroups"] = torch.tensor(len(groups))
+    total("subgroup", whole)
+    single, _ = dist.new_subgroups(1)
+    total("single", single)
+    pairs = [[r, r + 1] for r in range(0, size - 1, 2)]
+    mine, _ = dist.new_subgroups_by_enumeration(pairs)
+    total("enumerated", mine)
+    described = dist.new_group([0, 1], group_desc="first two")
+    if rank < 2:
+        total("described", described)
+        assert described.group_desc == "first two"
+        found["place"] = torch.tensor(dist.get_group_rank(described, rank))
+        found["ranks"] = torch.tensor(dist.get_process_group_ranks(described))
+
+    pair = [x.clone(), x[:5].clone()]
+    dist.all_reduce_coalesced(pair)
+    found["all_reduce_coalesced"] = torch.cat(pair)
+    work = dist.all_reduce_coalesced([pair[0]], dist.ReduceOp.MAX, async_op=True)
+    work.wait()
+    found["all_reduce_coalesced MAX"] = pair[0]
+    rows = [[torch.empty(12), torch.empty(5)] for _ in range(size)]
+    dist.all_gather_coalesced(rows, [x.clone(), x[:5].clone()])
+    found["all_gather_coalesced"] = torch.cat([each for row in rows for each in row])
+    wide = torch.empty(12 * size)
+    dist.distributed_c10d._all_gather_base(wide, x)
+    found["_all_gather_base"] = wide.clone()
+    out = torch.empty(12)
+    dist.distributed_c10d._reduce_scatter_base(out, wide * (rank + 1))
+    found["_reduce_scatter_base"] = out
+    dist.barrier(async_op=True).wait()
+    dist.monitored_barrier(wait_all_ranks=True)
+
+    y = torch.empty(12)
+    if rank == 0:
+        received = []
+        for _ in range(size - 1):
+            work = dist.irecv(y)
+            work.wait()
+            received.append(y.clone())
+        found["any"] = torch.stack(sorted(received, key=lambda each: float(each[0])))
+    else:
+        dist.send(x, 0)
+    dist.barrier()
+    if rank == 0:
+        objects: list[Any] = [None, None]
+        found["sender"] = torch.tensor(dist.recv_object_list(objects, src=1))
+        found["object"] = torch.tensor(objects[0]["rank"] + len(objects[1]))
+    elif rank == 1:
+        dist.send_object_list([{"rank": 7}, "text"], dst=0)
+    gathered: list[Any] | None = [None] * size if rank == size - 1 else None
+    dist.gather_object({"rank": rank}, gathered, dst=size - 1)
+    if gathered is not None:
+        found["gather_object"] = torch.tensor([each["rank"] for each in gathered])
+    got: list[Any] = [None]
+    dist.scatter_object_list(got, list(range(10, 10 + size)) if rank == 1 else None, src=1)
+    found["scatter_object_list"] = torch.tensor(got[0])
+    return found

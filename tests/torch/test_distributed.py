@@ -44,6 +44,8 @@ CASES: list[Case] = [
     ("redistributed", 4, {"seed": 2, "shape": [2, 2]}),
     ("contexts", 3, {}),
     ("planned", 2, {"seed": 0, "checkpoint": "planned"}),
+    ("variants", 3, {}),
+    ("subgroups", 3, {"seed": 0}),
     ("parallel_loss", 2, {"seed": 0}),
 ]
 """Those of the default run."""
@@ -54,9 +56,9 @@ def all_cases() -> list[Case]:
     for ranks in (2, 3, 4, 5, 8):
         found.append(("collectives", ranks, {"sizes": SIZES, "dtypes": DTYPES, "seed": ranks}))
         found.append(("collectives", ranks, {"sizes": [300_001], "dtypes": DTYPES[:4], "seed": 0}))
-        for name in ("rearrangements", "messages", "groups", "functional"):
+        for name in ("rearrangements", "messages", "groups", "functional", "subgroups"):
             found.append((name, ranks, {"seed": ranks}))
-        found.append(("contexts", ranks, {}))
+        found += [("contexts", ranks, {}), ("variants", ranks, {})]
         for seed in (0, 1, 2):
             for name in (
                 "ddp_join",
@@ -667,7 +669,17 @@ def test_a_missing_backward_pass_is_named(ddp_is_imported: None) -> None:
             lambda: dist.all_to_all_single(torch.ones(3), X, [1, 1, 1], [1, 1, 1]),
             "sum to its 4 rows",
         ),
-        (lambda: dist.all_reduce(X.clone().bool()), "ReduceOp.SUM is not defined for bool"),
+        (
+            lambda: dist.reduce_scatter_tensor(
+                torch.ones(1).bool(), torch.ones(3).bool(), dist.ReduceOp.AVG
+            ),
+            "ReduceOp.AVG is not defined for bool",
+        ),
+        (lambda: dist.all_reduce(torch.ones(4, 4)[:, ::2]), "without gaps in its memory"),
+        (
+            lambda: dist.reduce(torch.ones(2, dtype=torch.complex64), 0, dist.ReduceOp.PRODUCT),
+            "ReduceOp.PRODUCT is not defined for torch.complex64",
+        ),
         (lambda: dist.all_reduce(X.clone(), dist.ReduceOp.BAND), "BAND is for integers and bool"),
         (lambda: dist.all_reduce(torch.ones(3).to_sparse()), "layout torch.sparse_coo|sparse"),
     ],

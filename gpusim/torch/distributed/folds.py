@@ -53,6 +53,7 @@ ReductionLike = Reduction | str | Callable[[FoldCall], Any]
 
 BITWISE = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
 OTHERS = {"PRODUCT": "prod", "MIN": "min", "MAX": "max"}
+BOOLEANS = {"SUM": "MAX", "PRODUCT": "MIN"}
 
 
 def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
@@ -112,6 +113,8 @@ def fold(
     twin's engine does in an unknown way.
     """
     values, dtype = list(members), members[0].dtype
+    if dtype.kind == "b":
+        op = BOOLEANS.get(op, op)
     if op in BITWISE:
         if dtype.kind not in "biu":
             raise TypeError(f"{operation}: {op} is for integers and bool, got {dtype}")

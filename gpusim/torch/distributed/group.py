@@ -176,6 +176,9 @@ class RankGroup(ProcessGroup):
             )
         self._folds += len(tensors)
         counted: dict[str, Any] = {"number of reductions before": number}
+        strides = [each.stride() for each in tensors if not each.is_contiguous()]
+        if strides:
+            terms["strides"] = strides
         return self._post(
             operation,
             part,
@@ -196,7 +199,7 @@ class RankGroup(ProcessGroup):
         given = _listed(tensors)
         op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         what = "all_reduce"
-        part = [(array_of(tensor, what), _input(tensor, op, what)) for tensor in given]
+        part = [(_packed(tensor, what), _input(tensor, op, what)) for tensor in given]
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             leaves = list(zip(*parts, strict=True))
@@ -216,7 +219,7 @@ class RankGroup(ProcessGroup):
         given, what = _listed(tensors), "reduce"
         if not isinstance(root, int):
             root, op = root.rootRank, root.reduceOp
-        part = [(array_of(tensor, what), _input(tensor, op, what)) for tensor in given]
+        part = [(_packed(tensor, what), _input(tensor, op, what)) for tensor in given]
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             for number_of_leaf, leaf in enumerate(zip(*parts, strict=True), number):
@@ -235,7 +238,7 @@ class RankGroup(ProcessGroup):
         self._check_count(what, given)
         for tensor in given:
             _check_like(what, "inputs", tensor, out)
-        part = (array_of(out, what), [_input(tensor, op, what) for tensor in given])
+        part = (_packed(out, what), [_input(tensor, op, what) for tensor in given])
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             members = [slices for _, slices in parts]
@@ -261,7 +264,7 @@ class RankGroup(ProcessGroup):
                     f"{what} on {self._key}: expected an input of {count} times the output's "
                     f"elements and its dtype, got {kind_of(given)!r} for {kind_of(output)!r}"
                 )
-            target = array_of(output, what)
+            target = _packed(output, what)
             part.append((target, _input(given, op, what).reshape(count, *target.shape)))
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
@@ -319,7 +322,9 @@ class RankGroup(ProcessGroup):
         return self._post(what, part, flat, compute, flat)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
-        return self.allgather(outputs, inputs, opts)
+        """As allgather, but `outputs` has a list for each rank, and not for each input."""
+        self._check_count("all_gather", outputs)
+        return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
@@ -376,6 +381,8 @@ class RankGroup(ProcessGroup):
             for tensor in row:
                 _check_like(what, "inputs", tensor, out)
         part = (bits_of(out, what), [bits_of(tensor, what) for tensor in row])
+        for bits in part[1]:
+            _without_gaps(bits, what)
 
         def compute(parts: list[Any]) -> None:
             move([(target, parts[root][1][r]) for r, (target, _) in enumerate(parts)])
@@ -526,13 +533,41 @@ def _name_of(op: Any) -> str:
     return str(getattr(op, "op", op)).rpartition(".")[2]
 
 
+def _packed(tensor: Tensor, what: str) -> Array:
+    """A tensor's memory in its own order, as engines fold it; complex numbers as pairs of real ones.
+
+    **Raises**: TypeError for a tensor with gaps: NCCL refuses it, gloo takes what is in them.
+    """
+    array = _without_gaps(array_of(tensor, what), what)
+    if tensor.is_complex():
+        array = array.reshape(*array.shape, 1).view(array.real.dtype)
+    return array
+
+
+def _without_gaps(array: Array, what: str) -> Array:
+    """The array with its axes in the order of its memory."""
+    if not array.flags.c_contiguous:
+        packed = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+        if not packed.flags.c_contiguous:
+            steps = tuple(stride // array.itemsize for stride in array.strides)
+            raise TypeError(
+                f"{what}: expected a tensor without gaps in its memory, got shape "
+                f"{list(array.shape)} with strides {steps}; use contiguous()"
+            )
+        return packed
+    return array
+
+
 def _input(tensor: Tensor, op: Any, what: str) -> Array:
     """A tensor's memory; for a PREMUL_SUM a copy, times the factor of its rank.
 
-    **Raises**: TypeError as NCCL's backend: for other dtypes, and for a factor of another one.
+    **Raises**: TypeError as NCCL's backend: for other dtypes, and for a factor of another one; and
+    for an operator that complex numbers lack.
     """
-    array = array_of(tensor, what)
-    if _name_of(op) != "PREMUL_SUM":
+    array, name = _packed(tensor, what), _name_of(op)
+    if tensor.is_complex() and name not in ("SUM", "AVG"):
+        raise TypeError(f"{what}: ReduceOp.{name} is not defined for {tensor.dtype}")
+    if name != "PREMUL_SUM":
         return array
     factor = op.factor
     if array.dtype.name not in HALVES:
