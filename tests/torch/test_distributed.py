@@ -47,6 +47,8 @@ CASES: list[Case] = [
     ("variants", 3, {}),
     ("subgroups", 3, {"seed": 0}),
     ("parallel_loss", 2, {"seed": 0}),
+    ("mixture", 2, {"seed": 4}),
+    ("mixture", 3, {"seed": 9}),
 ]
 """Those of the default run."""
 
@@ -59,6 +61,7 @@ def all_cases() -> list[Case]:
         for name in ("rearrangements", "messages", "groups", "functional", "subgroups"):
             found.append((name, ranks, {"seed": ranks}))
         found += [("contexts", ranks, {}), ("variants", ranks, {})]
+        found += [("mixture", ranks, {"seed": 100 * ranks + seed}) for seed in range(20)]
         for seed in (0, 1, 2):
             for name in (
                 "ddp_join",
