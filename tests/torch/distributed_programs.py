@@ -337,8 +337,7 @@ def ddp(
 def ddp_join(seed: int) -> Results:
     """DDP with uneven inputs."""
     rank, _ = start()
-    torch.manual_seed(seed)
-    model = nn.parallel.DistributedDataParallel(Network(16))
+    model = nn.parallel.DistributedDataParallel(drawn(Network(16), seed))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with model.join():
         for x, y in batches(rank, 2 + rank, 16, seed):
@@ -352,8 +351,7 @@ def zero(seed: int) -> Results:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     rank, _ = start()
-    torch.manual_seed(seed)
-    model = nn.parallel.DistributedDataParallel(Network(20))
+    model = nn.parallel.DistributedDataParallel(drawn(Network(20), seed))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
     for x, y in batches(rank, 3, 20, seed):
         step(model, optimizer, x, y)
@@ -364,8 +362,7 @@ def zero(seed: int) -> Results:
 def local_sgd(seed: int) -> Results:
     """Steps of each rank's own, then the mean of the weights."""
     rank, size = start()
-    torch.manual_seed(seed)
-    model = Network(16)
+    model = drawn(Network(16), seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for number, (x, y) in enumerate(batches(rank, 6, 16, seed)):
         step(model, optimizer, x, y)
@@ -383,8 +380,7 @@ def normalised(seed: int) -> Results:
     from torch.distributed.nn.functional import all_reduce
 
     rank, size = start()
-    torch.manual_seed(seed)
-    layer = nn.Linear(8, 8)
+    layer = drawn(nn.Linear(8, 8), seed)
     for x, y in batches(rank, 2, 8, seed):
         z = layer(x)
         total = all_reduce(torch.stack([z.sum(0), (z * z).sum(0)]))
@@ -409,9 +405,10 @@ def fsdp1(seed: int) -> Results:
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     rank, _ = start()
-    torch.manual_seed(seed)
     model = FullyShardedDataParallel(
-        Network(16), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu")
+        drawn(Network(16), seed),
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+        device_id=torch.device("cpu"),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for x, y in batches(rank, 3, 16, seed):
@@ -429,7 +426,6 @@ def fsdp2(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     rank, size = start()
-    torch.manual_seed(seed)
     if replicas > 1:
         mesh = init_device_mesh(
             "cpu", (replicas, size // replicas), mesh_dim_names=("replicate", "shard")
@@ -483,10 +479,10 @@ def tensor_parallel(seed: int, sequence: bool = False, sharded: int = 1) -> Resu
     )
 
     rank, size = start()
-    torch.manual_seed(seed)
     mesh = init_device_mesh("cpu", (sharded, size // sharded), mesh_dim_names=("data", "model"))
     wide = 4 * size
-    model = nn.Sequential(nn.LayerNorm(12), nn.Linear(12, wide), nn.GELU(), nn.Linear(wide, 12))
+    layers = nn.LayerNorm(12), nn.Linear(12, wide), nn.GELU(), nn.Linear(wide, 12)
+    model = drawn(nn.Sequential(*layers), seed)
     plan: dict[str, Any] = {"1": ColwiseParallel(), "3": RowwiseParallel()}
     if sequence:
         plan = {
@@ -524,10 +520,9 @@ def experts(seed: int) -> Results:
     from torch.distributed.nn.functional import all_to_all_single
 
     rank, size = start()
-    torch.manual_seed(seed)
-    router = nn.Linear(8, size)
-    torch.manual_seed(seed + 1 + rank)
+    router = drawn(nn.Linear(8, size), seed)
     expert = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    expert = drawn(expert, seed + 1 + rank)
     parameters = [*router.parameters(), *expert.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     for x, y in batches(rank, 3, 8, seed):
@@ -558,8 +553,7 @@ def pipeline(seed: int) -> Results:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     rank, size = start()
-    torch.manual_seed(seed + rank)
-    stage = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    stage = drawn(nn.Sequential(nn.Linear(8, 8), nn.GELU()), seed + rank)
     device = torch.device("cpu")
     made = PipelineStage(stage, rank, size, device, input_args=torch.empty(3, 8))
     schedule = Schedule1F1B(made, n_microbatches=2 * size, loss_fn=F.mse_loss)
@@ -610,8 +604,7 @@ def ring_attention(seed: int) -> Results:
 def autocast(seed: int, meet: bool = False) -> Results:
     """DDP under automatic mixed precision: each rank has its own cache of cast weights."""
     rank, _ = start()
-    torch.manual_seed(seed)
-    shared = nn.Linear(16, 16)
+    shared = drawn(nn.Linear(16, 16), seed)
     model: nn.Module = nn.Sequential(shared, nn.GELU(), shared)
     if not meet:
         model = nn.parallel.DistributedDataParallel(model)
@@ -905,7 +898,9 @@ def parallel_loss(seed: int) -> Results:
         },
     )
     head = drawn(nn.Linear(12, 4 * size), seed + 1)
-    parallelize_module(head, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False))
+    parallelize_module(
+        head, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    )
     bent = parametrizations.weight_norm(drawn(nn.Linear(12, 12), seed + 2))
     optimizer = torch.optim.SGD([*model.parameters(), *head.parameters(), *bent.parameters()], 0.1)
     generator = torch.Generator().manual_seed(seed)
@@ -1143,9 +1138,7 @@ def mixture(seed: int) -> Results:
         model = drawn(Stack(), seed)
         for block in model.blocks:
             block.drop = 0.0  # each rank has a part of it
-            parallelize_module(
-                block, mesh, {"into": ColwiseParallel(), "out": RowwiseParallel()}
-            )
+            parallelize_module(block, mesh, {"into": ColwiseParallel(), "out": RowwiseParallel()})
         return model
 
     def bent() -> nn.Module:

@@ -22,7 +22,7 @@ import gpusim
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
 from gpusim.maps.workers import IDLE_NAME
 from gpusim.torch.distributed import FoldCall, launch
-from tests.oracles.budget import FULL, budget
+from tests.oracles.budget import FULL, budget, slow
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import Case, gloo
 
@@ -92,6 +92,10 @@ def all_cases() -> list[Case]:
     return found
 
 
+#: Programs that use what is the process's: global generators, contexts, autocast's cache.
+GLOBAL = ("autocast", "contexts", "mixture", "parallel_loss", "planned")
+
+
 def busy_threads() -> int:
     """The number of threads, without those that are kept for the next launch."""
     return sum(thread.name != IDLE_NAME for thread in threading.enumerate())
@@ -155,6 +159,13 @@ def test_bits_are_those_of_real_processes_in_all_programs(
     [
         *((name, 4, {"seed": 3}) for name in ("ddp", "fsdp2", "messages", "groups", "functional")),
         ("collectives", 4, {"sizes": SIZES, "dtypes": ["float32"], "seed": 3}),
+        *slow(
+            *(
+                (each,)
+                for each in all_cases()
+                if each[1] == 4 and each[0] not in GLOBAL and "dropout" not in each[2]
+            ),
+        ),
     ],
     ids=case_name,
 )
@@ -433,7 +444,9 @@ def test_premul_sum_multiplies_each_ranks_input(order: str, dtype: torch.dtype) 
 
     expected = launch(program, 3, (None,), reduction=order)
     for factor in FACTORS:
-        for ours, theirs in zip(launch(program, 3, (factor,), reduction=order), expected):
+        for ours, theirs in zip(
+            launch(program, 3, (factor,), reduction=order), expected, strict=True
+        ):
             assert all(map(torch.equal, ours, theirs))
 
 
@@ -447,9 +460,7 @@ def test_premul_sum_is_refused_where_nccl_or_the_twin_has_none() -> None:
         (X, torch.tensor(0.5, dtype=torch.float64), "one element of torch.float32; got float64"),
     ):
         fails(program, 2, ReplicaError, said, args=(x, factor))
-    fails(
-        program, 2, ReplicaError, "gloo has no PREMUL_SUM", args=(X, 0.5), reduction="gloo-ring"
-    )
+    fails(program, 2, ReplicaError, "gloo has no PREMUL_SUM", args=(X, 0.5), reduction="gloo-ring")
 
 
 def test_fsdp2_divides_gradients_by_a_factor() -> None:
@@ -466,7 +477,8 @@ def test_fsdp2_divides_gradients_by_a_factor() -> None:
         model(torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))).sum().backward()
         return [parameter.grad.full_tensor() for parameter in model.parameters()]
 
-    for ours, theirs in zip(*(launch(program, 3, (s,), reduction="nccl-ring") for s in (0, 1))):
+    both = [launch(program, 3, (summed,), reduction="nccl-ring") for summed in (False, True)]
+    for ours, theirs in zip(*both, strict=True):
         assert all(map(torch.equal, ours, theirs))
 
 

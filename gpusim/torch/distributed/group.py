@@ -534,7 +534,7 @@ def _name_of(op: Any) -> str:
 
 
 def _packed(tensor: Tensor, what: str) -> Array:
-    """A tensor's memory in its own order, as engines fold it; complex numbers as pairs of real ones.
+    """A tensor's memory in its own order, as engines fold it; complex numbers as pairs.
 
     **Raises**: TypeError for a tensor with gaps: NCCL refuses it, gloo takes what is in them.
     """
