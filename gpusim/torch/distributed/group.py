@@ -31,7 +31,9 @@ class RankGroup(ProcessGroup):
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
     """
 
-    def __init__(self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None) -> None:
+    def __init__(
+        self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
+    ) -> None:
         super().__init__(place, len(key.ranks))
         self._rank, self._key, self._place, self._chooser = rank, key, place, chooser
         self._exchange: Exchange = rank.launch.exchange
@@ -40,6 +42,7 @@ class RankGroup(ProcessGroup):
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
         self._closed = ""
+        self.options = options  # as torch names what a split of the group inherits
 
     # What torch asks a group for
 
@@ -94,6 +97,27 @@ class RankGroup(ProcessGroup):
 
     def __repr__(self) -> str:
         return f"<RankGroup of rank {self._rank.index}, {self._key}>"
+
+    supports_splitting = True
+
+    def split_group(self, ranks: list[int], opts: Any = None, **named: Any) -> RankGroup | None:
+        """A group of some of the group's ranks, in their order; None for a rank that is not one."""
+        if self._place not in ranks:
+            return None
+        members = [self._key.ranks[place] for place in ranks]
+        made = self._rank.new_group(named["group_name"], members, opts)
+        made.setGroupName(named["group_name"])
+        made.setGroupDesc(named.get("group_desc") or "")
+        return made
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing: a split needs no other ranks than those of the new group."""
+
+    def get_group_store(self) -> dist.Store:
+        return self._rank.launch.store
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: calls are numbered from the first."""
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []

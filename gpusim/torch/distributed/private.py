@@ -13,16 +13,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed.distributed_c10d as _c10d
+from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
+from torch.amp import autocast_mode as _autocast_mode
 from torch.nn.parallel import DistributedDataParallel as _ddp
 
 __all__ = [
     "ProcessGroup",
     "RanksWorld",
     "active_ddp",
+    "autocast_module",
+    "c_module",
     "leave_groups",
+    "parse_to",
     "ranks_as_threads",
+    "serialization",
     "set_active_ddp",
 ]
 
@@ -34,6 +41,12 @@ for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
 c10d: Any = _c10d  # whose functions are replaced
 bindings: Any = _bindings  # of which torch types a part
 ddp: Any = _ddp
+c_module: Any = torch._C  # _get_accelerator
+autocast_module: Any = _autocast_mode  # _cast
+serialization: Any = _serialization  # default_restore_location
+
+#: What Module.to reads its arguments by.
+parse_to: Any = c_module._nn._parse_to
 
 if TYPE_CHECKING:
 
@@ -109,9 +122,12 @@ def ranks_as_threads(
         if getattr(world.local, "own", None) is None:
             return make_group(size, rank, ranks, backend, *rest, **named)
         admit(size, rank, ranks, backend)
+        device = named.pop("device_id", None)
         group, store = make_group(size, rank, ranks, "gpusim", *rest, **named)
         if group is not c10d.GroupMember.NON_GROUP_MEMBER:
             world.pg_map[group] = (backend, world.pg_map[group][1])
+            if device is not None:
+                group.bound_device_id = device
         return group, store
 
     def meet(url: Any, rank: int = -1, world_size: int = -1, **named: Any) -> Any:

@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...recording import Recorder
 from ...reduction import Reduction, current, entered, forked
+from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
@@ -113,7 +114,7 @@ class Rank:
         if isinstance(options, (Reduction, str)) or callable(options):
             chooser = as_chooser(options, "pg_options")
         self.launch.exchange.admit(key, self)
-        return RankGroup(self, key, members.index(self.index), chooser)
+        return RankGroup(self, key, members.index(self.index), chooser, options)
 
 
 class Globals:
@@ -239,8 +240,10 @@ class Launch:
         chooser: Chooser | None,
         schedule: str,
         recorder: Recorder | None,
+        device: str | None = None,
     ) -> None:
         self.size = len(environments)
+        self.device = device
         self.schedule = schedule
         self.in_turns = schedule == "turns"
         self.chooser = chooser
@@ -270,6 +273,7 @@ class Launch:
             ranks_as_threads(self._rendezvous, self._admit) as world,
             _own_environments(),
             casts_of_ranks(lambda: current_rank().give_way()),
+            cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
             self.world = world
             try:
@@ -305,6 +309,8 @@ class Launch:
                 stack.enter_context(entered(self.states[rank.index]))
                 # Else backward passes run in threads that are no rank's.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+                if self.device == "cpu":
+                    stack.enter_context(CpuAsCuda(int(rank.environment[b"LOCAL_WORLD_SIZE"])))
                 return self.run(rank)
         finally:
             rank.unfinished.clear()
@@ -424,6 +430,7 @@ def launch(
     reduction: ReductionLike | None = None,
     schedule: str = "turns",
     recorder: Recorder | None = None,
+    device: str | None = None,
 ) -> list[T]:
     """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
 
@@ -442,6 +449,8 @@ def launch(
       gives each rank generators, a default dtype, os.environ, sys.argv and a working directory of
       its own. "free" lets as many ranks run as there are cores; all but os.environ is shared.
     - `recorder`: a `Recorder` that records every call. None costs nothing.
+    - `device`: "cpu" lets the CPU play the GPUs that a program asks for: "cuda" and "cuda:3" are
+      the host. None leaves devices as they are.
 
     **Returns**: what each rank returned.
 
@@ -467,7 +476,9 @@ def launch(
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"launch: ranks={ranks!r}: expected an integer from 1")
     environments = [environment_of(rank, ranks, ranks) for rank in range(ranks)]
-    return run_ranks(lambda rank: f(rank.index, *args), environments, reduction, schedule, recorder)
+    return run_ranks(
+        lambda rank: f(rank.index, *args), environments, reduction, schedule, recorder, device
+    )
 
 
 def run_ranks(
@@ -476,16 +487,19 @@ def run_ranks(
     reduction: ReductionLike | None,
     schedule: str,
     recorder: Recorder | None = None,
+    device: str | None = None,
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`."""
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
+    if device not in (None, "cpu"):
+        raise ValueError(f"launch: device={device!r}: expected None or 'cpu'")
     if not isinstance(recorder, Recorder | None):
         raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
     chooser = as_chooser(reduction, "launch: reduction")
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
     try:
-        return Launch(environments, run, chooser, schedule, recorder).execute()
+        return Launch(environments, run, chooser, schedule, recorder, device).execute()
     finally:
         _launching.release()
