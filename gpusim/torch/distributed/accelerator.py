@@ -17,9 +17,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
+import os
+import re
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,9 +37,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from .private import autocast_module, c_module, parse_to, serialization
+from .private import autocast_module, c_module, has_gpu, parse_to, serialization
 
-__all__ = ["CpuAsCuda", "cpu_as_accelerator"]
+__all__ = ["CpuAsCuda", "asks_for_gpu", "cpu_as_accelerator"]
 
 CASTS = (
     "torch.autocast('cuda') under device='cpu' casts what autocast('cpu') casts. The two lists of "
@@ -221,6 +225,25 @@ class CpuAsCuda(TorchFunctionMode):
 
     def get_device_module(self, device: Any = None) -> Any:
         return getattr(torch, "cuda" if device is None else torch.device(device).type)
+
+
+def asks_for_gpu(error: BaseException | None) -> bool:
+    """Whether a program's error may be that it found no GPU where torch has none.
+
+    >>> asks_for_gpu(AssertionError("Torch not compiled with CUDA enabled"))
+    True
+    """
+    if error is None or has_gpu():
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f"{os.sep}site-packages{os.sep}torch{os.sep}" not in f.filename]
+    last = own[-1].line or "" if own else ""
+    if "NoneType" in str(error) and own:  # of torch.accelerator.current_accelerator()
+        return "accelerator" in "".join(linecache.getlines(own[-1].filename))
+    return bool(GPU.search(str(error)) or GPU.search(last))
+
+
+GPU = re.compile(r"cuda|nvidia|accelerator|\bgpus?\b", re.IGNORECASE)
 
 
 #: Functions whose first argument beside the tensor is a device, or may be.
@@ -542,11 +565,13 @@ def _answered(owner: Any, name: str, played: Played, everyone: bool = False) -> 
 
 def _refused(module: ModuleType, name: str) -> Any:
     """A function or class that refuses to serve a rank's script; None for other attributes."""
+    if name.endswith(("Tensor", "Storage")):  # torch's error names them
+        return None
     genuine: Any = getattr(module, name, None)
     what = f"{module.__name__}.{name}"
     if inspect.isroutine(genuine):
         return _answered(module, name, lambda mode, *args, **kwargs: _refuse(what))
-    if not inspect.isclass(genuine) or hasattr(genuine, "dtype"):  # a type of tensors names itself
+    if not inspect.isclass(genuine):
         return None
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:

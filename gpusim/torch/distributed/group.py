@@ -15,7 +15,7 @@ from ...maps.call_site import call_site
 from .exchange import Exchange, GroupKey, RankWork
 from .folds import Chooser, FoldCall, fold, fold_lists, fold_slices, fold_together, settle
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
-from .private import ProcessGroup
+from .private import ProcessGroup, has_gpu
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -98,26 +98,13 @@ class RankGroup(ProcessGroup):
     def __repr__(self) -> str:
         return f"<RankGroup of rank {self._rank.index}, {self._key}>"
 
-    supports_splitting = True
+    supports_splitting = False  # by C++; private.py splits groups
 
-    def split_group(self, ranks: list[int], opts: Any = None, **named: Any) -> RankGroup | None:
-        """A group of some of the group's ranks, in their order; None for a rank that is not one."""
-        if self._place not in ranks:
-            return None
-        members = [self._key.ranks[place] for place in ranks]
-        made = self._rank.new_group(named["group_name"], members, opts)
-        made.setGroupName(named["group_name"])
-        made.setGroupDesc(named.get("group_desc") or "")
-        return made
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """Nothing: a split needs no other ranks than those of the new group."""
-
-    def get_group_store(self) -> dist.Store:
-        return self._rank.launch.store
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing: calls are numbered from the first."""
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors of a script's may be, and torch's own collectives put theirs."""
+        names = ("cuda", "cpu") if has_gpu() and self._rank.launch.device is None else ("cpu",)
+        return [torch.device(name) for name in names]
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []

@@ -7,6 +7,7 @@ is shown by `tests/torch/test_private_distributed.py`.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed.c10d_logger as _c10d_logger
 import torch.distributed.distributed_c10d as _c10d
+from torch import distributed as _dist
 from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
 from torch.amp import autocast_mode as _autocast_mode
@@ -26,6 +29,7 @@ __all__ = [
     "active_ddp",
     "autocast_module",
     "c_module",
+    "has_gpu",
     "leave_groups",
     "parse_to",
     "ranks_as_threads",
@@ -39,8 +43,11 @@ for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
     importlib.import_module(f"torch.distributed.{_name}")
 
 c10d: Any = _c10d  # whose functions are replaced
+dist: Any = _dist
+c10d_logger: Any = _c10d_logger
 bindings: Any = _bindings  # of which torch types a part
 ddp: Any = _ddp
+has_gpu = torch.cuda.is_available  # before a launch replaces it
 c_module: Any = torch._C  # _get_accelerator
 autocast_module: Any = _autocast_mode  # _cast
 serialization: Any = _serialization  # default_restore_location
@@ -115,6 +122,8 @@ def ranks_as_threads(
     - `admit`: called with the size, the rank and the backend of each group before it is made.
     """
     original = c10d._world, c10d._new_process_group_helper, c10d.rendezvous
+    split_group, describe = c10d.split_group, c10d_logger._get_msg_dict
+    flight_recorder = getattr(c10d, "_maybe_attach_flight_recorder", None)
     hook, active = sys.excepthook, active_ddp()
     make_group = original[1]
 
@@ -135,8 +144,16 @@ def ranks_as_threads(
             return original[2](url, rank, world_size, **named)
         return rendezvous(rank, world_size)
 
+    def split(*args: Any, **named: Any) -> Any:
+        inside = getattr(world.local, "own", None) is not None
+        return (_split if inside else split_group)(*args, **named)
+
     world = RanksWorld(original[0])
     c10d._world = world
+    c10d.split_group = dist.split_group = split
+    # For torch's log, it asks NCCL for its version where a script has named NCCL.
+    c10d_logger._get_msg_dict = lambda name, *args, **named: {"func_name": name}
+    c10d._maybe_attach_flight_recorder = lambda *args: None  # of calls in C++
     c10d._new_process_group_helper = make
     c10d.rendezvous = meet
     bindings._set_thread_isolation_mode(True)
@@ -145,8 +162,56 @@ def ranks_as_threads(
     finally:
         bindings._set_thread_isolation_mode(False)
         c10d._world, c10d._new_process_group_helper, c10d.rendezvous = original
+        c10d.split_group = dist.split_group = split_group
+        c10d_logger._get_msg_dict = describe
+        if flight_recorder is None:
+            del c10d._maybe_attach_flight_recorder
+        else:
+            c10d._maybe_attach_flight_recorder = flight_recorder
         sys.excepthook = hook  # init_process_group wraps it, once for each rank
         set_active_ddp(active)
+
+
+_SPLITTING = inspect.getsource(c10d.split_group)
+
+
+def _split(
+    parent_pg: Any = None,
+    split_ranks: list[list[int]] | None = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    **named: Any,
+) -> Any:
+    """torch's split_group, whose own has C++ split the communicators of an accelerator."""
+    parent = parent_pg or dist.group.WORLD
+    members = dist.get_process_group_ranks(parent)
+    split_ranks = split_ranks or [[]]
+    for split in split_ranks:
+        if (
+            not split
+            or len(set(split)) < len(split)
+            or not 0 <= min(split) <= max(split) < len(members)
+        ):
+            raise ValueError(
+                f"split_group: split_ranks={split_ranks}: expected lists of different ranks of the "
+                f"parent group, from 0 to {len(members) - 1}"
+            )
+    mine = next((split for split in split_ranks if parent.rank() in split), None)
+    if mine is None:
+        c10d._process_group_name(split_ranks[0], use_hashed_name=True)
+        # It counts the group, in versions of torch that return the first of these:
+        absent = "return GroupMember.NON_GROUP_MEMBER" in _SPLITTING
+        return c10d.GroupMember.NON_GROUP_MEMBER if absent else None
+    return dist.new_group(
+        [members[place] for place in mine],
+        timeout,
+        pg_options=parent.options if pg_options is None else pg_options,
+        use_local_synchronization=True,
+        group_desc=group_desc,
+        sort_ranks="sorted(split_group)" in _SPLITTING,
+        **named,
+    )
 
 
 def leave_groups() -> None:
