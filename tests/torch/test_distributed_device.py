@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import DefaultDeviceType, checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpusim import ReplicaError
@@ -443,22 +444,23 @@ def test_all_is_restored_and_other_threads_see_the_truth() -> None:
     modules: list[Any] = [torch, torch.cuda, torch.accelerator, cuda.nvtx, cuda.nccl]
     modules += [torch.autocast, DistributedDataParallel, FullyShardedDataParallel, torch.Tensor]
     modules += [torch.serialization, torch.amp.autocast_mode, dist.DeviceMesh, torch._C, dist]
-    modules += [dist.distributed_c10d, dist.c10d_logger]
+    modules += [dist.distributed_c10d, dist.c10d_logger, DefaultDeviceType]
     before = [dict(vars(module)) for module in modules]
     seen: list[bool] = []
 
     def use(rank: int) -> None:
-        import threading
-
+        torch.get_device_module()
+        DefaultDeviceType.get_device_type()
         thread = threading.Thread(target=lambda: seen.append(torch.cuda.is_available()))
         thread.start()
         thread.join()
         raise KeyError("ends the launch")
 
-    real = torch.cuda.is_available()
+    real, module = torch.cuda.is_available(), torch.get_device_module()
     with pytest.raises(ReplicaError):
         run(use, 2)
     assert seen[0] == real == torch.cuda.is_available()
+    assert torch.get_device_module() is module
     for module, names in zip(modules, before, strict=True):
         after = dict(vars(module))
         for name in {*names, *after} - {"_default_pg_init_method", "_backend"}:

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.utils.checkpoint import DefaultDeviceType
 
 from gpusim.torch.distributed import launch, private
 from gpusim.torch.distributed.store import RankStore
@@ -42,7 +44,8 @@ def test_torch_looks_up_the_names_that_a_played_device_replaces() -> None:
         (torch.serialization._get_restore_location, "default_restore_location("),
         (torch.amp.autocast_mode.custom_fwd, "_cast("),
         (dist.c10d_logger._exception_logger, "_get_msg_dict("),
-        (torch.get_device_module, "torch._C._get_accelerator()"),
+        (_fsdp_init, "torch._C._get_accelerator()"),
+        (DefaultDeviceType.get_device_type, "DefaultDeviceType._default_device_type"),
     ):
         assert name in inspect.getsource(function), name
     helper = inspect.getsource(c10d._new_process_group_helper)

@@ -36,6 +36,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import DefaultDeviceType
 
 from .private import autocast_module, c_module, has_gpu, parse_to, serialization
 
@@ -509,6 +510,8 @@ def cpu_as_accelerator() -> Iterator[None]:
             _replace(stack, cuda, name, kind)
         _replace(stack, torch.accelerator, "device_index", DeviceIndex)
         _replace(stack, torch, "Generator", Generator)
+        if hasattr(torch.get_device_module, "cache_clear"):  # of what torch's modules are told
+            stack.callback(torch.get_device_module.cache_clear)
         for owner, name, played in (
             (torch, "get_device_module", CpuAsCuda.get_device_module),
             (Tensor, "record_stream", _nothing),
@@ -517,6 +520,7 @@ def cpu_as_accelerator() -> Iterator[None]:
             _replace(stack, owner, name, _answered(owner, name, played))
         accelerator = _answered(c_module, "_get_accelerator", lambda mode: CPU, everyone=True)
         _replace(stack, c_module, "_get_accelerator", accelerator)
+        _replace(stack, DefaultDeviceType, "_default_device_type", "cpu")
         for owner, name, rewritten in (
             (torch, "set_default_device", {"device": _as_default}),
             (serialization, "default_restore_location", {"location": _as_location}),
