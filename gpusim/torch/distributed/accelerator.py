@@ -521,19 +521,9 @@ def cpu_as_accelerator() -> Iterator[None]:
         accelerator = _answered(c_module, "_get_accelerator", lambda mode: CPU, everyone=True)
         _replace(stack, c_module, "_get_accelerator", accelerator)
         _replace(stack, DefaultDeviceType, "_default_device_type", "cpu")
-        for owner, name, rewritten in (
-            (torch, "set_default_device", {"device": _as_default}),
-            (serialization, "default_restore_location", {"location": _as_location}),
-            (autocast_module, "_cast", {"device_type": _as_type}),
-            (DeviceMesh, "__init__", {"device_type": _as_type}),
-            (FullyShardedDataParallel, "__init__", {"device_id": _as_device}),
-            (
-                DistributedDataParallel,
-                "__init__",
-                {"device_ids": _as_no_devices, "output_device": _as_no_device},
-            ),
-        ):
-            _replace(stack, owner, name, _rewriting(getattr(owner, name), rewritten))
+        for owner, name, signature, rewritten in REWRITTEN:
+            new = _rewriting(getattr(owner, name), signature, rewritten)
+            _replace(stack, owner, name, new)
         for name, both in (("__enter__", _enter_both), ("__exit__", _exit_both)):
             genuine = getattr(torch.autocast, name)
             _replace(stack, torch.autocast, name, both(genuine))
@@ -584,9 +574,8 @@ def _refused(module: ModuleType, name: str) -> Any:
     return type(name, (genuine,), {"__new__": new})
 
 
-def _rewriting(function: Any, rewritten: dict[str, Callable[[CpuAsCuda, Any], Any]]) -> Any:
+def _rewriting(function: Any, signature: inspect.Signature, rewritten: dict[str, Rewrite]) -> Any:
     """A function that gets other values of these arguments from a rank."""
-    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -625,6 +614,26 @@ def _as_no_devices(mode: CpuAsCuda, devices: Any) -> Any:
 
 def _as_no_device(mode: CpuAsCuda, device: Any) -> Any:
     return None if mode.is_played(device) else device
+
+
+Rewrite = Callable[[CpuAsCuda, Any], Any]
+
+#: Functions, their signatures, and how their arguments are rewritten.
+REWRITTEN: list[tuple[Any, str, inspect.Signature, dict[str, Rewrite]]] = [
+    (owner, name, inspect.signature(getattr(owner, name)), rewritten)
+    for owner, name, rewritten in (
+        (torch, "set_default_device", {"device": _as_default}),
+        (serialization, "default_restore_location", {"location": _as_location}),
+        (autocast_module, "_cast", {"device_type": _as_type}),
+        (DeviceMesh, "__init__", {"device_type": _as_type}),
+        (FullyShardedDataParallel, "__init__", {"device_id": _as_device}),
+        (
+            DistributedDataParallel,
+            "__init__",
+            {"device_ids": _as_no_devices, "output_device": _as_no_device},
+        ),
+    )
+]
 
 
 def _enter_both(enter: Any) -> Any:

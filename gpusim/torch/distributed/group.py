@@ -128,13 +128,15 @@ class RankGroup(ProcessGroup):
         """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be."""
         self._check_open(operation)
         self._rank.check_thread(operation)
+        device = _device_of(operation, [*outputs, *tensors, *uneven])
+        kinds = tuple(map(kind_of, tensors))
         number, self._calls = self._calls, self._calls + 1
         work = self._exchange.post(
             self._rank,
             self._key,
             self._place,
             number,
-            {"operation": operation, "tensors": tuple(map(kind_of, tensors)), **terms},
+            {"operation": operation, "tensors": kinds, "device": device, **terms},
             part,
             outputs,
             compute,
@@ -512,6 +514,14 @@ _OPS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 
 def _listed(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _device_of(what: str, tensors: list[Tensor]) -> str:
+    """The device of a call's tensors, which all ranks share; TypeError if they have several."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise TypeError(f"{what}: expected tensors of one device, got {sorted(map(str, devices))}")
+    return str(next(iter(devices), "cpu"))
 
 
 def _row(tensors: Any) -> list[Tensor]:

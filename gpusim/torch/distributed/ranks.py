@@ -29,7 +29,7 @@ from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
-from .private import active_ddp, leave_groups, ranks_as_threads, set_active_ddp
+from .private import active_ddp, has_gpu, leave_groups, ranks_as_threads, set_active_ddp
 from .store import RankStore
 
 __all__ = ["Launch", "Rank", "current_rank", "launch"]
@@ -127,6 +127,7 @@ class Globals:
 
     def __init__(self) -> None:
         self.torch = torch.get_rng_state()
+        self.cuda = _cuda_states()
         self.python = random.getstate()
         self.numpy_bits = _numpy_bits()
         self.numpy: Any = _numpy.get_state(legacy=False)
@@ -146,6 +147,7 @@ class Globals:
     def save(self, base: Globals) -> None:
         """Take what is there now; NumPy's state, which is slow to read, if it has been used."""
         self.torch = torch.get_rng_state()
+        self.cuda = _cuda_states()
         self.python = random.getstate()
         bits = _numpy_bits()
         if bits != self.numpy_bits or base.numpy is not self.numpy or base.numpy["has_gauss"]:
@@ -159,6 +161,8 @@ class Globals:
     def restore(self, now: Globals) -> None:
         """Put this in place of `now`."""
         torch.set_rng_state(self.torch)
+        for generator, state in zip(torch.cuda.default_generators, self.cuda, strict=True):
+            generator.set_state(state)
         random.setstate(self.python)
         if self.numpy is not now.numpy:
             _numpy.set_state(self.numpy)
@@ -172,6 +176,11 @@ class Globals:
         sys.argv = self.argv
         sys.modules["__main__"] = self.main
         set_active_ddp(self.ddp)
+
+
+def _cuda_states() -> list[torch.Tensor]:
+    """The states of the GPUs' generators, which the host keeps; none before CUDA is initialised."""
+    return [generator.get_state() for generator in torch.cuda.default_generators]
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -260,6 +269,8 @@ class Launch:
         self.states = [forked(state) for _ in self.ranks]
         self.contexts = [contextvars.copy_context() for _ in self.ranks]
         self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+        if device is None and has_gpu():
+            torch.cuda.init()  # else seeds wait for it, of all ranks in one list
         self.base = Globals()
         self.globals = [self.base.copy() for _ in self.ranks]
         self.last: Rank | None = None
@@ -392,6 +403,9 @@ def _clear_thread() -> None:
         if torch.is_autocast_enabled(device):
             torch.set_autocast_enabled(device, False)
     torch.set_autocast_cache_enabled(True)
+    if torch.cuda.is_initialized():
+        torch.cuda.set_device(0)
+        torch.cuda.set_stream(torch.cuda.default_stream())
     if torch.get_default_device() != torch.device("cpu"):
         torch.set_default_device(None)
 
