@@ -132,32 +132,30 @@ class CpuAsCuda(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if function is torch.device:
-            if len(args) == 1 and isinstance(args[0], int):
-                return torch.device("cuda", args[0])
-            return function(*args, **kwargs)
-        if function in MOVES:
-            return self._move(function, args, kwargs)
-        if function is Tensor.is_pinned:
-            return False
-        if function is Tensor.pin_memory:
-            return args[0]
+        if function in SPECIAL:
+            return self._serve(function, args, kwargs or {})
+        if not kwargs:
+            return function(*args)
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         device = kwargs.get("device")
         if device is None or not self.is_played(device):
             return function(*args, **kwargs)
-        kwargs = {**kwargs, "device": CPU}
-        if function is parse_to:  # of Module.to, which moves each tensor then
-            return torch.device("cuda", self.index(device)), *function(*args, **kwargs)[1:]
-        found = function(*args, **kwargs)
+        found = function(*args, **{**kwargs, "device": CPU})
         if function in SHARING:
             found = found.clone()
         return _mark(found)
 
-    def _move(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Tensor.to, cuda and cpu, which copy between two devices; or what Module.to reads."""
+    def _serve(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Tensor.to, cuda and cpu, which copy between two devices; and what Module.to reads."""
+        if function is torch.device:
+            if len(args) == 1 and isinstance(args[0], int):
+                return torch.device("cuda", args[0])
+            return function(*args, **kwargs)
+        if function is Tensor.is_pinned:
+            return False
+        if function is Tensor.pin_memory:
+            return args[0]
         if function is Tensor.cpu:
             found = function(*args, **kwargs)
             return found.clone() if found is args[0] and _asked_by_script(2) else found
@@ -247,8 +245,12 @@ def asks_for_gpu(error: BaseException | None) -> bool:
 GPU = re.compile(r"cuda|nvidia|accelerator|\bgpus?\b", re.IGNORECASE)
 
 
-#: Functions whose first argument beside the tensor is a device, or may be.
-MOVES = {Tensor.to, Tensor.cuda, Tensor.cpu, parse_to}
+#: Functions that take a device without its name, or have to do with devices without one.
+SPECIAL = {
+    torch.device,
+    parse_to,
+    *(getattr(Tensor, name) for name in ("to", "cuda", "cpu", "is_pinned", "pin_memory")),
+}
 
 #: Functions whose result may share the memory of their argument, where a GPU's would not.
 SHARING = {torch.as_tensor, torch.asarray}
@@ -285,7 +287,7 @@ class _Played:
 class Stream(_Played):
     """A stream of work that is always done."""
 
-    genuine = torch.cuda.Stream
+    genuine: Any = torch.cuda.Stream
 
     def __init__(self, device: Any = None, priority: int = 0, **ids: Any) -> None:
         self.device = torch.device("cuda", _rank().index(device))
@@ -312,7 +314,7 @@ class Stream(_Played):
 class Event(_Played):
     """A point in a stream, and the host's time when it was recorded, as work is done at once."""
 
-    genuine = torch.cuda.Event
+    genuine: Any = torch.cuda.Event
 
     def __init__(
         self,
@@ -348,7 +350,7 @@ class Event(_Played):
 class StreamContext(_Played):
     """A block in which another stream is the current one; None changes nothing."""
 
-    genuine = torch.cuda.StreamContext
+    genuine: Any = torch.cuda.StreamContext
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
@@ -365,7 +367,7 @@ class StreamContext(_Played):
 class DeviceContext(_Played):
     """A block in which another device is the current one; None changes nothing."""
 
-    genuine = torch.cuda.device
+    genuine: Any = torch.cuda.device
 
     def __init__(self, device: Any) -> None:
         self.mode = _rank()
@@ -381,7 +383,7 @@ class DeviceContext(_Played):
 class DeviceIndex(DeviceContext):
     """torch.accelerator's name for it."""
 
-    genuine = torch.accelerator.device_index
+    genuine: Any = torch.accelerator.device_index
 
 
 class _GeneratorType(type):
@@ -512,16 +514,17 @@ def cpu_as_accelerator() -> Iterator[None]:
         _replace(stack, torch, "Generator", Generator)
         if hasattr(torch.get_device_module, "cache_clear"):  # of what torch's modules are told
             stack.callback(torch.get_device_module.cache_clear)
-        for owner, name, played in (
+        functions: tuple[tuple[Any, str, Played], ...] = (
             (torch, "get_device_module", CpuAsCuda.get_device_module),
             (Tensor, "record_stream", _nothing),
             *((cuda.nvtx, name, _nothing) for name in ("range_push", "range_pop", "mark")),
-        ):
+        )
+        for owner, name, played in functions:
             _replace(stack, owner, name, _answered(owner, name, played))
         accelerator = _answered(c_module, "_get_accelerator", lambda mode: CPU, everyone=True)
         _replace(stack, c_module, "_get_accelerator", accelerator)
         _replace(stack, DefaultDeviceType, "_default_device_type", "cpu")
-        for owner, name, signature, rewritten in REWRITTEN:
+        for owner, name, rewritten, signature in REWRITTEN:
             new = _rewriting(getattr(owner, name), signature, rewritten)
             _replace(stack, owner, name, new)
         for name, both in (("__enter__", _enter_both), ("__exit__", _exit_both)):
@@ -590,7 +593,7 @@ def _rewriting(function: Any, signature: inspect.Signature, rewritten: dict[str,
     return call
 
 
-def _as_default(mode: CpuAsCuda, device: Any) -> Any:
+def _as_none(mode: CpuAsCuda, device: Any) -> Any:
     return None if mode.is_played(device) else device
 
 
@@ -612,27 +615,25 @@ def _as_no_devices(mode: CpuAsCuda, devices: Any) -> Any:
     return [device for device in devices if not mode.is_played(device)] or None
 
 
-def _as_no_device(mode: CpuAsCuda, device: Any) -> Any:
-    return None if mode.is_played(device) else device
-
-
 Rewrite = Callable[[CpuAsCuda, Any], Any]
 
-#: Functions, their signatures, and how their arguments are rewritten.
-REWRITTEN: list[tuple[Any, str, inspect.Signature, dict[str, Rewrite]]] = [
-    (owner, name, inspect.signature(getattr(owner, name)), rewritten)
-    for owner, name, rewritten in (
-        (torch, "set_default_device", {"device": _as_default}),
-        (serialization, "default_restore_location", {"location": _as_location}),
-        (autocast_module, "_cast", {"device_type": _as_type}),
-        (DeviceMesh, "__init__", {"device_type": _as_type}),
-        (FullyShardedDataParallel, "__init__", {"device_id": _as_device}),
-        (
-            DistributedDataParallel,
-            "__init__",
-            {"device_ids": _as_no_devices, "output_device": _as_no_device},
-        ),
-    )
+_ARGUMENTS: tuple[tuple[Any, str, dict[str, Rewrite]], ...] = (
+    (torch, "set_default_device", {"device": _as_none}),
+    (serialization, "default_restore_location", {"location": _as_location}),
+    (autocast_module, "_cast", {"device_type": _as_type}),
+    (DeviceMesh, "__init__", {"device_type": _as_type}),
+    (FullyShardedDataParallel, "__init__", {"device_id": _as_device}),
+    (
+        DistributedDataParallel,
+        "__init__",
+        {"device_ids": _as_no_devices, "output_device": _as_none},
+    ),
+)
+
+#: Functions, how their arguments are rewritten, and their signatures.
+REWRITTEN = [
+    (owner, name, rewritten, inspect.signature(getattr(owner, name)))
+    for owner, name, rewritten in _ARGUMENTS
 ]
 
 

@@ -126,13 +126,13 @@ class RankWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the call is complete. Others run first, so that asking again and again ends."""
-        if self._pending.done.done:
-            return self._pending.event is None or self._pending.event.query()
-        others = self._rank.give_way()
-        self._polls = 0 if others else self._polls + 1
-        if self._polls > POLLS and not self._pending.done.done:
-            self._rank.fail_waiting(f"{self._pending.title} at {self._site}")
-        return self._pending.done.done and self._pending.event is None
+        pending = self._pending
+        if not pending.done.done:
+            others = self._rank.give_way()
+            self._polls = 0 if others else self._polls + 1
+            if self._polls > POLLS and not pending.done.done:
+                self._rank.fail_waiting(f"{pending.title} at {self._site}")
+        return pending.done.done and (pending.event is None or pending.event.query())
 
     def is_success(self) -> bool:
         return self._pending.done.done and self._pending.error is None

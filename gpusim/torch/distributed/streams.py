@@ -57,6 +57,6 @@ def wait(event: Any, tensors: Iterable[Tensor]) -> None:
         current_stream(next(filter(is_on_gpu, tensors))).wait_event(event)
 
 
-def futures_on(tensors: Iterable[Tensor]) -> list[torch.device]:
+def futures_on(tensors: Iterable[Tensor]) -> list[Any]:
     """The devices that a future of these tensors names: GPUs only."""
     return list({tensor.device for tensor in tensors if is_on_gpu(tensor)})
