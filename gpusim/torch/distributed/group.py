@@ -25,7 +25,7 @@ from .folds import (
     settle,
 )
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
-from .private import ProcessGroup
+from .private import ProcessGroup, has_gpu
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -41,7 +41,9 @@ class RankGroup(ProcessGroup):
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
     """
 
-    def __init__(self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None) -> None:
+    def __init__(
+        self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
+    ) -> None:
         super().__init__(place, len(key.ranks))
         self._rank, self._key, self._place, self._chooser = rank, key, place, chooser
         self._exchange: Exchange = rank.launch.exchange
@@ -50,6 +52,7 @@ class RankGroup(ProcessGroup):
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
         self._closed = ""
+        self.options = options  # as torch names what a split of the group inherits
 
     # What torch asks a group for
 
@@ -105,6 +108,14 @@ class RankGroup(ProcessGroup):
     def __repr__(self) -> str:
         return f"<RankGroup of rank {self._rank.index}, {self._key}>"
 
+    supports_splitting = False  # by C++; private.py splits groups
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors of a script's may be, and torch's own collectives put theirs."""
+        names = ("cuda", "cpu") if has_gpu() and self._rank.launch.device is None else ("cpu",)
+        return [torch.device(name) for name in names]
+
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
 
@@ -127,13 +138,15 @@ class RankGroup(ProcessGroup):
         """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be."""
         self._check_open(operation)
         self._rank.check_thread(operation)
+        device = _device_of(operation, [*outputs, *tensors, *uneven])
+        kinds = tuple(map(kind_of, tensors))
         number, self._calls = self._calls, self._calls + 1
         work = self._exchange.post(
             self._rank,
             self._key,
             self._place,
             number,
-            {"operation": operation, "tensors": tuple(map(kind_of, tensors)), **terms},
+            {"operation": operation, "tensors": kinds, "device": device, **terms},
             part,
             outputs,
             compute,
@@ -580,6 +593,14 @@ def _input(tensor: Tensor, op: Any, what: str) -> Array:
             )
         factor = factor.item()
     return multiplied(array, factor)
+
+
+def _device_of(what: str, tensors: list[Tensor]) -> str:
+    """The device of a call's tensors, which all ranks share; TypeError if they have several."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise TypeError(f"{what}: expected tensors of one device, got {sorted(map(str, devices))}")
+    return str(next(iter(devices), "cpu"))
 
 
 def _row(tensors: Any) -> list[Tensor]:
