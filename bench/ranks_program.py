@@ -1,4 +1,4 @@
-"""A participant of `bench.ranks`: python -m bench.ranks_program PARTICIPANT CASE RANKS.
+"""Steps on simulated ranks: python -m bench.ranks_program PARTICIPANT CASE RANKS.
 
 It writes a line of JSON when its ranks have made a step: the sum of the absolute results of rank 0.
 Then it reads numbers of steps from its standard input, and answers each with the seconds of a step.
@@ -60,14 +60,18 @@ def _train(model: nn.Module, rank: int) -> Step:
 
 
 def _model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.Linear(WIDTH, WIDTH),
         nn.ReLU(),
         nn.Linear(WIDTH, WIDTH),
         nn.ReLU(),
         nn.Linear(WIDTH, CLASSES),
     )
+    generator = torch.Generator().manual_seed(0)  # free ranks share the global one
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 10)
+    return model
 
 
 def ddp(rank: int) -> Step:
