@@ -77,7 +77,9 @@ def main(*given: str) -> None:
     ours, one = ask("gpusim", ranks, parameters), ask("gloo", 1, parameters)
     mib = 2**20
     print(f"{ranks} ranks of {parameters:,} parameters: {ours / mib:,.0f} MiB")
-    print(f"one process of gloo: {one / mib:,.0f} MiB; all ranks: {ours / (ranks * one):.3f} times it")
+    print(
+        f"one process of gloo: {one / mib:,.0f} MiB; all ranks: {ours / (ranks * one):.3f} times it"
+    )
 
 
 if __name__ == "__main__":

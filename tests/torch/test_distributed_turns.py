@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -174,3 +175,22 @@ def test_ranks_share_weights_that_never_change(schedule: str) -> None:
     assert {pointer for pointer, _ in found} == {weights["weight"].data_ptr()}
     assert all(trained == found[0][1] for _, trained in found)
     assert all(torch.equal(weights[name], before[name]) for name in weights)
+
+
+def test_a_call_that_was_seen_to_be_complete_is_not_held() -> None:
+    """Nor are its tensors, for a program that asks instead of waiting."""
+
+    def body(rank: int) -> list[bool]:
+        dist.init_process_group()
+        alive = []
+        for _ in range(3):
+            x = torch.ones(2)
+            work = dist.all_reduce(x, async_op=True)
+            while not work.is_completed():
+                pass
+            alive.append(weakref.ref(work))
+            assert x.tolist() == [3.0, 3.0]
+            del work
+        return [each() is not None for each in alive]
+
+    assert launch(body, 3) == [[False] * 3] * 3

@@ -71,8 +71,8 @@ class Pending:
 class RankWork(dist.Work):
     """One rank's handle on a call.
 
-    The rank holds it until it has been waited for: C++ that is handed a Work of Python's, as DDP is
-    in a join, does not keep the Python object alive.
+    The rank holds it until it has been waited for, or seen to be complete: C++ that is handed a
+    Work of Python's, as DDP is in a join, does not keep the Python object alive.
     """
 
     def __init__(self, rank: Rank, pending: Pending, outputs: list[Tensor], site: str) -> None:
@@ -104,13 +104,15 @@ class RankWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the call is complete. Others run first, so that asking again and again ends."""
-        if self._pending.done.done:
-            return True
-        others = self._rank.give_way()
-        self._polls = 0 if others else self._polls + 1
-        if self._polls > POLLS and not self._pending.done.done:
-            self._rank.fail_waiting(f"{self._pending.title} at {self._site}")
-        return self._pending.done.done
+        done = self._pending.done
+        if not done.done:
+            others = self._rank.give_way()
+            self._polls = 0 if others else self._polls + 1
+            if self._polls > POLLS and not done.done:
+                self._rank.fail_waiting(f"{self._pending.title} at {self._site}")
+        if done.done:
+            self._rank.unfinished.discard(self)
+        return done.done
 
     def is_success(self) -> bool:
         return self._pending.done.done and self._pending.error is None
