@@ -81,8 +81,8 @@ class Pending:
 class RankWork(dist.Work):
     """One rank's handle on a call.
 
-    The rank holds it until it has been waited for: C++ that is handed a Work of Python's, as DDP is
-    in a join, does not keep the Python object alive.
+    The rank holds it until it has been waited for, or seen to be complete: C++ that is handed a
+    Work of Python's, as DDP is in a join, does not keep the Python object alive.
     """
 
     def __init__(
@@ -132,6 +132,8 @@ class RankWork(dist.Work):
             self._polls = 0 if others else self._polls + 1
             if self._polls > POLLS and not pending.done.done:
                 self._rank.fail_waiting(f"{pending.title} at {self._site}")
+        if pending.done.done:
+            self._rank.unfinished.discard(self)
         return pending.done.done and (pending.event is None or pending.event.query())
 
     def is_success(self) -> bool:

@@ -359,11 +359,10 @@ class RankGroup(ProcessGroup):
             part.append((flat_bits(output, what).reshape(count, *source.shape), source))
 
         def compute(parts: list[Any]) -> None:
-            pairs = []
             for leaf in zip(*parts, strict=True):
-                for target, _ in leaf:
-                    pairs += [(target[r], source) for r, (_, source) in enumerate(leaf)]
-            move(pairs)
+                whole = leaf[0][0]  # gathered once, and then copied as a whole
+                move([(whole[r], source) for r, (_, source) in enumerate(leaf)])
+                move([(target, whole) for target, _ in leaf[1:]])
 
         return self._post(what, part, outputs, compute, inputs)
 
