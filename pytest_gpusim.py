@@ -23,42 +23,42 @@ processes=True in as many processes, for a gpusim.World."""
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
     if "GPUSIM_TEST_REPORTS" in os.environ:  # in a process of processes=True
-        from gpusim.tools import testing
+        from gpusim.tools.testing.processes import InstanceReports
 
-        config.pluginmanager.register(testing.InstanceReports(config))
+        config.pluginmanager.register(InstanceReports(config))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("ranks"):
-        from gpusim.tools import testing
+        from gpusim.tools.testing.mark import parametrize
 
-        testing.parametrize(metafunc)
+        parametrize(metafunc)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     if not item.get_closest_marker("ranks"):
         return None
-    from gpusim.tools import testing
+    from gpusim.tools.testing.processes import run_in_processes
 
-    return testing.run_in_processes(item)
+    return run_in_processes(item, nextitem)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("ranks"):
-        from gpusim.tools import testing
+        from gpusim.tools.testing.mark import prepare
 
-        testing.prepare(item)
+        prepare(item)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not pyfuncitem.get_closest_marker("ranks"):
         return None
-    from gpusim.tools import testing
+    from gpusim.tools.testing.ranks import call
 
-    return testing.call(pyfuncitem)
+    return call(pyfuncitem)
 
 
 @pytest.fixture
