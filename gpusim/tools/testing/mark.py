@@ -112,8 +112,8 @@ def count_of(item: pytest.Function, mark: RanksMark) -> int:
     """The number of ranks of one test."""
     if isinstance(mark.count, int):
         return mark.count
-    count: int = item.callspec.params["world_size"]
-    return count
+    found: Any = item.callspec.params["world_size"]
+    return int(found)
 
 
 def prepare(item: pytest.Item) -> None:

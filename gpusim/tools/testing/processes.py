@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,9 @@ __all__ = ["REPORTS", "InstanceReports", "run_in_processes"]
 
 REPORTS = "GPUSIM_TEST_REPORTS"
 """The variable that names the folder of reports, in the processes of `processes=True`."""
+
+GRACE = 2.0
+"""Seconds in which a process may report why it has failed, after others have noticed."""
 
 
 def run_in_processes(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -88,19 +92,29 @@ class InstanceReports:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.path = Path(os.environ[REPORTS], str(environment.read().instance))
+        self.consequence = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         with self.path.open("a") as file:
             file.write(json.dumps(data) + "\n")
+        self.consequence = self.consequence or is_consequence(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """End a process whose test has failed at once: others may wait for it in MPI."""
         if exitstatus:
+            if self.consequence:
+                time.sleep(GRACE)  # mpirun ends the others, of which one has the cause to report
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(exitstatus)
+
+
+def is_consequence(report: pytest.TestReport) -> bool:
+    """Whether a test has failed because another process has."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return crash is not None and crash.message.startswith("gpusim.errors.InstanceError")
 
 
 def read_reports(config: pytest.Config, path: Path) -> list[pytest.TestReport]:
@@ -123,11 +137,12 @@ def combine(
     failed = [i for i, own in enumerate(instances) if any(report.failed for report in own)]
     skipped = [i for i, own in enumerate(instances) if any(report.skipped for report in own)]
     if failed:
+        failed.sort(key=lambda i: any(map(is_consequence, instances[i])))
         found = instances[failed[0]]
         for report in found:
             report.sections = [(f"{title} (rank {failed[0]})", s) for title, s in report.sections]
             if report.failed:
-                text = f"{names(failed)} of {len(instances)} failed\n{done.stderr}".rstrip()
+                text = f"{names(sorted(failed))} of {len(instances)} failed\n{done.stderr}".rstrip()
                 report.sections.append(("processes", text))
         return found
     problem = ""

@@ -272,12 +272,11 @@ class TestRun:
             notes = [f"rank {rank} of {self.count} failed", *self.describe(rank)]
             raise with_notes(failure.error, notes).with_traceback(shown_trace(failure.trace))
         if error is not None:
-            traces = [(rank, trace) for rank, trace in sorted(self.ended.items()) if trace]
-            own = [(rank, of_user(trace)) for rank, trace in traces]
-            rank, trace = next(((r, t) for r, t in own if t is not None), (None, None))
-            notes = [] if rank is None else [f"shown: rank {rank} of {self.count}"]
+            own = ((rank, of_user(trace)) for rank, trace in sorted(self.ended.items()))
+            shown = next(((rank, trace) for rank, trace in own if trace is not None), None)
+            notes = [] if shown is None else [f"shown: rank {shown[0]} of {self.count}"]
             notes += self.describe_skipped()
-            raise with_notes(error, notes).with_traceback(trace)
+            raise with_notes(error, notes).with_traceback(shown and shown[1])
         if self.skipped:
             rank, skipped = min(self.skipped.items())
             if len(self.skipped) == self.count:
