@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "testing.md").read_text()
 pytest_plugins = "pytester"
 HEAD = """
     import os, sys, time, warnings, unittest
@@ -829,6 +831,51 @@ def test_world(run: Run, inside: str, outside: str, parts: list[str]) -> None:
     assert result.outcomes == {"test_it": "FAILED" if parts else "PASSED", "test_after": "PASSED"}
     for part in parts:
         assert part in result.section("test_it")
+
+
+# ---------------------------------------------------------------- the page
+
+
+FAILING = """\
+import pytest
+import torch
+import torch.distributed as dist
+
+@pytest.mark.ranks(8)
+def test_broadcast(rank):
+    x = torch.full((3,), float(rank))
+    print("before:", x[0].item())
+    dist.broadcast(x, 0)
+    if rank == 3:
+        assert x[0] == rank
+    dist.barrier()
+
+@pytest.mark.ranks(4)
+def test_checkpoint(rank):
+    if rank == 0:
+        torch.save({}, "model.pt")
+        dist.barrier()
+"""
+
+
+def test_the_pages_examples_pass(pytester: pytest.Pytester) -> None:
+    examples = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+    pytester.makepyfile("\n".join(examples))
+    result = Result(pytester.runpytest_inprocess(*OPTIONS, "-rA", "-k", "not world"))
+    assert set(result.outcomes.values()) == {"PASSED"} and len(result.outcomes) == 13
+
+
+def test_failures_look_as_the_page_shows(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_page=FAILING)
+    out = Result(pytester.runpytest_inprocess(*OPTIONS)).out
+    blocks = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
+    assert len(blocks) == 2
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    for block in blocks:
+        shown = re.sub(r"_{5,}", "_____", f"...{block}...")
+        assert doctest.OutputChecker().check_output(shown, re.sub(r"_{5,}", "_____", out), flags), (
+            out
+        )
 
 
 # ---------------------------------------------------------------- loading

@@ -46,20 +46,15 @@ SKIPS = (pytest.skip.Exception, unittest.SkipTest)
 ENDS = (pytest.exit.Exception, KeyboardInterrupt)
 
 
-def call(item: pytest.Function) -> bool | None:
-    """Run the test function on all ranks; None if this process is one of its ranks."""
+def call(item: pytest.Function) -> None:
+    """Run the test function on all ranks; or here, in a process that is one of them."""
     mark = mark_of(item)
     assert mark is not None
     if mark.processes:
         with reduced(mark.reduction):
-            return _call_here(item)
-    TestRun(item, mark).execute()
-    return True
-
-
-def _call_here(item: pytest.Function) -> bool:
-    item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
-    return True
+            item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
+    else:
+        MarkedTest(item, mark).execute()
 
 
 @contextlib.contextmanager
@@ -79,10 +74,8 @@ class Captured(NamedTuple):
     err: str
 
 
-class TestOutputs(RankOutputs):
+class RankedOutputs(RankOutputs):
     """Output with the tags of ranks; or, for `capsys`, kept for each rank."""
-
-    __test__ = False  # no class of tests
 
     def __init__(self, keep: bool) -> None:
         super().__init__(None, None)
@@ -119,7 +112,7 @@ class TestOutputs(RankOutputs):
 class RankCapsys:
     """`capsys` in a rank: what the rank itself has written."""
 
-    def __init__(self, outputs: TestOutputs) -> None:
+    def __init__(self, outputs: RankedOutputs) -> None:
         self._outputs = outputs
 
     def readouterr(self) -> Captured:
@@ -147,10 +140,8 @@ class RankMonkeyPatch:
 
 
 @dataclass
-class TestRun:
+class MarkedTest:
     """One test on its ranks, and how each of them ended."""
-
-    __test__ = False
 
     item: pytest.Function
     mark: RanksMark
@@ -165,7 +156,7 @@ class TestRun:
         self.function: Callable[..., Any] = self.item.obj
         funcargs = self.item.funcargs
         self.given = {name: funcargs[name] for name in self.item._fixtureinfo.argnames}
-        self.outputs = TestOutputs("capsys" in self.given)
+        self.outputs = RankedOutputs("capsys" in self.given)
 
     # In a rank's thread
 
