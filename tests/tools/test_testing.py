@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import os
+import pdb
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -750,40 +752,57 @@ def python(*arguments: str, folder: Path, stdin: str = "") -> str:
     return done.stdout + done.stderr
 
 
-def test_pdb_is_in_the_rank_that_failed(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(HEAD + BODY)
-    out = python("-m", "pytest", *OPTIONS, "--pdb", folder=pytester.path, stdin="p secret\nq\n")
-    assert "(Pdb) 101" in out and "-> assert rank != 1" in out and "rank 1 of 3 failed" in out
+def test_pdb_gets_the_frames_of_the_rank_that_failed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    class Debugger(pdb.Pdb):
+        def interaction(self, frame: Any, trace: Any = None) -> None:
+            while trace.tb_next is not None:
+                trace = trace.tb_next
+            frame = trace.tb_frame
+            found.append((frame.f_code.co_name, frame.f_locals["rank"], frame.f_locals["secret"]))
+
+    monkeypatch.setattr(pdb, "Debugger", Debugger, raising=False)
+    result = run(BODY, "--pdb", "--pdbcls=pdb:Debugger")
+    assert found == [("test_it", 1, 101)]
+    assert result.outcomes == {"test_it": "FAILED"}
 
 
 @pytest.mark.parametrize(
-    ("typed", "outcome"),
-    slow(("p secret\nc\n", "1 passed"), ("p secret\nq\n", "Quitting debugger")),
-    ids=["continue", "quit"],
+    ("stop", "typed", "parts"),
+    slow(
+        ("assert rank != 1", "p secret\nq\n", ["-> assert rank != 1", "rank 1 of 3 failed"]),
+        ("if rank == 1: breakpoint()", "p secret\nc\n", ["1 passed"]),
+        ("if rank == 1: breakpoint()", "p secret\nq\n", ["Quitting debugger"]),
+    ),
+    ids=["--pdb", "continue", "quit"],
 )
-def test_breakpoint_in_a_rank(pytester: pytest.Pytester, typed: str, outcome: str) -> None:
-    body = BODY.replace(
-        "assert rank != 1", "if rank == 1:\n            breakpoint()\n        dist.barrier()"
-    )
-    pytester.makepyfile(HEAD + body)
-    out = python("-m", "pytest", *OPTIONS, folder=pytester.path, stdin=typed)
-    assert "(Pdb) 101" in out and outcome in out
+def test_debugger(pytester: pytest.Pytester, stop: str, typed: str, parts: list[str]) -> None:
+    after = f"{stop}\n        dist.barrier()"
+    pytester.makepyfile(HEAD + BODY.replace("assert rank != 1", after))
+    out = python("-m", "pytest", *OPTIONS, "--pdb", folder=pytester.path, stdin=typed)
+    for part in ["(Pdb) 101", *parts]:
+        assert part in out
 
 
 def test_xdist(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
-        HEAD
-        + BODY
-        + """
-    @pytest.mark.ranks([1, 2, 4], axis="i")
-    def test_lax(rank, world_size):
-        assert lax.psum(1, "i") == world_size
+        """
+        import pytest
+        from gpusim import lax
+
+        @pytest.mark.ranks([1, 2, 4], axis="i")
+        def test_lax(rank, world_size):
+            assert lax.psum(1, "i") == world_size
+            assert world_size != 4 or rank != 1
         """
     )
     out = python("-m", "pytest", *OPTIONS, "-n2", "-rA", folder=pytester.path)
-    assert "1 failed, 3 passed" in out
-    assert "rank 1 of 3 failed" in out and "ranks 0, 2 passed" in out
-    assert "PASSED test_xdist.py::test_lax[ranks4]" in out
+    assert "1 failed, 2 passed" in out
+    assert "rank 1 of 4 failed" in out and "ranks 0, 2, 3 passed" in out
+    assert "PASSED test_xdist.py::test_lax[ranks2]" in out
 
 
 def test_markers_explain_the_mark(run: Run, pytester: pytest.Pytester) -> None:
@@ -816,15 +835,15 @@ FAILS = ["rank = 1", "assert 1 != 1", "rank 1", "of 2 failed", "poprun: instance
 @pytest.mark.parametrize(
     ("inside", "outside", "parts"),
     [
-        ("assert rank != 1", "pass", FAILS),
+        ("pass", "assert rank != 1", FAILS),
         *slow(
             ("pass", "pass", []),
-            ("pass", "assert rank != 1", FAILS),
+            ("assert rank != 1", "pass", FAILS),
             ("os.kill(os.getpid(), 9 * rank)", "pass", ["the processes ended with", "SIGKILL"]),
             ("pass", "rank and pytest.skip('no')", ["rank 1 skipped the test, rank 0 did not"]),
         ),
     ],
-    ids=["fails inside", "passes", "fails", "killed", "skips"],
+    ids=["fails", "passes", "fails inside", "killed", "skips"],
 )
 def test_world(run: Run, inside: str, outside: str, parts: list[str]) -> None:
     result = run(WORLD.replace("INSIDE", inside).replace("OUTSIDE", outside))
@@ -858,11 +877,14 @@ def test_checkpoint(rank):
 """
 
 
-def test_the_pages_examples_pass(pytester: pytest.Pytester) -> None:
-    examples = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+@pytest.mark.parametrize(
+    ("chosen", "count"), [("not world", 13), *slow(("world", 1))], ids=["ranks", "processes"]
+)
+def test_the_pages_examples_pass(pytester: pytest.Pytester, chosen: str, count: int) -> None:
+    examples = re.findall(r"^```py\n(.*?)^```$", PAGE, re.M | re.S)
     pytester.makepyfile("\n".join(examples))
-    result = Result(pytester.runpytest_inprocess(*OPTIONS, "-rA", "-k", "not world"))
-    assert set(result.outcomes.values()) == {"PASSED"} and len(result.outcomes) == 13
+    result = Result(pytester.runpytest_inprocess(*OPTIONS, "-rA", "-k", chosen))
+    assert set(result.outcomes.values()) == {"PASSED"} and len(result.outcomes) == count
 
 
 def test_failures_look_as_the_page_shows(pytester: pytest.Pytester) -> None:
