@@ -253,6 +253,26 @@ def test_one_rank_fails(run: Run) -> None:
     assert all(f"[rank{rank}]: hello {rank}" in text for rank in range(8))
 
 
+@pytest.mark.parametrize("capture", ["no", "sys", "fd"])
+def test_output_has_the_tags_of_ranks(run: Run, capture: str) -> None:
+    result = run(
+        """
+    @pytest.mark.ranks(2)
+    def test_it(rank):
+        print("some of", end="")
+        dist.barrier()
+        print(" a line", rank)
+        sys.stderr.write("error without an end")
+        assert rank != 1
+        """,
+        f"--capture={capture}",
+    )
+    for rank in range(2):
+        assert f"[rank{rank}]: some of a line {rank}\n" in result.out
+    found = result.out + result.result.stderr.str()
+    assert all(f"[rank{rank}]: error without an end" in found for rank in range(2))
+
+
 def test_all_ranks_fail(run: Run) -> None:
     result = run(
         """
@@ -850,6 +870,22 @@ def test_world(run: Run, inside: str, outside: str, parts: list[str]) -> None:
     assert result.outcomes == {"test_it": "FAILED" if parts else "PASSED", "test_after": "PASSED"}
     for part in parts:
         assert part in result.section("test_it")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "outcome"),
+    slow(("strict=True", "XFAIL"), ("raises=ValueError, strict=True", "FAILED")),
+)
+def test_one_of_two_processes_fails_as_expected(run: Run, arguments: str, outcome: str) -> None:
+    result = run(
+        f"""
+    @pytest.mark.xfail({arguments})
+    @pytest.mark.ranks(2, processes=True)
+    def test_it(rank):
+        assert rank == 0
+        """
+    )
+    assert result.outcomes == {"test_it": outcome}
 
 
 # ---------------------------------------------------------------- the page
