@@ -836,6 +836,9 @@ def test_markers_explain_the_mark(run: Run, pytester: pytest.Pytester) -> None:
 
 
 WORLD = """
+    def test_before():
+        pass
+
     @pytest.mark.ranks(2, processes=True, order="reverse")
     def test_it(rank, world_size, capfd):
         print("hello", rank)
@@ -845,9 +848,6 @@ WORLD = """
             assert y == 2 and current().reduction.order == "reverse"
             INSIDE
         OUTSIDE
-
-    def test_after():
-        pass
 """
 FAILS = ["rank = 1", "assert 1 != 1", "rank 1", "of 2 failed", "poprun: instance", "hello 1"]
 
@@ -865,9 +865,13 @@ FAILS = ["rank = 1", "assert 1 != 1", "rank 1", "of 2 failed", "poprun: instance
     ],
     ids=["fails", "passes", "fails inside", "killed", "skips"],
 )
-def test_world(run: Run, inside: str, outside: str, parts: list[str]) -> None:
+def test_world(
+    run: Run, pytester: pytest.Pytester, inside: str, outside: str, parts: list[str]
+) -> None:
+    pytester.makepyfile(test_zz="def test_after(): pass")  # for which the first file's setup ends
     result = run(WORLD.replace("INSIDE", inside).replace("OUTSIDE", outside))
-    assert result.outcomes == {"test_it": "FAILED" if parts else "PASSED", "test_after": "PASSED"}
+    passed = dict.fromkeys(("test_before", "test_after"), "PASSED")
+    assert result.outcomes == {"test_it": "FAILED" if parts else "PASSED", **passed}
     for part in parts:
         assert part in result.section("test_it")
 
