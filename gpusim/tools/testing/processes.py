@@ -23,7 +23,7 @@ __all__ = ["REPORTS", "InstanceReports", "run_in_processes"]
 REPORTS = "GPUSIM_TEST_REPORTS"
 """The variable that names the folder of reports, in the processes of `processes=True`."""
 
-GRACE = 2.0
+GRACE = 20.0
 """Seconds in which a process may report why it has failed, after others have noticed."""
 
 
@@ -91,24 +91,37 @@ class InstanceReports:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.path = Path(os.environ[REPORTS], str(environment.read().instance))
+        launch = environment.read()
+        self.paths = [Path(os.environ[REPORTS], str(i)) for i in range(launch.instances)]
+        self.own = self.paths[launch.instance]
         self.consequence = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-        with self.path.open("a") as file:
+        with self.own.open("a") as file:
             file.write(json.dumps(data) + "\n")
         self.consequence = self.consequence or is_consequence(report)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """End a process whose test has failed at once: others may wait for it in MPI."""
+        """End a process whose test has failed at once: others may wait for it in MPI.
+
+        mpirun then ends the others, so one that has failed because of another lets that one report.
+        """
         if exitstatus:
-            if self.consequence:
-                time.sleep(GRACE)  # mpirun ends the others, of which one has the cause to report
+            until = time.monotonic() + GRACE
+            while self.consequence and not self.all_ended() and time.monotonic() < until:
+                time.sleep(0.05)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(exitstatus)
+
+    def all_ended(self) -> bool:
+        """Whether the test has ended in all processes."""
+        return all(
+            any(report.when == "teardown" for report in read_reports(self.config, path))
+            for path in self.paths
+        )
 
 
 def is_consequence(report: pytest.TestReport) -> bool:
