@@ -22,6 +22,7 @@ from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
+from ...recording.recorder import Value
 from ...reduction import Reduction
 from .memory import bits_of, kind_of, move
 
@@ -65,6 +66,7 @@ class Pending:
     terms: Terms = field(default_factory=dict)
     parts: dict[int, Any] = field(default_factory=dict)
     sites: dict[int, str] = field(default_factory=dict)
+    recorded: list[tuple[int, int, list[Tensor]]] = field(default_factory=list)
     error: BaseException | None = None
 
 
@@ -142,6 +144,7 @@ class Letter:
     tag: int
     pending: Pending
     site: str
+    recorded: tuple[int, int] = (0, 0)
     work: RankWork | None = None
 
 
@@ -183,17 +186,21 @@ class Exchange:
         outputs: list[Tensor],
         compute: Callable[[list[Any]], None],
         tensors: Sequence[Tensor] = (),
+        record: Mapping[str, Any] | None = None,
     ) -> RankWork:
         """Post the part of the rank at `place` of the group in the group's call `number`.
 
         **Arguments**: `terms` must be equal on all ranks. `compute` gets all parts, in the group's
         order, from the last rank to post; an exception in it is raised by all that wait. The
-        rank's `tensors` are for the record.
+        rank's `tensors` are for the record, and `record` has more fields of it, with "operands" if
+        the call reads others than `tensors`.
         """
         site = call_site()
         if self.recorder is not None:
-            more = _fields_of(terms, key.ranks)
-            self._record(key, rank, number, terms["operation"], tensors, site, **more)
+            more = _fields_of(terms, key.ranks) | {"operands": tensors} | (record or {})
+            if terms["operation"] == "broadcast" and terms["root"] != place:
+                more["operands"] = ()
+            made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
         with self.lock:
             pending = self.calls.get((key, number))
             if pending is None:
@@ -203,6 +210,9 @@ class Exchange:
             differ = [name for name in pending.terms if pending.terms[name] != terms.get(name)]
             if not differ:
                 pending.parts[place], pending.sites[place] = part, site
+                if self.recorder is not None and self.recorder.digests:
+                    received = terms["operation"] != "reduce" or terms["root"] == place
+                    pending.recorded.append((rank.index, made, outputs if received else []))
             complete = len(pending.parts) == len(key.ranks)
             if complete:
                 del self.calls[key, number]
@@ -216,6 +226,8 @@ class Exchange:
         if complete:
             try:
                 compute([pending.parts[place] for place in range(len(key.ranks))])
+                if pending.recorded:
+                    self._record_results(terms["operation"], pending.recorded)
             except Exception as error:
                 error.add_note(f"raised in {pending.title} at {site}")
                 pending.error = error
@@ -257,7 +269,9 @@ class Exchange:
             peer = (receiver, source)[side]
             far = None if peer is None else key.ranks[peer]
             name = ("send", "recv")[side]
-            self._record(key, rank, None, name, [tensor], site, peer=far, tag=tag)
+            read = [] if side else [tensor]
+            about = {"peer": far, "tag": tag, "operands": read}
+            own.recorded = rank.index, self._record(key, rank, None, name, [tensor], site, **about)
         with self.lock:
             boxes = self.mail.setdefault((key, receiver), (deque(), deque()))
             other = next((letter for letter in boxes[1 - side] if _fits(letter, own)), None)
@@ -279,6 +293,8 @@ class Exchange:
             source_bits = bits_of(sent.tensor, what)
             target = bits_of(received.tensor, what)
             move([(target, source_bits.reshape(target.shape))])
+        if self.recorder is not None and self.recorder.digests:
+            self._record_results("recv", [(*received.recorded, [received.tensor])])
         other.pending.done.complete()
         own.pending.done.complete()
         return own.work
@@ -291,15 +307,25 @@ class Exchange:
         operation: str,
         tensors: Sequence[Tensor],
         site: str,
+        operands: Sequence[Tensor],
         **more: Any,
-    ) -> None:
+    ) -> int:
+        """Record a call; how many the rank has made before."""
         assert self.recorder is not None
         group = self.groups.get(key)
         if group is None:
             about = self.descriptions.get(key, "")
             group = self.groups[key] = RecordedGroup(key.label, key.name, about, key.ranks)
         kinds = [(*kind_of(tensor), tensor.nbytes) for tensor in tensors]
-        self.recorder.add(group, rank.index, number, operation, kinds, site, **more)
+        values = map(_value_of, operands) if self.recorder.digests else ()
+        return self.recorder.add(
+            group, rank.index, number, operation, kinds, site, tuple(values), **more
+        )
+
+    def _record_results(self, operation: str, calls: list[tuple[int, int, list[Tensor]]]) -> None:
+        assert self.recorder is not None
+        values = [(rank, made, list(map(_value_of, outputs))) for rank, made, outputs in calls]
+        self.recorder.add_results(operation, values)
 
     def _mismatch(self, message: str) -> None:
         """End all ranks with this error."""
@@ -307,6 +333,10 @@ class Exchange:
         with self.launch.scheduler.lock:
             call.abort(CollectiveMismatchError(message))
         raise ReplicaEnded
+
+
+def _value_of(tensor: Tensor) -> Value:
+    return (*kind_of(tensor), bits_of(tensor, "record"))
 
 
 def _fits(one: Letter, other: Letter) -> bool:
