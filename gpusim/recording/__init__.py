@@ -7,8 +7,8 @@ for, whole arrays in `arrays/`. Where each rank is a process of its own, rank R 
 - "launch", the first line: "format" (1), "gpusim" (the version), "ranks", and what the launch adds.
 - "group", before the first call of a group: its label "group", and "name", "description", "ranks".
 - "call": the fields of a `RecordedCall` that are not None.
-- "result", in a folder, when a call is complete: its "rank", "sequence", and "results", a list as
-  the call's "operands".
+- "result", in a folder, when calls are complete: "calls", their [rank, sequence], and "results", a
+  list as the "operands" of a call. The ranks' parts of an all_reduce share a line.
 - "end", the last line, if the launch came to an end: "calls" (their number), and "error" if it
   failed.
 

@@ -27,9 +27,6 @@ Value = tuple[str, tuple[int, ...], NDArray[Any]]
 Traced = tuple[str, tuple[int, ...], str]
 """A tensor's dtype, shape and digest."""
 
-SAME = frozenset(["all_reduce", "all_gather", "broadcast"])
-"""Operations that give all ranks of a group the same bits."""
-
 
 class RecordedCall(NamedTuple):
     """A call of one rank. Ranks are global ranks.
@@ -235,23 +232,14 @@ class Recorder:
             self._each(call)
         return sequence
 
-    def add_results(
-        self, operation: str, calls: Sequence[tuple[int, int, Sequence[Value]]]
-    ) -> None:
-        """Add the results of a complete call: rank, `sequence` and values of each of its ranks."""
+    def add_results(self, calls: Sequence[tuple[int, int]], values: Sequence[Value]) -> None:
+        """Add the results of complete calls, (rank, `sequence`), which all have the same values."""
         if not self.digests:
             return
-        same = operation in SAME
-        traced: list[Traced] = []
-        lines = []
-        for rank, sequence, values in calls:
-            if not traced or not same:
-                traced = [self._traced(sequence, value) for value in values]
-            results = [[kind, shape, t[2]] for (kind, shape, _), t in zip(values, traced)]
-            lines.append({"kind": "result", "rank": rank, "sequence": sequence, "results": results})
+        traced = [self._traced(calls[0][1], value) for value in values]
         with self._lock:
             if self._file is not None:
-                self._write(*lines)
+                self._write({"kind": "result", "calls": calls, "results": traced})
 
     def _traced(self, sequence: int, value: Value) -> Traced:
         dtype, shape, array = value
@@ -288,10 +276,10 @@ class Recorder:
             ]
         return sorted(rows, key=lambda row: (-row.bytes, row))
 
-    def _write(self, *lines: Mapping[str, Any]) -> None:
-        """Write lines at once and whole: what a kill leaves is valid."""
+    def _write(self, line: Mapping[str, Any]) -> None:
+        """Write a line at once and whole: what a kill leaves is valid."""
         assert self._file is not None
-        content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        content = json.dumps(line).encode() + b"\n"
         end = self._file.tell()
         try:
             written = self._file.write(content)

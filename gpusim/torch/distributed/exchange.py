@@ -34,6 +34,9 @@ __all__ = ["Exchange", "GroupKey", "RankWork"]
 POLLS = 1000
 """How often a rank may ask in turn whether a call is complete while no other rank can run."""
 
+SAME = frozenset(["all_reduce", "all_gather", "broadcast", "barrier"])
+"""Operations that give all ranks of a group the same bits."""
+
 Terms = Mapping[str, Any]
 
 
@@ -227,7 +230,7 @@ class Exchange:
             try:
                 compute([pending.parts[place] for place in range(len(key.ranks))])
                 if pending.recorded:
-                    self._record_results(terms["operation"], pending.recorded)
+                    self._record_results(pending.recorded, terms["operation"] in SAME)
             except Exception as error:
                 error.add_note(f"raised in {pending.title} at {site}")
                 pending.error = error
@@ -294,7 +297,7 @@ class Exchange:
             target = bits_of(received.tensor, what)
             move([(target, source_bits.reshape(target.shape))])
         if self.recorder is not None and self.recorder.digests:
-            self._record_results("recv", [(*received.recorded, [received.tensor])])
+            self._record_results([(*received.recorded, [received.tensor])], same=True)
         other.pending.done.complete()
         own.pending.done.complete()
         return own.work
@@ -322,10 +325,12 @@ class Exchange:
             group, rank.index, number, operation, kinds, site, tuple(values), **more
         )
 
-    def _record_results(self, operation: str, calls: list[tuple[int, int, list[Tensor]]]) -> None:
+    def _record_results(self, calls: list[tuple[int, int, list[Tensor]]], same: bool) -> None:
+        """Record the outputs of calls, of rank and sequence; `same` if all have the same bits."""
         assert self.recorder is not None
-        values = [(rank, made, list(map(_value_of, outputs))) for rank, made, outputs in calls]
-        self.recorder.add_results(operation, values)
+        parts = [calls] if same else [[call] for call in calls]
+        for part in parts:
+            self.recorder.add_results([call[:2] for call in part], list(map(_value_of, part[0][2])))
 
     def _mismatch(self, message: str) -> None:
         """End all ranks with this error."""
