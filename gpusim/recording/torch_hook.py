@@ -92,7 +92,10 @@ class TorchRecording(TorchDispatchMode):
         if func.namespace != "c10d" or operation is None:
             return func(*args, **(kwargs or {}))
         place = next(k for k, value in enumerate(args) if isinstance(value, torch.ScriptObject))
-        outputs, inputs = ([] if operation.endswith("barrier") else tensors_in(part) for part in (args[0], args[place - 1]))
+        outputs, inputs = (
+            [] if operation.endswith("barrier") else tensors_in(part)
+            for part in (args[0], args[place - 1])
+        )
         group = dist.ProcessGroup.unbox(args[place])
         ranks = tuple(dist.get_process_group_ranks(group))
         name, rest = group.group_name, list(args[place + 1 :])

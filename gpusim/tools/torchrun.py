@@ -98,8 +98,8 @@ def add(commands: Any) -> None:
         "--record",
         type=Path,
         metavar="PATH",
-        help="write a line of JSON for each collective of each rank: to PATH if it is a FILE.jsonl, "
-        "else to the folder PATH, with digests of operands and results, for gpusim compare",
+        help="write a line of JSON for each collective of each rank: to a FILE.jsonl, or "
+        "to a folder, with digests of operands and results, for gpusim compare",
     )
     parser.add_argument(
         "--arrays",
