@@ -174,7 +174,7 @@ def _call_site() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        library = name.startswith(("torch.", "gpusim.")) and name != "gpusim.__main__"
+        library = name.startswith(("torch.", "gpusim.", "typing_extensions")) and name != "gpusim.__main__"
         if not library and not frame.f_code.co_filename.startswith(("<frozen", "<string")):
             if not frame.f_code.co_filename.startswith(os.path.dirname(os.__file__) + os.sep):
                 return f"{frame.f_code.co_filename}:{frame.f_lineno}"
