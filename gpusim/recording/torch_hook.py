@@ -113,8 +113,10 @@ class TorchRecording(TorchDispatchMode):
             about["root"] = ranks[rest[0]]
         elsewhere = about.get("root", self.rank) != self.rank
         if operation == "all_to_all":
-            splits = rest if isinstance(rest[0], list) else [[], []]
-            received, sent = (_counts(*pair, len(ranks)) for pair in zip((outputs, inputs), splits))
+            splits = rest[:2] if rest and isinstance(rest[0], list) else [[], []]
+            received, sent = (
+                _counts(*pair, len(ranks)) for pair in zip((outputs, inputs), splits, strict=True)
+            )
             about |= {"send_counts": sent, "receive_counts": received}
         reads = operation != "recv" and not (operation == "broadcast" and elsewhere)
         values = [_value_of(tensor) for tensor in inputs] if reads else []
@@ -174,7 +176,10 @@ def _call_site() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        library = name.startswith(("torch.", "gpusim.", "typing_extensions")) and name != "gpusim.__main__"
+        library = (
+            name.startswith(("torch.", "gpusim.", "typing_extensions"))
+            and name != "gpusim.__main__"
+        )
         if not library and not frame.f_code.co_filename.startswith(("<frozen", "<string")):
             if not frame.f_code.co_filename.startswith(os.path.dirname(os.__file__) + os.sep):
                 return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
-from gpusim import Reduction
-from gpusim.tools.compare.comparing import Comparison, compare
+from gpusim import CollectiveMismatchError, Reduction
+from gpusim.tools.cli import main
+from gpusim.tools.compare import report
+from gpusim.tools.compare.comparing import Comparison, compare, describe
+from gpusim.tools.compare.replaying import replay
 from gpusim.tools.compare.report import sentences
 from gpusim.tools.compare.runs import Call, Run, read
 from gpusim.torch.distributed import Recorder, launch
@@ -196,3 +205,228 @@ def test_gloos_record_is_that_of_its_twin(name: str, gloo: Path, tmp_path: Path)
     found = compare(read(gloo / name), simulated(tmp_path, "b", name))
     assert found.verdict is None, sentences(found)
     assert all(row.operands == row.results == 0 for row in found.rows)
+
+
+def test_runs_of_different_numbers_of_calls_are_aligned(tmp_path: Path) -> None:
+    """A difference that begins before calls that one run lacks is the first."""
+
+    def steps(rank: int, count: int, wrong: int) -> None:
+        dist.init_process_group("gloo")
+        for step in range(count):
+            x = torch.full((3,), 0.1 * (rank + step + 10 * (step == wrong)))
+            for _ in range(2):
+                dist.all_reduce(x.clone())
+
+    runs = []
+    for name, arguments in (("a", (6, -1)), ("b", (8, 2)), ("c", (8, -1))):
+        launch(steps, 3, arguments, recorder=Recorder(tmp_path / name, digests=True))
+        runs.append(read(tmp_path / name))
+    a, b, c = runs
+    first = compare(a, b).verdict
+    assert first is not None
+    assert first.a is not None
+    assert (first.kind, first.a.sequence) == ("operands", 4)
+    last = compare(a, c)
+    assert last.verdict is not None
+    assert last.verdict.b is not None
+    assert (last.verdict.kind, last.verdict.b.sequence) == ("end", 12)
+    assert "Run a ends" in sentences(last)[0]
+
+
+def test_a_run_that_failed_is_compared_to_its_end(tmp_path: Path) -> None:
+    def program(rank: int, wrong: bool) -> None:
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(2))
+        if wrong and rank == 1:
+            dist.broadcast(torch.ones(2), 0)
+        dist.all_reduce(torch.ones(2))  # last
+
+    launch(program, 3, (False,), recorder=Recorder(tmp_path / "a", digests=True))
+    with pytest.raises(CollectiveMismatchError):
+        launch(program, 3, (True,), recorder=Recorder(tmp_path / "b", digests=True))
+    found = compare(read(tmp_path / "a"), read(tmp_path / "b"))
+    assert found.verdict is not None
+    assert found.verdict.kind == "other"
+    assert "operation" in found.verdict.differs
+    assert found.verdict.a is not None
+    assert found.verdict.a.number == 1
+    assert "A run ended with CollectiveMismatchError" in sentences(found)[-1]
+
+
+@pytest.fixture(scope="module")
+def rings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("rings")
+    simulated(folder, "ring")
+    simulated(folder, "tree", reduction="nccl-tree")
+    return folder / "ring", folder / "tree"
+
+
+def expected_figures(a: Run, b: Run, row: Any) -> tuple[int, int, int, float]:
+    """Elements, those that differ, the largest ulp and the norm, from the arrays themselves."""
+    calls = [run.events[k].calls[0] for run, k in ((a, row.a), (b, row.b))]
+    (x,), (y,) = (
+        [run.array(t) for t in call.results or ()] for run, call in zip((a, b), calls, strict=True)
+    )
+    assert x is not None
+    assert y is not None
+    assert x.dtype == np.float32
+    apart = [abs(int(p) - int(q)) for p, q in zip(order(x), order(y), strict=True)]
+    norm = float(np.linalg.norm(y.astype(float) - x) / np.linalg.norm(x.astype(float)))
+    return x.size, int((x.view("u4") != y.view("u4")).sum()), max(apart), norm
+
+
+def order(x: Any) -> list[int]:
+    """float32 as integers in the same order, neighbours as neighbours."""
+    bits = [int(each) for each in x.reshape(-1).view("u4")]
+    return [bit if bit < 1 << 31 else (1 << 31) - bit for bit in bits]
+
+
+def test_every_figure_of_the_page_is_the_datas(rings: tuple[Path, Path], tmp_path: Path) -> None:
+    a, b = map(read, rings)
+    found = compare(a, b)
+    page = report.write(found, tmp_path / "page.html").read_text()
+    tables = re.findall(r"<table>.*?</table>", page, re.DOTALL)
+    lines = [
+        [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", line)]
+        for line in re.findall(r"<tr[^>]*>(.*?)</tr>", tables[0], re.DOTALL)[1:]
+    ]
+    assert [int(line[0]) for line in lines] == list(range(2, len(found.rows)))
+    seen = 0
+    for number, operation, place, operands, results, elements, largest, median, norm in lines:
+        row = found.rows[int(number)]
+        call = a.events[int(number)].first
+        assert operation == describe(call)
+        assert call.site.endswith(place)
+        for text, name in ((operands, "operands"), (results, "results")):
+            unequal = sum(
+                getattr(one, name) != getattr(b.events[int(number)].calls[rank], name)
+                for rank, one in a.events[int(number)].calls.items()
+            )
+            assert text == (f"{unequal} ranks differ" if unequal else "equal")
+        assert bool(elements) == (results != "equal")
+        if elements:
+            size, differing, most, ratio = expected_figures(a, b, row)
+            assert elements == f"{differing:,} / {size:,}"
+            assert largest == f"{most:,}"
+            assert norm == f"{ratio:.2g}"
+            assert 1 <= float(median.replace(",", "")) <= most
+            seen += 1
+    assert seen > 4
+    first = next(row for row in found.rows if row.difference is not None)
+    size, differing, most, ratio = expected_figures(a, b, first)
+    assert f"{differing:,} of {size:,} elements of the results differ, by at most {most:,}" in page
+    assert re.search(r'src="(?!data:)|href=|url\(', page) is None  # nothing is loaded
+    assert [str(run.path) in tables[1] for run in (a, b)] == [True, True]
+    with report.drawn(found) as figure:
+        marks = {line.get_label(): line for line in figure.axes[0].get_lines()}
+        drawn = {
+            (int(x), float(y))
+            for x, y in zip(*marks["differs"].get_data(), strict=True)  # type: ignore[call-overload]
+        }
+    assert drawn == {
+        (k, row.difference.relative_norm)
+        for k, row in enumerate(found.rows)
+        if row.difference is not None
+    }
+    assert len(drawn) == seen
+
+
+def test_the_command_says_it_in_text_json_and_exit_codes(
+    rings: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring, tree = map(str, rings)
+    assert main(["compare", ring, ring]) == 0
+    assert capsys.readouterr().out.startswith("The runs are equal: 22 calls")
+    page, picture = tmp_path / "page.html", tmp_path / "picture.png"
+    assert main(["compare", ring, tree, "--html", str(page), "--picture", str(picture)]) == 1
+    assert page.exists()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert printed.startswith("The cause is all_reduce SUM of float32[1200] at ")
+    assert "\na: added as gloo-ring, " in printed
+    assert "\nb: added as nccl-tree, " in printed
+    assert main(["compare", ring, tree, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["equal"] is False
+    assert told["verdict"]["kind"] == "collective"
+    assert told["verdict"]["folds"]["a"][0] == "gloo-ring"
+    assert [row.get("results") for row in told["rows"]][:4] == [0, 0, 0, 4]
+    for words in (["compare", ring], ["compare", ring, tree, "--reduction", "tree"], ["compare"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+    capsys.readouterr()
+    assert main(["compare", ring, str(tmp_path)]) == 1
+    assert "no record: expected calls.jsonl" in capsys.readouterr().err
+
+
+def test_a_replay_has_the_results_of_a_run(
+    rings: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first reduction has the same operands in both runs: a replay gives the other's result."""
+    ring, tree = rings
+    assert main(["compare", "--replay", str(ring), "--reduction", "gloo-ring"]) == 0
+    assert main(["compare", "--replay", str(ring), "--reduction", "nccl-tree", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out.partition("\n")[2])
+    direct = compare(read(ring), read(tree)).record()
+    assert told["verdict"]["difference"] == direct["verdict"]["difference"]
+    assert main(["compare", "--replay", str(ring), "--reduction", "butterfly"]) == 1
+
+
+@pytest.mark.parametrize("form", ["tensor", "list", "coalesced", "reduce", "average"])
+@pytest.mark.parametrize("reduction", ["gloo-ring", "linear", "ring"])
+def test_replays_repeat_every_reduction(form: str, reduction: str, tmp_path: Path) -> None:
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo")
+        draw = torch.Generator().manual_seed(rank)
+        x = torch.randn(4, 31, generator=draw)
+        if form == "tensor":
+            dist.reduce_scatter_tensor(torch.empty(31), x.reshape(-1))
+        elif form == "list":
+            dist.reduce_scatter(torch.empty(31), list(x))
+        elif form == "coalesced":
+            with dist._coalescing_manager():
+                dist.all_reduce(x)
+                dist.all_reduce(x[0].clone())
+        elif form == "reduce":
+            dist.reduce(x, 2)
+        else:
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+
+    recorder = Recorder(tmp_path / "a", arrays=EVERYTHING)
+    launch(program, 4, recorder=recorder, reduction=reduction)
+    run = read(tmp_path / "a")
+    assert replay(run, reduction).verdict is None
+    changed = replay(run, "reverse").verdict
+    assert changed is not None
+    assert changed.difference is not None
+    assert changed.difference.elements == (124 if form != "coalesced" else 155)
+
+
+INVARIANT = """
+    import sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for step in range(3):
+        x = torch.arange(8.0) + step  # exact in any order
+        if step == 1 and len(sys.argv) > 1:
+            x = torch.randn(64, generator=torch.Generator().manual_seed(1))
+        part = x.chunk(size)[rank].sum().reshape(1)
+        dist.all_reduce(part)  # total
+"""
+
+
+@pytest.mark.slow
+def test_invariance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(dedent(INVARIANT))
+    assert main(["invariant", "--ranks", "1,4", str(script)]) == 0
+    assert (
+        "The runs are equal: 3 calls have the same bits (1 and 4 ranks)" in capsys.readouterr().out
+    )
+    words = ["invariant", "--ranks", "1,4", "--arrays", "all", "--keep", str(tmp_path / "kept")]
+    assert main([*words, str(script), "rounded"]) == 1
+    printed = capsys.readouterr().out
+    assert f"differ are those of all_reduce SUM of float32[1] at {script}:10 (call 1 " in printed
+    assert "1 of 1 elements of the results differ, by at most" in printed
+    assert read(tmp_path / "kept" / "ranks-4").ranks == 4

@@ -28,7 +28,7 @@ reduce the recorded operands of RUN in another way (--reduction), without the pr
 """
 INVARIANT = """\
 Runs a script for torchrun on several numbers of ranks, and compares the results of collectives
-that all ranks receive. The numbers of calls and their operands may differ between them.
+that all ranks receive. Their operands may differ between numbers of ranks.
 """
 
 
@@ -132,8 +132,15 @@ def run_invariant(options: argparse.Namespace) -> int:
                 command += ["--arrays", "all" if whole else f"{chosen[0]}-{chosen[-1]}"]
             command += ["--record", str(path), options.script, *options.arguments]
             print(f"running on {ranks} ranks ...", file=sys.stderr)
-            done = subprocess.run(command, stdout=sys.stderr)
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
             if done.returncode:
+                print(done.stdout, file=sys.stderr)
                 raise ValueError(f"the script failed on {ranks} ranks")
         first, *others = [read(path) for path in paths]
         found = [compare(first, other) for other in others]

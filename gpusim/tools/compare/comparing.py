@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..twins.inferring import infer
 from .alignment import Pair, align, purity
 from .difference import Difference, difference
-from .runs import Call, Event, Run, Traced
+from .runs import Call, Event, Run
 
 __all__ = ["Comparison", "Row", "Verdict", "compare", "describe"]
 
@@ -51,7 +51,8 @@ class Verdict:
     - `a`, `b`: the call in each run; "missing" has no b, "additional" no a.
     - `before_a`, `before_b`: the calls before, behind which the cause lies.
     - `ranks`: those whose operands or results differ.
-    - `differs`: for "other": "operation", "op", "dtypes", "shapes", "splits", "root", "buckets", ...
+    - `differs`: for "other": "operation", "op", "dtypes", "shapes", "splits", "root",
+      "buckets", "group", "peer", "tag".
     - `difference`: of operands or results, if arrays were kept.
     - `folds`: for "collective", the known folds that give each side's result, by run.
     - `reductions`: for "collective", the Reduction that each run recorded.
@@ -278,7 +279,8 @@ def _verdict(a: Run, b: Run, pairs: list[Pair], same: bool, folds: bool) -> Verd
         if one is None or other is None:
             return _structural(a, b, pairs[at:], calls)
         if _token(a, one, same) != _token(b, other, same):
-            return Verdict("other", **calls, differs=_terms_that_differ(one, other))
+            differs = _terms_that_differ(one, other)
+            return Verdict("other", **calls, differs=differs, error=a.error or b.error)
         operands, results = _unequal(one, other, same)
         if operands or results:
             ranks = tuple(operands or results or ())

@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gpusim import figures
 from gpusim.tools.compare.comparing import Comparison, Row, Verdict, describe
 from gpusim.tools.compare.difference import Difference
@@ -81,9 +83,8 @@ def _verdict(found: Verdict, comparison: Comparison) -> list[str]:
         near = found.before_b if other is None else found.before_a
         after = f", after {describe(near)} at {place(near)}" if near is not None else ""
         if found.kind == "end":
-            text = [
-                f"Run {lacks} ends{after}. Run {has} goes on with {describe(call)} at {place(call)}."
-            ]
+            next_call = f"{describe(call)} at {place(call)}"
+            text = [f"Run {lacks} ends{after}. Run {has} goes on with {next_call}."]
         else:
             text = [
                 f"Run {lacks} lacks a call: {has} calls {describe(call)} at {place(call)}; "
@@ -171,7 +172,7 @@ def cells(rows: Sequence[Row], shown: int) -> Cells:
         step = (len(chosen) - 3) / (shown - 3)
         kept += [chosen[2 + round(k * step)] for k in range(shown - 2)]
         chosen = sorted(set(kept))
-    return [_cells(rows[k]) for k in chosen]
+    return [_cells(k, rows[k]) for k in chosen]
 
 
 def is_different(row: Row) -> bool:
@@ -179,8 +180,7 @@ def is_different(row: Row) -> bool:
     return row.a is None or row.b is None or bool(row.operands) or bool(row.results)
 
 
-def _cells(row: Row) -> list[str]:
-    number = next(str(k) for k in (row.a, row.b) if k is not None)
+def _cells(number: int, row: Row) -> list[str]:
     if row.a is None or row.b is None:
         site, states = (
             row.place_a or row.place_b,
@@ -192,7 +192,7 @@ def _cells(row: Row) -> list[str]:
             "not compared" if count is None else f"{count} ranks differ" if count else "equal"
             for count in (row.operands, row.results)
         ]
-    return [number, row.operation, shorten(site), *states, *_figures(row.difference)]
+    return [str(number), row.operation, shorten(site), *states, *_figures(row.difference)]
 
 
 def _figures(difference: Difference | None) -> list[str]:
@@ -262,9 +262,12 @@ def drawn(comparison: Comparison) -> Iterator[Figure]:
                 axes.plot(x, y, linestyle="", label=label, **styles[label], **below)
         if marks["differs"][0]:
             axes.set_yscale("log")
+            decades = np.log10([min(marks["differs"][1]), max(marks["differs"][1])])
+            axes.set_ylim(10.0 ** np.floor(decades[0]), 10.0 ** (np.floor(decades[1]) + 1))
         else:
             axes.set_yticks([])
         axes.tick_params(axis="x", pad=14)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlim(-0.5, max(len(comparison.rows), 1) - 0.5)
         axes.set_xlabel("call")
         axes.set_ylabel("relative norm")
@@ -287,7 +290,7 @@ def write(comparison: Comparison, path: Path) -> Path:
         parts += [
             "<h2>Call by call</h2>",
             f"<p>{GROWTH}</p>",
-            html_table(HEADINGS, rows, left=TEXT),
+            html_table(HEADINGS, rows, left=TEXT[:2]),
         ]
     parts.append("<h2>Runs</h2>")
     runs = [
