@@ -302,7 +302,7 @@ def test_every_figure_of_the_page_is_the_datas(rings: tuple[Path, Path], tmp_pat
                 getattr(one, name) != getattr(b.events[int(number)].calls[rank], name)
                 for rank, one in a.events[int(number)].calls.items()
             )
-            assert text == (f"{unequal} ranks differ" if unequal else "equal")
+            assert text == (f"{unequal} ranks differ" if unequal else "equal")  # never 1 here
         assert bool(elements) == (results != "equal")
         if elements:
             size, differing, most, ratio = expected_figures(a, b, row)
@@ -329,6 +329,10 @@ def test_every_figure_of_the_page_is_the_datas(rings: tuple[Path, Path], tmp_pat
         if row.difference is not None
     }
     assert len(drawn) == seen
+    assert set(marks) == {"differs", "equal"}
+    assert [int(x) for x in marks["equal"].get_xdata()] == [  # type: ignore[union-attr]
+        k for k, row in enumerate(found.rows) if row.results == 0
+    ]
 
 
 def test_the_command_says_it_in_text_json_and_exit_codes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,9 @@ def replay(run: Run, reduction: str) -> Comparison:
         raise ValueError(
             f"{run.path}: no reduction with whole operands and results; record with --arrays all"
         )
-    return Comparison(run, run, verdict, rows)
+    replayed = copy(run)
+    replayed.path = run.path.with_name(f"{run.path.name}, {reduction}")
+    return Comparison(run, replayed, verdict, rows)
 
 
 def _fold(event: Event, leaves: Leaves, reduction: Reduction) -> list[Any]:

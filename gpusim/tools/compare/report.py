@@ -70,7 +70,8 @@ def sentences(comparison: Comparison) -> list[str]:
     if found is None:
         different = "" if a.ranks == b.ranks else f" ({a.ranks} and {b.ranks} ranks)"
         same = sum(row.results is not None for row in comparison.rows)
-        return [f"The runs are equal: {same:,} calls have the same bits{different}."]
+        calls = "1 call has" if same == 1 else f"{same:,} calls have"
+        return [f"The runs are equal: {calls} the same bits{different}."]
     return [*_verdict(found, comparison), *_numbers(found)]
 
 
@@ -189,10 +190,14 @@ def _cells(number: int, row: Row) -> list[str]:
     else:
         site = row.place_a
         states = [
-            "not compared" if count is None else f"{count} ranks differ" if count else "equal"
+            "not compared" if count is None else _differing(count) if count else "equal"
             for count in (row.operands, row.results)
         ]
     return [str(number), row.operation, shorten(site), *states, *_figures(row.difference)]
+
+
+def _differing(count: int) -> str:
+    return "1 rank differs" if count == 1 else f"{count} ranks differ"
 
 
 def _figures(difference: Difference | None) -> list[str]:
@@ -228,8 +233,8 @@ def print_text(comparison: Comparison) -> None:
 def drawn(comparison: Comparison) -> Iterator[Figure]:
     """The difference of the results by call: a mark for each call, while matplotlib has its style.
 
-    Calls whose results are equal are marks below the axis, as are those that differ by an unknown
-    amount.
+    Calls whose results are equal, or not compared, are marks below the axis, as are those that
+    differ by an unknown amount.
     """
     with figures.styled():
         from matplotlib.figure import Figure
@@ -243,7 +248,8 @@ def drawn(comparison: Comparison) -> Iterator[Figure]:
             if row.difference is not None and 0 < row.difference.relative_norm < float("inf"):
                 label, value = "differs", row.difference.relative_norm
             else:
-                label = "differs, amount not known" if is_different(row) else "equal"
+                unknown = row.a is None or row.b is None or row.results
+                label = "differs, amount not known" if unknown else "equal"
                 value = -0.04 if label == "equal" else -0.08
             marks[label][0].append(k)
             marks[label][1].append(value)
