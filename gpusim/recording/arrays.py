@@ -45,7 +45,7 @@ def digest_of(raw: Raw) -> str:
     whole = raw.size & ~3
     for begin in range(0, whole, BLOCK):
         block = raw[begin : min(begin + BLOCK, whole)]
-        check = zlib.crc32(block, check)
+        check = zlib.crc32(block.data, check)
         total += int(np.add.reduce(block.view("<u4"), dtype=np.uint32))
     rest = raw[whole:].tobytes()
     total += int.from_bytes(rest, "little")

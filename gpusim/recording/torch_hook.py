@@ -12,8 +12,11 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import sysconfig
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -51,6 +54,8 @@ OPERATIONS = {
 }
 MESSAGES = ("send", "recv")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
+LIBRARIES = ("numpy.", "torch.", "typing_extensions")
+STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 class TorchRecording(TorchDispatchMode):
@@ -160,30 +165,34 @@ def _counts(tensors: list[Tensor], splits: list[int], ranks: int) -> tuple[int, 
     return tuple(size * (tensor.numel() // rows if rows else 0) for size in sizes)
 
 
+def _frames() -> Iterator[FrameType]:
+    """The frames of the program and of torch that called this module, the nearest first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def _operator() -> str:
     """The name of the ReduceOp, which operators cannot read: the caller's in torch, or DDP's."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        name, found = frame.f_globals.get("__name__", ""), frame.f_locals.get("op")
-        if name.startswith("torch.distributed") and found is not None:
+    for frame in _frames():
+        found = frame.f_locals.get("op")
+        if (
+            frame.f_globals.get("__name__", "").startswith("torch.distributed")
+            and found is not None
+        ):
             return str(getattr(found, "op", found)).rpartition(".")[2]
-        frame = frame.f_back  # type: ignore[assignment]
     return "SUM"
 
 
 def _call_site() -> str:
-    """file:line of the nearest frame that is neither torch's nor this package's."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        library = (
-            name.startswith(("torch.", "gpusim.", "typing_extensions"))
-            and name != "gpusim.__main__"
-        )
-        if not library and not frame.f_code.co_filename.startswith(("<frozen", "<string")):
-            if not frame.f_code.co_filename.startswith(os.path.dirname(os.__file__) + os.sep):
-                return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+    """file:line of the nearest frame that is neither a library's nor this module's."""
+    for frame in _frames():
+        path = frame.f_code.co_filename
+        if path == __file__ or frame.f_globals.get("__name__", "").startswith(LIBRARIES):
+            continue
+        if "site-packages" in path or not path.startswith((STANDARD_LIBRARY, "<frozen")):
+            return f"{path}:{frame.f_lineno}"
     return "unknown line"
 
 

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 from gpusim import CollectiveMismatchError, Reduction
+from gpusim.recording.torch_hook import TorchRecording
 from gpusim.tools.cli import main
 from gpusim.tools.compare import report
 from gpusim.tools.compare.comparing import Comparison, compare, describe
@@ -434,3 +436,74 @@ def test_invariance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"differ are those of all_reduce SUM of float32[1] at {script}:10 (call 1 " in printed
     assert "1 of 1 elements of the results differ, by at most" in printed
     assert read(tmp_path / "kept" / "ranks-4").ranks == 4
+
+
+def every_operation(rank: int) -> None:
+    """Each operator that torch dispatches, in a group of one rank."""
+    x = torch.arange(4.0)
+    dist.all_reduce(x)
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    dist.all_reduce(x.bfloat16())
+    dist.broadcast(x, 0)
+    dist.reduce(x, 0)
+    dist.all_gather([torch.empty(4)], x)
+    dist.all_gather_into_tensor(torch.empty(4), x)
+    dist.reduce_scatter(torch.empty(4), [x])
+    dist.reduce_scatter_tensor(torch.empty(4), x)
+    dist.gather(x, [torch.empty(4)], 0)
+    dist.scatter(torch.empty(4), [x], 0)
+    dist.all_to_all_single(torch.empty(4), x)
+    dist.all_to_all_single(torch.empty(4), x, [4], [4])
+    dist.barrier()
+    with dist._coalescing_manager():
+        dist.all_reduce(x)
+        dist.all_reduce(x[:2])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_hook_writes_what_the_recorder_writes(tmp_path: Path) -> None:
+    def simulate(rank: int) -> None:
+        dist.init_process_group("gloo")
+        every_operation(rank)
+
+    launch(simulate, 1, recorder=Recorder(tmp_path / "ours", arrays=EVERYTHING))
+    with pytest.raises(ValueError, match="expected a process group, or RANK and WORLD_SIZE"):
+        TorchRecording(tmp_path / "real").__enter__()
+    where = f"file://{tmp_path}/meet"
+    dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    try:
+        with TorchRecording(tmp_path / "real", arrays=EVERYTHING):
+            every_operation(0)
+            with pytest.warns(RuntimeWarning, match=r"all_reduce\.default is not recorded"):
+                funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    real, ours = read(tmp_path / "real"), read(tmp_path / "ours")
+    assert len(real.events) == 15
+    assert compare(real, ours).verdict is None
+    for one, other in zip(real.events, ours.events, strict=True):
+        for name in ("site", "op", "root", "operands", "results", "send_counts"):
+            assert getattr(one.first, name) == getattr(other.first, name), name
+        assert real.arrays(one.first.results) is not None
+
+
+def test_a_record_without_an_end_is_named(tmp_path: Path) -> None:
+    simulated(tmp_path, "a")
+    simulated(tmp_path, "b")
+    path = tmp_path / "b" / "calls.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    told = sentences(compare(read(tmp_path / "a"), read(tmp_path / "b")))
+    assert told[1:] == ["The record of b has no end: its last calls may lack results."]
+
+
+def test_records_without_digests_have_no_results(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, plant in zip(paths, ("none", "missing"), strict=True):
+        recorder = Recorder(path)
+        launch(lambda rank, plant=plant: planted.train(plant), planted.RANKS, recorder=recorder)
+    with pytest.raises(ValueError, match="have no results that can be compared; records in fold"):
+        compare(read(paths[0]), read(paths[0]))
+    found = compare(*map(read, paths)).verdict
+    assert found is not None
+    assert found.a is not None
+    assert (found.kind, found.a.site) == ("missing", line_of("norm"))

@@ -115,12 +115,12 @@ def compare(a: Run, b: Run, *, folds: bool = True) -> Comparison:
         if both[0] != both[1] or any(_unequal(one, other, same)):
             break
         first += 1
-    rest = [token[first:] for token in tokens]
+    rest = tokens[0][first:], tokens[1][first:]
     pairs: list[Pair] = [(k, k) for k in range(first)]
     if rest[0] or rest[1]:
         pairs += [
             (None if i is None else i + first, None if j is None else j + first)
-            for i, j in align(*rest, score=lambda p: _score(a.events[first:], b.events[first:], p))
+            for i, j in align(*rest, lambda p: _score(a.events[first:], b.events[first:], p))
         ]
     pairs = _paired(a, b, pairs)
     compared = [
@@ -390,10 +390,12 @@ def reduced(run: Run, event: Event) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     if event.first.operation != "reduce_scatter":
         received = [next((call for call in calls if call.rank == call.root), calls[0])]
     results = [run.arrays(call.results) for call in received]
-    if any(not each for each in (*operands, *results)):
+    if not all(operands) or not all(results):
         return []
-    tensors = [np.stack([x.reshape(-1) for x in row]) for row in zip(*operands, strict=True)]  # type: ignore[arg-type]
-    parts = [[x.reshape(-1) for x in each or ()] for each in results]
+    members, parts = (
+        [[x.reshape(-1) for x in each or ()] for each in side] for side in (operands, results)
+    )
+    tensors = [np.stack(row) for row in zip(*members, strict=True)]
     if in_lists(event):
         totals = [part for (part,) in parts]
     else:

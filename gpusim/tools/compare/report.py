@@ -67,12 +67,17 @@ def shorten(site: str) -> str:
 def sentences(comparison: Comparison) -> list[str]:
     """What the comparison has found, in sentences; the first one is the answer."""
     found, a, b = comparison.verdict, comparison.a, comparison.b
+    cut = [
+        f"The record of {name} has no end: its last calls may lack results."
+        for name, run in (("a", a), ("b", b))
+        if not run.ended
+    ]
     if found is None:
         different = "" if a.ranks == b.ranks else f" ({a.ranks} and {b.ranks} ranks)"
         same = sum(row.results is not None for row in comparison.rows)
         calls = "1 call has" if same == 1 else f"{same:,} calls have"
-        return [f"The runs are equal: {calls} the same bits{different}."]
-    return [*_verdict(found, comparison), *_numbers(found)]
+        return [f"The runs are equal: {calls} the same bits{different}.", *cut]
+    return [*_verdict(found, comparison), *_numbers(found), *cut]
 
 
 def _verdict(found: Verdict, comparison: Comparison) -> list[str]:
@@ -238,6 +243,7 @@ def drawn(comparison: Comparison) -> Iterator[Figure]:
     """
     with figures.styled():
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(6.5, 2.8), layout="constrained")
         axes = figure.subplots()
@@ -254,18 +260,15 @@ def drawn(comparison: Comparison) -> Iterator[Figure]:
             marks[label][0].append(k)
             marks[label][1].append(value)
         styles: dict[str, Any] = {
-            "differs": {"color": figures.COLOURS[1], "marker": "o", "clip_on": False},
+            "differs": {"color": figures.COLOURS[1], "marker": "o"},
             "equal": {"color": figures.COLOURS[2], "marker": "|"},
             "differs, amount not known": {"color": figures.COLOURS[1], "marker": "|"},
         }
         for label, (x, y) in marks.items():
             if x:
-                below = (
-                    {}
-                    if label == "differs"
-                    else {"transform": axes.get_xaxis_transform(), "clip_on": False}
-                )
-                axes.plot(x, y, linestyle="", label=label, **styles[label], **below)
+                if label != "differs":
+                    styles[label]["transform"] = axes.get_xaxis_transform()
+                axes.plot(x, y, linestyle="", label=label, clip_on=False, **styles[label])
         if marks["differs"][0]:
             axes.set_yscale("log")
             decades = np.log10([min(marks["differs"][1]), max(marks["differs"][1])])
@@ -273,7 +276,7 @@ def drawn(comparison: Comparison) -> Iterator[Figure]:
         else:
             axes.set_yticks([])
         axes.tick_params(axis="x", pad=14)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(-0.5, max(len(comparison.rows), 1) - 0.5)
         axes.set_xlabel("call")
         axes.set_ylabel("relative norm")

@@ -83,6 +83,7 @@ class Run:
         self.error: str | None = None
         self.ended = False
         self._files: dict[str, Path] = {}
+        self._opened: tuple[Path, Any] | None = None  # neighbouring calls share a file
         for file in sorted((path / "arrays").glob("*.npz")) if path.is_dir() else []:
             try:
                 with zipfile.ZipFile(file) as archive:
@@ -98,8 +99,9 @@ class Run:
         if file is None:
             return None
         try:
-            with np.load(file, allow_pickle=False) as stored:
-                raw: NDArray[Any] = stored[digest]
+            if self._opened is None or self._opened[0] != file:
+                self._opened = file, np.load(file, allow_pickle=False)
+            raw: NDArray[Any] = self._opened[1][digest]
             return raw.view(dtype_of(dtype)).reshape(shape)
         except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise ValueError(f"{file}: {digest} is not {dtype}{list(shape)}: {error}") from None

@@ -200,7 +200,7 @@ class Exchange:
         """
         site = call_site()
         if self.recorder is not None:
-            more = _fields_of(terms, key.ranks) | {"operands": tensors} | (record or {})
+            more = _fields_of(terms, key.ranks) | {"operands": tensors, **(record or {})}
             if terms["operation"] == "broadcast" and terms["root"] != place:
                 more["operands"] = ()
             made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
@@ -273,8 +273,8 @@ class Exchange:
             far = None if peer is None else key.ranks[peer]
             name = ("send", "recv")[side]
             read = [] if side else [tensor]
-            about = {"peer": far, "tag": tag, "operands": read}
-            own.recorded = rank.index, self._record(key, rank, None, name, [tensor], site, **about)
+            made = self._record(key, rank, None, name, [tensor], site, read, peer=far, tag=tag)
+            own.recorded = rank.index, made
         with self.lock:
             boxes = self.mail.setdefault((key, receiver), (deque(), deque()))
             other = next((letter for letter in boxes[1 - side] if _fits(letter, own)), None)
