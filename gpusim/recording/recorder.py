@@ -172,9 +172,8 @@ class Recorder:
             path = self.path
             if self.digests:
                 path.mkdir(exist_ok=True)
-                if rank is None:
-                    for old in path.glob("calls-*.jsonl"):
-                        old.unlink()
+                for old in path.glob("calls-*.jsonl" if rank is None else "calls.jsonl"):
+                    old.unlink(missing_ok=True)  # of another process's record, or by it
                 path /= "calls.jsonl" if rank is None else f"calls-{rank}.jsonl"
             self._file = open(path, "wb", buffering=0)
             if self._chosen is not None or (self.path / "arrays").is_dir():

@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from gpusim import CollectiveMismatchError, Reduction
+from gpusim.recording import RecordedGroup
 from gpusim.recording.torch_hook import TorchRecording
 from gpusim.tools.cli import main
 from gpusim.tools.compare import report
@@ -507,3 +508,28 @@ def test_records_without_digests_have_no_results(tmp_path: Path) -> None:
     assert found is not None
     assert found.a is not None
     assert (found.kind, found.a.site) == ("missing", line_of("norm"))
+
+
+def test_a_folder_has_one_run(tmp_path: Path) -> None:
+    """What an earlier run left in a folder is replaced, or is an error."""
+    world = RecordedGroup("0", "0", "", (0, 1))
+
+    def write(ranks: int, rank: int | None) -> None:
+        recorder = Recorder(tmp_path / "run", digests=True)
+        recorder.begin(ranks, rank)
+        recorder.add(world, rank or 0, 0, "barrier", [], "train.py:1")
+        recorder.end()
+
+    def names() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "run").glob("calls*"))
+
+    write(2, None)
+    write(2, 0)
+    write(2, 1)
+    assert names() == ["calls-0.jsonl", "calls-1.jsonl"]
+    assert len(read(tmp_path / "run").events[0].calls) == 2
+    write(1, 0)
+    with pytest.raises(ValueError, match="2 ranks, others 1; record anew"):
+        read(tmp_path / "run")
+    write(2, None)
+    assert names() == ["calls.jsonl"]

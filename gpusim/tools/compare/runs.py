@@ -140,6 +140,8 @@ def read(path: Path) -> Run:
                         raise ValueError(f"format {line['format']}, expected {FORMAT}")
                     if run is None:
                         run = Run(path, int(line["ranks"]), line)
+                    if run.ranks != line["ranks"]:
+                        raise ValueError(f"{line['ranks']} ranks, others {run.ranks}; record anew")
                 elif kind == "group":
                     groups[line["group"]] = tuple(map(int, line["ranks"]))
                 elif kind == "call":
