@@ -16,6 +16,7 @@ import gpusim
 from gpusim.errors import GpusimError
 from gpusim.tools import program, schedule, torchrun
 from gpusim.tools.arguments import whole_number
+from gpusim.tools.compare import command as compare
 from gpusim.tools.study import command as study
 from gpusim.tools.twins import command as twin
 
@@ -124,6 +125,7 @@ def command_line() -> argparse.ArgumentParser:
     twin.add(commands)
     schedule.add(commands)
     torchrun.add(commands)
+    compare.add(commands)
     return parser
 
 

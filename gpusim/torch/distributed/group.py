@@ -133,9 +133,13 @@ class RankGroup(ProcessGroup):
         compute: Callable[[list[Any]], None],
         tensors: Sequence[Tensor] = (),
         uneven: Sequence[Tensor] = (),
+        record: dict[str, Any] | None = None,
         **terms: Any,
     ) -> RankWork:
-        """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be."""
+        """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be.
+
+        `record` are more fields for the record.
+        """
         self._check_open(operation)
         self._rank.check_thread(operation)
         device = _device_of(operation, [*outputs, *tensors, *uneven])
@@ -151,6 +155,7 @@ class RankGroup(ProcessGroup):
             outputs,
             compute,
             [*tensors, *uneven],
+            record,
         )
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -332,7 +337,7 @@ class RankGroup(ProcessGroup):
                     pairs += [(row[r], parts[r][1][leaf]) for r in range(len(parts))]
             move(pairs)
 
-        return self._post(what, part, flat, compute, flat)
+        return self._post(what, part, flat, compute, flat, record={"operands": given})
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
         """As allgather, but `outputs` has a list for each rank, and not for each input."""
@@ -399,7 +404,8 @@ class RankGroup(ProcessGroup):
         def compute(parts: list[Any]) -> None:
             move([(target, parts[root][1][r]) for r, (target, _) in enumerate(parts)])
 
-        return self._post(what, part, [out], compute, [out], root=root)
+        record = {"operands": row}
+        return self._post(what, part, [out], compute, [out], record=record, root=root)
 
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: Any = None
@@ -467,7 +473,9 @@ class RankGroup(ProcessGroup):
             move(pairs)
 
         dtype = str(inputs[0].dtype)[6:]
-        return self._post(what, part, outputs, compute, uneven=inputs, dtype=dtype)
+        received, sent = (tuple(bits.size for bits in side) for side in part)
+        record = {"send_counts": sent, "receive_counts": received}
+        return self._post(what, part, outputs, compute, uneven=inputs, record=record, dtype=dtype)
 
     # Without tensors, and between two ranks
 
