@@ -12,7 +12,7 @@ from gpusim.optional import require
 from gpusim.reduction import Reduction
 from gpusim.tools import program
 from gpusim.tools.arguments import whole_number
-from gpusim.tools.program import NoProgramError, UserProgram, main_module
+from gpusim.tools.program import NoProgramError
 
 __all__ = ["add"]
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
     install(reduction)
     sys.argv = [script.name, *options.arguments]
-    return execute(script)
+    return program.execute(script)
 
 
 def choose_devices(count: int) -> None:
@@ -85,14 +85,3 @@ def choose_devices(count: int) -> None:
         os.environ["XLA_FLAGS"] = flags
     else:
         os.environ.pop("XLA_FLAGS", None)
-
-
-def execute(script: UserProgram) -> int:
-    """Execute the program as `__main__`; what it raises is shown from its own first frame on."""
-    try:
-        exec(script.code, vars(main_module(script)))
-    except SystemExit:
-        raise
-    except BaseException as error:
-        return program.ended(error)
-    return 0
