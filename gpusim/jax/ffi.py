@@ -350,5 +350,3 @@ def check_version(version: tuple[int, int]) -> None:
             f"{jaxlib.__version__} has {version[0]}.{version[1]}; "
             "gpusim.jax is made for jax 0.10.2"
         )
-
-

@@ -32,9 +32,7 @@ def lower_ragged(ctx: Any, *operands: Any, axis_name: Any, axis_index_groups: An
 
 def even_groups(ctx: Any, axis_name: Any, axis_index_groups: Any) -> Any:
     """The groups of a call, which must have one size."""
-    groups = parallel._replica_groups(
-        ctx.module_context.axis_context, axis_name, axis_index_groups
-    )
+    groups = parallel._replica_groups(ctx.module_context.axis_context, axis_name, axis_index_groups)
     if len({len(group) for group in groups}) > 1:
         raise ValueError("Replica groups must be equally sized")
     return groups

@@ -282,9 +282,7 @@ class Board:
         now = time.monotonic()
         with self._lock:
             stalled = [
-                run
-                for run in self._runs.values()
-                if run.pending and now - run.last > self.timeout
+                run for run in self._runs.values() if run.pending and now - run.last > self.timeout
             ]
         for run in stalled:
             self._fail(run, describe_stall(run, self.timeout))

@@ -66,9 +66,7 @@ def reducing_rule(primitive: Any, collective: str, positional: Any, reductions: 
             return jax_rule(ctx, x, **params)
         if is_partly_manual(ctx):
             return lower_fully_manual(ctx, primitive, [x], params)
-        groups = parallel._replica_groups(
-            ctx.module_context.axis_context, names, axis_index_groups
-        )
+        groups = parallel._replica_groups(ctx.module_context.axis_context, names, axis_index_groups)
         return lower_call(
             ctx, [x], collective, names, groups, reduction=reduction if sums else None
         )
