@@ -62,7 +62,8 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"  # as many 
 import jax, numpy as np
 from jax import lax
 x = np.array([2048, 1, 1, 1, 1], np.float16)
-print(jax.device_count(), sys.argv[1:], jax.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(x)[0].item())
+total = jax.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(x)[0].item()
+print(jax.device_count(), sys.argv[1:], total)
 index = np.tile(np.arange(5, dtype=np.int32), (5, 1))
 ragged = jax.pmap(lambda *a: lax.ragged_all_to_all(*a, axis_name="i"), axis_name="i")
 ones = np.ones((5, 5), np.int32)
