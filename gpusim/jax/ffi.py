@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Sequence
-from ctypes import CFUNCTYPE, POINTER, Structure, addressof, cast, sizeof
+from ctypes import CFUNCTYPE, POINTER, Structure, addressof, cast, create_string_buffer, sizeof
 from typing import Any
 
 import jax
@@ -26,6 +26,11 @@ METADATA = 1
 
 INSTANTIATE, EXECUTE = 0, 3
 """Stages of a handler."""
+
+FENV_SIZE = 64
+"""More bytes than a floating-point environment has anywhere."""
+
+_libc = ctypes.PyDLL(None)
 
 _pointer, _size = ctypes.c_void_p, ctypes.c_size_t
 
@@ -181,20 +186,29 @@ class Buffer:
 
 
 class Future:
-    """The end of one device's call, which the computing thread declares."""
+    """The end of one device's call.
 
-    __slots__ = ("_api", "_future")
+    XLA runs the rest of the device's program on the thread that declares the end, and may wait on
+    it for other devices. So each end needs a thread of its own, which flushes subnormals as XLA's
+    threads do: it takes the floating-point environment of the thread that made the future.
+    """
+
+    __slots__ = ("_api", "_environment", "_future")
 
     def __init__(self, api: _Api, future: int) -> None:
         self._api, self._future = api, future
+        self._environment = create_string_buffer(FENV_SIZE)
+        _libc.fegetenv(self._environment)
 
     def complete(self) -> None:
         """The results are in their buffers."""
+        _libc.fesetenv(self._environment)
         given = _Future(sizeof(_Future), None, self._future)
         _checked(self._api, self._api.future_set_available, given)
 
     def fail(self, message: str) -> None:
         """The call failed: XLA raises this message."""
+        _libc.fesetenv(self._environment)
         error = _error(self._api, message, ABORTED)
         given = _FutureError(sizeof(_FutureError), None, self._future, error)
         _checked(self._api, self._api.future_set_error, given)

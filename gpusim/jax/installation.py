@@ -57,6 +57,7 @@ class Saved(NamedTuple):
     transpose: Any
     batch: Any
     mean: CodeType
+    ragged: CodeType
     compile: Any
 
 
@@ -112,6 +113,7 @@ def uninstall() -> None:
     ad.primitive_transposes[ragged.ragged_p] = _saved.transpose
     batching.fancy_primitive_batchers[ragged.ragged_p] = _saved.batch
     parallel.pmean.__code__ = _saved.mean
+    parallel.ragged_all_to_all.__code__ = _saved.ragged
     compiler.compile_or_get_cached = _saved.compile
     _saved = _current = None
     jax.clear_caches()
@@ -161,6 +163,7 @@ def _put(reduction: Reductions) -> None:
         transpose=ad.primitive_transposes[ragged.ragged_p],
         batch=batching.fancy_primitive_batchers[ragged.ragged_p],
         mean=parallel.pmean.__code__,
+        ragged=parallel.ragged_all_to_all.__code__,
         compile=compiler.compile_or_get_cached,
     )
     for primitive, rule in rules.items():
@@ -168,8 +171,9 @@ def _put(reduction: Reductions) -> None:
         mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
     ad.primitive_transposes[ragged.ragged_p] = ragged.transpose_ragged
     batching.fancy_primitive_batchers[ragged.ragged_p] = ragged.batch_ragged
+    # The functions stay the same objects: programs may hold them, by `from jax.lax import pmean`.
+    parallel.ragged_all_to_all.__code__ = _ragged_all_to_all.__code__
     if reduction is not None:
-        # Programs may hold the function itself: `from jax.lax import pmean`.
         parallel.pmean.__code__ = _pmean.__code__
         compiler.compile_or_get_cached = _compile
     jax.clear_caches()
@@ -179,6 +183,18 @@ def _pmean(x, axis_name, *, axis_index_groups=None):  # type: ignore[no-untyped-
     from gpusim.jax.sums import mean
 
     return mean(x, axis_name, axis_index_groups)
+
+
+def _ragged_all_to_all(  # type: ignore[no-untyped-def]
+    operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *,
+    axis_name, axis_index_groups=None,
+):  # fmt: skip
+    from gpusim.jax.ragged import ragged_all_to_all
+
+    return ragged_all_to_all(
+        operand, output, input_offsets, send_sizes, output_offsets, recv_sizes,
+        axis_name=axis_name, axis_index_groups=axis_index_groups,
+    )  # fmt: skip
 
 
 # Sums that the partitioner inserts

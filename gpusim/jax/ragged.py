@@ -21,6 +21,21 @@ ragged_p = parallel.ragged_all_to_all_p
 jax_transpose = ad.primitive_transposes[ragged_p]
 
 
+def ragged_all_to_all(*operands: Any, axis_name: Any, axis_index_groups: Any) -> Any:
+    """What lax.ragged_all_to_all does while gpusim is installed.
+
+    JAX's takes the type of `output` for the result's. Where shard_map checks types, an `output`
+    that is the same on all devices, such as zeros, would make the result look the same on all, and
+    gradients would be summed over the devices. Here all operands vary.
+    """
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    over = frozenset(names).union(*(core.typeof(operand).mat.varying for operand in operands))
+    parallel._check_axis_names(names, "ragged_all_to_all")
+    varying = [parallel.insert_collective_pvary(tuple(over), operand) for operand in operands]
+    groups = parallel._canonicalize_axis_index_groups(axis_index_groups)
+    return ragged_p.bind(*varying, axis_name=names, axis_index_groups=groups)
+
+
 def lower_ragged(ctx: Any, *operands: Any, axis_name: Any, axis_index_groups: Any) -> Any:
     """Lower ragged_all_to_all for CPUs."""
     params = {"axis_name": axis_name, "axis_index_groups": axis_index_groups}

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_char, c_uint32
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,6 +170,29 @@ class Run:
         self.last = time.monotonic()
 
 
+class Threads:
+    """As many daemon threads as there are functions at work at once."""
+
+    def __init__(self) -> None:
+        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Run the function on a thread that does nothing else meanwhile."""
+        try:
+            tasks = self._idle.pop()
+        except IndexError:
+            tasks = queue.SimpleQueue()
+            threading.Thread(
+                target=self._work, args=(tasks,), name="gpusim.jax device", daemon=True
+            ).start()
+        tasks.put(function)
+
+    def _work(self, tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            tasks.get()()
+            self._idle.append(tasks)
+
+
 class Board:
     """All runs in flight. `timeout` is in seconds; `base` is the call number of new runs."""
 
@@ -177,6 +201,7 @@ class Board:
         self.base = 0
         self._runs: OrderedDict[int, Run] = OrderedDict()
         self._lock = threading.Lock()
+        self._threads = Threads()
         self._ready: queue.SimpleQueue[tuple[Run, Rendezvous]] = queue.SimpleQueue()
         # A new thread keeps subnormals if the one that starts it does.
         threading.Thread(target=self._work, name="gpusim.jax", daemon=True).start()
@@ -262,10 +287,10 @@ class Board:
                 each,
             )
         else:
-            for member in each:
-                member.future.complete()
             with self._lock:
                 run.last = time.monotonic()
+            for member in each:
+                self._threads.run(member.future.complete)
 
     def _fail(self, run: Run, failure: str, each: Sequence[Contribution] = ()) -> None:
         """End a run: all devices that wait in it, and those that come later."""
@@ -276,7 +301,8 @@ class Board:
                 waiting += meeting.arrived.values()
             run.pending.clear()
         for member in waiting:
-            member.future.fail(f"gpusim, device {member.device}: {failure}")
+            message = f"gpusim, device {member.device}: {failure}"
+            self._threads.run(partial(member.future.fail, message))
 
     def _end_stalled(self) -> None:
         now = time.monotonic()

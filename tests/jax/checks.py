@@ -298,6 +298,45 @@ def calls_of_one_function_keep_apart() -> None:
     same(first(other), -2 * expected)
 
 
+def collectives_of_xla_may_follow() -> None:
+    """XLA's own wait on the thread that goes on after ours, and ours come after XLA's."""
+    x = np.random.default_rng(10).normal(size=(DEVICES, 6)).astype(np.float32)
+    reduction = Reduction(order="reverse")
+
+    def program(x: Any) -> Any:
+        for _ in range(3):
+            x = lax.ppermute(
+                lax.psum(x, "i"), "i", [(k, (k + 1) % DEVICES) for k in range(DEVICES)]
+            )
+            x = lax.all_gather(x, "i")[-1] / DEVICES
+        return x
+
+    expected = x
+    for _ in range(3):
+        expected = everywhere(collectives.psum(expected, reduction=reduction)) / np.float32(DEVICES)
+    with gpusim.jax.installed(reduction):
+        call = mapped(program)
+        runs = [call(x) for _ in range(5)]
+        if DEVICES & (DEVICES - 1) == 0:  # otherwise XLA's quotients differ from NumPy's
+            same(first(runs[-1]), expected[0])
+        for run in runs:
+            same(np.asarray(run), runs[0])
+
+
+def the_rest_of_a_program_flushes_as_xla_does() -> None:
+    x = np.full((DEVICES, 40), 2.0**-100, np.float32)
+
+    def program(x: Any) -> Any:
+        return lax.psum(x, "i") * 2.0**-40, lax.psum(x, "i") / 2.0**40 + lax.axis_index("i")
+
+    by_xla = mapped(program)(x)
+    assert not np.asarray(by_xla[0]).any()
+    with gpusim.jax.installed(Reduction()):
+        for _ in range(10):
+            for found, expected in zip(mapped(program)(x), by_xla, strict=True):
+                same(found, expected)
+
+
 def hundred_runs_in_flight_do_not_mix() -> None:
     rng = np.random.default_rng(8)
     kinds = (Reduction(order="ring"), Reduction(order="tree", rounding="stochastic", seed=1))
@@ -476,6 +515,31 @@ def jaxs_gradient_for_output_is_wrong_and_ours_is_right() -> None:
             ad.primitive_transposes[ragged.ragged_p] = ours
 
 
+def an_output_that_all_devices_share_has_a_right_gradient() -> None:
+    """JAX gives the result the type of `output`: with types, gradients would be summed."""
+    size = DEVICES
+    rows = np.random.default_rng(11).normal(size=(size, size, 2)).astype(np.float32)
+    along = np.tile(np.arange(size, dtype=np.int32), (size, 1))
+    ones = np.ones((size, size), np.int32)
+
+    def exchange(rows: Any, along: Any, places: Any, ones: Any) -> Any:
+        return lax.ragged_all_to_all(
+            rows, jnp.zeros(rows.shape), along, ones, places, ones, axis_name="i"
+        )
+
+    with gpusim.jax.installed():
+        for check in (False, True):
+            call = mapped(exchange, check=check)
+            gradient = jax.jit(jax.grad(lambda x: (call(x, along, along.T, ones) ** 2).sum() / 2))  # noqa: B023
+            same(gradient(rows), rows)
+        try:
+            lax.ragged_all_to_all(rows[0], rows[0], *[along[0]] * 4, axis_name="no")
+        except NameError as error:
+            assert "unbound axis name: no" in str(error)
+        else:
+            raise AssertionError("no axis")
+
+
 # ---------------------------------------------------------------- errors, ends, and the way back
 
 
@@ -554,7 +618,7 @@ def uninstalling_restores_jax() -> None:
         return (
             {**mlir._platform_specific_lowerings["cpu"]}, {*mlir._uncacheable_primitives},
             {**ad.primitive_transposes}, {**batching.fancy_primitive_batchers},
-            lax.pmean.__code__, compiler.compile_or_get_cached,
+            lax.pmean.__code__, lax.ragged_all_to_all.__code__, compiler.compile_or_get_cached,
         )  # fmt: skip
 
     x = values(np.random.default_rng(9), "float16", (DEVICES, 400))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,15 @@ BITS = (
     "axes_of_the_partitioner_are_replicated",
     "stochastic_rounding_is_numbered",
     "calls_of_one_function_keep_apart",
+    "collectives_of_xla_may_follow",
+    "the_rest_of_a_program_flushes_as_xla_does",
     "hundred_runs_in_flight_do_not_mix",
     "random_plans_equal_the_reference",
 )
 BEHAVIOUR = (
     "pmap_and_eager_maps_are_reached",
     "jaxs_own_cases_of_ragged_all_to_all",
+    "an_output_that_all_devices_share_has_a_right_gradient",
     "jaxs_gradient_for_output_is_wrong_and_ours_is_right",
     "faults_are_errors_that_name_device_and_call",
     "devices_that_disagree_end",
@@ -54,6 +58,20 @@ def test_importing_gpusim_jax_leaves_jax_its_name() -> None:
         "assert not gpusim.jax.installation._saved\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=child.ROOT, timeout=PATIENCE)
+
+
+def test_a_process_ends_while_a_program_runs() -> None:
+    program = (
+        "import jax, numpy as np, gpusim, gpusim.jax\n"
+        "gpusim.jax.install(gpusim.Reduction())\n"
+        "f = jax.pmap(lambda x: jax.lax.psum(x, 'i'), axis_name='i')\n"
+        "runs = [f(np.ones((4, 1 << 20), np.float32)) for _ in range(3)]\n"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=child.ROOT, env=environment, timeout=PATIENCE
+    )
+    assert done.returncode == 0
 
 
 SCRIPT = """
