@@ -524,7 +524,7 @@ def an_output_that_all_devices_share_has_a_right_gradient() -> None:
 
     def exchange(rows: Any, along: Any, places: Any, ones: Any) -> Any:
         return lax.ragged_all_to_all(
-            rows, jnp.zeros(rows.shape), along, ones, places, ones, axis_name="i"
+            rows, jnp.zeros(rows.shape, rows.dtype), along, ones, places, ones, axis_name="i"
         )
 
     with gpusim.jax.installed():
