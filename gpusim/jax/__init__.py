@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from gpusim.optional import load
 
-load("gpusim.jax needs", "jax")
+_version = load("gpusim.jax needs", "jax").__version__
 
-from .installation import Installation, install, installed, sums_of_xla, uninstall  # noqa: E402
-from .sums import ReductionWarning  # noqa: E402
+try:
+    from .installation import Installation, install, installed, sums_of_xla, uninstall
+    from .sums import ReductionWarning
+except (ImportError, AttributeError, KeyError) as error:
+    raise ImportError(
+        f"gpusim.jax replaces rules of JAX's that are private: it is made for jax 0.10.2, and "
+        f"jax {_version} differs: {error}",
+        name="jax",
+    ) from error
 
 __all__ = [
     "Installation",

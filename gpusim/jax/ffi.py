@@ -296,9 +296,12 @@ class Handler:
                 name, {"instantiate": entry, "execute": entry}, platform="cpu"
             )
         except Exception as error:
-            if self._version is not None:
-                check_version(self._version)
+            self._check_version()
             raise RuntimeError(f"XLA refuses gpusim's handler: {error}") from error
+        self._check_version()
+
+    def _check_version(self) -> None:
+        """Check the version that XLA has shown to `_enter` on the way."""
         if self._version is not None:
             check_version(self._version)
 
@@ -346,7 +349,8 @@ class Handler:
             frame.future = made
             return Future(api, made)
 
-        self._execute(self._states[number], run, device.value, *buffers, future)
+        arguments, results = buffers
+        self._execute(self._states[number], run, device.value, arguments, results, future)
 
     def _delete(self, number: int) -> None:
         """XLA has dropped a program."""

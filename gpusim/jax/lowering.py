@@ -49,7 +49,7 @@ class CallNumbers:
 def is_partly_manual(ctx: Any) -> bool:
     """Whether some axes of the mesh are the partitioner's."""
     context = ctx.module_context.axis_context
-    manual = getattr(context, "manual_axes", frozenset())
+    manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
     return (
         isinstance(context, SPMDAxisContext)
         and bool(manual)
@@ -97,7 +97,9 @@ def lower_call(
     results = [kind_of(aval) for aval in ctx.avals_out]
     types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
     if reduction is not None:
-        REDUCTIONS[repr(reduction)] = reduction
+        known = REDUCTIONS.setdefault(repr(reduction), reduction)
+        if known != reduction:
+            raise ValueError(f"gpusim.jax: two reductions have one text, {reduction!r}")
     frame = source_info_util.user_frame(ctx.traceback)
     line = f" at {frame.file_name}:{frame.start_line}" if frame is not None else ""
     names = tuple(axes) if len(axes) > 1 else axes[0]

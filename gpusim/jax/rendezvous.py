@@ -135,7 +135,8 @@ def array_at(address: int, kind: Kind) -> NDArray[Any]:
     size = int(np.prod(kind.shape, dtype=np.int64)) * dtype.itemsize
     if size == 0:
         return np.empty(kind.shape, dtype)
-    return np.ndarray(kind.shape, dtype, (c_char * size).from_address(address))
+    memory: Any = (c_char * size).from_address(address)
+    return np.ndarray(kind.shape, dtype, memory)
 
 
 class Contribution(NamedTuple):

@@ -60,6 +60,21 @@ def test_importing_gpusim_jax_leaves_jax_its_name() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=child.ROOT, timeout=PATIENCE)
 
 
+def test_another_jax_is_refused_clearly() -> None:
+    program = (
+        "import jax._src.lax.parallel as parallel; del parallel.psum_invariant_p\n"
+        "import gpusim.jax\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=child.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert "ImportError: gpusim.jax replaces rules of JAX's that are private" in done.stderr
+
+
 def test_a_process_ends_while_a_program_runs() -> None:
     program = (
         "import jax, numpy as np, gpusim, gpusim.jax\n"
