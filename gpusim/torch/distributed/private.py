@@ -11,12 +11,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed.distributed_c10d as _c10d
 from torch._C import _distributed_c10d as _bindings
+from torch.distributed.tensor import DTensor
 
-__all__ = ["ProcessGroup", "RanksWorld", "leave_groups", "ranks_as_threads"]
+__all__ = [
+    "ProcessGroup",
+    "RanksWorld",
+    "TensorContexts",
+    "get_tensor_contexts",
+    "leave_groups",
+    "ranks_as_threads",
+    "set_tensor_contexts",
+]
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
 # be None then, and not one rank's group.
@@ -126,3 +135,28 @@ def ranks_as_threads(
 def leave_groups() -> None:
     """Forget the calling rank's groups, as the end of a process does."""
     bindings._unregister_all_process_groups()
+
+
+class TensorContexts(NamedTuple):
+    """Which of DTensor's contexts are entered; torch keeps them once for a process.
+
+    **Attributes**:
+
+    - `handlers`: what operators of DTensors do instead, in `loss_parallel` and context parallelism.
+    - `replicates`: whether plain tensors count as replicated, in `implicit_replication`.
+    """
+
+    handlers: dict[Any, Any]
+    replicates: bool
+
+
+def get_tensor_contexts() -> TensorContexts:
+    """The contexts that are entered now. The dict changes when others are entered."""
+    dispatcher: Any = DTensor._op_dispatcher
+    return TensorContexts(dispatcher._custom_op_handlers, dispatcher._allow_implicit_replication)
+
+
+def set_tensor_contexts(contexts: TensorContexts) -> None:
+    """Put these contexts in place of those that are entered now."""
+    dispatcher: Any = DTensor._op_dispatcher
+    dispatcher._custom_op_handlers, dispatcher._allow_implicit_replication = contexts

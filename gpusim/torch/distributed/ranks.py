@@ -28,7 +28,12 @@ from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
-from .private import leave_groups, ranks_as_threads
+from .private import (
+    get_tensor_contexts,
+    leave_groups,
+    ranks_as_threads,
+    set_tensor_contexts,
+)
 from .store import RankStore
 
 __all__ = ["Launch", "Rank", "current_rank", "launch"]
@@ -120,8 +125,8 @@ class Globals:
     """What a process has once and each rank is to have to itself, as it is at one time.
 
     torch's, NumPy's and Python's global generators, the default dtype, deterministic algorithms,
-    the working directory, sys.argv and `__main__`. torch keeps its grad mode, autocast and default
-    device for each thread.
+    DTensor's contexts, the working directory, sys.argv and `__main__`. torch keeps its grad mode,
+    autocast and default device for each thread.
     """
 
     def __init__(self) -> None:
@@ -131,6 +136,7 @@ class Globals:
         self.numpy: Any = _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
         self.deterministic = _deterministic()
+        self.contexts = get_tensor_contexts()
         self.folder = os.getcwd()
         self.argv = sys.argv
         self.main = sys.modules["__main__"]
@@ -138,7 +144,8 @@ class Globals:
     def copy(self) -> Globals:
         """The same, for another rank."""
         found = object.__new__(Globals)
-        vars(found).update(vars(self), argv=list(self.argv))
+        contexts = self.contexts._replace(handlers=dict(self.contexts.handlers))
+        vars(found).update(vars(self), argv=list(self.argv), contexts=contexts)
         return found
 
     def save(self, base: Globals) -> None:
@@ -150,6 +157,7 @@ class Globals:
             self.numpy_bits, self.numpy = bits, _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
         self.deterministic = _deterministic()
+        self.contexts = get_tensor_contexts()
         self.folder, self.argv = os.getcwd(), sys.argv
         self.main = sys.modules["__main__"]
 
@@ -164,6 +172,7 @@ class Globals:
         if self.deterministic != now.deterministic:
             mode, warn = self.deterministic
             torch.use_deterministic_algorithms(mode, warn_only=warn)
+        set_tensor_contexts(self.contexts)
         if self.folder != now.folder:
             os.chdir(self.folder)
         sys.argv = self.argv
