@@ -60,7 +60,9 @@ def errors(ranks: int, width: int, seeds: int) -> dict[str, float]:
 def draw(path: str, ranks: Sequence[int], found: Sequence[dict[str, float]]) -> None:
     """A line for each reduction."""
     with figures.figure(path, width=6, height=2.8) as axes:
-        for colour, name in zip(figures.COLOURS[1::-1] + figures.COLOURS[2:], REDUCTIONS):
+        for colour, name in zip(
+            figures.COLOURS[1::-1] + figures.COLOURS[2:], REDUCTIONS, strict=False
+        ):
             axes.plot(ranks, [each[name] for each in found], "o-", color=colour, label=name)
         axes.set_title("FSDP2, reduce_dtype=bfloat16: error of the gradient")
         axes.set_xlabel("ranks")

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as _c10d
 from torch._C import _distributed_c10d as _bindings
@@ -20,11 +20,10 @@ from torch.distributed.tensor import DTensor
 __all__ = [
     "ProcessGroup",
     "RanksWorld",
-    "TensorContexts",
-    "get_tensor_contexts",
+    "get_tensor_handlers",
     "leave_groups",
     "ranks_as_threads",
-    "set_tensor_contexts",
+    "set_tensor_handlers",
 ]
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
@@ -137,26 +136,15 @@ def leave_groups() -> None:
     bindings._unregister_all_process_groups()
 
 
-class TensorContexts(NamedTuple):
-    """Which of DTensor's contexts are entered; torch keeps them once for a process.
+def get_tensor_handlers() -> dict[Any, Any]:
+    """What operators of DTensors do instead, inside of `loss_parallel` and context parallelism.
 
-    **Attributes**:
-
-    - `handlers`: what operators of DTensors do instead, in `loss_parallel` and context parallelism.
-    - `replicates`: whether plain tensors count as replicated, in `implicit_replication`.
+    torch keeps it once for a process. `implicit_replication` is each thread's own.
     """
-
-    handlers: dict[Any, Any]
-    replicates: bool
-
-
-def get_tensor_contexts() -> TensorContexts:
-    """The contexts that are entered now. The dict changes when others are entered."""
-    dispatcher: Any = DTensor._op_dispatcher
-    return TensorContexts(dispatcher._custom_op_handlers, dispatcher._allow_implicit_replication)
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    return handlers
 
 
-def set_tensor_contexts(contexts: TensorContexts) -> None:
-    """Put these contexts in place of those that are entered now."""
-    dispatcher: Any = DTensor._op_dispatcher
-    dispatcher._custom_op_handlers, dispatcher._allow_implicit_replication = contexts
+def set_tensor_handlers(handlers: dict[Any, Any]) -> None:
+    """Put these in place of those of now."""
+    DTensor._op_dispatcher._custom_op_handlers = handlers

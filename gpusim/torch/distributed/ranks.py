@@ -29,10 +29,10 @@ from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
 from .private import (
-    get_tensor_contexts,
+    get_tensor_handlers,
     leave_groups,
     ranks_as_threads,
-    set_tensor_contexts,
+    set_tensor_handlers,
 )
 from .store import RankStore
 
@@ -125,7 +125,7 @@ class Globals:
     """What a process has once and each rank is to have to itself, as it is at one time.
 
     torch's, NumPy's and Python's global generators, the default dtype, deterministic algorithms,
-    DTensor's contexts, the working directory, sys.argv and `__main__`. torch keeps its grad mode,
+    DTensor's handlers, the working directory, sys.argv and `__main__`. torch keeps its grad mode,
     autocast and default device for each thread.
     """
 
@@ -136,7 +136,7 @@ class Globals:
         self.numpy: Any = _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
         self.deterministic = _deterministic()
-        self.contexts = get_tensor_contexts()
+        self.handlers = get_tensor_handlers()
         self.folder = os.getcwd()
         self.argv = sys.argv
         self.main = sys.modules["__main__"]
@@ -144,8 +144,7 @@ class Globals:
     def copy(self) -> Globals:
         """The same, for another rank."""
         found = object.__new__(Globals)
-        contexts = self.contexts._replace(handlers=dict(self.contexts.handlers))
-        vars(found).update(vars(self), argv=list(self.argv), contexts=contexts)
+        vars(found).update(vars(self), argv=list(self.argv), handlers=dict(self.handlers))
         return found
 
     def save(self, base: Globals) -> None:
@@ -157,7 +156,7 @@ class Globals:
             self.numpy_bits, self.numpy = bits, _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
         self.deterministic = _deterministic()
-        self.contexts = get_tensor_contexts()
+        self.handlers = get_tensor_handlers()
         self.folder, self.argv = os.getcwd(), sys.argv
         self.main = sys.modules["__main__"]
 
@@ -172,7 +171,7 @@ class Globals:
         if self.deterministic != now.deterministic:
             mode, warn = self.deterministic
             torch.use_deterministic_algorithms(mode, warn_only=warn)
-        set_tensor_contexts(self.contexts)
+        set_tensor_handlers(self.handlers)
         if self.folder != now.folder:
             os.chdir(self.folder)
         sys.argv = self.argv
