@@ -375,7 +375,8 @@ class Exchange:
 
 
 def _value_of(tensor: Tensor) -> Value:
-    return (*kind_of(tensor), bits_of(tensor, "record"))
+    host = tensor.detach().cpu() if streams.is_on_gpu(tensor) else tensor
+    return (*kind_of(tensor), bits_of(host, "record"))
 
 
 def _fits(one: Letter, other: Letter) -> bool:
