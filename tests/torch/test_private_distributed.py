@@ -119,10 +119,12 @@ def test_a_launch_puts_everything_back() -> None:
 def test_the_ddp_module_that_runs_is_the_ranks_own(schedule: str) -> None:
     """Ranks that change inside of a forward leave torch's class attribute set, unless restored."""
 
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
+
     class Meeting(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             dist.barrier()
-            seen.append(private.active_ddp())
+            seen.append(ddp._active_ddp_module)
             return super().forward(x)
 
     def program(rank: int) -> None:
@@ -130,11 +132,11 @@ def test_the_ddp_module_that_runs_is_the_ranks_own(schedule: str) -> None:
         model = torch.nn.parallel.DistributedDataParallel(Meeting(2, 1))
         model(torch.ones(1, 2))
         if schedule == "turns":
-            assert seen.pop() is model and private.active_ddp() is None
+            assert seen.pop() is model and ddp._active_ddp_module is None
 
     seen: list[Any] = []
     launch(program, 3, schedule=schedule)
-    assert private.active_ddp() is None
+    assert ddp._active_ddp_module is None
 
 
 def test_names_of_groups_belong_to_the_thread() -> None:

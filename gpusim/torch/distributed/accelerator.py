@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import DefaultDeviceType
 
-from .private import autocast_module, c_module, has_gpu, parse_to, serialization
+from .private import autocast_module, core, has_gpu, parse_to, serialization
 
 __all__ = ["CpuAsCuda", "asks_for_gpu", "cpu_as_accelerator"]
 
@@ -521,8 +521,8 @@ def cpu_as_accelerator() -> Iterator[None]:
         )
         for owner, name, played in functions:
             _replace(stack, owner, name, _answered(owner, name, played))
-        accelerator = _answered(c_module, "_get_accelerator", lambda mode: CPU, everyone=True)
-        _replace(stack, c_module, "_get_accelerator", accelerator)
+        accelerator = _answered(core, "_get_accelerator", lambda mode: CPU, everyone=True)
+        _replace(stack, core, "_get_accelerator", accelerator)
         _replace(stack, DefaultDeviceType, "_default_device_type", "cpu")
         for owner, name, rewritten, signature in REWRITTEN:
             new = _rewriting(getattr(owner, name), signature, rewritten)

@@ -22,6 +22,7 @@ from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
+from ...recording.recorder import Value
 from ...reduction import Reduction
 from . import streams
 from .memory import bits_of, kind_of, move
@@ -36,6 +37,9 @@ POLLS = 1000
 
 FITTING = ("dtype", "device")
 """What both tensors of a message have in common."""
+
+SAME = frozenset(["all_reduce", "all_gather", "broadcast", "barrier"])
+"""Operations that give all ranks of a group the same bits."""
 
 Terms = Mapping[str, Any]
 
@@ -75,14 +79,15 @@ class Pending:
     sites: dict[int, str] = field(default_factory=dict)
     ready: list[Any] = field(default_factory=list)
     event: Any = None
+    recorded: list[tuple[int, int, list[Tensor]]] = field(default_factory=list)
     error: BaseException | None = None
 
 
 class RankWork(dist.Work):
     """One rank's handle on a call.
 
-    The rank holds it until it has been waited for: C++ that is handed a Work of Python's, as DDP is
-    in a join, does not keep the Python object alive.
+    The rank holds it until it has been waited for, or seen to be complete: C++ that is handed a
+    Work of Python's, as DDP is in a join, does not keep the Python object alive.
     """
 
     def __init__(
@@ -132,6 +137,8 @@ class RankWork(dist.Work):
             self._polls = 0 if others else self._polls + 1
             if self._polls > POLLS and not pending.done.done:
                 self._rank.fail_waiting(f"{pending.title} at {self._site}")
+        if pending.done.done:
+            self._rank.unfinished.discard(self)
         return pending.done.done and (pending.event is None or pending.event.query())
 
     def is_success(self) -> bool:
@@ -164,6 +171,7 @@ class Letter:
     tag: int
     pending: Pending
     site: str
+    recorded: tuple[int, int] = (0, 0)
     work: RankWork | None = None
 
 
@@ -205,17 +213,21 @@ class Exchange:
         outputs: list[Tensor],
         compute: Callable[[list[Any]], None],
         tensors: Sequence[Tensor] = (),
+        record: Mapping[str, Any] | None = None,
     ) -> RankWork:
         """Post the part of the rank at `place` of the group in the group's call `number`.
 
         **Arguments**: `terms` must be equal on all ranks. `compute` gets all parts, in the group's
         order, from the last rank to post; an exception in it is raised by all that wait. The
-        rank's `tensors` are for the record.
+        rank's `tensors` are for the record, and `record` has more fields of it, with "operands" if
+        the call reads others than `tensors`.
         """
         site = call_site()
         if self.recorder is not None:
-            more = _fields_of(terms, key.ranks)
-            self._record(key, rank, number, terms["operation"], tensors, site, **more)
+            more = _fields_of(terms, key.ranks) | {"operands": tensors, **(record or {})}
+            if terms["operation"] == "broadcast" and terms["root"] != place:
+                more["operands"] = ()
+            made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
         involved = [*outputs, *tensors]
         ready = streams.record(involved)
         with self.lock:
@@ -228,6 +240,9 @@ class Exchange:
             if not differ:
                 pending.parts[place], pending.sites[place] = part, site
                 pending.ready.append(ready)
+                if self.recorder is not None and self.recorder.digests:
+                    received = terms["operation"] != "reduce" or terms["root"] == place
+                    pending.recorded.append((rank.index, made, outputs if received else []))
             complete = len(pending.parts) == len(key.ranks)
             if complete:
                 del self.calls[key, number]
@@ -243,6 +258,8 @@ class Exchange:
                 with streams.after(pending.ready, involved):
                     compute([pending.parts[place] for place in range(len(key.ranks))])
                 pending.event = streams.record(involved)
+                if pending.recorded:
+                    self._record_results(pending.recorded, terms["operation"] in SAME)
             except Exception as error:
                 error.add_note(f"raised in {pending.title} at {site}")
                 pending.error = error
@@ -286,7 +303,9 @@ class Exchange:
             peer = (receiver, source)[side]
             far = None if peer is None else key.ranks[peer]
             name = ("send", "recv")[side]
-            self._record(key, rank, None, name, [tensor], site, peer=far, tag=tag)
+            read = [] if side else [tensor]
+            made = self._record(key, rank, None, name, [tensor], site, read, peer=far, tag=tag)
+            own.recorded = rank.index, made
         with self.lock:
             boxes = self.mail.setdefault((key, receiver), (deque(), deque()))
             other = next((letter for letter in boxes[1 - side] if _fits(letter, own)), None)
@@ -311,6 +330,8 @@ class Exchange:
             target = bits_of(received.tensor, what)
             move([(target, source_bits.reshape(target.shape))])
         own.pending.event = other.pending.event = streams.record(both)
+        if self.recorder is not None and self.recorder.digests:
+            self._record_results([(*received.recorded, [received.tensor])], same=True)
         other.pending.done.complete()
         own.pending.done.complete()
         return own.work
@@ -323,15 +344,27 @@ class Exchange:
         operation: str,
         tensors: Sequence[Tensor],
         site: str,
+        operands: Sequence[Tensor],
         **more: Any,
-    ) -> None:
+    ) -> int:
+        """Record a call; how many the rank has made before."""
         assert self.recorder is not None
         group = self.groups.get(key)
         if group is None:
             about = self.descriptions.get(key, "")
             group = self.groups[key] = RecordedGroup(key.label, key.name, about, key.ranks)
         kinds = [(*kind_of(tensor), tensor.nbytes) for tensor in tensors]
-        self.recorder.add(group, rank.index, number, operation, kinds, site, **more)
+        values = map(_value_of, operands) if self.recorder.digests else ()
+        return self.recorder.add(
+            group, rank.index, number, operation, kinds, site, tuple(values), **more
+        )
+
+    def _record_results(self, calls: list[tuple[int, int, list[Tensor]]], same: bool) -> None:
+        """Record the outputs of calls, of rank and sequence; `same` if all have the same bits."""
+        assert self.recorder is not None
+        parts = [calls] if same else [[call] for call in calls]
+        for part in parts:
+            self.recorder.add_results([call[:2] for call in part], list(map(_value_of, part[0][2])))
 
     def _mismatch(self, message: str) -> None:
         """End all ranks with this error."""
@@ -339,6 +372,10 @@ class Exchange:
         with self.launch.scheduler.lock:
             call.abort(CollectiveMismatchError(message))
         raise ReplicaEnded
+
+
+def _value_of(tensor: Tensor) -> Value:
+    return (*kind_of(tensor), bits_of(tensor, "record"))
 
 
 def _fits(one: Letter, other: Letter) -> bool:
