@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed.distributed_c10d as _c10d
 from torch._C import _distributed_c10d as _bindings
+from torch.autograd import profiler as _profiler
 from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
 from torch.utils import _python_dispatch
+
+from ...errors import GpusimError
 
 __all__ = [
     "ATTRIBUTES",
@@ -42,6 +45,7 @@ core: Any = torch._C
 DeviceMesh: Any = _DeviceMesh
 dispatch: Any = _python_dispatch
 dispatcher: Any = vars(_DTensor)["_op_dispatcher"]
+profiler: Any = _profiler
 redistribute: Any = _redistribute
 
 
@@ -201,7 +205,29 @@ def ranks_as_threads(
         if getattr(world.local, "own", None) is not None:
             mesh._thread_id = world.local.rank
 
+    profilers = profiler._prepare_profiler, profiler._enable_profiler, profiler._disable_profiler
+    profiling: list[int] = []  # the rank that does
+
+    def claim(start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*given: Any, **named: Any) -> Any:
+            me = getattr(world.local, "rank", 0)
+            if profiling and profiling != [me]:  # two would end the process, in C++
+                raise GpusimError(
+                    "torch's profiler: another rank profiles now, and a process has one profiler; "
+                    "profile on one rank, or without collectives inside"
+                )
+            profiling[:] = [me]
+            return start(*given, **named)
+
+        return begin
+
+    def end_profiler(*given: Any, **named: Any) -> Any:
+        profiling.clear()
+        return profilers[2](*given, **named)
+
     world = RanksWorld(original[0])
+    profiler._prepare_profiler, profiler._enable_profiler = map(claim, profilers[:2])
+    profiler._disable_profiler = end_profiler
     c10d._world = world
     c10d._new_process_group_helper = make
     c10d.rendezvous = meet
@@ -213,6 +239,8 @@ def ranks_as_threads(
         bindings._set_thread_isolation_mode(False)
         c10d._world, c10d._new_process_group_helper, c10d.rendezvous = original
         DeviceMesh.__init__ = make_mesh
+        profiler._prepare_profiler, profiler._enable_profiler = profilers[:2]
+        profiler._disable_profiler = profilers[2]
         sys.excepthook = hook  # init_process_group wraps it, once for each rank
         redistribute._gen_transform_infos.cache_clear()  # which hold the ranks' meshes
         redistribute._planner_cache.clear()
