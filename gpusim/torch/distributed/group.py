@@ -68,6 +68,11 @@ class RankGroup(ProcessGroup):
         """What torch asks for optional abilities, of which it has none."""
         return self
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where objects travel, and what `monitored_barrier` asks for."""
+        return [torch.device("cpu")]
+
     def getBackendName(self) -> str:
         return "gpusim"
 

@@ -22,10 +22,13 @@ from torch import distributed as _dist
 from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
 from torch.amp import autocast_mode as _autocast_mode
+from torch.autograd import profiler as _profiler
 from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
 from torch.utils import _python_dispatch
+
+from ...errors import GpusimError
 
 __all__ = [
     "ATTRIBUTES",
@@ -54,6 +57,7 @@ core: Any = torch._C
 DeviceMesh: Any = _DeviceMesh
 dispatch: Any = _python_dispatch
 dispatcher: Any = vars(_DTensor)["_op_dispatcher"]
+profiler: Any = _profiler
 redistribute: Any = _redistribute
 
 
@@ -228,7 +232,29 @@ def ranks_as_threads(
         inside = getattr(world.local, "own", None) is not None
         return (_split if inside else split_group)(*args, **named)
 
+    profilers = profiler._prepare_profiler, profiler._enable_profiler, profiler._disable_profiler
+    profiling: list[int] = []  # the rank that does
+
+    def claim(start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*given: Any, **named: Any) -> Any:
+            me = getattr(world.local, "rank", 0)
+            if profiling and profiling != [me]:  # two would end the process, in C++
+                raise GpusimError(
+                    "torch's profiler: another rank profiles now, and a process has one profiler; "
+                    "profile on one rank, or without collectives inside"
+                )
+            profiling[:] = [me]
+            return start(*given, **named)
+
+        return begin
+
+    def end_profiler(*given: Any, **named: Any) -> Any:
+        profiling.clear()
+        return profilers[2](*given, **named)
+
     world = RanksWorld(original[0])
+    profiler._prepare_profiler, profiler._enable_profiler = map(claim, profilers[:2])
+    profiler._disable_profiler = end_profiler
     c10d._world = world
     c10d.split_group = dist.split_group = split
     # For torch's log, it asks NCCL for its version where a script has named NCCL.
@@ -250,6 +276,8 @@ def ranks_as_threads(
             del c10d._maybe_attach_flight_recorder
         else:
             c10d._maybe_attach_flight_recorder = flight_recorder
+        profiler._prepare_profiler, profiler._enable_profiler = profilers[:2]
+        profiler._disable_profiler = profilers[2]
         sys.excepthook = hook  # init_process_group wraps it, once for each rank
         redistribute._gen_transform_infos.cache_clear()  # which hold the ranks' meshes
         redistribute._planner_cache.clear()
