@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,11 +24,13 @@ from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...recording import Recorder
 from ...reduction import Reduction, current, entered, forked
+from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
-from .private import active_ddp, leave_groups, ranks_as_threads, set_active_ddp
+from .private import has_gpu, leave_groups, ranks_as_threads
+from .settings import Settings
 from .store import RankStore
 
 __all__ = ["Launch", "Rank", "current_rank", "launch"]
@@ -117,19 +119,20 @@ class Rank:
         if isinstance(options, (Reduction, str)) or callable(options):
             chooser = as_chooser(options, "pg_options")
         self.launch.exchange.admit(key, self)
-        return RankGroup(self, key, members.index(self.index), chooser)
+        return RankGroup(self, key, members.index(self.index), chooser, options)
 
 
 class Globals:
     """What a process has once and each rank is to have to itself, as it is at one time.
 
     torch's, NumPy's and Python's global generators, the default dtype, deterministic algorithms,
-    the working directory, sys.argv, `__main__`, and the DDP module that runs. torch keeps its grad
-    mode, autocast and default device for each thread.
+    the working directory, sys.argv, `__main__` and `Settings`. torch keeps its grad mode, autocast
+    and default device for each thread.
     """
 
     def __init__(self) -> None:
         self.torch = torch.get_rng_state()
+        self.cuda = _cuda_states()
         self.python_bits, self.python = _python_bits(), random.getstate()
         self.numpy_bits = _numpy_bits()
         self.numpy: Any = _numpy.get_state(legacy=False)
@@ -138,17 +141,18 @@ class Globals:
         self.folder = os.getcwd()
         self.argv = sys.argv
         self.main = sys.modules["__main__"]
-        self.ddp = active_ddp()
+        self.settings = Settings()
 
     def copy(self) -> Globals:
         """The same, for another rank."""
         found = object.__new__(Globals)
-        vars(found).update(vars(self), argv=list(self.argv))
+        vars(found).update(vars(self), argv=list(self.argv), settings=self.settings.copy())
         return found
 
     def save(self) -> None:
         """Take what is there now; states that are slow to read only if they have been used."""
         self.torch = torch.get_rng_state()
+        self.cuda = _cuda_states()
         bits = _python_bits()
         if bits != self.python_bits:
             self.python_bits, self.python = bits, random.getstate()
@@ -160,11 +164,13 @@ class Globals:
         self.deterministic = _deterministic()
         self.folder, self.argv = os.getcwd(), sys.argv
         self.main = sys.modules["__main__"]
-        self.ddp = active_ddp()
+        self.settings.save()
 
     def restore(self, now: Globals) -> None:
         """Put this in place of `now`."""
         torch.set_rng_state(self.torch)
+        for generator, state in zip(torch.cuda.default_generators, self.cuda, strict=True):
+            generator.set_state(state)
         if self.python_bits != now.python_bits:
             random.setstate(self.python)
         gauss = self.numpy["has_gauss"] or now.numpy["has_gauss"]
@@ -179,7 +185,12 @@ class Globals:
             os.chdir(self.folder)
         sys.argv = self.argv
         sys.modules["__main__"] = self.main
-        set_active_ddp(self.ddp)
+        self.settings.restore(now.settings)
+
+
+def _cuda_states() -> list[torch.Tensor]:
+    """The states of the GPUs' generators, which the host keeps; none before CUDA is initialised."""
+    return [generator.get_state() for generator in torch.cuda.default_generators]
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -281,8 +292,10 @@ class Launch:
         chooser: Chooser | None,
         schedule: str,
         recorder: Recorder | None,
+        device: str | None = None,
     ) -> None:
         self.size = len(environments)
+        self.device = device
         self.schedule = schedule
         self.in_turns = schedule == "turns"
         self.chooser = chooser
@@ -299,6 +312,8 @@ class Launch:
         state = current()
         self.states = [forked(state) for _ in self.ranks]
         self.contexts = [contextvars.copy_context() for _ in self.ranks]
+        if device is None and has_gpu():
+            torch.cuda.init()  # else seeds wait for it, of all ranks in one list
         self.base = Globals()
         self.globals = [self.base.copy() for _ in self.ranks]
         self.last: Rank | None = None
@@ -312,6 +327,7 @@ class Launch:
             ranks_as_threads(self._rendezvous, self._admit) as world,
             _own_environments(),
             casts_of_ranks(lambda: current_rank().give_way()),
+            cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
             self.world = world
             try:
@@ -326,6 +342,8 @@ class Launch:
                     now.save()
                     self.base.restore(now)
                     self._export(None)
+                else:
+                    self.base.settings.restore(Settings())
                 torch.set_num_threads(threads)
         if self.call.error is not None:
             raise self.call.error
@@ -347,6 +365,8 @@ class Launch:
                 stack.enter_context(entered(self.states[rank.index]))
                 # Else backward passes run in threads that are no rank's.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+                if self.device == "cpu":
+                    stack.enter_context(CpuAsCuda(int(rank.environment[b"LOCAL_WORLD_SIZE"])))
                 return self.run(rank)
         finally:
             rank.unfinished.clear()
@@ -438,6 +458,9 @@ def _clear_thread() -> None:
         if torch.is_autocast_enabled(device):
             torch.set_autocast_enabled(device, False)
     torch.set_autocast_cache_enabled(True)
+    if torch.cuda.is_initialized():
+        torch.cuda.set_device(0)
+        torch.cuda.set_stream(torch.cuda.default_stream())
     if torch.get_default_device() != torch.device("cpu"):
         torch.set_default_device(None)
 
@@ -476,6 +499,7 @@ def launch(
     reduction: ReductionLike | None = None,
     schedule: str = "turns",
     recorder: Recorder | None = None,
+    device: str | None = None,
 ) -> list[T]:
     """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
 
@@ -494,6 +518,8 @@ def launch(
       gives each rank generators, a default dtype, os.environ, sys.argv and a working directory of
       its own. "free" lets as many ranks run as there are cores; all but os.environ is shared.
     - `recorder`: a `Recorder` that records every call. None costs nothing.
+    - `device`: "cpu" lets the CPU play the GPUs that a program asks for: "cuda" and "cuda:3" are
+      the host. None leaves devices as they are.
 
     **Returns**: what each rank returned.
 
@@ -519,7 +545,9 @@ def launch(
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"launch: ranks={ranks!r}: expected an integer from 1")
     environments = [environment_of(rank, ranks, ranks) for rank in range(ranks)]
-    return run_ranks(lambda rank: f(rank.index, *args), environments, reduction, schedule, recorder)
+    return run_ranks(
+        lambda rank: f(rank.index, *args), environments, reduction, schedule, recorder, device
+    )
 
 
 def run_ranks(
@@ -528,16 +556,19 @@ def run_ranks(
     reduction: ReductionLike | None,
     schedule: str,
     recorder: Recorder | None = None,
+    device: str | None = None,
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`."""
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
+    if device not in (None, "cpu"):
+        raise ValueError(f"launch: device={device!r}: expected None or 'cpu'")
     if not isinstance(recorder, Recorder | None):
         raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
     chooser = as_chooser(reduction, "launch: reduction")
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
     try:
-        return Launch(environments, run, chooser, schedule, recorder).execute()
+        return Launch(environments, run, chooser, schedule, recorder, device).execute()
     finally:
         _launching.release()
