@@ -32,6 +32,11 @@ INTERVAL = 0.2
 ERASE = "\r\x1b[K"
 """Takes the line of a terminal away."""
 
+NO_GPU = (
+    "gpusim torchrun: PyTorch finds no GPU here. If the script asks for one, --device cpu lets the "
+    "CPU play it"
+)
+
 ACCEPTED = (
     "rdzv-backend",
     "rdzv-endpoint",
@@ -86,6 +91,11 @@ def add(commands: Any) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--device",
+        choices=("cpu",),
+        help="cpu: the CPU plays the GPUs that the script asks for, one for each rank of a node",
+    )
+    parser.add_argument(
         "--only-rank",
         type=whole_number(0),
         metavar="R",
@@ -133,6 +143,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; 0 if all ranks end well, else 1, as torchrun."""
+    from gpusim.torch.distributed.accelerator import asks_for_gpu
     from gpusim.torch.distributed.ranks import environment_of, run_ranks
 
     ranks = options.nnodes * options.nproc_per_node
@@ -173,7 +184,9 @@ def run(options: argparse.Namespace) -> int:
                 outputs.leave()
 
         try:
-            run_ranks(body, environments, options.reduction, options.schedule, recorder)
+            run_ranks(
+                body, environments, options.reduction, options.schedule, recorder, options.device
+            )
         except GpusimError as error:
             failure: GpusimError | None = error
         else:
@@ -183,6 +196,8 @@ def run(options: argparse.Namespace) -> int:
     if failure is None:
         return 0
     show(failure)
+    if options.device is None and asks_for_gpu(failure.__cause__):
+        print(NO_GPU, file=sys.stderr)
     return 1
 
 

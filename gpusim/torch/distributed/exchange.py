@@ -18,12 +18,15 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...errors import CollectiveMismatchError
+from ...libraries import on_device
 from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
 from ...recording.recorder import Value
 from ...reduction import Reduction
+from ..tensors import on_stream_of
+from . import streams
 from .memory import bits_of, kind_of, move
 
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ POLLS = 1000
 
 SAME = frozenset(["all_reduce", "all_gather", "broadcast", "barrier"])
 """Operations that give all ranks of a group the same bits."""
+
+FITTING = ("dtype", "device")
+"""What both tensors of a message have in common."""
 
 Terms = Mapping[str, Any]
 
@@ -62,7 +68,11 @@ class GroupKey:
 
 @dataclass(eq=False)
 class Pending:
-    """A call that some ranks of a group have posted: all that they pass, by their group rank."""
+    """A call that some ranks of a group have posted: all that they pass, by their group rank.
+
+    On a GPU `ready` are the events behind the ranks' work before the call, and `event` is the one
+    behind the call.
+    """
 
     title: str
     done: Completion
@@ -70,20 +80,32 @@ class Pending:
     parts: dict[int, Any] = field(default_factory=dict)
     sites: dict[int, str] = field(default_factory=dict)
     recorded: list[tuple[int, int, list[Tensor]]] = field(default_factory=list)
+    ready: list[Any] = field(default_factory=list)
+    event: Any = None
     error: BaseException | None = None
 
 
 class RankWork(dist.Work):
     """One rank's handle on a call.
 
-    The rank holds it until it has been waited for: C++ that is handed a Work of Python's, as DDP is
-    in a join, does not keep the Python object alive.
+    The rank holds it until it has been waited for, or seen to be complete: C++ that is handed a
+    Work of Python's, as DDP is in a join, does not keep the Python object alive.
     """
 
-    def __init__(self, rank: Rank, pending: Pending, outputs: list[Tensor], site: str) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        pending: Pending,
+        outputs: list[Tensor],
+        site: str,
+        part: Any = None,
+        tensors: Sequence[Tensor] = (),
+    ) -> None:
         super().__init__()
         self._rank, self._pending, self._outputs = rank, pending, outputs
         self._site = site
+        # Memory of a GPU may be used again when the rank's stream has waited for the call.
+        self._part, self._tensors = part, tensors
         self._source = -1
         self._polls = 0
         rank.unfinished.add(self)
@@ -97,25 +119,29 @@ class RankWork(dist.Work):
         self._rank.unfinished.discard(self)
         if pending.error is not None:
             raise pending.error
+        streams.wait(pending.event, self._tensors)
+        self._part = None
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """The future of the outputs, which is complete: C++ waits for futures with the turn."""
         self.wait()
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._future = torch.futures.Future(devices=streams.futures_on(self._outputs))
             self._future.set_result(self._outputs)
         return self._future
 
     def is_completed(self) -> bool:
         """Whether the call is complete. Others run first, so that asking again and again ends."""
-        if self._pending.done.done:
-            return True
-        others = self._rank.give_way()
-        self._polls = 0 if others else self._polls + 1
-        if self._polls > POLLS and not self._pending.done.done:
-            self._rank.fail_waiting(f"{self._pending.title} at {self._site}")
-        return self._pending.done.done
+        pending = self._pending
+        if not pending.done.done:
+            others = self._rank.give_way()
+            self._polls = 0 if others else self._polls + 1
+            if self._polls > POLLS and not pending.done.done:
+                self._rank.fail_waiting(f"{pending.title} at {self._site}")
+        if pending.done.done:
+            self._rank.unfinished.discard(self)
+        return pending.done.done and (pending.event is None or pending.event.query())
 
     def is_success(self) -> bool:
         return self._pending.done.done and self._pending.error is None
@@ -204,6 +230,8 @@ class Exchange:
             if terms["operation"] == "broadcast" and terms["root"] != place:
                 more["operands"] = ()
             made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
+        involved = [*outputs, *tensors]
+        ready = streams.record(involved)
         with self.lock:
             pending = self.calls.get((key, number))
             if pending is None:
@@ -216,6 +244,7 @@ class Exchange:
                 if self.recorder is not None and self.recorder.digests:
                     received = terms["operation"] != "reduce" or terms["root"] == place
                     pending.recorded.append((rank.index, made, outputs if received else []))
+                pending.ready.append(ready)
             complete = len(pending.parts) == len(key.ranks)
             if complete:
                 del self.calls[key, number]
@@ -228,15 +257,18 @@ class Exchange:
             )
         if complete:
             try:
-                compute([pending.parts[place] for place in range(len(key.ranks))])
-                if pending.recorded:
-                    self._record_results(pending.recorded, terms["operation"] in SAME)
+                with streams.after(pending.ready, involved):
+                    compute([pending.parts[place] for place in range(len(key.ranks))])
+                    if pending.recorded:
+                        self._record_results(pending.recorded, terms["operation"] in SAME)
+                pending.event = streams.record(involved)
             except Exception as error:
                 error.add_note(f"raised in {pending.title} at {site}")
                 pending.error = error
             pending.parts.clear()
             pending.done.complete()
-        return RankWork(rank, pending, outputs, site)
+        held = None if ready is None else part
+        return RankWork(rank, pending, outputs, site, held, involved)
 
     def send(
         self, rank: Rank, key: GroupKey, me: int, to: int, tensor: Tensor, tag: int
@@ -266,7 +298,8 @@ class Exchange:
         title = f"{what} of {kind_of(tensor)!r}, tag {tag}, of {key},"
         pending = Pending(title, Completion(self.launch.scheduler))
         own = Letter(tensor, source, tag, pending, site)
-        own.work = RankWork(rank, pending, [tensor], site)
+        own.work = RankWork(rank, pending, [tensor], site, tensors=[tensor])
+        pending.ready.append(streams.record([tensor]))
         bits_of(tensor, what)  # before others wait for it
         if self.recorder is not None:
             peer = (receiver, source)[side]
@@ -285,19 +318,22 @@ class Exchange:
         sent, received = (own, other) if side == 0 else (other, own)
         assert received.work is not None and sent.source is not None
         received.work._source = sent.source
-        same = sent.tensor.dtype == received.tensor.dtype
-        if not same or sent.tensor.numel() != received.tensor.numel():
+        same = [getattr(sent.tensor, name) == getattr(received.tensor, name) for name in FITTING]
+        if not all(same) or sent.tensor.numel() != received.tensor.numel():
             self._mismatch(
                 f"a message of {key} does not fit: rank {key.ranks[sent.source]} sends "
-                f"{kind_of(sent.tensor)!r} at {sent.site}, rank {key.ranks[receiver]} receives "
-                f"{kind_of(received.tensor)!r} at {received.site}"
+                f"{kind_of(sent.tensor)!r}{_where(sent.tensor.device)} at {sent.site}, rank "
+                f"{key.ranks[receiver]} receives {kind_of(received.tensor)!r}"
+                f"{_where(received.tensor.device)} at {received.site}"
             )
-        with torch.no_grad():
+        both = [sent.tensor, received.tensor]
+        with torch.no_grad(), streams.after(other.pending.ready, both):
             source_bits = bits_of(sent.tensor, what)
             target = bits_of(received.tensor, what)
             move([(target, source_bits.reshape(target.shape))])
-        if self.recorder is not None and self.recorder.digests:
-            self._record_results([(*received.recorded, [received.tensor])], same=True)
+            if self.recorder is not None and self.recorder.digests:
+                self._record_results([(*received.recorded, [received.tensor])], same=True)
+        own.pending.event = other.pending.event = streams.record(both)
         other.pending.done.complete()
         own.pending.done.complete()
         return own.work
@@ -341,7 +377,12 @@ class Exchange:
 
 
 def _value_of(tensor: Tensor) -> Value:
-    return (*kind_of(tensor), bits_of(tensor, "record"))
+    """A tensor for the record, on the host."""
+    bits: Any = bits_of(tensor, "record")
+    if on_device(bits):
+        with on_stream_of([tensor]):
+            bits = bits.get()
+    return (*kind_of(tensor), bits)
 
 
 def _fits(one: Letter, other: Letter) -> bool:
@@ -386,4 +427,9 @@ def describe(terms: Terms) -> str:
             rest.append(f"root {value}")
         elif name == "reduction" and value is not None:
             rest.append(str(value.order))
-    return f"{terms['operation']}({', '.join(rest)})"
+    return f"{terms['operation']}({', '.join(rest)}){_where(terms['device'])}"
+
+
+def _where(device: Any) -> str:
+    """The device of tensors in words, where it is not the host."""
+    return "" if str(device) == "cpu" else f" on {device}"
