@@ -169,3 +169,39 @@ def test_a_tensor_of_a_call_lives_until_all_have_read_it() -> None:
 
     expected = torch.arange(3.0)[:, None].expand(3, 5)
     assert all(torch.equal(found, expected) for found in launch(program, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_programs_have_the_values_of_eager_ones(backend: str) -> None:
+    """Dynamo does not trace into groups, which DDP's reducer calls while Dynamo's frames run."""
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.fsdp import fully_shard
+
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(2 * x, "sum", dist.group.WORLD)
+        y = x + 1
+        dist.all_reduce(y)
+        return total + y
+
+    def train(compiled: bool, wrap: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)]
+        model = wrap(torch.nn.Sequential(*layers))
+        called = torch.compile(model, backend=backend) if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            called(torch.ones(2, 4) * (dist.get_rank() + step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [getattr(p, "full_tensor", p.clone)().detach() for p in model.parameters()]
+
+    def program(rank: int) -> None:
+        start()
+        x = torch.arange(4.0) + rank
+        torch.testing.assert_close(torch.compile(sums, backend=backend)(x), sums(x))
+        for wrap in (torch.nn.parallel.DistributedDataParallel, fully_shard):
+            for one, other in zip(train(True, wrap), train(False, wrap), strict=True):
+                torch.testing.assert_close(one, other)
+
+    launch(program, 2)

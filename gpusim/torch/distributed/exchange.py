@@ -24,6 +24,7 @@ from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
 from ...reduction import Reduction
 from .memory import bits_of, kind_of, move
+from .private import without_dynamo
 
 if TYPE_CHECKING:
     from .ranks import Launch, Rank
@@ -68,6 +69,7 @@ class Pending:
     error: BaseException | None = None
 
 
+@without_dynamo
 class RankWork(dist.Work):
     """One rank's handle on a call.
 

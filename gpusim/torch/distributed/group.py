@@ -15,7 +15,7 @@ from ...maps.call_site import call_site
 from .exchange import Exchange, GroupKey, RankWork
 from .folds import Chooser, FoldCall, fold, fold_lists, fold_slices, fold_together, settle
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
-from .private import ProcessGroup
+from .private import ProcessGroup, without_dynamo
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -25,6 +25,7 @@ __all__ = ["RankGroup"]
 Tensors = Tensor | list[Tensor]
 
 
+@without_dynamo
 class RankGroup(ProcessGroup):
     """The calling rank's end of a group.
 
@@ -477,6 +478,7 @@ class RankGroup(ProcessGroup):
             )
 
 
+@without_dynamo
 class _AllWorks(dist.Work):
     """The works of a coalesced block as one."""
 

@@ -7,14 +7,16 @@ is shown by `tests/torch/test_private_distributed.py`.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed.distributed_c10d as _c10d
 from torch._C import _distributed_c10d as _bindings
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch.distributed.tensor import DTensor
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "leave_groups",
     "ranks_as_threads",
     "set_tensor_handlers",
+    "without_dynamo",
 ]
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
@@ -33,6 +36,8 @@ for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
 
 c10d: Any = _c10d  # whose functions are replaced
 bindings: Any = _bindings  # of which torch types a part
+eval_frame: Any = _eval_frame
+C = TypeVar("C", bound=type)
 
 if TYPE_CHECKING:
 
@@ -148,3 +153,16 @@ def get_tensor_handlers() -> dict[Any, Any]:
 def set_tensor_handlers(handlers: dict[Any, Any]) -> None:
     """Put these in place of those of now."""
     DTensor._op_dispatcher._custom_op_handlers = handlers
+
+
+def without_dynamo(cls: C) -> C:
+    """Keep Dynamo out of a class's methods, which C++ calls while it traces, as DDP's reducer does.
+
+    `torch.compiler.disable` does the same, and imports all of Dynamo at the first call.
+    """
+    skip = eval_frame._FrameAction.SKIP  # also what the methods call
+    for method in vars(cls).values():
+        if inspect.isfunction(method):
+            code, strategy = method.__code__, eval_frame._FrameExecStrategy(skip, skip)
+            eval_frame.set_code_exec_strategy(code, strategy)
+    return cls
