@@ -19,7 +19,7 @@ from fallback.schedules import (
     Walk,
 )
 
-__all__ = ["TWINS", "Twin", "nccl_ring"]
+__all__ = ["HALVES", "TWINS", "Twin", "nccl_ring"]
 
 KI = 1 << 10
 MI = 1 << 20

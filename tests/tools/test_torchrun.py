@@ -18,6 +18,7 @@ import pytest
 
 from gpusim.tools import torchrun
 from gpusim.tools.cli import main
+from gpusim.tools.compare.runs import read
 from tests.oracles.budget import budget
 from tests.oracles.machine_time import PATIENCE
 
@@ -370,3 +371,32 @@ def test_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["torchrun", "--nproc-per-node", "0", "train.py"])
     assert "--nproc-per-node" in capsys.readouterr().err
+
+
+def test_a_record_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group()
+        for step in range(4):
+            dist.all_reduce(torch.full((3,), 0.1 * step + dist.get_rank()))
+        """,
+    )
+    runs = [tmp_path / "all", tmp_path / "some"]
+    for run, calls in zip(runs, ("all", "1-2"), strict=True):
+        words = ["torchrun", "--nproc-per-node=3", "--record", str(run), "--arrays", calls]
+        assert main([*words, "--limit", "1MiB", train]) == 0
+    kept = [
+        [run.arrays(event.first.results) is not None for event in run.events]
+        for run in map(read, runs)
+    ]
+    assert kept == [[True] * 4, [False, True, True, False]]
+    capsys.readouterr()
+    lines = ["torchrun", "--record", str(tmp_path / "calls.jsonl"), "--arrays", "all", train]
+    assert main(lines) == 1
+    assert "--arrays needs --record with a folder" in capsys.readouterr().err
+    for bad in (["--limit", "2 parsecs"], ["--arrays", "9-3"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["torchrun", "--record", str(runs[0]), *bad, train])
+        assert ended.value.code == 2

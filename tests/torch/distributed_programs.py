@@ -337,8 +337,7 @@ def ddp(
 def ddp_join(seed: int) -> Results:
     """DDP with uneven inputs."""
     rank, _ = start()
-    torch.manual_seed(seed)
-    model = nn.parallel.DistributedDataParallel(Network(16))
+    model = nn.parallel.DistributedDataParallel(drawn(Network(16), seed))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with model.join():
         for x, y in batches(rank, 2 + rank, 16, seed):
@@ -352,8 +351,7 @@ def zero(seed: int) -> Results:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     rank, _ = start()
-    torch.manual_seed(seed)
-    model = nn.parallel.DistributedDataParallel(Network(20))
+    model = nn.parallel.DistributedDataParallel(drawn(Network(20), seed))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
     for x, y in batches(rank, 3, 20, seed):
         step(model, optimizer, x, y)
@@ -364,8 +362,7 @@ def zero(seed: int) -> Results:
 def local_sgd(seed: int) -> Results:
     """Steps of each rank's own, then the mean of the weights."""
     rank, size = start()
-    torch.manual_seed(seed)
-    model = Network(16)
+    model = drawn(Network(16), seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for number, (x, y) in enumerate(batches(rank, 6, 16, seed)):
         step(model, optimizer, x, y)
@@ -383,8 +380,7 @@ def normalised(seed: int) -> Results:
     from torch.distributed.nn.functional import all_reduce
 
     rank, size = start()
-    torch.manual_seed(seed)
-    layer = nn.Linear(8, 8)
+    layer = drawn(nn.Linear(8, 8), seed)
     for x, y in batches(rank, 2, 8, seed):
         z = layer(x)
         total = all_reduce(torch.stack([z.sum(0), (z * z).sum(0)]))
@@ -409,9 +405,10 @@ def fsdp1(seed: int) -> Results:
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     rank, _ = start()
-    torch.manual_seed(seed)
     model = FullyShardedDataParallel(
-        Network(16), auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu")
+        drawn(Network(16), seed),
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+        device_id=torch.device("cpu"),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for x, y in batches(rank, 3, 16, seed):
@@ -429,7 +426,6 @@ def fsdp2(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     rank, size = start()
-    torch.manual_seed(seed)
     if replicas > 1:
         mesh = init_device_mesh(
             "cpu", (replicas, size // replicas), mesh_dim_names=("replicate", "shard")
@@ -483,10 +479,10 @@ def tensor_parallel(seed: int, sequence: bool = False, sharded: int = 1) -> Resu
     )
 
     rank, size = start()
-    torch.manual_seed(seed)
     mesh = init_device_mesh("cpu", (sharded, size // sharded), mesh_dim_names=("data", "model"))
     wide = 4 * size
-    model = nn.Sequential(nn.LayerNorm(12), nn.Linear(12, wide), nn.GELU(), nn.Linear(wide, 12))
+    layers = nn.LayerNorm(12), nn.Linear(12, wide), nn.GELU(), nn.Linear(wide, 12)
+    model = drawn(nn.Sequential(*layers), seed)
     plan: dict[str, Any] = {"1": ColwiseParallel(), "3": RowwiseParallel()}
     if sequence:
         plan = {
@@ -524,10 +520,9 @@ def experts(seed: int) -> Results:
     from torch.distributed.nn.functional import all_to_all_single
 
     rank, size = start()
-    torch.manual_seed(seed)
-    router = nn.Linear(8, size)
-    torch.manual_seed(seed + 1 + rank)
+    router = drawn(nn.Linear(8, size), seed)
     expert = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    expert = drawn(expert, seed + 1 + rank)
     parameters = [*router.parameters(), *expert.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     for x, y in batches(rank, 3, 8, seed):
@@ -558,8 +553,7 @@ def pipeline(seed: int) -> Results:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     rank, size = start()
-    torch.manual_seed(seed + rank)
-    stage = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    stage = drawn(nn.Sequential(nn.Linear(8, 8), nn.GELU()), seed + rank)
     device = torch.device("cpu")
     made = PipelineStage(stage, rank, size, device, input_args=torch.empty(3, 8))
     schedule = Schedule1F1B(made, n_microbatches=2 * size, loss_fn=F.mse_loss)
@@ -610,8 +604,7 @@ def ring_attention(seed: int) -> Results:
 def autocast(seed: int, meet: bool = False) -> Results:
     """DDP under automatic mixed precision: each rank has its own cache of cast weights."""
     rank, _ = start()
-    torch.manual_seed(seed)
-    shared = nn.Linear(16, 16)
+    shared = drawn(nn.Linear(16, 16), seed)
     model: nn.Module = nn.Sequential(shared, nn.GELU(), shared)
     if not meet:
         model = nn.parallel.DistributedDataParallel(model)
@@ -627,3 +620,576 @@ def autocast(seed: int, meet: bool = False) -> Results:
         loss.backward()
         optimizer.step()
     return weights(model)
+
+
+# What ranks must not share
+
+
+@program
+def redistributed(seed: int, shape: list[int]) -> Results:
+    """DTensors of uneven shards on a mesh of several dimensions, and what they are made into."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    start()
+    names = ("a", "b", "c")[: len(shape)]
+    mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
+    mesh[names[:2]]._flatten("ab")
+    draw, found = random.Random(seed), {}
+    for number in range(8):
+        rows, columns = draw.randrange(1, 12), draw.randrange(1, 12)
+        whole = torch.randn(rows, columns, generator=torch.Generator().manual_seed(number))
+        x = distribute_tensor(
+            whole, mesh, [draw.choice([Shard(0), Shard(1), Replicate()]) for _ in shape]
+        )
+        y = x.redistribute(placements=[draw.choice([Shard(0), Shard(1)]) for _ in shape])
+        z = y @ y.T + (x * 2 + x.new_ones(rows, columns)).sum()
+        found |= {f"y {number}": y.to_local(), f"z {number}": z.to_local()}
+        found |= {f"{k} {number}": v.full_tensor() for k, v in {"Y": y, "Z": z}.items()}
+    flat = distribute_tensor(torch.arange(11.0), mesh["ab"], [Shard(0)])
+    return found | {"flat": flat.to_local(), "sum": flat.sum().full_tensor()}
+
+
+calls: list[int] = []  # of hooks; of all ranks, where hooks are
+
+
+def _contexts() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """Contexts that set what a process has once, and what shows it inside."""
+    import builtins
+    import contextlib
+    import gc
+    import io
+    import logging
+    import sys
+    import warnings
+
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.experimental import implicit_replication
+    from torch.distributed.tensor.parallel import loss_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.modules.module import register_module_forward_hook
+    from torch.nn.utils import parametrize
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from torch.utils import checkpoint
+    from torch.utils.flop_counter import FlopCounterMode
+
+    private: Any = torch._C
+    dispatcher: Any = DTensor._op_dispatcher
+
+    @contextlib.contextmanager
+    def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        yield
+        setattr(owner, name, before)
+
+    @contextlib.contextmanager
+    def hooked(register: Callable[[Any], Any]) -> Iterator[None]:
+        handle = register(lambda *given: calls.append(1))
+        yield
+        handle.remove()
+
+    @contextlib.contextmanager
+    def collecting(on: bool) -> Iterator[None]:
+        before = gc.isenabled()
+        (gc.enable if on else gc.disable)()
+        yield
+        (gc.enable if before else gc.disable)()
+
+    @contextlib.contextmanager
+    def logged() -> Iterator[None]:
+        level = root.level
+        root.addHandler(quiet)
+        root.setLevel(logging.ERROR)
+        logging.disable(logging.CRITICAL)
+        yield
+        logging.disable(logging.NOTSET)
+        root.setLevel(level)
+        root.removeHandler(quiet)
+
+    @contextlib.contextmanager
+    def raising() -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)
+            yield
+
+    def warns() -> bool:
+        try:
+            with open("/dev/null", "w") as nowhere, contextlib.redirect_stderr(nowhere):
+                warnings.warn("old", DeprecationWarning, stacklevel=1)
+        except DeprecationWarning:
+            return True
+        return False
+
+    def counted(act: Callable[[], Any]) -> int:
+        calls.clear()
+        act()
+        return len(calls)
+
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    attention = F.scaled_dot_product_attention
+    other = lambda *given, **named: attention(*given, **named)  # noqa: E731
+    text = io.StringIO()
+    root, quiet = logging.getLogger(), logging.NullHandler()
+    return {
+        "anomaly": (torch.autograd.detect_anomaly, torch.is_anomaly_enabled),
+        "attention": (
+            lambda: sdpa_kernel(SDPBackend.MATH),
+            lambda: private._get_flash_sdp_enabled() + 2 * private._get_math_sdp_enabled(),
+        ),
+        "replaced attention": (
+            lambda: replaced(F, "scaled_dot_product_attention", other),
+            lambda: F.scaled_dot_product_attention is attention,
+        ),
+        "mkldnn": (
+            lambda: torch.backends.mkldnn.flags(enabled=False),
+            lambda: torch.backends.mkldnn.enabled,
+        ),
+        "cudnn": (
+            lambda: torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True),
+            lambda: private._get_cudnn_benchmark() + 2 * private._get_cudnn_deterministic(),
+        ),
+        "parametrize": (parametrize.cached, lambda: parametrize._cache_enabled),
+        "early stop": (
+            lambda: checkpoint.set_checkpoint_early_stop(False),
+            lambda: checkpoint._enable_checkpoint_early_stop is None,
+        ),
+        "loss parallel": (loss_parallel, lambda: len(dispatcher._custom_op_handlers)),
+        "implicit replication": (
+            implicit_replication,
+            lambda: dispatcher._allow_implicit_replication,
+        ),
+        "module hook": (
+            lambda: hooked(register_module_forward_hook),
+            lambda: counted(lambda: layer(torch.ones(2))),
+        ),
+        "optimizer hook": (
+            lambda: hooked(register_optimizer_step_pre_hook),
+            lambda: counted(optimizer.step),
+        ),
+        "dispatch mode": (
+            lambda: FlopCounterMode(display=False),
+            lambda: torch.utils._python_dispatch._is_in_torch_dispatch_mode,
+        ),
+        "mutation": (
+            torch.autograd.graph.allow_mutation_on_saved_tensors,
+            lambda: torch.autograd.graph._allow_mutation_on_saved_tensors_enabled,
+        ),
+        "print": (
+            lambda: replaced(builtins, "print", counted),
+            lambda: builtins.print is counted,
+        ),
+        "standard output": (
+            lambda: contextlib.redirect_stdout(text),
+            lambda: sys.stdout is text,
+        ),
+        "warnings": (raising, warns),
+        "logging": (
+            logged,
+            lambda: (quiet in root.handlers) + 2 * (root.level == 40) + 4 * root.isEnabledFor(50),
+        ),
+        "garbage": (lambda: collecting(False), gc.isenabled),
+        "default dtype": (
+            lambda: _dtype(torch.float64),
+            lambda: torch.ones(1).dtype == torch.float64,
+        ),
+        "grad mode": (torch.no_grad, torch.is_grad_enabled),
+        "inference mode": (torch.inference_mode, torch.is_inference_mode_enabled),
+        "device": (lambda: torch.device("meta"), lambda: torch.ones(1).is_meta),
+        "saved tensors": (
+            lambda: torch.autograd.graph.saved_tensors_hooks(
+                lambda x: calls.append(1) or x, lambda x: x
+            ),
+            lambda: counted(lambda: layer(torch.ones(2, 2)).square()),
+        ),
+        "errstate": (lambda: np.errstate(all="raise"), lambda: np.geterr()["over"] == "raise"),
+        "autocast": (
+            lambda: torch.autocast("cpu", torch.bfloat16),
+            lambda: layer(torch.ones(2, 2)).dtype == torch.bfloat16,
+        ),
+    }
+
+
+def _dtype(dtype: torch.dtype) -> Any:
+    import contextlib
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        yield
+        torch.set_default_dtype(before)
+
+    return context()
+
+
+@program
+def contexts() -> Results:
+    """Contexts in which ranks wait, each from its own step to two steps later."""
+    rank, size = start()
+    found = {}
+    for name, (context, observe) in _contexts().items():
+        seen, entered = [], None
+        for number in range(size + 3):
+            if number == rank:
+                entered = context()
+                entered.__enter__()
+            if number == rank + 2 and entered is not None:
+                entered.__exit__(None, None, None)
+            seen.append(int(observe()))
+            dist.barrier()
+        found[name] = torch.tensor(seen)
+    return found
+
+
+@program
+def planned(seed: int, checkpoint: str) -> Results:
+    """Checkpoints with plans that each process keeps, of the steps of a sharded network."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.fsdp import fully_shard
+
+    rank, _ = start()
+    model = drawn(Network(12), seed)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = {}
+    for number, (x, y) in enumerate(batches(rank, 3, 12, seed)):
+        step(model, optimizer, x, y)
+        where = Path(checkpoint) / str(number)
+        dcp.save(
+            model.state_dict(),
+            checkpoint_id=where,
+            planner=DefaultSavePlanner(enable_plan_caching=True),
+        )
+        state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+        dcp.load(state, checkpoint_id=where)
+        found |= {f"{name} {number}": v.full_tensor() for name, v in state.items()}
+    return found
+
+
+@program
+def parallel_loss(seed: int) -> Results:
+    """Tensor parallelism with logits that stay sharded, and a weight that is computed once."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        loss_parallel,
+        parallelize_module,
+    )
+    from torch.nn.utils import parametrizations, parametrize
+
+    _, size = start()
+    mesh = init_device_mesh("cpu", (size,))
+    model = drawn(
+        nn.Sequential(nn.Embedding(4 * size, 8), nn.Linear(8, 4 * size), nn.Linear(4 * size, 12)),
+        seed,
+    )
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "0": RowwiseParallel(input_layouts=Replicate()),
+            "1": ColwiseParallel(),
+            "2": RowwiseParallel(output_layouts=Replicate()),
+        },
+    )
+    head = drawn(nn.Linear(12, 4 * size), seed + 1)
+    parallelize_module(
+        head, mesh, ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    )
+    bent = parametrizations.weight_norm(drawn(nn.Linear(12, 12), seed + 2))
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters(), *bent.parameters()], 0.1)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        tokens = torch.randint(4 * size, (10,), generator=generator)
+        optimizer.zero_grad()
+        with loss_parallel(), parametrize.cached():
+            hidden = bent(model(tokens))
+            dist.barrier()
+            loss = F.cross_entropy(head(bent(hidden)), tokens.roll(-1))
+            loss.backward()
+        optimizer.step()
+    return weights(model) | {f"head {n}": v for n, v in weights(head).items()} | weights(bent)
+
+
+# The rest of torch.distributed's functions, and forms of tensors
+
+DTYPES = (
+    "bool int8 uint8 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
+).split()
+
+
+def forms(name: str, rank: int) -> dict[str, Tensor]:
+    """Tensors of several forms."""
+    x = torch.arange(1, 13).reshape(3, 4) * 3 + 5 * rank
+    x = x % 2 == 0 if name == "bool" else x.float().to(getattr(torch, name))
+    return {
+        "plain": x,
+        "scalar": x[0, 0].clone(),
+        "empty": x[:0].clone(),
+        "transposed": x.T,
+        "strided": x[:, ::2],
+    }
+
+
+@program
+def variants() -> Results:
+    """Reductions and rearrangements of each dtype and form; 1 where one is refused."""
+    rank, size = start()
+    found: Results = {}
+
+    def note(name: str, act: Callable[[Tensor], Tensor | None], x: Tensor) -> None:
+        y = x.clone(memory_format=torch.preserve_format)
+        try:
+            made = act(y)
+        except (RuntimeError, TypeError, ValueError):
+            found[f"{name} refused"] = torch.ones(1)
+        else:
+            made = y if made is None else made  # gloo adds the bytes of bool
+            found[name] = torch.where(made, 1, 0) if made.dtype == torch.bool else made
+
+    def listed(act: Callable[[list[Tensor]], object], x: Tensor) -> Tensor:
+        row = [torch.zeros_like(x) for _ in range(size)]
+        act(row)
+        return torch.cat([each.reshape(-1) for each in row])
+
+    for name in DTYPES:
+        for form, x in forms(name, rank).items():
+            key = f"{name} {form}"
+            for op in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG"):
+                reduce_op = getattr(dist.ReduceOp, op)
+                note(f"all_reduce {op} {key}", lambda y, op=reduce_op: dist.all_reduce(y, op), x)
+            for root in range(size):
+                note(
+                    f"reduce {root} {key}",
+                    lambda y, root=root: dist.reduce(y, root) or (None if rank == root else y * 0),
+                    x,
+                )
+            note(f"reduce_scatter {key}", lambda y: dist.reduce_scatter(y, [y.clone()] * size), x)
+            note(f"broadcast {key}", lambda y: dist.broadcast(y, size - 1), x)
+            note(
+                f"all_gather {key}",
+                lambda y: listed(lambda row: dist.all_gather(row, y), y),
+                x,
+            )
+            if not x.is_complex():  # which gloo does not gather
+                note(
+                    f"gather {key}",
+                    lambda y: listed(lambda row: dist.gather(y, None if rank else row, 0), y),
+                    x,
+                )
+            if form != "transposed":
+                note(
+                    f"all_to_all {key}",
+                    lambda y: listed(lambda row: dist.all_to_all(row, [y] * size), y),
+                    x,
+                )
+            note(
+                f"scatter {key}",
+                lambda y: dist.scatter(y, None if rank else [y.clone() for _ in range(size)], 0),
+                x,
+            )
+    return found
+
+
+@program
+def subgroups(seed: int) -> Results:
+    """Groups made in each way, coalesced calls, and what is left of messages and objects."""
+    rank, size = start()
+    x = torch.randn(12, generator=torch.Generator().manual_seed(seed + rank))
+    found = {}
+
+    def total(name: str, group: Any) -> None:
+        if group not in (None, dist.GroupMember.NON_GROUP_MEMBER):
+            y = x.clone()
+            dist.all_reduce(y, group=group)
+            found[name] = y
+
+    whole, groups = dist.new_subgroups(size)
+    found["subgroups"] = torch.tensor(len(groups))
+    total("subgroup", whole)
+    single, _ = dist.new_subgroups(1)
+    total("single", single)
+    pairs = [[r, r + 1] for r in range(0, size - 1, 2)]
+    mine, _ = dist.new_subgroups_by_enumeration(pairs)
+    total("enumerated", mine)
+    described = dist.new_group([0, 1], group_desc="first two")
+    if rank < 2:
+        total("described", described)
+        assert described.group_desc == "first two"
+        found["place"] = torch.tensor(dist.get_group_rank(described, rank))
+        found["ranks"] = torch.tensor(dist.get_process_group_ranks(described))
+
+    pair = [x.clone(), x[:5].clone()]
+    dist.all_reduce_coalesced(pair)
+    found["all_reduce_coalesced"] = torch.cat(pair)
+    work = dist.all_reduce_coalesced([pair[0]], dist.ReduceOp.MAX, async_op=True)
+    work.wait()
+    found["all_reduce_coalesced MAX"] = pair[0]
+    rows = [[torch.empty(12), torch.empty(5)] for _ in range(size)]
+    dist.all_gather_coalesced(rows, [x.clone(), x[:5].clone()])
+    found["all_gather_coalesced"] = torch.cat([each for row in rows for each in row])
+    wide = torch.empty(12 * size)
+    dist.distributed_c10d._all_gather_base(wide, x)
+    found["_all_gather_base"] = wide.clone()
+    out = torch.empty(12)
+    dist.distributed_c10d._reduce_scatter_base(out, wide * (rank + 1))
+    found["_reduce_scatter_base"] = out
+    dist.barrier(async_op=True).wait()
+    dist.monitored_barrier(wait_all_ranks=True)
+
+    y = torch.empty(12)
+    if rank == 0:
+        received = []
+        for _ in range(size - 1):
+            work = dist.irecv(y)
+            work.wait()
+            received.append(y.clone())
+        found["any"] = torch.stack(sorted(received, key=lambda each: float(each[0])))
+    else:
+        dist.send(x, 0)
+    dist.barrier()
+    if rank == 0:
+        objects: list[Any] = [None, None]
+        found["sender"] = torch.tensor(dist.recv_object_list(objects, src=1))
+        found["object"] = torch.tensor(objects[0]["rank"] + len(objects[1]))
+    elif rank == 1:
+        dist.send_object_list([{"rank": 7}, "text"], dst=0)
+    gathered: list[Any] | None = [None] * size if rank == size - 1 else None
+    dist.gather_object({"rank": rank}, gathered, dst=size - 1)
+    if gathered is not None:
+        found["gather_object"] = torch.tensor([each["rank"] for each in gathered])
+    got: list[Any] = [None]
+    dist.scatter_object_list(got, list(range(10, 10 + size)) if rank == 1 else None, src=1)
+    found["scatter_object_list"] = torch.tensor(got[0])
+    return found
+
+
+# Random programs
+
+
+@program
+def mixture(seed: int) -> Results:
+    """Blocks of training in a random order, of models that are sharded in each way."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.utils import parametrizations, parametrize
+    from torch.utils.checkpoint import checkpoint
+
+    rank, size = start()
+    draw = random.Random(seed)  # the same on all ranks
+    torch.manual_seed(seed)  # dropout, and rank's own
+    random.seed(rank)
+    legacy.seed(rank)
+    mesh = init_device_mesh("cpu", (size,))
+    width = 6 * size
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(width, width), nn.Linear(width, width)
+            self.again = draw.random() < 0.5
+            self.drop = draw.choice([0.0, 0.3])
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.dropout(F.gelu(self.into(x)), self.drop)
+            if draw_in.random() < 0.3:
+                dist.barrier()
+            return x + self.out(y)
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False) if block.again else block(x)
+            return x
+
+    draw_in = random.Random(seed + 1)
+
+    def replicated() -> nn.Module:
+        return nn.parallel.DistributedDataParallel(
+            drawn(Stack(), seed),
+            bucket_cap_mb=draw.choice([0.002, 25]),
+            find_unused_parameters=draw.random() < 0.3,
+        )
+
+    def sharded() -> nn.Module:
+        low = draw.choice([None, torch.bfloat16])
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=low)
+        model = drawn(Stack(), seed)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    def parallel() -> nn.Module:
+        model = drawn(Stack(), seed)
+        for block in model.blocks:
+            block.drop = 0.0  # each rank has a part of it
+            parallelize_module(block, mesh, {"into": ColwiseParallel(), "out": RowwiseParallel()})
+        return model
+
+    def bent() -> nn.Module:
+        model = drawn(Stack(), seed)
+        for block in model.blocks:
+            block.again = False  # torch refuses a weight that is cached in one of two passes
+            parametrizations.weight_norm(block.into)
+        return nn.parallel.DistributedDataParallel(model)
+
+    makers = {"ddp": replicated, "fsdp2": sharded, "tp": parallel, "bent": bent}
+    models = {name: makers[name]() for name in draw.sample(sorted(makers), 2)}
+    optimizers = {
+        name: draw.choice([torch.optim.SGD, torch.optim.AdamW])(model.parameters(), lr=0.01)
+        for name, model in models.items()
+    }
+    data = batches(rank, 100, width, seed)
+    common = batches(0, 100, width, seed)
+    found: Results = {}
+    for number in range(draw.randrange(3, 7)):
+        name = draw.choice(sorted(models))
+        model, optimizer = models[name], optimizers[name]
+        x, y = next(common if name == "tp" else data)
+        kind = draw.choice(["plain", "autocast", "cached", "attention", "accumulate", "noise"])
+        if name != "ddp" and kind == "autocast":
+            kind = "plain"
+        if kind == "noise":
+            found[f"noise {number}"] = torch.tensor(
+                [torch.rand(1).item(), random.random(), legacy.randn()], dtype=torch.float64
+            )
+            dist.barrier()
+        optimizer.zero_grad()
+        if kind == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.mse_loss(model(x).float(), y)
+        elif kind == "cached":
+            with parametrize.cached():
+                z = model(x)
+                dist.barrier()
+                loss = F.mse_loss(model(z).float() if name == "bent" else z.float(), y)
+        elif kind == "attention":
+            with sdpa_kernel(SDPBackend.MATH):
+                z = model(x).float().reshape(1, 2, 3, width)
+                loss = F.scaled_dot_product_attention(z, z, z).square().mean()
+        else:
+            loss = F.mse_loss(model(x).float(), y)
+        loss.backward()
+        if kind == "accumulate" and name != "tp":
+            x, y = next(data)
+            F.mse_loss(model(x).float(), y).backward()
+        optimizer.step()
+        found[f"loss {number}"] = loss.detach()
+    for name, model in models.items():
+        found |= {f"{name} {key}": value for key, value in weights(model).items()}
+    return found

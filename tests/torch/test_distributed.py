@@ -23,9 +23,8 @@ from torch.distributed.tensor import Shard
 import gpusim
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
 from gpusim.maps.workers import IDLE_NAME
-from gpusim.torch.distributed import FoldCall, launch
-from gpusim.torch.distributed.private import get_tensor_handlers
-from tests.oracles.budget import FULL, budget
+from gpusim.torch.distributed import FoldCall, launch, private
+from tests.oracles.budget import FULL, budget, slow
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import Case, gloo
 
@@ -44,6 +43,14 @@ CASES: list[Case] = [
     ("ddp", 2, {"seed": 0, "dropout": 0.3}),
     ("fsdp2", 3, {"seed": 0, "low": "bfloat16"}),
     ("autocast", 3, {"seed": 0, "meet": True}),
+    ("redistributed", 4, {"seed": 2, "shape": [2, 2]}),
+    ("contexts", 3, {}),
+    ("planned", 2, {"seed": 0, "checkpoint": "planned"}),
+    ("variants", 3, {}),
+    ("subgroups", 3, {"seed": 0}),
+    ("parallel_loss", 2, {"seed": 0}),
+    ("mixture", 2, {"seed": 4}),
+    ("mixture", 3, {"seed": 9}),
 ]
 """Those of the default run."""
 
@@ -53,8 +60,10 @@ def all_cases() -> list[Case]:
     for ranks in (2, 3, 4, 5, 8):
         found.append(("collectives", ranks, {"sizes": SIZES, "dtypes": DTYPES, "seed": ranks}))
         found.append(("collectives", ranks, {"sizes": [300_001], "dtypes": DTYPES[:4], "seed": 0}))
-        for name in ("rearrangements", "messages", "groups", "functional"):
+        for name in ("rearrangements", "messages", "groups", "functional", "subgroups"):
             found.append((name, ranks, {"seed": ranks}))
+        found += [("contexts", ranks, {}), ("variants", ranks, {})]
+        found += [("mixture", ranks, {"seed": 100 * ranks + seed}) for seed in range(20)]
         for seed in (0, 1, 2):
             for name in (
                 "ddp_join",
@@ -67,6 +76,7 @@ def all_cases() -> list[Case]:
                 "pipeline",
                 "ring_attention",
                 "autocast",
+                "parallel_loss",
             ):
                 found.append((name, ranks, {"seed": seed}))
             for options in ({}, {"static": True}, {"accumulate": True}, {"dropout": 0.3}):
@@ -75,10 +85,17 @@ def all_cases() -> list[Case]:
                 found.append(("fsdp2", ranks, {"seed": seed, **options}))
             found.append(("tensor_parallel", ranks, {"seed": seed, "sequence": True}))
             found.append(("autocast", ranks, {"seed": seed, "meet": True}))
+            found.append(("planned", ranks, {"seed": seed, "checkpoint": f"p-{ranks}-{seed}"}))
+            shape = {4: [2, 2], 8: [2, 4]}.get(ranks, [ranks, 1])
+            found.append(("redistributed", ranks, {"seed": seed, "shape": shape}))
             if ranks % 4 == 0:
                 found.append(("tensor_parallel", ranks, {"seed": seed, "sharded": 2}))
                 found.append(("fsdp2", ranks, {"seed": seed, "replicas": 2}))
     return found
+
+
+#: Programs that use what is the process's: global generators, contexts, autocast's cache.
+GLOBAL = ("autocast", "contexts", "mixture", "parallel_loss", "planned")
 
 
 def busy_threads() -> int:
@@ -144,6 +161,13 @@ def test_bits_are_those_of_real_processes_in_all_programs(
     [
         *((name, 4, {"seed": 3}) for name in ("ddp", "fsdp2", "messages", "groups", "functional")),
         ("collectives", 4, {"sizes": SIZES, "dtypes": ["float32"], "seed": 3}),
+        *slow(
+            *(
+                (each,)
+                for each in all_cases()
+                if each[1] == 4 and each[0] not in GLOBAL and "dropout" not in each[2]
+            ),
+        ),
     ],
     ids=case_name,
 )
@@ -232,7 +256,7 @@ def test_contexts_of_dtensor_belong_to_the_rank() -> None:
     from torch.distributed.tensor.experimental import implicit_replication
     from torch.distributed.tensor.parallel import loss_parallel
 
-    before = get_tensor_handlers()
+    before = private.dispatcher._custom_op_handlers
     entered = (*before,)
 
     def program(rank: int) -> None:
@@ -241,14 +265,14 @@ def test_contexts_of_dtensor_belong_to_the_rank() -> None:
         logits = distribute_tensor(torch.arange(12.0).reshape(2, 6), mesh, [Shard(1)])
         if rank == 1:  # outside, while the others are inside
             dist.barrier()
-            assert (*get_tensor_handlers(),) == entered
+            assert (*private.dispatcher._custom_op_handlers,) == entered
             with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
                 logits + torch.ones(2, 6)
             dist.barrier()
         else:
             with loss_parallel(), implicit_replication():
                 dist.barrier()
-                assert len(get_tensor_handlers()) > len(entered)
+                assert len(private.dispatcher._custom_op_handlers) > len(entered)
                 logits + torch.ones(2, 6)
                 dist.barrier()
         with loss_parallel():
@@ -258,7 +282,7 @@ def test_contexts_of_dtensor_belong_to_the_rank() -> None:
         torch.testing.assert_close(loss.full_tensor(), plain)
 
     launch(program, 3)
-    assert get_tensor_handlers() is before and (*before,) == entered
+    assert private.dispatcher._custom_op_handlers is before and (*before,) == entered
 
 
 def test_nothing_of_a_launch_is_left() -> None:
@@ -380,8 +404,6 @@ def test_a_twin_refuses_what_it_does_not_know() -> None:
     message = "order of mpich's reduce_scatter is not known; it is for gloo-ring, nccl-ring"
     with pytest.raises(ReplicaError, match=message):
         launch(program, 2, reduction="mpich")
-    with pytest.raises(ReplicaError, match="nccl-tree's reduce_scatter is not known"):
-        launch(program, 2, reduction="nccl-tree")
     with pytest.raises(ReplicaError, match="float8_e5m2"):
         total("nccl-ring", [torch.ones(3).to(torch.float8_e5m2)] * 2)
 
@@ -400,6 +422,101 @@ def test_nccl_scatters_by_the_ranks_slices() -> None:
         for number in range(2, 5):
             expected = expected + values[(rank + number) % 4, rank]
         assert np.array_equal(found.numpy(), expected)
+
+
+@pytest.mark.parametrize("order", ["nccl-ring", "nccl-tree"])
+def test_nccl_reduces_by_a_chain_that_ends_at_the_root(order: str) -> None:
+    values = torch.from_numpy(np.random.default_rng(2).standard_normal((4, 30)).astype("f4"))
+
+    def program(rank: int) -> Tensor:
+        start()
+        x = values[rank].clone()
+        dist.reduce(x, 1)
+        return x
+
+    found = launch(program, 4, reduction=order)[1]
+    assert torch.equal(found, ((values[2] + values[3]) + values[0]) + values[1])
+
+
+@pytest.mark.parametrize("order", ["nccl-ring", "nccl-tree"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_nccl_multiplies_before_it_adds_a_mean(order: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(50, generator=generator).to(dtype) for _ in range(3)]
+    third = torch.tensor(1 / 3, dtype=dtype)
+    mean = total(order, values, dist.ReduceOp.AVG)
+    assert torch.equal(mean, total(order, [value * third for value in values]))
+    assert not torch.equal(mean, total(order, values) / 3)
+
+
+FACTORS = [0.3, *(torch.tensor(x, dtype=torch.float64) for x in (0.3, [0.3]))]
+
+
+@pytest.mark.parametrize("order", ["linear", "ring", "nccl-ring", "nccl-tree"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_premul_sum_multiplies_each_ranks_input(order: str, dtype: torch.dtype) -> None:
+    def program(rank: int, factor: Any) -> list[Tensor]:
+        start()
+        if isinstance(factor, Tensor):
+            factor = factor.to(dtype)
+        x = torch.randn(6, generator=torch.Generator().manual_seed(rank)).to(dtype)
+        op = dist.ReduceOp.SUM
+        if factor is None:  # by hand
+            x *= torch.tensor(0.3, dtype=dtype)
+        else:
+            op = dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
+        before = x.clone()
+        all_reduced, reduced, coalesced = x.clone(), x.clone(), x.clone()
+        outs = [torch.empty(2, dtype=dtype) for _ in range(3)]
+        dist.all_reduce(all_reduced, op)
+        dist.reduce(reduced, 2, op)
+        dist.reduce_scatter_tensor(outs[0], x, op)
+        dist.reduce_scatter(outs[1], list(x.chunk(3)), op)
+        with dist.distributed_c10d._coalescing_manager():
+            dist.all_reduce(coalesced, op)
+        with dist.distributed_c10d._coalescing_manager():
+            dist.reduce_scatter_tensor(outs[2], x, op)
+        assert torch.equal(x, before)
+        return [all_reduced, coalesced, *outs] + [reduced] * (rank == 2)
+
+    expected = launch(program, 3, (None,), reduction=order)
+    for factor in FACTORS:
+        for ours, theirs in zip(
+            launch(program, 3, (factor,), reduction=order), expected, strict=True
+        ):
+            assert all(map(torch.equal, ours, theirs))
+
+
+def test_premul_sum_is_refused_where_nccl_or_the_twin_has_none() -> None:
+    def program(rank: int, x: Tensor, factor: Any) -> None:
+        start()
+        dist.all_reduce(x.clone(), dist.ReduceOp.PREMUL_SUM(factor))  # type: ignore[operator]
+
+    for x, factor, said in (
+        (torch.ones(2, dtype=torch.int64), 0.5, "PREMUL_SUM is for float16.*got torch.int64"),
+        (X, torch.tensor(0.5, dtype=torch.float64), "one element of torch.float32; got float64"),
+    ):
+        fails(program, 2, ReplicaError, said, args=(x, factor))
+    fails(program, 2, ReplicaError, "gloo has no PREMUL_SUM", args=(X, 0.5), reduction="gloo-ring")
+
+
+def test_fsdp2_divides_gradients_by_a_factor() -> None:
+    """torch asks NCCL for a PREMUL_SUM; by a power of two no bit is lost on either way."""
+    from torch.distributed.fsdp import fully_shard
+
+    def program(rank: int, summed: bool) -> list[Tensor]:
+        start()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 5)
+        fully_shard(model)
+        model.set_gradient_divide_factor(8.0)
+        model.set_force_sum_reduction_for_comms(summed)
+        model(torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))).sum().backward()
+        return [parameter.grad.full_tensor() for parameter in model.parameters()]
+
+    both = [launch(program, 3, (summed,), reduction="nccl-ring") for summed in (False, True)]
+    for ours, theirs in zip(*both, strict=True):
+        assert all(map(torch.equal, ours, theirs))
 
 
 # Wrong programs: the rank to blame is named at once, and nothing hangs
@@ -604,7 +721,17 @@ def test_a_missing_backward_pass_is_named(ddp_is_imported: None) -> None:
             lambda: dist.all_to_all_single(torch.ones(3), X, [1, 1, 1], [1, 1, 1]),
             "sum to its 4 rows",
         ),
-        (lambda: dist.all_reduce(X.clone().bool()), "ReduceOp.SUM is not defined for bool"),
+        (
+            lambda: dist.reduce_scatter_tensor(
+                torch.ones(1).bool(), torch.ones(3).bool(), dist.ReduceOp.AVG
+            ),
+            "ReduceOp.AVG is not defined for bool",
+        ),
+        (lambda: dist.all_reduce(torch.ones(4, 4)[:, ::2]), "without gaps in its memory"),
+        (
+            lambda: dist.reduce(torch.ones(2, dtype=torch.complex64), 0, dist.ReduceOp.PRODUCT),
+            "ReduceOp.PRODUCT is not defined for torch.complex64",
+        ),
         (lambda: dist.all_reduce(X.clone(), dist.ReduceOp.BAND), "BAND is for integers and bool"),
         (lambda: dist.all_reduce(torch.ones(3).to_sparse()), "layout torch.sparse_coo|sparse"),
     ],

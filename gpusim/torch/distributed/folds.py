@@ -17,6 +17,7 @@ import numpy as np
 from fallback.schedules import Balanced, Case, Schedule, Walk
 
 from ... import collectives
+from ...libraries import call_on_bits
 from ...reduction import Reduction, current
 from ...twins import TWINS
 from .memory import Array
@@ -30,6 +31,7 @@ __all__ = [
     "fold_lists",
     "fold_slices",
     "fold_together",
+    "multiplied",
 ]
 
 
@@ -52,6 +54,7 @@ ReductionLike = Reduction | str | Callable[[FoldCall], Any]
 
 BITWISE = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
 OTHERS = {"PRODUCT": "prod", "MIN": "min", "MAX": "max"}
+BOOLEANS = {"SUM": "MAX", "PRODUCT": "MIN"}
 
 
 def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
@@ -96,14 +99,23 @@ def settle(
 
 
 def fold(
-    members: Sequence[Array], op: str, operation: str, reduction: Reduction, call: int
+    members: Sequence[Array],
+    op: str,
+    operation: str,
+    reduction: Reduction,
+    call: int,
+    root: int = 0,
 ) -> Array:
     """The members folded by torch's operation `op`, as one array of their shape.
+
+    `root` is the rank of the group that a "reduce" is for.
 
     **Raises**: TypeError for an `op` that the dtype lacks, ValueError for a reduction that the
     twin's engine does in an unknown way.
     """
     values, dtype = list(members), members[0].dtype
+    if dtype.kind == "b":
+        op = BOOLEANS.get(op, op)
     if op in BITWISE:
         if dtype.kind not in "biu":
             raise TypeError(f"{operation}: {op} is for integers and bool, got {dtype}")
@@ -117,7 +129,9 @@ def fold(
     if op in ("MIN", "MAX"):  # nothing is rounded, in any order
         reduction = Reduction(op=OTHERS[op])
     elif dtype.kind in "fcV":
-        reduction = for_operation(reduction, operation)
+        if op == "AVG" and reduction.order in MULTIPLYING:
+            values, op = [multiplied(value, 1 / len(values)) for value in values], "SUM"
+        reduction = for_operation(reduction, operation, root)
     else:  # integers wrap, in any order
         reduction = Reduction()
     if op == "SUM":
@@ -129,6 +143,14 @@ def fold(
         total = collectives.all_reduce.on(None, values, reduction=reduction, call=call)
     folded: Array = total.value
     return folded
+
+
+def multiplied(member: Array, factor: Any) -> Array:
+    """A member times a factor that is rounded to its dtype, as is the product."""
+    dtype = member.dtype
+    wide = np.float64 if dtype.itemsize == 8 else np.float32
+    product: Array = member * np.asarray(factor, wide).astype(dtype)[()]
+    return product
 
 
 def fold_together(
@@ -143,9 +165,12 @@ def fold_together(
             fold(members, op, operation, reduction, call + leaf)
             for leaf, members in enumerate(leaves)
         ]
-    joined = [np.concatenate([x.reshape(-1) for x in one]) for one in zip(*leaves, strict=True)]
+    joined = [
+        call_on_bits(np.concatenate, [x.reshape(-1) for x in one])
+        for one in zip(*leaves, strict=True)
+    ]
     total = fold(joined, op, operation, reduction, call)
-    ends = np.cumsum([members[0].size for members in leaves])[:-1]
+    ends = np.cumsum([members[0].size for members in leaves])[:-1].tolist()
     parts = zip(np.split(total, ends), leaves, strict=True)
     return [part.reshape(members[0].shape) for part, members in parts]
 
@@ -173,29 +198,34 @@ def fold_lists(
     if reduction.order in JOINING:
         columns = zip(*members, strict=True)
         return [fold(column, op, operation, reduction, call) for column in columns]
-    return fold_slices([np.stack(each) for each in members], op, operation, reduction, call)
+    stacked = [call_on_bits(np.stack, list(each)) for each in members]
+    return fold_slices(stacked, op, operation, reduction, call)
 
+
+#: Twins of engines that multiply by 1 / R before they add, where torch asks for AVG.
+MULTIPLYING = ("nccl-ring", "nccl-tree")
 
 #: Twins of engines that join the tensors of a coalesced all-reduce.
 JOINING = ("gloo-ring",)
 
-#: NCCL's reduce-scatter is a ring too, whose blocks are the ranks' slices.
-_NCCL_SCATTER = Schedule(
-    (Case(Walk(start=1, cut=Balanced())),),
-    hops=TWINS["nccl-ring"].schedule.hops,
-    formats=TWINS["nccl-ring"].schedule.formats,
-)
-
-#: What is known of twins beyond their all-reduce: the order of another operation.
-TWIN_ORDERS: dict[tuple[str, str], str | Schedule] = {
-    ("gloo-ring", "reduce_scatter"): "gloo-ring",  # torch makes it of an all-reduce
-    ("gloo-ring", "reduce"): "gloo-ring",
-    ("nccl-ring", "reduce_scatter"): _NCCL_SCATTER,
-    ("xla-cpu", "reduce_scatter"): "xla-cpu",
+#: What is known of twins beyond their all-reduce: how they fold in another operation, by its root.
+TWIN_ORDERS: dict[tuple[str, str], Callable[[int], str | Schedule]] = {
+    ("gloo-ring", "reduce_scatter"): lambda root: "gloo-ring",  # torch makes it of an all-reduce
+    ("gloo-ring", "reduce"): lambda root: "gloo-ring",
+    # NCCL has rings only for these: blocks are the ranks' slices; a chain ends at the root.
+    ("nccl-ring", "reduce_scatter"): lambda root: _nccl(Walk(start=1, cut=Balanced())),
+    ("nccl-tree", "reduce_scatter"): lambda root: _nccl(Walk(start=1, cut=Balanced())),
+    ("nccl-ring", "reduce"): lambda root: _nccl(Walk(start=root + 1)),
+    ("nccl-tree", "reduce"): lambda root: _nccl(Walk(start=root + 1)),
+    ("xla-cpu", "reduce_scatter"): lambda root: "xla-cpu",
 }
 
 
-def for_operation(reduction: Reduction, operation: str) -> Reduction:
+def _nccl(walk: Walk) -> Schedule:
+    return replace(TWINS["nccl-ring"].schedule, cases=(Case(walk),))
+
+
+def for_operation(reduction: Reduction, operation: str, root: int = 0) -> Reduction:
     """A twin's Reduction for another operation than all_reduce."""
     name = reduction.order
     if operation == "all_reduce" or not isinstance(name, str) or name not in TWINS:
@@ -207,4 +237,4 @@ def for_operation(reduction: Reduction, operation: str) -> Reduction:
             f"{operation}: the order of {name}'s {operation} is not known; it is for "
             f"{', '.join(known)}. A function as `reduction` can choose another for {operation}"
         )
-    return replace(reduction, order=order)
+    return replace(reduction, order=order(root))

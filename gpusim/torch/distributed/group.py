@@ -12,10 +12,20 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...maps.call_site import call_site
+from ...twins import HALVES
 from .exchange import Exchange, GroupKey, RankWork
-from .folds import Chooser, FoldCall, fold, fold_lists, fold_slices, fold_together, settle
+from .folds import (
+    Chooser,
+    FoldCall,
+    fold,
+    fold_lists,
+    fold_slices,
+    fold_together,
+    multiplied,
+    settle,
+)
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
-from .private import ProcessGroup, without_dynamo
+from .private import ProcessGroup, has_gpu, without_dynamo
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -32,7 +42,9 @@ class RankGroup(ProcessGroup):
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
     """
 
-    def __init__(self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None) -> None:
+    def __init__(
+        self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
+    ) -> None:
         super().__init__(place, len(key.ranks))
         self._rank, self._key, self._place, self._chooser = rank, key, place, chooser
         self._exchange: Exchange = rank.launch.exchange
@@ -41,6 +53,7 @@ class RankGroup(ProcessGroup):
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
         self._closed = ""
+        self.options = options  # as torch names what a split of the group inherits
 
     # What torch asks a group for
 
@@ -96,6 +109,14 @@ class RankGroup(ProcessGroup):
     def __repr__(self) -> str:
         return f"<RankGroup of rank {self._rank.index}, {self._key}>"
 
+    supports_splitting = False  # by C++; private.py splits groups
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors of a script's may be, and torch's own collectives put theirs."""
+        names = ("cuda", "cpu") if has_gpu() and self._rank.launch.device is None else ("cpu",)
+        return [torch.device(name) for name in names]
+
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
 
@@ -113,22 +134,29 @@ class RankGroup(ProcessGroup):
         compute: Callable[[list[Any]], None],
         tensors: Sequence[Tensor] = (),
         uneven: Sequence[Tensor] = (),
+        record: dict[str, Any] | None = None,
         **terms: Any,
     ) -> RankWork:
-        """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be."""
+        """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be.
+
+        `record` are more fields for the record.
+        """
         self._check_open(operation)
         self._rank.check_thread(operation)
+        device = _device_of(operation, [*outputs, *tensors, *uneven])
+        kinds = tuple(map(kind_of, tensors))
         number, self._calls = self._calls, self._calls + 1
         work = self._exchange.post(
             self._rank,
             self._key,
             self._place,
             number,
-            {"operation": operation, "tensors": tuple(map(kind_of, tensors)), **terms},
+            {"operation": operation, "tensors": kinds, "device": device, **terms},
             part,
             outputs,
             compute,
             [*tensors, *uneven],
+            record,
         )
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -153,19 +181,30 @@ class RankGroup(ProcessGroup):
     ) -> RankWork:
         """Post a call that reduces; `compute` gets also the operator, Reduction and number."""
         self._check_open(operation)
-        name = str(getattr(op, "op", op)).rpartition(".")[2]
+        name = _name_of(op)
         reduction, number = None, 0
         if tensors:
             size = sum(tensor.nbytes for tensor in tensors)
             told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
             reduction, number = settle(self._chooser, told, self._folds, len(tensors))
+        if name == "PREMUL_SUM" and reduction is not None and reduction.order == "gloo-ring":
+            raise ValueError(
+                f"{operation}: gloo has no PREMUL_SUM, so its twin gloo-ring has none; choose "
+                "another reduction, or sum and divide, as FSDP2 does after "
+                "set_force_sum_reduction_for_comms(True)"
+            )
         self._folds += len(tensors)
         counted: dict[str, Any] = {"number of reductions before": number}
+        strides = [each.stride() for each in tensors if not each.is_contiguous()]
+        if strides:
+            terms["strides"] = strides
         return self._post(
             operation,
             part,
             outputs,
-            lambda parts: compute(parts, name, reduction, number),
+            lambda parts: compute(
+                parts, "SUM" if name == "PREMUL_SUM" else name, reduction, number
+            ),
             tensors,
             op=name,
             **terms,
@@ -179,15 +218,16 @@ class RankGroup(ProcessGroup):
         given = _listed(tensors)
         op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         what = "all_reduce"
-        arrays = [array_of(tensor, what) for tensor in given]
+        part = [(_packed(tensor, what), _input(tensor, op, what)) for tensor in given]
 
-        def compute(parts: list[list[Array]], op: str, reduction: Any, number: int) -> None:
+        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             leaves = list(zip(*parts, strict=True))
-            totals = fold_together(leaves, op, what, reduction, number)
-            for members, total in zip(leaves, totals, strict=True):
-                move([(member, total) for member in members])
+            members = [[member for _, member in leaf] for leaf in leaves]
+            totals = fold_together(members, op, what, reduction, number)
+            for leaf, total in zip(leaves, totals, strict=True):
+                move([(target, total) for target, _ in leaf])
 
-        return self._reduce(what, op, given, arrays, given, compute)
+        return self._reduce(what, op, given, part, given, compute)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RankWork:
         return self.allreduce(tensors, opts)
@@ -198,14 +238,14 @@ class RankGroup(ProcessGroup):
         given, what = _listed(tensors), "reduce"
         if not isinstance(root, int):
             root, op = root.rootRank, root.reduceOp
-        arrays = [array_of(tensor, what) for tensor in given]
+        part = [(_packed(tensor, what), _input(tensor, op, what)) for tensor in given]
 
-        def compute(parts: list[list[Array]], op: str, reduction: Any, number: int) -> None:
-            for leaf, members in enumerate(zip(*parts, strict=True)):
-                total = fold(members, op, what, reduction, number + leaf)
-                move([(members[root], total)])
+        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
+            for number_of_leaf, leaf in enumerate(zip(*parts, strict=True), number):
+                members = [member for _, member in leaf]
+                move([(leaf[root][0], fold(members, op, what, reduction, number_of_leaf, root))])
 
-        return self._reduce(what, op, given, arrays, given, compute, root=root)
+        return self._reduce(what, op, given, part, given, compute, root=root)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
@@ -217,7 +257,7 @@ class RankGroup(ProcessGroup):
         self._check_count(what, given)
         for tensor in given:
             _check_like(what, "inputs", tensor, out)
-        part = (array_of(out, what), [array_of(tensor, what) for tensor in given])
+        part = (_packed(out, what), [_input(tensor, op, what) for tensor in given])
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             members = [slices for _, slices in parts]
@@ -243,8 +283,8 @@ class RankGroup(ProcessGroup):
                     f"{what} on {self._key}: expected an input of {count} times the output's "
                     f"elements and its dtype, got {kind_of(given)!r} for {kind_of(output)!r}"
                 )
-            target = array_of(output, what)
-            part.append((target, array_of(given, what).reshape(count, *target.shape)))
+            target = _packed(output, what)
+            part.append((target, _input(given, op, what).reshape(count, *target.shape)))
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             for leaf, pairs in enumerate(zip(*parts, strict=True)):
@@ -298,10 +338,12 @@ class RankGroup(ProcessGroup):
                     pairs += [(row[r], parts[r][1][leaf]) for r in range(len(parts))]
             move(pairs)
 
-        return self._post(what, part, flat, compute, flat)
+        return self._post(what, part, flat, compute, flat, record={"operands": given})
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
-        return self.allgather(outputs, inputs, opts)
+        """As allgather, but `outputs` has a list for each rank, and not for each input."""
+        self._check_count("all_gather", outputs)
+        return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
 
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
@@ -323,11 +365,10 @@ class RankGroup(ProcessGroup):
             part.append((flat_bits(output, what).reshape(count, *source.shape), source))
 
         def compute(parts: list[Any]) -> None:
-            pairs = []
             for leaf in zip(*parts, strict=True):
-                for target, _ in leaf:
-                    pairs += [(target[r], source) for r, (_, source) in enumerate(leaf)]
-            move(pairs)
+                whole = leaf[0][0]  # gathered once, and then copied as a whole
+                move([(whole[r], source) for r, (_, source) in enumerate(leaf)])
+                move([(target, whole) for target, _ in leaf[1:]])
 
         return self._post(what, part, outputs, compute, inputs)
 
@@ -358,11 +399,14 @@ class RankGroup(ProcessGroup):
             for tensor in row:
                 _check_like(what, "inputs", tensor, out)
         part = (bits_of(out, what), [bits_of(tensor, what) for tensor in row])
+        for bits in part[1]:
+            _without_gaps(bits, what)
 
         def compute(parts: list[Any]) -> None:
             move([(target, parts[root][1][r]) for r, (target, _) in enumerate(parts)])
 
-        return self._post(what, part, [out], compute, [out], root=root)
+        record = {"operands": row}
+        return self._post(what, part, [out], compute, [out], record=record, root=root)
 
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: Any = None
@@ -430,7 +474,9 @@ class RankGroup(ProcessGroup):
             move(pairs)
 
         dtype = str(inputs[0].dtype)[6:]
-        return self._post(what, part, outputs, compute, uneven=inputs, dtype=dtype)
+        received, sent = (tuple(bits.size for bits in side) for side in part)
+        record = {"send_counts": sent, "receive_counts": received}
+        return self._post(what, part, outputs, compute, uneven=inputs, record=record, dtype=dtype)
 
     # Without tensors, and between two ranks
 
@@ -503,6 +549,67 @@ _OPS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 
 def _listed(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _name_of(op: Any) -> str:
+    return str(getattr(op, "op", op)).rpartition(".")[2]
+
+
+def _packed(tensor: Tensor, what: str) -> Array:
+    """A tensor's memory in its own order, as engines fold it; complex numbers as pairs.
+
+    **Raises**: TypeError for a tensor with gaps: NCCL refuses it, gloo takes what is in them.
+    """
+    array = _without_gaps(array_of(tensor, what), what)
+    if tensor.is_complex():
+        array = array.reshape(*array.shape, 1).view(array.real.dtype)
+    return array
+
+
+def _without_gaps(array: Array, what: str) -> Array:
+    """The array with its axes in the order of its memory."""
+    if not array.flags.c_contiguous:
+        packed = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+        if not packed.flags.c_contiguous:
+            steps = tuple(stride // array.itemsize for stride in array.strides)
+            raise TypeError(
+                f"{what}: expected a tensor without gaps in its memory, got shape "
+                f"{list(array.shape)} with strides {steps}; use contiguous()"
+            )
+        return packed
+    return array
+
+
+def _input(tensor: Tensor, op: Any, what: str) -> Array:
+    """A tensor's memory; for a PREMUL_SUM a copy, times the factor of its rank.
+
+    **Raises**: TypeError as NCCL's backend: for other dtypes, and for a factor of another one; and
+    for an operator that complex numbers lack.
+    """
+    array, name = _packed(tensor, what), _name_of(op)
+    if tensor.is_complex() and name not in ("SUM", "AVG"):
+        raise TypeError(f"{what}: ReduceOp.{name} is not defined for {tensor.dtype}")
+    if name != "PREMUL_SUM":
+        return array
+    factor = op.factor
+    if array.dtype.name not in HALVES:
+        raise TypeError(f"{what}: PREMUL_SUM is for {', '.join(HALVES)}; got {tensor.dtype}")
+    if isinstance(factor, Tensor):
+        if factor.dtype != tensor.dtype:
+            raise TypeError(
+                f"{what}: expected a factor of PREMUL_SUM that is a number, or one element of "
+                f"{tensor.dtype}; got {kind_of(factor)!r}"
+            )
+        factor = factor.item()
+    return multiplied(array, factor)
+
+
+def _device_of(what: str, tensors: list[Tensor]) -> str:
+    """The device of a call's tensors, which all ranks share; TypeError if they have several."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise TypeError(f"{what}: expected tensors of one device, got {sorted(map(str, devices))}")
+    return str(next(iter(devices), "cpu"))
 
 
 def _row(tensors: Any) -> list[Tensor]:

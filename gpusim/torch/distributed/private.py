@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+import torch.distributed.c10d_logger as _c10d_logger
 import torch.distributed.distributed_c10d as _c10d
+from torch import distributed as _dist
+from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
 from torch._C._dynamo import eval_frame as _eval_frame
-from torch.distributed.tensor import DTensor
+from torch.amp import autocast_mode as _autocast_mode
+from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
+from torch.distributed.tensor import DTensor as _DTensor
+from torch.distributed.tensor import _redistribute
+from torch.utils import _python_dispatch
 
 __all__ = [
+    "ATTRIBUTES",
+    "FLAGS",
     "ProcessGroup",
     "RanksWorld",
-    "get_tensor_handlers",
+    "autocast_module",
+    "core",
+    "has_gpu",
     "leave_groups",
+    "parse_to",
     "ranks_as_threads",
-    "set_tensor_handlers",
+    "serialization",
     "without_dynamo",
 ]
 
@@ -35,9 +49,87 @@ for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
     importlib.import_module(f"torch.distributed.{_name}")
 
 c10d: Any = _c10d  # whose functions are replaced
+dist: Any = _dist
+c10d_logger: Any = _c10d_logger
 bindings: Any = _bindings  # of which torch types a part
 eval_frame: Any = _eval_frame
 C = TypeVar("C", bound=type)
+core: Any = torch._C
+DeviceMesh: Any = _DeviceMesh
+dispatch: Any = _python_dispatch
+dispatcher: Any = vars(_DTensor)["_op_dispatcher"]
+redistribute: Any = _redistribute
+
+
+def _set_mode_flag(on: bool) -> None:
+    dispatch._is_in_any_mode_without_ignore_compile_internals = on
+    dispatch.set_is_in_mode_without_ignore_compile_internals(on)
+
+
+#: Attributes that torch keeps for the process, and that are a rank's own in turns. Contexts set
+#: most of them, and inside of a context a rank may have to wait.
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "torch.__future__": (
+        "_overwrite_module_params_on_conversion",
+        "_swap_module_params_on_conversion",
+    ),
+    "torch._tensor_str": ("PRINT_OPTS",),
+    "torch.autograd.graph": ("_allow_mutation_on_saved_tensors_enabled",),
+    "torch.distributed._shard.api": ("_CURRENT_PROCESS_GROUP",),
+    "torch.distributed.checkpoint.planner:SavePlanner": (
+        "_cached_all_plans",
+        "_cached_final_save_plan",
+        "_cached_global_plan",
+        "_cached_metadata",
+        "_cached_save_plan",
+    ),
+    "torch.distributed.tensor:DTensor._op_dispatcher": ("_custom_op_handlers",),  # loss_parallel
+    "torch.nn.functional": ("scaled_dot_product_attention",),  # context_parallel
+    "torch.nn.modules.module": (
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_buffer_registration_hooks",
+        "_global_forward_hooks",
+        "_global_forward_hooks_always_called",
+        "_global_forward_hooks_with_kwargs",
+        "_global_forward_pre_hooks",
+        "_global_is_full_backward_hook",
+        "_global_module_registration_hooks",
+        "_global_parameter_registration_hooks",
+    ),
+    "torch.nn.parallel.distributed:DistributedDataParallel": ("_active_ddp_module",),
+    "torch.nn.utils.parametrize": ("_cache", "_cache_enabled"),
+    "torch.optim.optimizer": ("_global_optimizer_post_hooks", "_global_optimizer_pre_hooks"),
+    "torch.utils._python_dispatch": (
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_torch_dispatch_mode",
+    ),
+    "torch.utils.checkpoint": ("_checkpoint_debug_enabled", "_enable_checkpoint_early_stop"),
+}
+
+#: The same of what C++ keeps: how to read it, and how to set what was read.
+FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (core._get_cudnn_benchmark, core._set_cudnn_benchmark),
+    (core._get_cudnn_deterministic, core._set_cudnn_deterministic),
+    (core._get_cudnn_enabled, core._set_cudnn_enabled),
+    (core._get_cudnn_sdp_enabled, core._set_sdp_use_cudnn),
+    (core._get_flash_sdp_enabled, core._set_sdp_use_flash),
+    (core._get_math_sdp_enabled, core._set_sdp_use_math),
+    (core._get_mem_efficient_sdp_enabled, core._set_sdp_use_mem_efficient),
+    (core._get_mkldnn_enabled, core._set_mkldnn_enabled),
+    (core._get_sdp_priority_order, core._set_sdp_priority_order),
+    (lambda: dispatch._is_in_any_mode_without_ignore_compile_internals, _set_mode_flag),
+    (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda both: torch.set_anomaly_enabled(*both),
+    ),
+)
+has_gpu = torch.cuda.is_available  # before a launch replaces it
+autocast_module: Any = _autocast_mode  # _cast
+serialization: Any = _serialization  # default_restore_location
+
+#: What Module.to reads its arguments by.
+parse_to: Any = core._nn._parse_to
 
 if TYPE_CHECKING:
 
@@ -58,6 +150,8 @@ class RanksWorld:
     no rank see the process's own.
     """
 
+    ranks = itertools.count(1)
+
     def __init__(self, original: Any) -> None:
         vars(self).update(original=original, local=threading.local())
 
@@ -69,7 +163,7 @@ class RanksWorld:
             if name != "pg_config_info":  # made from the others
                 value = getattr(self.original, name)
                 own[name] = None if name == "default_pg" else type(value)()
-        self.local.own = own
+        self.local.own, self.local.rank = own, next(self.ranks)
 
     def leave(self) -> None:
         """Forget the calling thread's record."""
@@ -106,16 +200,21 @@ def ranks_as_threads(
     - `admit`: called with the size, the rank and the backend of each group before it is made.
     """
     original = c10d._world, c10d._new_process_group_helper, c10d.rendezvous
-    hook = sys.excepthook
+    hook, make_mesh = sys.excepthook, DeviceMesh.__init__
+    split_group, describe = c10d.split_group, c10d_logger._get_msg_dict
+    flight_recorder = getattr(c10d, "_maybe_attach_flight_recorder", None)
     make_group = original[1]
 
     def make(size: int, rank: int, ranks: list[int], backend: str, *rest: Any, **named: Any) -> Any:
         if getattr(world.local, "own", None) is None:
             return make_group(size, rank, ranks, backend, *rest, **named)
         admit(size, rank, ranks, backend)
+        device = named.pop("device_id", None)
         group, store = make_group(size, rank, ranks, "gpusim", *rest, **named)
         if group is not c10d.GroupMember.NON_GROUP_MEMBER:
             world.pg_map[group] = (backend, world.pg_map[group][1])
+            if device is not None:
+                group.bound_device_id = device
         return group, store
 
     def meet(url: Any, rank: int = -1, world_size: int = -1, **named: Any) -> Any:
@@ -123,36 +222,88 @@ def ranks_as_threads(
             return original[2](url, rank, world_size, **named)
         return rendezvous(rank, world_size)
 
+    def init_mesh(mesh: Any, *given: Any, **named: Any) -> None:
+        make_mesh(mesh, *given, **named)
+        # Caches of DTensor find a rank's own place by its mesh. Meshes are equal only if this is.
+        if getattr(world.local, "own", None) is not None:
+            mesh._thread_id = world.local.rank
+
+    def split(*args: Any, **named: Any) -> Any:
+        inside = getattr(world.local, "own", None) is not None
+        return (_split if inside else split_group)(*args, **named)
+
     world = RanksWorld(original[0])
     c10d._world = world
+    c10d.split_group = dist.split_group = split
+    # For torch's log, it asks NCCL for its version where a script has named NCCL.
+    c10d_logger._get_msg_dict = lambda name, *args, **named: {"func_name": name}
+    c10d._maybe_attach_flight_recorder = lambda *args: None  # of calls in C++
     c10d._new_process_group_helper = make
     c10d.rendezvous = meet
+    DeviceMesh.__init__ = init_mesh
     bindings._set_thread_isolation_mode(True)
     try:
         yield world
     finally:
         bindings._set_thread_isolation_mode(False)
         c10d._world, c10d._new_process_group_helper, c10d.rendezvous = original
+        DeviceMesh.__init__ = make_mesh
+        c10d.split_group = dist.split_group = split_group
+        c10d_logger._get_msg_dict = describe
+        if flight_recorder is None:
+            del c10d._maybe_attach_flight_recorder
+        else:
+            c10d._maybe_attach_flight_recorder = flight_recorder
         sys.excepthook = hook  # init_process_group wraps it, once for each rank
+        redistribute._gen_transform_infos.cache_clear()  # which hold the ranks' meshes
+        redistribute._planner_cache.clear()
+
+
+_SPLITTING = inspect.getsource(c10d.split_group)
+
+
+def _split(
+    parent_pg: Any = None,
+    split_ranks: list[list[int]] | None = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    **named: Any,
+) -> Any:
+    """torch's split_group, whose own has C++ split the communicators of an accelerator."""
+    parent = parent_pg or dist.group.WORLD
+    members = dist.get_process_group_ranks(parent)
+    split_ranks = split_ranks or [[]]
+    for split in split_ranks:
+        if (
+            not split
+            or len(set(split)) < len(split)
+            or not 0 <= min(split) <= max(split) < len(members)
+        ):
+            raise ValueError(
+                f"split_group: split_ranks={split_ranks}: expected lists of different ranks of the "
+                f"parent group, from 0 to {len(members) - 1}"
+            )
+    mine = next((split for split in split_ranks if parent.rank() in split), None)
+    if mine is None:
+        c10d._process_group_name(split_ranks[0], use_hashed_name=True)
+        # It counts the group, in versions of torch that return the first of these:
+        absent = "return GroupMember.NON_GROUP_MEMBER" in _SPLITTING
+        return c10d.GroupMember.NON_GROUP_MEMBER if absent else None
+    return dist.new_group(
+        [members[place] for place in mine],
+        timeout,
+        pg_options=parent.options if pg_options is None else pg_options,
+        use_local_synchronization=True,
+        group_desc=group_desc,
+        sort_ranks="sorted(split_group)" in _SPLITTING,
+        **named,
+    )
 
 
 def leave_groups() -> None:
     """Forget the calling rank's groups, as the end of a process does."""
     bindings._unregister_all_process_groups()
-
-
-def get_tensor_handlers() -> dict[Any, Any]:
-    """What operators of DTensors do instead, inside of `loss_parallel` and context parallelism.
-
-    torch keeps it once for a process. `implicit_replication` is each thread's own.
-    """
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    return handlers
-
-
-def set_tensor_handlers(handlers: dict[Any, Any]) -> None:
-    """Put these in place of those of now."""
-    DTensor._op_dispatcher._custom_op_handlers = handlers
 
 
 def without_dynamo(cls: C) -> C:
@@ -166,3 +317,6 @@ def without_dynamo(cls: C) -> C:
             code, strategy = method.__code__, eval_frame._FrameExecStrategy(skip, skip)
             eval_frame.set_code_exec_strategy(code, strategy)
     return cls
+    # Caches of the thread, which hold the rank's meshes.
+    dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    core._clear_DTensor_sharding_propagator_cache()
