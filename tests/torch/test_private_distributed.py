@@ -299,3 +299,39 @@ def test_torch_has_the_settings_that_ranks_exchange() -> None:
     planner = owners["torch.distributed.checkpoint.planner:SavePlanner"]
     kept = {n for n, v in vars(planner).items() if n.startswith("_cached_") and type(v) is dict}
     assert kept == set(private.ATTRIBUTES["torch.distributed.checkpoint.planner:SavePlanner"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_programs_have_the_values_of_eager_ones(backend: str) -> None:
+    """Dynamo does not trace into groups, which DDP's reducer calls while Dynamo's frames run."""
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed.fsdp import fully_shard
+
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(2 * x, "sum", dist.group.WORLD)
+        y = x + 1
+        dist.all_reduce(y)
+        return total + y
+
+    def train(compiled: bool, wrap: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)]
+        model = wrap(torch.nn.Sequential(*layers))
+        called = torch.compile(model, backend=backend) if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            called(torch.ones(2, 4) * (dist.get_rank() + step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [getattr(p, "full_tensor", p.clone)().detach() for p in model.parameters()]
+
+    def program(rank: int) -> None:
+        start()
+        x = torch.arange(4.0) + rank
+        torch.testing.assert_close(torch.compile(sums, backend=backend)(x), sums(x))
+        for wrap in (torch.nn.parallel.DistributedDataParallel, fully_shard):
+            for one, other in zip(train(True, wrap), train(False, wrap), strict=True):
+                torch.testing.assert_close(one, other)
+
+    launch(program, 2)

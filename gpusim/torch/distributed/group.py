@@ -25,7 +25,7 @@ from .folds import (
     settle,
 )
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
-from .private import ProcessGroup, has_gpu
+from .private import ProcessGroup, has_gpu, without_dynamo
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -35,6 +35,7 @@ __all__ = ["RankGroup"]
 Tensors = Tensor | list[Tensor]
 
 
+@without_dynamo
 class RankGroup(ProcessGroup):
     """The calling rank's end of a group.
 
@@ -528,6 +529,7 @@ class RankGroup(ProcessGroup):
             )
 
 
+@without_dynamo
 class _AllWorks(dist.Work):
     """The works of a coalesced block as one."""
 

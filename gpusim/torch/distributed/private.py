@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.c10d_logger as _c10d_logger
@@ -21,6 +21,7 @@ import torch.distributed.distributed_c10d as _c10d
 from torch import distributed as _dist
 from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch.amp import autocast_mode as _autocast_mode
 from torch.autograd import profiler as _profiler
 from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
@@ -42,6 +43,7 @@ __all__ = [
     "parse_to",
     "ranks_as_threads",
     "serialization",
+    "without_dynamo",
 ]
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
@@ -53,6 +55,8 @@ c10d: Any = _c10d  # whose functions are replaced
 dist: Any = _dist
 c10d_logger: Any = _c10d_logger
 bindings: Any = _bindings  # of which torch types a part
+eval_frame: Any = _eval_frame
+C = TypeVar("C", bound=type)
 core: Any = torch._C
 DeviceMesh: Any = _DeviceMesh
 dispatch: Any = _python_dispatch
@@ -328,6 +332,19 @@ def _split(
 def leave_groups() -> None:
     """Forget the calling rank's groups, as the end of a process does."""
     bindings._unregister_all_process_groups()
+
+
+def without_dynamo(cls: C) -> C:
+    """Keep Dynamo out of a class's methods, which C++ calls while it traces, as DDP's reducer does.
+
+    `torch.compiler.disable` does the same, and imports all of Dynamo at the first call.
+    """
+    skip = eval_frame._FrameAction.SKIP  # also what the methods call
+    for method in vars(cls).values():
+        if inspect.isfunction(method):
+            code, strategy = method.__code__, eval_frame._FrameExecStrategy(skip, skip)
+            eval_frame.set_code_exec_strategy(code, strategy)
+    return cls
     # Caches of the thread, which hold the rank's meshes.
     dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     core._clear_DTensor_sharding_propagator_cache()
