@@ -332,6 +332,9 @@ def _split(
 def leave_groups() -> None:
     """Forget the calling rank's groups, as the end of a process does."""
     bindings._unregister_all_process_groups()
+    # Caches of the thread, which hold the rank's meshes.
+    dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    core._clear_DTensor_sharding_propagator_cache()
 
 
 def without_dynamo(cls: C) -> C:
@@ -345,6 +348,3 @@ def without_dynamo(cls: C) -> C:
             code, strategy = method.__code__, eval_frame._FrameExecStrategy(skip, skip)
             eval_frame.set_code_exec_strategy(code, strategy)
     return cls
-    # Caches of the thread, which hold the rank's meshes.
-    dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
-    core._clear_DTensor_sharding_propagator_cache()
