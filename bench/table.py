@@ -27,6 +27,7 @@ WAYS = {
     "gpusim, nearest": "nearest",
     "gpusim.collectives": "stacked",
     "gpusim pmap": "pmap",
+    "gpusim in JAX": "in JAX",
     LIMIT: "limit",
 }
 #: They take part in some cases only; their absence needs no reason.

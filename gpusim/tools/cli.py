@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gpusim
 from gpusim.errors import GpusimError
-from gpusim.tools import program, schedule, torchrun
+from gpusim.tools import jaxrun, program, schedule, torchrun
 from gpusim.tools.arguments import whole_number
 from gpusim.tools.compare import command as compare
 from gpusim.tools.study import command as study
@@ -126,6 +126,7 @@ def command_line() -> argparse.ArgumentParser:
     schedule.add(commands)
     torchrun.add(commands)
     compare.add(commands)
+    jaxrun.add(commands)
     return parser
 
 

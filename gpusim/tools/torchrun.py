@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
+from types import FrameType
 from typing import Any, TextIO
 
 from gpusim.errors import GpusimError, ReplicaError
@@ -28,6 +31,9 @@ SHOWN = 20
 
 INTERVAL = 0.2
 """Seconds between two lines of progress."""
+
+GRACE = 0.5
+"""Seconds after Ctrl-C in which ranks may end; those that do not, as in time.sleep, are left."""
 
 ERASE = "\r\x1b[K"
 """Takes the line of a terminal away."""
@@ -172,6 +178,7 @@ def run(options: argparse.Namespace) -> int:
         environment_of(rank, ranks, options.nproc_per_node, **more) for rank in range(ranks)
     ]
     with (
+        prompt_interrupts(),
         tagged_output(options.only_rank) as outputs,
         record_of(options, ranks, outputs) as recorder,
     ):
@@ -199,6 +206,30 @@ def run(options: argparse.Namespace) -> int:
     if options.device is None and asks_for_gpu(failure.__cause__):
         print(NO_GPU, file=sys.stderr)
     return 1
+
+
+@contextmanager
+def prompt_interrupts() -> Iterator[None]:
+    """A block in which one Ctrl-C is enough: after a grace it counts as the second one."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield
+        return
+    again = threading.Timer(GRACE, _thread.interrupt_main)
+    again.daemon = True
+    process = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if again.ident is None and os.getpid() == process:  # no worker of a DataLoader
+            again.start()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        again.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ def test_runs_as_a_script(path: Path, tmp_path: Path) -> None:
     [
         "data_parallel --replicas 1",
         "data_parallel --replicas 7 --steps 3",
+        "fsdp2_reduction --ranks 3 6 --width 20",
         "moe_dispatch --replicas 1 --experts 3",
         "moe_dispatch --replicas 3 --experts 1",
         "moe_dispatch --replicas 3 --experts 2 --skew 100",  # all tokens to one expert

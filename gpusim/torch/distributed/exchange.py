@@ -28,6 +28,7 @@ from ...reduction import Reduction
 from ..tensors import on_stream_of
 from . import streams
 from .memory import bits_of, kind_of, move
+from .private import without_dynamo
 
 if TYPE_CHECKING:
     from .ranks import Launch, Rank
@@ -85,6 +86,7 @@ class Pending:
     error: BaseException | None = None
 
 
+@without_dynamo
 class RankWork(dist.Work):
     """One rank's handle on a call.
 

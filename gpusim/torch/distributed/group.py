@@ -25,7 +25,7 @@ from .folds import (
     settle,
 )
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
-from .private import ProcessGroup, has_gpu
+from .private import ProcessGroup, has_gpu, without_dynamo
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -35,6 +35,7 @@ __all__ = ["RankGroup"]
 Tensors = Tensor | list[Tensor]
 
 
+@without_dynamo
 class RankGroup(ProcessGroup):
     """The calling rank's end of a group.
 
@@ -67,6 +68,11 @@ class RankGroup(ProcessGroup):
     def _get_backend(self, device: Any) -> RankGroup:
         """What torch asks for optional abilities, of which it has none."""
         return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where objects travel, and what `monitored_barrier` asks for."""
+        return [torch.device("cpu")]
 
     def getBackendName(self) -> str:
         return "gpusim"
@@ -523,6 +529,7 @@ class RankGroup(ProcessGroup):
             )
 
 
+@without_dynamo
 class _AllWorks(dist.Work):
     """The works of a coalesced block as one."""
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed.c10d_logger as _c10d_logger
@@ -21,11 +21,15 @@ import torch.distributed.distributed_c10d as _c10d
 from torch import distributed as _dist
 from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch.amp import autocast_mode as _autocast_mode
+from torch.autograd import profiler as _profiler
 from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
 from torch.utils import _python_dispatch
+
+from ...errors import GpusimError
 
 __all__ = [
     "ATTRIBUTES",
@@ -39,6 +43,7 @@ __all__ = [
     "parse_to",
     "ranks_as_threads",
     "serialization",
+    "without_dynamo",
 ]
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
@@ -50,10 +55,13 @@ c10d: Any = _c10d  # whose functions are replaced
 dist: Any = _dist
 c10d_logger: Any = _c10d_logger
 bindings: Any = _bindings  # of which torch types a part
+eval_frame: Any = _eval_frame
+C = TypeVar("C", bound=type)
 core: Any = torch._C
 DeviceMesh: Any = _DeviceMesh
 dispatch: Any = _python_dispatch
 dispatcher: Any = vars(_DTensor)["_op_dispatcher"]
+profiler: Any = _profiler
 redistribute: Any = _redistribute
 
 
@@ -228,7 +236,29 @@ def ranks_as_threads(
         inside = getattr(world.local, "own", None) is not None
         return (_split if inside else split_group)(*args, **named)
 
+    profilers = profiler._prepare_profiler, profiler._enable_profiler, profiler._disable_profiler
+    profiling: list[int] = []  # the rank that does
+
+    def claim(start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*given: Any, **named: Any) -> Any:
+            me = getattr(world.local, "rank", 0)
+            if profiling and profiling != [me]:  # two would end the process, in C++
+                raise GpusimError(
+                    "torch's profiler: another rank profiles now, and a process has one profiler; "
+                    "profile on one rank, or without collectives inside"
+                )
+            profiling[:] = [me]
+            return start(*given, **named)
+
+        return begin
+
+    def end_profiler(*given: Any, **named: Any) -> Any:
+        profiling.clear()
+        return profilers[2](*given, **named)
+
     world = RanksWorld(original[0])
+    profiler._prepare_profiler, profiler._enable_profiler = map(claim, profilers[:2])
+    profiler._disable_profiler = end_profiler
     c10d._world = world
     c10d.split_group = dist.split_group = split
     # For torch's log, it asks NCCL for its version where a script has named NCCL.
@@ -250,6 +280,8 @@ def ranks_as_threads(
             del c10d._maybe_attach_flight_recorder
         else:
             c10d._maybe_attach_flight_recorder = flight_recorder
+        profiler._prepare_profiler, profiler._enable_profiler = profilers[:2]
+        profiler._disable_profiler = profilers[2]
         sys.excepthook = hook  # init_process_group wraps it, once for each rank
         redistribute._gen_transform_infos.cache_clear()  # which hold the ranks' meshes
         redistribute._planner_cache.clear()
@@ -300,6 +332,19 @@ def _split(
 def leave_groups() -> None:
     """Forget the calling rank's groups, as the end of a process does."""
     bindings._unregister_all_process_groups()
+
+
+def without_dynamo(cls: C) -> C:
+    """Keep Dynamo out of a class's methods, which C++ calls while it traces, as DDP's reducer does.
+
+    `torch.compiler.disable` does the same, and imports all of Dynamo at the first call.
+    """
+    skip = eval_frame._FrameAction.SKIP  # also what the methods call
+    for method in vars(cls).values():
+        if inspect.isfunction(method):
+            code, strategy = method.__code__, eval_frame._FrameExecStrategy(skip, skip)
+            eval_frame.set_code_exec_strategy(code, strategy)
+    return cls
     # Caches of the thread, which hold the rank's meshes.
     dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     core._clear_DTensor_sharding_propagator_cache()
