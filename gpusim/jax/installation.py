@@ -20,7 +20,6 @@ from . import ragged, sums
 from .lowering import board
 from .sums import Reductions, ReductionWarning
 
-
 for _file in (__file__, ragged.__file__, sums.__file__):
     source_info_util.register_exclusion(_file)  # calls are named by lines of the program
 
