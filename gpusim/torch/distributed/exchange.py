@@ -18,7 +18,6 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...errors import CollectiveMismatchError
-from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
@@ -160,7 +159,7 @@ class Exchange:
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
         """Note that a rank makes a group; all that make it must name the same ranks."""
-        site = call_site()
+        site = rank.call_site()
         with self.lock:
             ranks, other, there = self.makers.setdefault(
                 (key.name, key.copy), (key.ranks, rank.index, site)
@@ -190,7 +189,7 @@ class Exchange:
         order, from the last rank to post; an exception in it is raised by all that wait. The
         rank's `tensors` are for the record.
         """
-        site = call_site()
+        site = rank.call_site()
         if self.recorder is not None:
             more = _fields_of(terms, key.ranks)
             self._record(key, rank, number, terms["operation"], tensors, site, **more)
@@ -247,7 +246,7 @@ class Exchange:
         tag: int,
         what: str,
     ) -> RankWork:
-        site = call_site()
+        site = rank.call_site()
         title = f"{what} of {kind_of(tensor)!r}, tag {tag}, of {key},"
         pending = Pending(title, Completion(self.launch.scheduler))
         own = Letter(tensor, source, tag, pending, site)

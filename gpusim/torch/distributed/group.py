@@ -12,6 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...maps.call_site import call_site
+from ...reduction import Reduction
 from .exchange import Exchange, GroupKey, RankWork
 from .folds import Chooser, FoldCall, fold, fold_lists, fold_slices, fold_together, settle
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
@@ -157,7 +158,7 @@ class RankGroup(ProcessGroup):
         if tensors:
             size = sum(tensor.nbytes for tensor in tensors)
             told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
-            reduction, number = settle(self._chooser, told, self._folds, len(tensors))
+            reduction, number = self._settle(told, len(tensors))
         self._folds += len(tensors)
         counted: dict[str, Any] = {"number of reductions before": number}
         return self._post(
@@ -171,6 +172,10 @@ class RankGroup(ProcessGroup):
             reduction=reduction,
             **counted,
         )
+
+    def _settle(self, call: FoldCall, leaves: int) -> tuple[Reduction, int]:
+        """The Reduction of a call, and the number of its first tensor."""
+        return settle(self._chooser, call, self._folds, leaves)
 
     # Reductions
 
