@@ -21,13 +21,15 @@ import socket
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor
 
 from ...errors import GpusimError, ReplicaError
+from ...maps.completion import Completion
 from ...recording import Recorder
 from ...reduction import Reduction
 from . import process
@@ -68,6 +70,20 @@ class ProxyRank(Rank):
         if "error" in found[0]:
             raise decode_error(found[0]["error"])
         return found[0]
+
+    def stay_inside(self) -> None:
+        """Have no exception posted to the thread, which asks itself whether it is to end."""
+        with self.launch.scheduler.lock:
+            self.thread().inside = True
+
+    def wait_for(self, completion: Completion, what: str) -> None:
+        super().wait_for(completion, what)
+        self.stay_inside()
+
+    def give_way(self) -> bool:
+        others = super().give_way()
+        self.stay_inside()
+        return others
 
     def failure(self) -> ReplicaError:
         """What is said of a process that has ended by itself."""
@@ -127,6 +143,7 @@ class ProcessLaunch(Launch):
         self._released = threading.Event()
         self._forked = threading.Event()
         self._failure: BaseException | None = None
+        self.segments: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def execute(self) -> list[Any]:
         with self._processes():
@@ -161,9 +178,14 @@ class ProcessLaunch(Launch):
             thread.join()
             for rank in self._started():
                 rank.process.join()
-                rank.process.close()
+                with suppress(ValueError):  # a second Ctrl-C has cut off another join
+                    rank.process.close()
                 rank.channel.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
+            self.exchange.calls.clear()  # which hold shared memory, as long as an error holds them
+            self.exchange.mail.clear()
+            if self.segments:
+                gc.collect()
 
     def _started(self) -> list[ProxyRank]:
         return [r for r in self.ranks if isinstance(r, ProxyRank) and r.process is not None]
@@ -200,11 +222,16 @@ class ProcessLaunch(Launch):
     def _serve(self, rank: Rank) -> Any:
         """Make the calls of the rank's process until its function has returned."""
         assert isinstance(rank, ProxyRank)
+        rank.stay_inside()
+        proxy = Proxy(self, rank)
         try:
-            return Proxy(self, rank).serve()
+            return proxy.serve()
         except BaseException:
+            rank.stay_inside()
             rank.end()
             raise
+        finally:
+            proxy.close()
 
 
 class Proxy:
@@ -224,6 +251,7 @@ class Proxy:
         result, returned = None, False
         self._send({"begin": True})
         while (found := rank.channel.receive(check)) is not None:
+            check()
             message, file = found
             kind = message["do"]
             if kind == "write":
@@ -244,12 +272,18 @@ class Proxy:
             raise rank.failure()
         return result
 
+    def close(self) -> None:
+        """Let go of the shared memory."""
+        self.works.clear()
+        self.memory = None
+
     def _answer(self, kind: str, message: Message, file: int | None) -> None:
         self.rank.site = message.get("site") or self.rank.site
         try:
             if file is not None:
                 try:
                     self.memory = mmap.mmap(file, 0)
+                    self.launch.segments.add(self.memory)
                 finally:
                     os.close(file)
             answer = getattr(self, f"_{kind}")(**message["with"]) or {}
