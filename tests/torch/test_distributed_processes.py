@@ -26,7 +26,7 @@ from gpusim import reduction as reduce_by
 from gpusim.torch.distributed import FoldCall, Recorder, launch
 from tests.oracles.budget import budget, slow
 from tests.torch.distributed_programs import PROGRAMS, start
-from tests.torch.gloo_ranks import Case, gloo
+from tests.torch.gloo_ranks import ROOT, Case, gloo
 from tests.torch.test_distributed import (
     all_cases,
     assert_equal_bits,
@@ -497,9 +497,10 @@ def test_the_parents_end_is_that_of_its_processes(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    with subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as parent:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, script], env=environment, **pipes) as parent:
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline().split()[1]) for _ in range(3)]
         for number in signals:

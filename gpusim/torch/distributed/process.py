@@ -21,8 +21,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...maps.scheduler import ReplicaEnded
+from ...reduction import current
 from .exchange import GroupKey, Pending, RankWork
-from .folds import FoldCall, settle
+from .folds import FoldCall, OneReduction, settle
 from .group import RankGroup
 from .memory import Array, bits_of, kind_of
 from .private import ranks_as_threads
@@ -207,6 +208,14 @@ class ProcessGroup(RankGroup):
         assert isinstance(self._rank, ProcessRank)
         return self._rank.ask(kind, file, self._rank.call_site(), **more)
 
+    def _is_chosen_by_parent(self) -> bool:
+        """Whether the Reduction of a call is the one that the parent has for all calls."""
+        if self._chooser is None:
+            return current().is_default
+        return (
+            isinstance(self._chooser, OneReduction) and self._chooser is self._rank.launch.chooser
+        )
+
     def _forward(self, method: str, given: dict[str, Any]) -> RankWork | None:
         """Have the parent make the call, on copies of the tensors."""
         rank, operation = self._rank, METHODS[method]
@@ -255,6 +264,7 @@ class ProcessGroup(RankGroup):
                 number=number,
                 arguments=arguments,
                 kinds=kinds,
+                choose=not self._is_chosen_by_parent(),
             )
         except BaseException:
             rank.forget(number)

@@ -109,11 +109,17 @@ class ProxyRank(Rank):
 
 
 class ProxyGroup(RankGroup):
-    """A rank's end of a group, whose Reduction is chosen in the rank's process."""
+    """A rank's end of a group.
+
+    **Attributes**: `chooses_here` is False for a call whose Reduction the rank's process chooses.
+    """
 
     number = 0
+    chooses_here = True
 
     def _settle(self, call: FoldCall, leaves: int) -> tuple[Reduction, int]:
+        if self.chooses_here:
+            return super()._settle(call, leaves)
         assert isinstance(self._rank, ProxyRank)
         question = [call.operation, list(call.group), call.dtype, call.size]
         answer = self._rank.ask(
@@ -313,7 +319,7 @@ class Proxy:
     def _group(self, name: str, ranks: list[int], copy: list[int]) -> None:
         key = GroupKey(name, tuple(ranks), (copy[0], copy[1]))
         self.launch.exchange.admit(key, self.rank)
-        group = ProxyGroup(self.rank, key, ranks.index(self.rank.index), None)
+        group = ProxyGroup(self.rank, key, ranks.index(self.rank.index), self.launch.chooser)
         group.number = len(self.groups)
         self.groups.append(group)
 
@@ -321,13 +327,20 @@ class Proxy:
         self.groups[group].setGroupDesc(text)
 
     def _call(
-        self, group: int, method: str, number: int, arguments: Message, kinds: list[Any]
+        self,
+        group: int,
+        method: str,
+        number: int,
+        arguments: Message,
+        kinds: list[Any],
+        choose: bool,
     ) -> Message:
         tensors: list[Tensor] = []
         for kind in kinds:
             assert self.memory is not None
             tensors.append(view(self.memory, kind))
         given = {name: decode(each, tensors) for name, each in arguments.items()}
+        self.groups[group].chooses_here = not choose
         work = getattr(self.groups[group], method)(**given)
         if work is None:
             return {}
