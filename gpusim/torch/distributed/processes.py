@@ -300,10 +300,9 @@ class Proxy:
         done: list[Any] = []
         for number, work in list(self.works.items()):
             if work._pending.done.done:
-                error = work._pending.error
-                done.append(
-                    [number, None if error is None else encode_error(error), work.source_rank()]
-                )
+                failure = work._pending.error
+                said = None if failure is None else encode_error(failure)
+                done.append([number, said, work.source_rank()])
                 self.rank.unfinished.discard(work)
                 del self.works[number]
         self._send({**answer, "done": done})

@@ -354,7 +354,8 @@ def load_content(content: BytesIO) -> Any:
         return torch.load(content, weights_only=True)
 
 
-_multiarray: Any = sys.modules.get("numpy._core.multiarray") or np.core.multiarray  # numpy 1
+_numpy: Any = np
+_multiarray: Any = sys.modules.get("numpy._core.multiarray") or _numpy.core.multiarray  # NumPy 1
 NUMPY: list[Any] = [
     np.ndarray,
     np.dtype,
