@@ -102,6 +102,11 @@ def add(commands: Any) -> None:
         help="cpu: the CPU plays the GPUs that the script asks for, one for each rank of a node",
     )
     parser.add_argument(
+        "--processes",
+        action="store_true",
+        help="run each rank in a process of its own, for scripts with state in modules (Linux)",
+    )
+    parser.add_argument(
         "--only-rank",
         type=whole_number(0),
         metavar="R",
@@ -184,16 +189,12 @@ def run(options: argparse.Namespace) -> int:
     ):
 
         def body(rank: Any) -> None:
-            outputs.enter(rank.index)
-            try:
-                run_script(script, options.arguments)
-            finally:
-                outputs.leave()
+            run_script(script, options.arguments)
 
+        how = (options.reduction, options.schedule, recorder)
+        where = (options.device, options.processes, outputs.of_rank)
         try:
-            run_ranks(
-                body, environments, options.reduction, options.schedule, recorder, options.device
-            )
+            run_ranks(body, environments, *how, *where)
         except GpusimError as error:
             failure: GpusimError | None = error
         else:
@@ -318,6 +319,8 @@ def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
 
 def show(error: GpusimError) -> None:
     """The traceback of a rank's own exception, with the rank as its tag, and what went wrong."""
+    from gpusim.torch.distributed.wire import RemoteTraceback
+
     cause = error.__cause__
     if isinstance(error, ReplicaError) and cause is not None:
         if isinstance(cause, ExitCodeError):
@@ -328,6 +331,8 @@ def show(error: GpusimError) -> None:
             trace = trace.tb_next
         trace = cause.__traceback__ if trace is None else trace.tb_next
         text = "".join(traceback.format_exception(type(cause), cause, trace))
+        if isinstance(cause.__cause__, RemoteTraceback):
+            text = cause.__cause__.args[0]
         for line in text.splitlines():
             print(f"[rank{error.index}]: {line}", file=sys.stderr)
     print(f"gpusim torchrun: {error}", file=sys.stderr)
@@ -374,6 +379,15 @@ class RankOutputs:
     def enter(self, rank: int) -> None:
         """The calling thread is this rank's."""
         self.local.rank, self.local.partial = rank, {}
+
+    @contextmanager
+    def of_rank(self, rank: int) -> Iterator[None]:
+        """A block of a rank's thread."""
+        self.enter(rank)
+        try:
+            yield
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """Write the lines that have no end."""

@@ -19,7 +19,6 @@ from torch import distributed as dist
 
 from ...errors import CollectiveMismatchError
 from ...libraries import on_device
-from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
@@ -194,7 +193,7 @@ class Exchange:
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
         """Note that a rank makes a group; all that make it must name the same ranks."""
-        site = call_site()
+        site = rank.call_site()
         with self.lock:
             ranks, other, there = self.makers.setdefault(
                 (key.name, key.copy), (key.ranks, rank.index, site)
@@ -226,7 +225,7 @@ class Exchange:
         rank's `tensors` are for the record, and `record` has more fields of it, with "operands" if
         the call reads others than `tensors`.
         """
-        site = call_site()
+        site = rank.call_site()
         if self.recorder is not None:
             more = _fields_of(terms, key.ranks) | {"operands": tensors, **(record or {})}
             if terms["operation"] == "broadcast" and terms["root"] != place:
@@ -296,7 +295,7 @@ class Exchange:
         tag: int,
         what: str,
     ) -> RankWork:
-        site = call_site()
+        site = rank.call_site()
         title = f"{what} of {kind_of(tensor)!r}, tag {tag}, of {key},"
         pending = Pending(title, Completion(self.launch.scheduler))
         own = Letter(tensor, source, tag, pending, site)

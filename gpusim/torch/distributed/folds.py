@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from .memory import Array
 __all__ = [
     "Chooser",
     "FoldCall",
+    "OneReduction",
     "ReductionLike",
     "as_chooser",
     "fold",
@@ -57,6 +58,16 @@ OTHERS = {"PRODUCT": "prod", "MIN": "min", "MAX": "max"}
 BOOLEANS = {"SUM": "MAX", "PRODUCT": "MIN"}
 
 
+@dataclass(frozen=True)
+class OneReduction:
+    """A chooser of the same Reduction for each call."""
+
+    reduction: Reduction
+
+    def __call__(self, call: FoldCall) -> Reduction:
+        return self.reduction
+
+
 def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
     """A function that chooses the Reduction; None for None.
 
@@ -65,8 +76,7 @@ def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
     if given is None:
         return None
     if isinstance(given, (Reduction, str)):
-        reduction = _as_reduction(given, what)
-        return lambda call: reduction
+        return OneReduction(_as_reduction(given, what))
     if not callable(given):
         raise TypeError(f"{what}: expected a Reduction, a name or a callable, got {given!r}")
     return lambda call: _as_reduction(given(call), f"{what}({call})")

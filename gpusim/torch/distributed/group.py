@@ -12,6 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...maps.call_site import call_site
+from ...reduction import Reduction
 from ...twins import HALVES
 from .exchange import Exchange, GroupKey, RankWork
 from .folds import (
@@ -189,7 +190,7 @@ class RankGroup(ProcessGroup):
         if tensors:
             size = sum(tensor.nbytes for tensor in tensors)
             told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
-            reduction, number = settle(self._chooser, told, self._folds, len(tensors))
+            reduction, number = self._settle(told, len(tensors))
         if name == "PREMUL_SUM" and reduction is not None and reduction.order == "gloo-ring":
             raise ValueError(
                 f"{operation}: gloo has no PREMUL_SUM, so its twin gloo-ring has none; choose "
@@ -214,6 +215,10 @@ class RankGroup(ProcessGroup):
             reduction=reduction,
             **counted,
         )
+
+    def _settle(self, call: FoldCall, leaves: int) -> tuple[Reduction, int]:
+        """The Reduction of a call, and the number of its first tensor."""
+        return settle(self._chooser, call, self._folds, leaves)
 
     # Reductions
 

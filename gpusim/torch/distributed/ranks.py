@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from fallback.threads import cores
 
 from ...errors import DeadlockError, GpusimError, ReplicaError
 from ...maps.axis_environment import AxisEntry
+from ...maps.call_site import call_site
 from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...recording import Recorder
@@ -36,6 +37,8 @@ from .store import RankStore
 __all__ = ["Launch", "Rank", "current_rank", "launch"]
 
 T = TypeVar("T")
+#: A context of a rank's number, in which its thread runs.
+Around = Callable[[int], AbstractContextManager[Any]]
 SCHEDULES = ("turns", "free")
 
 _numpy: Any = np.random  # the global generator, which programs may use
@@ -60,6 +63,12 @@ def current_rank() -> Rank:
 
 class Rank:
     """One rank of a launch, and what a process would have to itself."""
+
+    group_type = RankGroup
+
+    def call_site(self) -> str:
+        """file:line of the rank's program."""
+        return call_site()
 
     def __init__(self, launch: Launch, index: int, environment: Mapping[str, str]) -> None:
         self.launch = launch
@@ -119,7 +128,7 @@ class Rank:
         if isinstance(options, (Reduction, str)) or callable(options):
             chooser = as_chooser(options, "pg_options")
         self.launch.exchange.admit(key, self)
-        return RankGroup(self, key, members.index(self.index), chooser, options)
+        return self.group_type(self, key, members.index(self.index), chooser, options)
 
 
 class Globals:
@@ -285,6 +294,8 @@ def _own_environments() -> Iterator[None]:
 class Launch:
     """Ranks that run together: their scheduler, their exchange, and whose turn it is."""
 
+    rank_type = Rank
+
     def __init__(
         self,
         environments: Sequence[Mapping[str, str]],
@@ -293,6 +304,7 @@ class Launch:
         schedule: str,
         recorder: Recorder | None,
         device: str | None = None,
+        around: Around | None = None,
     ) -> None:
         self.size = len(environments)
         self.device = device
@@ -301,6 +313,7 @@ class Launch:
         self.chooser = chooser
         self.recorder = recorder
         self.run = run
+        self.around = around or (lambda index: nullcontext())
         slots = 1 if self.in_turns else cores()
         self.scheduler = Scheduler(slots, self.in_turns)
         self.scheduler.describe_stall = self.describe_stall
@@ -308,7 +321,7 @@ class Launch:
         self.exchange = Exchange(self)
         self.store = RankStore(self)
         self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
-        self.ranks = [Rank(self, index, each) for index, each in enumerate(environments)]
+        self.ranks = [self.rank_type(self, index, each) for index, each in enumerate(environments)]
         state = current()
         self.states = [forked(state) for _ in self.ranks]
         self.contexts = [contextvars.copy_context() for _ in self.ranks]
@@ -353,7 +366,8 @@ class Launch:
 
     def _run_in_context(self, index: int) -> Any:
         # In a context without the scheduler's replica: a pmap in a rank is an outermost one.
-        return self.contexts[index].run(self._run_rank, self.ranks[index])
+        with self.around(index):
+            return self.contexts[index].run(self._run_rank, self.ranks[index])
 
     def _run_rank(self, rank: Rank) -> Any:
         _local.rank = rank
@@ -500,6 +514,7 @@ def launch(
     schedule: str = "turns",
     recorder: Recorder | None = None,
     device: str | None = None,
+    processes: bool = False,
 ) -> list[T]:
     """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
 
@@ -520,12 +535,16 @@ def launch(
     - `recorder`: a `Recorder` that records every call. None costs nothing.
     - `device`: "cpu" lets the CPU play the GPUs that a program asks for: "cuda" and "cuda:3" are
       the host. None leaves devices as they are.
+    - `processes`: True runs each rank in a process of its own, forked from this one, so that the
+      globals of modules belong to the rank. Linux only. The bits, errors and records are the same.
 
-    **Returns**: what each rank returned.
+    **Returns**: what each rank returned. Processes can hand back tensors, NumPy arrays and plain
+    data: what `torch.load(weights_only=True)` reads.
 
     **Raises**:
 
-    - ReplicaError: if a rank raises; the exception is its cause, and the others are ended.
+    - ReplicaError: if a rank raises; the exception is its cause, and the others are ended. Also
+      if its process ends by a signal or an exit code.
     - CollectiveMismatchError: if ranks make calls that differ, naming both.
     - DeadlockError: as soon as no rank can go on, naming what each waits for.
     - GpusimError: inside of another launch.
@@ -546,7 +565,13 @@ def launch(
         raise ValueError(f"launch: ranks={ranks!r}: expected an integer from 1")
     environments = [environment_of(rank, ranks, ranks) for rank in range(ranks)]
     return run_ranks(
-        lambda rank: f(rank.index, *args), environments, reduction, schedule, recorder, device
+        lambda rank: f(rank.index, *args),
+        environments,
+        reduction,
+        schedule,
+        recorder,
+        device,
+        processes,
     )
 
 
@@ -557,6 +582,8 @@ def run_ranks(
     schedule: str,
     recorder: Recorder | None = None,
     device: str | None = None,
+    processes: bool = False,
+    around: Around | None = None,
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`."""
     if schedule not in SCHEDULES:
@@ -569,6 +596,9 @@ def run_ranks(
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
     try:
-        return Launch(environments, run, chooser, schedule, recorder, device).execute()
+        kind = Launch
+        if processes:
+            from .processes import ProcessLaunch as kind
+        return kind(environments, run, chooser, schedule, recorder, device, around).execute()
     finally:
         _launching.release()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 
-from ...maps.call_site import call_site
 from ...maps.completion import Completion
 
 if TYPE_CHECKING:
@@ -68,7 +67,8 @@ class RankStore(dist.Store):
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
         from .ranks import current_rank
 
-        rank, site = current_rank(), call_site()
+        rank = current_rank()
+        site = rank.call_site()
         for key in keys:
             while True:
                 with self._lock:

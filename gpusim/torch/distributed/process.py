@@ -1,0 +1,467 @@
+"""The process of a rank: its torch.distributed, whose calls its thread of the parent makes."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import inspect
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import numpy as np
+from torch import Tensor
+from torch import distributed as dist
+
+from ...maps.scheduler import ReplicaEnded
+from ...reduction import current
+from .accelerator import cpu_as_accelerator
+from .exchange import GroupKey, Pending, RankWork
+from .folds import FoldCall, OneReduction, settle
+from .group import RankGroup
+from .memory import Array, bits_of, kind_of
+from .private import ranks_as_threads
+from .ranks import Rank
+from .wire import (
+    ALIGNMENT,
+    Channel,
+    Copies,
+    Message,
+    SharedMemory,
+    decode,
+    decode_error,
+    dump,
+    encode,
+    encode_error,
+)
+
+if TYPE_CHECKING:
+    from .processes import ProcessLaunch
+
+__all__ = ["run"]
+
+PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+METHODS = {
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "_allgather_base": "all_gather",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "monitored_barrier": "monitored_barrier",
+    "recv": "recv",
+    "recv_anysource": "recv",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "scatter": "scatter",
+    "send": "send",
+}
+"""The methods of a group that call others, and their operation's name."""
+
+
+class Done:
+    """Whether a work is complete, as far as the process knows."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.done = number, False
+
+
+class ProcessRank(Rank):
+    """The rank of this process."""
+
+    def join(self, launch: ProcessLaunch, rank: Rank, channel: Channel) -> None:
+        vars(self).update(vars(rank))
+        self.launch, self.channel = launch, channel
+        self.memory = SharedMemory()
+        self.groups: list[ProcessGroup] = []
+        self.works: dict[int, tuple[RankWork, Copies]] = {}
+        self.failure: BaseException | None = None
+        self.ended = self.busy = False
+        self.posted = 0
+
+    def end(self, *signal: Any) -> None:
+        """Raise ReplicaEnded in the program, unless a message is being sent."""
+        self.ended = True
+        if not self.busy:
+            raise ReplicaEnded
+
+    def send(self, message: Message, file: int | None = None) -> None:
+        """Send a message whole."""
+        self.busy = True
+        try:
+            self.channel.send(message, file)
+        except OSError:
+            os._exit(1)  # the parent is gone
+        finally:
+            self.busy = False
+
+    def ask(self, kind: str, file: int | None = None, site: str = "", **more: Any) -> Message:
+        """Ask the parent, and do what has become possible: copy results of complete works."""
+        if self.ended:
+            raise ReplicaEnded
+        self.send({"do": kind, "site": site, "with": more}, file)
+        while True:
+            found = self.channel.receive()
+            if found is None:
+                os._exit(1)  # the parent is gone
+            answer = found[0]
+            if "choose" not in answer:
+                break
+            self._choose(answer)
+        if self.ended:
+            raise ReplicaEnded
+        for number, error, source in answer["done"]:
+            self._complete(number, error, source)
+        if "raise" in answer:
+            error, self.failure = self.failure, None
+            raise error or decode_error(answer["raise"])
+        return answer
+
+    def _choose(self, question: Message) -> None:
+        operation, group, dtype, size = question["choose"]
+        try:
+            reduction, number = settle(
+                self.groups[question["group"]]._chooser,
+                FoldCall(operation, tuple(group), dtype, size),
+                question["folded"],
+                question["leaves"],
+            )
+            self.send({"reduction": encode(reduction, []), "number": number})
+        except Exception as error:
+            self.failure = error
+            self.send({"error": encode_error(error)})
+
+    def _complete(self, number: int, error: Message | None, source: int) -> None:
+        work, copies = self.works.pop(number)
+        pending: Any = work._pending
+        work._source = source
+        if error is not None:
+            pending.error = decode_error(error)
+        else:
+            for target, value in copies.pairs:
+                np.copyto(target, value)
+        copies.pairs.clear()
+        self.memory.free(copies)
+        pending.done.done = True
+        self.unfinished.discard(work)
+
+    def forget(self, number: int) -> None:
+        """Drop a call that was not posted."""
+        if number in self.works:
+            work, copies = self.works.pop(number)
+            self.unfinished.discard(work)
+            copies.pairs.clear()
+            self.memory.free(copies)
+
+    def wait_for_results_in(self, arrays: Sequence[Array]) -> None:
+        """Wait for the works whose results go to memory that is to be read or written."""
+        for work, copies in list(self.works.values()):
+            targets = [target for target, _ in copies.pairs]
+            if any(np.may_share_memory(one, other) for one in targets for other in arrays):
+                work.wait()
+
+    def wait_for(self, completion: Any, what: str) -> None:
+        self.check_thread("wait")
+        self.ask("wait", work=completion.number)
+
+    def give_way(self) -> bool:
+        return bool(self.ask("give_way")["others"])
+
+    def fail_waiting(self, what: str) -> None:
+        self.ask("fail", what=what)
+
+
+class ProcessGroup(RankGroup):
+    """The rank's end of a group, whose calls the parent makes."""
+
+    def __init__(
+        self, rank: Any, key: GroupKey, place: int, chooser: Any, options: Any = None
+    ) -> None:
+        super().__init__(rank, key, place, chooser, options)
+        self._number = len(rank.groups)
+        rank.groups.append(self)
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+        self._asked("describe", group=self._number, text=description)
+
+    _set_group_desc = setGroupDesc
+
+    def _asked(self, kind: str, file: int | None = None, **more: Any) -> Message:
+        assert isinstance(self._rank, ProcessRank)
+        return self._rank.ask(kind, file, self._rank.call_site(), **more)
+
+    def _is_chosen_by_parent(self) -> bool:
+        """Whether the Reduction of a call is the one that the parent has for all calls."""
+        if self._chooser is None:
+            return current().is_default
+        return (
+            isinstance(self._chooser, OneReduction) and self._chooser is self._rank.launch.chooser
+        )
+
+    def _forward(self, method: str, given: dict[str, Any]) -> RankWork | None:
+        """Have the parent make the call, on copies of the tensors."""
+        rank, operation = self._rank, METHODS[method]
+        assert isinstance(rank, ProcessRank)
+        self._check_open(operation)
+        rank.check_thread(operation)
+        tensors: list[Tensor] = []
+        written: list[bool] = []
+        read: list[bool] = []
+        arguments = {}
+        for name, value in given.items():
+            arguments[name] = encode(value, tensors)
+            more = len(tensors) - len(read)
+            both = name == "tensors"
+            read += [operation != "recv" if both else not name.startswith("output")] * more
+            written += [operation != "send" if both else name.startswith("output")] * more
+        own = [_bits(tensor, operation) for tensor in tensors]
+        rank.wait_for_results_in(own)
+        starts = [0]
+        for bits in own:
+            starts.append(starts[-1] + -(-_extent(bits) // ALIGNMENT) * ALIGNMENT)
+        copies, file = rank.memory.allocate(starts[-1]) if tensors else (Copies(None, 0), None)
+        kinds = []
+        for start, tensor, bits, is_read, is_written in zip(
+            starts[:-1], tensors, own, read, written, strict=True
+        ):
+            start += copies.start
+            kinds.append((kind_of(tensor).dtype, tensor.shape, tensor.stride(), start))
+            shared = np.ndarray(bits.shape, bits.dtype, copies.memory, start, bits.strides)
+            if is_read:
+                np.copyto(shared, bits)
+            if is_written:
+                copies.pairs.append((bits, shared))
+        rank.posted = number = rank.posted + 1
+        site = rank.call_site()
+        pending: Any = Pending("", cast(Any, Done(number)))
+        work = RankWork(rank, pending, [], site)
+        rank.works[number] = work, copies
+        try:
+            answer = rank.ask(
+                "call",
+                file,
+                site,
+                group=self._number,
+                method=method,
+                number=number,
+                arguments=arguments,
+                kinds=kinds,
+                choose=not self._is_chosen_by_parent(),
+            )
+        except BaseException:
+            rank.forget(number)
+            raise
+        finally:
+            if file is not None:
+                os.close(file)
+        if "title" not in answer:
+            rank.forget(number)
+            return None
+        pending.title = answer["title"]
+        work._outputs = [tensors[place] for place in answer["outputs"]]
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+
+def _forwarding(method: str) -> Any:
+    function = getattr(RankGroup, method)
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def forward(self: ProcessGroup, *args: Any, **named: Any) -> RankWork | None:
+        given = signature.bind(self, *args, **named).arguments
+        del given["self"]
+        return self._forward(method, given)
+
+    return forward
+
+
+for _method in METHODS:
+    setattr(ProcessGroup, _method, _forwarding(_method))
+ProcessRank.group_type = ProcessGroup
+
+
+def _bits(tensor: Tensor, what: str) -> Array:
+    if tensor.device.type != "cpu":
+        raise TypeError(
+            f"{what}: expected a tensor on the host, as ranks are processes; got one on "
+            f"{tensor.device}"
+        )
+    return bits_of(tensor, what)
+
+
+def _extent(bits: Array) -> int:
+    """The bytes from an array's first element to its last."""
+    if not bits.size:
+        return 0
+    steps = zip(bits.shape, bits.strides, strict=True)
+    return bits.itemsize + sum((size - 1) * stride for size, stride in steps)
+
+
+class ProcessExchange:
+    """What the rank asks its launch's exchange for."""
+
+    def __init__(self, rank: ProcessRank) -> None:
+        self._rank = rank
+
+    def admit(self, key: GroupKey, rank: Rank) -> None:
+        site = rank.call_site()
+        self._rank.ask("group", None, site, name=key.name, ranks=key.ranks, copy=key.copy)
+
+
+class ProcessStore(dist.Store):
+    """The key-value store of the launch, which is in the parent."""
+
+    def __init__(self, rank: ProcessRank) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        self._rank.check_thread(f"the store's {method}")
+        arguments = encode(list(args), [])
+        answer = self._rank.ask(
+            "store", None, self._rank.call_site(), method=method, arguments=arguments
+        )
+        return decode(answer["value"], [])
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._ask("get", key))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", key, amount))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return bytes(self._ask("compare_set", key, expected, desired))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._ask("check", list(keys)))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask("delete_key", key))
+
+    deleteKey = delete_key
+
+    def num_keys(self) -> int:
+        return int(self._ask("num_keys"))
+
+    getNumKeys = num_keys
+
+    def set_timeout(self, timeout: Any) -> None:
+        pass
+
+    def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
+        self._ask("wait", list(keys))
+
+
+class ForwardedStream:
+    """Standard output or error, whose text the rank's thread of the parent writes."""
+
+    def __init__(self, name: str, stream: TextIO, rank: ProcessRank) -> None:
+        self._name, self._stream, self._rank = name, stream, rank
+
+    def write(self, text: str) -> int:
+        if text:
+            self._send(str(text), False)
+        return len(text)
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        self._stream.flush()
+        self._send("", True)
+
+    def _send(self, text: str, flush: bool) -> None:
+        self._rank.send({"do": "write", "stream": self._name, "text": text, "flush": flush})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def run(
+    launch: ProcessLaunch, index: int, end: socket.socket, others: list[Channel], parent: int
+) -> None:
+    """Run the program of a rank, in its process, which has just been forked."""
+    for other in others:
+        other.close()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
+    atexit._clear()  # what the parent has to do at its end
+    channel = Channel(end)
+    rank = object.__new__(ProcessRank)
+    rank.join(launch, launch.ranks[index], channel)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, lambda *_: None)  # the parent ends its processes
+    signal.signal(signal.SIGTERM, rank.end)
+    os.register_at_fork(after_in_child=channel.close)
+    try:
+        if channel.receive() is None:
+            os._exit(1)
+        _run(launch, rank)
+    except ReplicaEnded:
+        pass
+    finally:
+        rank.busy = True  # no more ReplicaEnded
+        with suppress(BaseException):
+            atexit._run_exitfuncs()
+
+
+def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
+    random.setstate(launch.base.python)  # Python seeds anew in a fork
+    os.environb.update(rank.environment)
+    streams: Any = [ForwardedStream(n, getattr(sys, n), rank) for n in ("stdout", "stderr")]
+    sys.stdout, sys.stderr = streams
+    state: Any = launch
+    state.ranks[rank.index], state.run = rank, launch.program
+    state.store, state.exchange = ProcessStore(rank), ProcessExchange(rank)
+    try:
+        with (
+            ranks_as_threads(launch._rendezvous, launch._admit) as launch.world,
+            cpu_as_accelerator() if launch.device == "cpu" else nullcontext(),
+        ):
+            result = launch.contexts[rank.index].run(launch._run_rank, rank)
+        file = None if result is None else dump(result)
+    except ReplicaEnded:
+        raise
+    except BaseException as error:
+        rank.send({"do": "raised", "error": encode_error(error, _trace(error))})
+    else:
+        rank.send({"do": "returned"}, file)
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback from the program's first line on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("gpusim."):
+        trace = trace.tb_next
+    shown = error.__traceback__ if trace is None else trace
+    return "".join(traceback.format_exception(type(error), error, shown))

@@ -1,0 +1,367 @@
+"""Ranks as processes, forked from this one, for programs that keep state in modules.
+
+Each rank has its thread here as well, on the same scheduler and exchange. The thread makes the
+calls of its process for it, on tensors in memory that both have mapped; where the process waits,
+the thread waits. So matching, folds, deadlocks, mismatches and records are those of threads.
+
+The processes are forked by a new thread, which has run no OpenMP code and lives as long as the
+launch: the kernel kills them when it ends, also if this process is killed.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import mmap
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import GpusimError, ReplicaError
+from ...maps.completion import Completion
+from ...recording import Recorder
+from ...reduction import Reduction
+from . import process
+from .exchange import GroupKey, RankWork
+from .folds import Chooser, FoldCall
+from .group import RankGroup
+from .ranks import Around, Launch, Rank
+from .wire import Channel, Message, decode, decode_error, encode, encode_error, load, view
+
+__all__ = ["ProcessLaunch"]
+
+GRACE = 0.5
+"""Seconds in which a process may end by itself, when its rank is to end."""
+
+FILES = 4
+"""File descriptors for each process."""
+
+LOADED = ("_dynamo", "distributed.checkpoint.state_dict", "distributed.optim")
+"""Large modules of torch that training imports late; each process would have its own copy."""
+
+
+class ProxyRank(Rank):
+    """A rank whose program runs in another process, and that makes its calls here."""
+
+    channel: Channel
+    process: Any = None
+    site = ""
+
+    def call_site(self) -> str:
+        return self.site
+
+    def ask(self, message: Message) -> Message:
+        """Ask the process, in the middle of a call that it waits for."""
+        self.channel.send(message)
+        found = self.channel.receive(self.thread().check_ended)
+        if found is None:
+            raise self.failure()
+        if "error" in found[0]:
+            raise decode_error(found[0]["error"])
+        return found[0]
+
+    def stay_inside(self) -> None:
+        """Have no exception posted to the thread, which asks itself whether it is to end."""
+        with self.launch.scheduler.lock:
+            self.thread().inside = True
+
+    def wait_for(self, completion: Completion, what: str) -> None:
+        super().wait_for(completion, what)
+        self.stay_inside()
+
+    def give_way(self) -> bool:
+        others = super().give_way()
+        self.stay_inside()
+        return others
+
+    def failure(self) -> ReplicaError:
+        """What is said of a process that has ended by itself."""
+        self.process.join()
+        code = self.process.exitcode
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        after = f"; its last call was at {self.site}" if self.site else ""
+        return ReplicaError(
+            self.index,
+            f"the process of rank {self.index} {how} before its function returned{after}",
+        )
+
+    def end(self) -> None:
+        """End the process: at once if it waits for a call, else by a signal."""
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join(GRACE)
+            self.process.kill()
+            self.process.join()
+
+
+class ProxyGroup(RankGroup):
+    """A rank's end of a group.
+
+    **Attributes**: `chooses_here` is False for a call whose Reduction the rank's process chooses.
+    """
+
+    number = 0
+    chooses_here = True
+
+    def _settle(self, call: FoldCall, leaves: int) -> tuple[Reduction, int]:
+        if self.chooses_here:
+            return super()._settle(call, leaves)
+        assert isinstance(self._rank, ProxyRank)
+        question = [call.operation, list(call.group), call.dtype, call.size]
+        answer = self._rank.ask(
+            {"choose": question, "group": self.number, "folded": self._folds, "leaves": leaves}
+        )
+        return decode(answer["reduction"], []), answer["number"]
+
+
+class ProcessLaunch(Launch):
+    """A launch whose ranks run in processes."""
+
+    rank_type = ProxyRank
+
+    def __init__(
+        self,
+        environments: Sequence[Mapping[str, str]],
+        run: Callable[[Rank], Any],
+        chooser: Chooser | None,
+        schedule: str,
+        recorder: Recorder | None,
+        device: str | None = None,
+        around: Around | None = None,
+    ) -> None:
+        if sys.platform != "linux":
+            raise GpusimError("launch: processes=True needs Linux")
+        super().__init__(environments, self._serve, chooser, schedule, recorder, device, around)
+        self.program = run
+        self._released = threading.Event()
+        self._forked = threading.Event()
+        self._failure: BaseException | None = None
+        self.segments: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+    def execute(self) -> list[Any]:
+        with self._processes():
+            return super().execute()
+
+    def turn_of(self, rank: Rank) -> None:
+        """Processes share no globals."""
+
+    # Forking
+
+    @contextmanager
+    def _processes(self) -> Iterator[None]:
+        for name in LOADED:
+            importlib.import_module(f"torch.{name}")
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = FILES * self.size + 256
+        if files[0] < needed <= files[1] or files[1] == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(files[0], needed), files[1]))
+        thread = threading.Thread(target=self._fork, name="gpusim forks", daemon=True)
+        try:
+            thread.start()
+            self._forked.wait()
+            if self._failure is not None:
+                raise GpusimError(
+                    f"launch could not start {self.size} processes: {self._failure}"
+                ) from self._failure
+            yield
+        finally:
+            self._released.set()
+            for rank in self._started():
+                rank.process.kill()
+            thread.join()
+            for rank in self._started():
+                rank.process.join()
+                with suppress(ValueError):  # a second Ctrl-C has cut off another join
+                    rank.process.close()
+                rank.channel.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+            self.exchange.calls.clear()  # which hold shared memory, as long as an error holds them
+            self.exchange.mail.clear()
+            if self.segments:
+                gc.collect()
+
+    def _started(self) -> list[ProxyRank]:
+        return [r for r in self.ranks if isinstance(r, ProxyRank) and r.process is not None]
+
+    def _fork(self) -> None:
+        """Fork all processes, and live until they are to end. (In a thread of its own.)"""
+        was_frozen = gc.get_freeze_count()
+        gc.freeze()  # else collections in the processes copy the memory that they share
+        context = multiprocessing.get_context("fork")
+        parent = os.getpid()
+        try:
+            for rank in self.ranks:
+                if self._released.is_set():
+                    break
+                assert isinstance(rank, ProxyRank)
+                own, far = socket.socketpair()
+                rank.channel = Channel(own)
+                others = [each.channel for each in self._started()] + [rank.channel]
+                name, arguments = f"rank {rank.index}", (self, rank.index, far, others, parent)
+                child = context.Process(target=process.run, args=arguments, name=name)
+                with warnings.catch_warnings(), far:
+                    warnings.simplefilter("ignore", DeprecationWarning)  # of forks in threads
+                    child.start()
+                rank.process = child
+        except BaseException as error:
+            self._failure = error
+        if not was_frozen:
+            gc.unfreeze()
+        self._forked.set()
+        self._released.wait()
+
+    # In a rank's thread
+
+    def _serve(self, rank: Rank) -> Any:
+        """Make the calls of the rank's process until its function has returned."""
+        assert isinstance(rank, ProxyRank)
+        rank.stay_inside()
+        proxy = Proxy(self, rank)
+        try:
+            return proxy.serve()
+        except BaseException:
+            rank.stay_inside()
+            rank.end()
+            raise
+        finally:
+            proxy.close()
+
+
+class Proxy:
+    """The calls of one process."""
+
+    def __init__(self, launch: ProcessLaunch, rank: ProxyRank) -> None:
+        self.launch, self.rank = launch, rank
+        self.groups: list[ProxyGroup] = []
+        self.works: dict[int, RankWork] = {}
+        self.memory: mmap.mmap | None = None
+
+    def serve(self) -> Any:
+        """Let the process run; what its function returned, or the exception that it raised."""
+        rank = self.rank
+        check = rank.thread().check_ended
+        check()
+        result, returned = None, False
+        self._send({"begin": True})
+        while (found := rank.channel.receive(check)) is not None:
+            check()
+            message, file = found
+            kind = message["do"]
+            if kind == "write":
+                stream = getattr(sys, message["stream"])
+                stream.write(message["text"])
+                if message["flush"]:
+                    stream.flush()
+            elif kind == "returned":
+                result, returned = None if file is None else load(file), True
+            elif kind == "raised":
+                raise decode_error(message["error"])
+            else:
+                self._answer(kind, message, file)
+        if not returned:
+            raise rank.failure()
+        rank.process.join()
+        if rank.process.exitcode:
+            raise rank.failure()
+        return result
+
+    def close(self) -> None:
+        """Let go of the shared memory."""
+        self.works.clear()
+        self.memory = None
+
+    def _answer(self, kind: str, message: Message, file: int | None) -> None:
+        self.rank.site = message.get("site") or self.rank.site
+        try:
+            if file is not None:
+                try:
+                    self.memory = mmap.mmap(file, 0)
+                    self.launch.segments.add(self.memory)
+                finally:
+                    os.close(file)
+            answer = getattr(self, f"_{kind}")(**message["with"]) or {}
+        except ReplicaError:
+            raise  # the process has ended
+        except Exception as error:
+            answer = {"raise": encode_error(error)}
+        done: list[Any] = []
+        for number, work in list(self.works.items()):
+            if work._pending.done.done:
+                failure = work._pending.error
+                said = None if failure is None else encode_error(failure)
+                done.append([number, said, work.source_rank()])
+                self.rank.unfinished.discard(work)
+                del self.works[number]
+        self._send({**answer, "done": done})
+
+    def _send(self, message: Message) -> None:
+        try:
+            self.rank.channel.send(message)
+        except OSError:
+            raise self.rank.failure() from None
+
+    # What a process asks for
+
+    def _group(self, name: str, ranks: list[int], copy: list[int]) -> None:
+        key = GroupKey(name, tuple(ranks), (copy[0], copy[1]))
+        self.launch.exchange.admit(key, self.rank)
+        group = ProxyGroup(self.rank, key, ranks.index(self.rank.index), self.launch.chooser)
+        group.number = len(self.groups)
+        self.groups.append(group)
+
+    def _describe(self, group: int, text: str) -> None:
+        self.groups[group].setGroupDesc(text)
+
+    def _call(
+        self,
+        group: int,
+        method: str,
+        number: int,
+        arguments: Message,
+        kinds: list[Any],
+        choose: bool,
+    ) -> Message:
+        tensors: list[Tensor] = []
+        for kind in kinds:
+            assert self.memory is not None
+            tensors.append(view(self.memory, kind))
+        given = {name: decode(each, tensors) for name, each in arguments.items()}
+        self.groups[group].chooses_here = not choose
+        work = getattr(self.groups[group], method)(**given)
+        if work is None:
+            return {}
+        self.works[number] = work
+        places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        return {
+            "title": work._pending.title,
+            "outputs": [places[id(each)] for each in work.result()],
+        }
+
+    def _wait(self, work: int) -> None:
+        found = self.works[work]
+        what = f"{found._pending.title} at {found._site}"
+        self.rank.wait_for(found._pending.done, what)
+
+    def _give_way(self) -> Message:
+        return {"others": self.rank.give_way()}
+
+    def _fail(self, what: str) -> None:
+        self.rank.fail_waiting(what)
+
+    def _store(self, method: str, arguments: Any) -> Message:
+        given = decode(arguments, [])
+        return {"value": encode(getattr(self.launch.store, method)(*given), [])}

@@ -1,0 +1,365 @@
+"""What a rank's process and its thread of the launching process send each other.
+
+Messages are JSON on a socket. Tensors are bytes in memory that both have mapped. Nothing is
+unpickled, except by `torch.load(weights_only=True)`, which makes data and tensors only.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import mmap
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+import types
+from collections.abc import Callable
+from datetime import timedelta
+from io import BytesIO
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from fallback import schedules
+
+from ... import formats
+from ...reduction import Reduction
+from .memory import Array
+
+__all__ = [
+    "Channel",
+    "Copies",
+    "RemoteTraceback",
+    "SharedMemory",
+    "decode",
+    "decode_error",
+    "dump",
+    "encode",
+    "encode_error",
+    "load",
+    "view",
+]
+
+HEADER = struct.Struct("<I?")
+POLL = 0.05
+"""Seconds after which a thread that waits for its process looks whether it is to end."""
+
+ALIGNMENT = 64
+SEGMENT = 1 << 26
+"""Bytes of address space that a rank's first segment takes. Memory is taken where it is used."""
+
+KEPT = 1 << 20
+"""Bytes of memory that a rank keeps for its next call."""
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of a socket, for messages with at most one file descriptor each."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def send(self, message: Message, file: int | None = None) -> None:
+        """Send a message. **Raises**: OSError if the other end is gone."""
+        content = json.dumps(message, separators=(",", ":")).encode()
+        header = HEADER.pack(len(content), file is not None)
+        with self._lock:
+            if file is None:
+                self._socket.sendall(header + content)
+            else:
+                socket.send_fds(self._socket, [header], [file])
+                self._socket.sendall(content)
+
+    def receive(
+        self, check: Callable[[], object] | None = None
+    ) -> tuple[Message, int | None] | None:
+        """The next message and its file descriptor; None if the other end is gone.
+
+        `check` is called now and then while there is none, and may raise.
+        """
+        if check is not None:
+            while not self._poll.poll(1000 * POLL):
+                check()
+        try:
+            header, files, _, _ = socket.recv_fds(self._socket, HEADER.size, 1)
+            header += self._read(HEADER.size - len(header))
+            content = self._read(HEADER.unpack(header)[0])
+        except (EOFError, ConnectionResetError):
+            return None
+        return json.loads(content), files[0] if files else None
+
+    def _read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = self._socket.recv(size)
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+# Values
+
+
+def encode(value: Any, tensors: list[Tensor]) -> Any:
+    """A value as JSON has it. Tensors are put into the list, and their numbers into the JSON.
+
+    **Raises**: TypeError for a value of another type than torch's collectives take.
+    """
+    match value:
+        case None | bool() | str() | float():
+            return value
+        case Integral():
+            return int(value)
+        case bytes():
+            return {"bytes": base64.b64encode(value).decode()}
+        case list():
+            return [encode(each, tensors) for each in value]
+        case tuple():
+            return {"tuple": [encode(each, tensors) for each in value]}
+        case Tensor():
+            tensors.append(value)
+            return {"tensor": len(tensors) - 1}
+        case timedelta():
+            return None  # there are no time limits
+        case np.dtype():
+            return {"dtype": value.name}
+        case dist.ReduceOp() | dist.ReduceOp.RedOpType():
+            name = str(getattr(value, "op", value)).rpartition(".")[2]
+            if name != "PREMUL_SUM":
+                return {"operator": name}
+            factor: Any = getattr(value, "factor", None)
+            return {"factor": encode(factor, tensors)}
+    if type(value) in CLASSES.values():
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        fields = {name: encode(each, tensors) for name, each in fields.items()}
+        return {"class": type(value).__name__, "fields": fields}
+    fields = {
+        name: getattr(value, name) for name in ("reduceOp", "rootRank") if hasattr(value, name)
+    }
+    if not fields and not type(value).__module__.startswith("torch."):
+        raise TypeError(f"a rank's process cannot send a {type(value).__qualname__}: {value!r:.60}")
+    return {"options": {name: encode(each, tensors) for name, each in fields.items()}}
+
+
+def decode(value: Any, tensors: list[Tensor]) -> Any:
+    """The value that `encode` was given."""
+    if isinstance(value, list):
+        return [decode(each, tensors) for each in value]
+    if not isinstance(value, dict):
+        return value
+    match next(iter(value.items())):
+        case "bytes", text:
+            return base64.b64decode(text)
+        case "tuple", items:
+            return tuple(decode(each, tensors) for each in items)
+        case "tensor", number:
+            return tensors[number]
+        case "dtype", name:
+            return np.dtype(name)
+        case "operator", name:
+            return getattr(dist.ReduceOp, name)
+        case "factor", factor:
+            make: Any = dist._make_nccl_premul_sum
+            return make(decode(factor, tensors))
+        case "class", name:
+            fields = {key: decode(each, tensors) for key, each in value["fields"].items()}
+            return CLASSES[name](**fields)
+        case "options", fields:
+            found = {key: decode(each, tensors) for key, each in fields.items()}
+            return types.SimpleNamespace(**found)
+        case other:
+            raise ValueError(f"a rank's process sent {other}")
+
+
+#: What a Reduction is made of.
+CLASSES: dict[str, Any] = {
+    each.__name__: each
+    for each in (
+        Reduction,
+        formats.Format,
+        schedules.Schedule,
+        schedules.Case,
+        schedules.Walk,
+        schedules.Tree,
+        schedules.Binary,
+        schedules.Balanced,
+        schedules.Segments,
+        schedules.Loops,
+    )
+}
+
+
+# Memory
+
+
+class Copies:
+    """A block of shared memory, and the results that are to be copied out of it."""
+
+    def __init__(self, memory: mmap.mmap | None, start: int) -> None:
+        self.memory, self.start = memory, start
+        self.pairs: list[tuple[Array, Array]] = []
+
+
+class SharedMemory:
+    """Memory of one rank's process for the tensors of its calls, which its thread maps as well.
+
+    It grows by a new segment, a file without a name, which is twice as large as what is needed.
+    """
+
+    def __init__(self) -> None:
+        self.memory: mmap.mmap | None = None
+        self._live: dict[int, int] = {}  # ends of the blocks in use, by their starts
+        self._touched = 0
+
+    def allocate(self, size: int) -> tuple[Copies, int | None]:
+        """A block, and the file of its segment if that is a new one."""
+        size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+        start = 0
+        for used in sorted(self._live):
+            if used - start >= size:
+                break
+            start = self._live[used]
+        file = None
+        if self.memory is None or start + size > len(self.memory):
+            file = os.memfd_create("gpusim", os.MFD_CLOEXEC)
+            length = max(SEGMENT, 1 << (2 * size).bit_length())
+            os.ftruncate(file, length)
+            self.memory = mmap.mmap(file, length)
+            self._live, self._touched, start = {}, 0, 0
+        self._live[start] = start + size
+        self._touched = max(self._touched, start + size)
+        return Copies(self.memory, start), file
+
+    def free(self, copies: Copies) -> None:
+        """Give a block back. Much memory that no block uses returns to the system."""
+        if copies.memory is None or copies.memory is not self.memory:
+            return
+        del self._live[copies.start]
+        if not self._live and self._touched > KEPT:
+            self.memory.madvise(mmap.MADV_REMOVE)
+            self._touched = 0
+
+
+def view(memory: mmap.mmap, kind: Any) -> Tensor:
+    """The tensor in shared memory that is described by its dtype, shape, strides and start."""
+    name, shape, strides, start = kind
+    dtype: torch.dtype = getattr(torch, name)
+    if 0 in shape:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    count = (last + 1) * dtype.itemsize
+    flat = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=count)
+    return flat.view(dtype).as_strided(shape, strides)
+
+
+# Exceptions
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in a rank's process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def encode_error(error: BaseException, trace: str = "") -> Message:
+    """An exception: its type, text and notes, and its arguments if they are plain."""
+    try:
+        arguments: Any = error.__reduce__()[1]
+    except Exception:
+        arguments = error.args
+    plain = all(isinstance(each, str | int | float | None) for each in arguments)
+    return {
+        "module": type(error).__module__,
+        "name": type(error).__qualname__,
+        "arguments": list(arguments) if plain else None,
+        "text": str(error),
+        "notes": getattr(error, "__notes__", []),
+        "trace": trace,
+    }
+
+
+def decode_error(message: Message) -> BaseException:
+    """The exception, of a type of its name if its own cannot be made of plain arguments."""
+    found: Any = sys.modules.get(message["module"])
+    for name in message["name"].split("."):
+        found = getattr(found, name, None)
+    error: BaseException | None = None
+    if isinstance(found, type) and issubclass(found, BaseException):
+        try:
+            error = found(*message["arguments"])
+        except Exception:
+            error = None
+    if error is None or str(error) != message["text"]:
+        names = {"__module__": message["module"], "__qualname__": message["name"]}
+        error = type(message["name"].rpartition(".")[2], (Exception,), names)(message["text"])
+    for note in message["notes"]:
+        error.add_note(note)
+    if message["trace"]:
+        error.__cause__ = RemoteTraceback(message["trace"])
+    return error
+
+
+# Results
+
+
+def dump(value: Any) -> int:
+    """A file without a name with what a rank returns.
+
+    **Raises**: TypeError for what is not tensors, arrays and plain data.
+    """
+    content = BytesIO()
+    try:
+        torch.save(value, content)
+        load_content(content)
+    except Exception as error:
+        raise TypeError(
+            f"a rank's process returned a {type(value).__qualname__} that cannot be handed back: "
+            "expected tensors, NumPy arrays, numbers, texts, and lists, tuples, dicts and sets of "
+            f"them ({str(error).splitlines()[-1].strip() or type(error).__name__})"
+        ) from None
+    file = os.memfd_create("gpusim result", os.MFD_CLOEXEC)
+    with open(file, "wb", closefd=False) as stream:
+        stream.write(content.getbuffer())
+    return file
+
+
+def load(file: int) -> Any:
+    """What a rank returned. The file is closed."""
+    with open(file, "rb") as stream:
+        stream.seek(0)
+        return load_content(BytesIO(stream.read()))
+
+
+def load_content(content: BytesIO) -> Any:
+    content.seek(0)
+    with torch.serialization.safe_globals(NUMPY):
+        return torch.load(content, weights_only=True)
+
+
+_numpy: Any = np
+_multiarray: Any = sys.modules.get("numpy._core.multiarray") or _numpy.core.multiarray  # NumPy 1
+NUMPY: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    _multiarray._reconstruct,
+    _multiarray.scalar,
+    *{type(np.dtype(code)) for code in "?bhilqBHILQefdgFDGSU"},
+]

@@ -1,0 +1,112 @@
+"""`gpusim torchrun --processes`: what it prints, and its exit code, are those of threads."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from gpusim.tools.cli import main
+from tests.tools.test_torchrun import script
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+
+BEGIN = """
+    import logging, os, sys
+    import torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+"""
+
+
+@pytest.fixture(autouse=True)
+def path_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        (
+            """
+            logging.basicConfig(level="INFO")
+            x = torch.full((3,), 0.1 * rank)
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            print("sum", x.sum().item().hex(), sys.argv, __name__)
+            logging.info("from %d", rank)
+            print("no end", end="")
+            """,
+            0,
+            "[rank1]: sum",
+        ),
+        ("sys.exit(3 if rank == 1 else 0)", 1, "rank 1 ended with exit code 3"),
+        (
+            """
+            def fail():
+                raise KeyError("weights")
+            if rank == 1:
+                fail()
+            dist.barrier()
+            """,
+            1,
+            "[rank1]: KeyError: 'weights'",
+        ),
+        ("dist.all_reduce(torch.ones(2 + rank))", 1, "differ in tensors"),
+    ],
+    ids=["runs", "exits", "raises", "differs"],
+)
+def test_output_is_that_of_threads(
+    text: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path, dedent(BEGIN) + dedent(text))
+    found = []
+    for more in ([], ["--processes"]):
+        options = ["--nproc-per-node", "2", "--summary", *more]
+        assert main(["torchrun", *options, path, "--x"]) == code
+        found.append(capsys.readouterr())
+    assert found[0] == found[1]
+    assert said in found[1].out + found[1].err
+
+
+def test_a_killed_process_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, dedent(BEGIN) + "dist.barrier()\nif rank: os.kill(os.getpid(), 9)\n")
+    assert main(["torchrun", "--nproc-per-node", "2", "--processes", path]) == 1
+    error = capsys.readouterr().err
+    assert re.search(r"the process of rank 1 was killed by SIGKILL.*train.py:\d+", error)
+
+
+def test_state_of_modules_belongs_to_the_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module in the manner of Megatron's parallel_state."""
+    (tmp_path / "parallel_state.py").write_text(
+        "import torch.distributed as dist\n"
+        "_GROUP = None\n"
+        "def initialize(size):\n"
+        "    global _GROUP\n"
+        "    assert _GROUP is None\n"
+        "    for first in range(0, dist.get_world_size(), size):\n"
+        "        ranks = list(range(first, first + size))\n"
+        "        group = dist.new_group(ranks)\n"
+        "        if dist.get_rank() in ranks:\n"
+        "            _GROUP = group\n"
+    )
+    path = script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        import parallel_state
+        dist.init_process_group("nccl")
+        parallel_state.initialize(2)
+        x = torch.tensor([10.0 ** dist.get_rank()])
+        dist.all_reduce(x, group=parallel_state._GROUP)
+        print(x.item())
+        """,
+    )
+    assert main(["torchrun", "--nproc-per-node", "4", "--processes", "--only-rank", "3", path]) == 0
+    assert capsys.readouterr().out == "1100.0\n"
+    assert main(["torchrun", "--nproc-per-node", "4", path]) == 1  # threads share the module
