@@ -48,7 +48,6 @@ class Participant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
             start_new_session=True,  # Ctrl-C is for the bench, which then ends it
         )
         self.result = 0.0
@@ -61,7 +60,8 @@ class Participant:
         """The mean seconds of some steps."""
         assert self._process.stdin is not None
         try:
-            print(repeats, file=self._process.stdin, flush=True)
+            self._process.stdin.write(b"%d\n" % repeats)
+            self._process.stdin.flush()
         except OSError:
             pass  # it is gone, which `_answer` finds
         return [self._answer()["seconds"]]

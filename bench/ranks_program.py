@@ -136,10 +136,11 @@ def gpusim(schedule: str, make: Callable[[int], Step], ranks: int) -> None:
 
 def threaded(make: Callable[[int], Step], ranks: int) -> None:
     """PyTorch's own test group, whose ranks are threads."""
-    from torch._C import _distributed_c10d as bindings  # type: ignore[attr-defined]
+    from torch._C import _distributed_c10d
     from torch.testing._internal.distributed import multi_threaded_pg as threads
 
     torch.set_num_threads(1)  # of each rank, as gpusim has it
+    bindings: Any = _distributed_c10d  # of which torch types a part
     bindings._set_thread_isolation_mode(True)
     threads._install_threaded_pg()
     store = dist.HashStore()

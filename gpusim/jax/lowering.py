@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -27,6 +28,7 @@ def board() -> Board:
     """The board of this process; the first call registers the handler with XLA."""
     made = Board()
     Handler(TARGET, Site, made.arrive)
+    atexit.register(made.settle)  # after JAX's own, and so called before it
     return made
 
 

@@ -11,10 +11,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from ctypes import c_char, c_uint32
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -249,6 +251,18 @@ class Board:
                 del run.pending[key]
         if complete:
             self._ready.put((run, meeting))
+
+    def settle(self) -> None:
+        """Wait at the end of the process, while threads can still enter Python, for what runs."""
+        for array in jax.live_arrays():
+            with suppress(Exception):
+                array.block_until_ready()
+        while any(run.pending for run in [*self._runs.values()]) or not self._is_quiet():
+            time.sleep(INTERVAL / 5)
+
+    def _is_quiet(self) -> bool:
+        last = max((run.last for run in [*self._runs.values()]), default=0.0)
+        return time.monotonic() - last > INTERVAL
 
     def _run(self, number: int) -> Run:
         run = self._runs.get(number)

@@ -125,7 +125,7 @@ class Recorder:
     >>> recorder.begin(2)
     >>> world = RecordedGroup("0", "0", "", (0, 1))
     >>> for rank in (0, 1):
-    ...     recorder.add(world, rank, 0, "all_reduce", [("float32", (3,), 12)], "train.py:7")
+    ...     _ = recorder.add(world, rank, 0, "all_reduce", [("float32", (3,), 12)], "train.py:7")
     >>> [(call.rank, call.sequence, call.bytes) for call in recorder.calls]
     [(0, 0, 12), (1, 0, 12)]
     >>> [(row.site, row.operation, row.ranks, row.calls) for row in recorder.summary()]

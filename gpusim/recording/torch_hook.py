@@ -92,7 +92,8 @@ class TorchRecording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation = OPERATIONS.get(func.__name__.partition(".")[0])
-        if func.namespace == "_c10d_functional" and func.__name__ != "wait_tensor.default":
+        silent = func.__name__.startswith(("wait_tensor", "_wrap_tensor"))  # make no exchange
+        if func.namespace == "_c10d_functional" and not silent:
             warnings.warn(f"{func.__name__} is not recorded", RuntimeWarning, stacklevel=2)
         if func.namespace != "c10d" or operation is None:
             return func(*args, **(kwargs or {}))

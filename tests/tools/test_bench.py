@@ -39,7 +39,6 @@ from bench.results import (
 )
 from bench.targets import judge
 from bench.timing import Timing, interleave
-from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 TINY = list(select(variants=VARIANTS, sizes=[(4, 16)]))
@@ -341,7 +340,8 @@ def test_the_number_of_replicas_that_the_target_names_is_judged() -> None:
 # ---------------------------------------------------------------- simulated ranks
 
 
-@pytest.mark.parametrize("case", ["all_reduce", *slow("ddp", "fsdp2")])
+@pytest.mark.slow  # each starts four processes that import torch
+@pytest.mark.parametrize("case", ["all_reduce", "ddp", "fsdp2"])
 def test_simulated_ranks_take_the_same_step_in_all_participants(case: str) -> None:
     """LocalTensor runs no DDP and no FSDP2; a torch that does so is to be measured then."""
     (found,) = ranks.ranks_cases(0.0, [(case, 3)])

@@ -476,7 +476,7 @@ def test_the_hook_writes_what_the_recorder_writes(tmp_path: Path) -> None:
         with TorchRecording(tmp_path / "real", arrays=EVERYTHING):
             every_operation(0)
             with pytest.warns(RuntimeWarning, match=r"all_reduce\.default is not recorded"):
-                funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+                funcol.wait_tensor(funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD))
     finally:
         dist.destroy_process_group()
     real, ours = read(tmp_path / "real"), read(tmp_path / "ours")

@@ -26,6 +26,7 @@ from gpusim import ReplicaError
 from gpusim.tools.cli import main
 from gpusim.torch.distributed import launch
 from gpusim.torch.distributed.accelerator import CASTS, SEEDS, asks_for_gpu
+from tests.oracles.budget import slow
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl"),
@@ -507,6 +508,89 @@ def test_torchrun_names_the_cure(
         "[rank0]: [2.0, 2.0]",
         "[rank1]: [2.0, 2.0]",
     ]
+
+
+TRAINER = """
+import argparse, os
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.cuda import is_available, set_device
+from torch.cuda.amp import GradScaler
+from torch.distributed import destroy_process_group, init_process_group
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+class Trainer:
+    def __init__(self, model, data, optimizer, path):
+        self.gpu_id = int(os.environ["LOCAL_RANK"])
+        self.model = model.to(self.gpu_id)
+        self.data, self.optimizer, self.path, self.epoch = data, optimizer, path, 0
+        if os.path.exists(path):
+            saved = torch.load(path, map_location=f"cuda:{self.gpu_id}")
+            self.model.load_state_dict(saved["model"])
+            self.epoch = saved["epoch"]
+        self.model = DDP(self.model, device_ids=[self.gpu_id])
+        self.scaler = GradScaler()
+
+    def run(self, epochs):
+        for epoch in range(self.epoch, epochs):
+            self.data.sampler.set_epoch(epoch)
+            for x, y in self.data:
+                x = x.to(self.gpu_id, non_blocking=True)
+                y = y.to(self.gpu_id, non_blocking=True)
+                self.optimizer.zero_grad(set_to_none=True)
+                with torch.amp.autocast(device_type="cuda", dtype=torch.bfloat16):
+                    loss = nn.functional.cross_entropy(self.model(x), y)
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            if self.gpu_id == 0:
+                state = {"model": self.model.module.state_dict(), "epoch": epoch + 1}
+                torch.save(state, self.path)
+                print(epoch, loss.item().hex(), torch.cuda.max_memory_allocated())
+            dist.barrier()
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--path")
+    options = parser.parse_args()
+    assert is_available()
+    set_device(int(os.environ["LOCAL_RANK"]))
+    init_process_group(backend="nccl")
+    torch.manual_seed(0)
+    torch.cuda.manual_seed_all(0)
+    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    data = TensorDataset(torch.randn(64, 20), torch.randint(0, 5, (64,)))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=2, pin_memory=True, shuffle=False, sampler=sampler)
+    Trainer(model, loader, optimizer, options.path).run(options.epochs)
+    destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("ranks", [4, *slow(64)])
+def test_a_script_for_gpus_trains_and_resumes(
+    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "train.py"
+    path.write_text(TRAINER)
+
+    def lines(epochs: int, file: str) -> list[str]:
+        saved = ["--epochs", str(epochs), "--path", str(tmp_path / file)]
+        options = ["--nproc-per-node", str(ranks), "--device", "cpu", "--only-rank", "0"]
+        assert main(["torchrun", *options, str(path), *saved]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    whole = lines(3, "whole.pt")
+    assert [line.split()[0] for line in whole] == ["0", "1", "2"]
+    assert lines(2, "parts.pt") + lines(3, "parts.pt") == whole
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is found")

@@ -17,7 +17,11 @@ from torch import Tensor
 from gpusim.torch import private
 
 ROOT = Path(__file__).parents[2] / "gpusim"
-PRIVATE = (ROOT / "torch" / "private.py", ROOT / "torch" / "distributed" / "private.py")
+PRIVATE = (
+    ROOT / "torch" / "private.py",
+    ROOT / "torch" / "distributed" / "private.py",
+    ROOT / "recording" / "torch_hook.py",  # for programs without gpusim: TorchDispatchMode
+)
 SOURCES = [path for path in ROOT.rglob("*.py") if path not in PRIVATE]
 PRIVATE_ATTRIBUTES = {"_cdata", "_schema", "_overloadname", "_backward_cls"}
 FOREACH = "_foreach_"

@@ -15,6 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.utils.checkpoint import DefaultDeviceType
 
+from gpusim import GpusimError
 from gpusim.torch.distributed import launch, private
 from gpusim.torch.distributed.store import RankStore
 from tests.torch.distributed_programs import start
@@ -236,6 +237,68 @@ def test_a_tensor_of_a_call_lives_until_all_have_read_it() -> None:
 
     expected = torch.arange(3.0)[:, None].expand(3, 5)
     assert all(torch.equal(found, expected) for found in launch(program, 3))
+
+
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+def test_one_rank_at_a_time_profiles(schedule: str) -> None:
+    """Two profilers at once end the process, in C++."""
+    from torch.autograd.profiler import profile
+
+    def alone(rank: int) -> bool:
+        start()
+        with profile(enabled=rank == 1) as found:
+            dist.barrier()
+            torch.ones(2) + 1
+        return rank != 1 or any(event.name for event in found.function_events)
+
+    assert launch(alone, 2, schedule=schedule) == [True, True]
+
+    def together(rank: int) -> None:
+        start()
+        with profile():
+            dist.barrier()
+
+    with pytest.raises(GpusimError, match="another rank profiles now"):
+        launch(together, 2, schedule=schedule)
+    with profile() as found:
+        torch.ones(2) + 1
+    assert any(event.name == "aten::add" for event in found.function_events)
+
+
+def test_ranks_have_meshes_of_their_own() -> None:
+    """DTensor finds local shapes in caches by the mesh, of which torch has one for a process."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def program(rank: int) -> tuple[Any, int]:
+        start()
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        assert mesh == init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        return mesh["a"], mesh["a"]._thread_id
+
+    first, second = launch(program, 4), launch(program, 4)
+    meshes = [mesh for mesh, _ in (*first, *second)]
+    assert len({number for _, number in (*first, *second)}) == 8
+    assert all(a != b for i, a in enumerate(meshes) for b in meshes[:i])
+
+
+def test_torch_has_the_settings_that_ranks_exchange() -> None:
+    """Those of a launch are put back, and dictionaries are copies."""
+    import pkgutil
+
+    owners = {name: pkgutil.resolve_name(name) for name in private.ATTRIBUTES}
+    before = [getattr(owners[o], n) for o, names in private.ATTRIBUTES.items() for n in names]
+    flags = [read() for read, _ in private.FLAGS]
+    launch(lambda rank: [torch.nn.Linear(1, 1)(torch.ones(1)), start()] and None, 2)
+    after = [getattr(owners[o], n) for o, names in private.ATTRIBUTES.items() for n in names]
+    assert all(a is b for a, b in zip(before, after, strict=True))
+    assert [read() for read, _ in private.FLAGS] == flags
+    for read, write in private.FLAGS:  # what is read can be set
+        write(read())
+    known = {n for n in vars(torch.nn.modules.module) if n.startswith("_global_")}
+    assert known == set(private.ATTRIBUTES["torch.nn.modules.module"])
+    planner = owners["torch.distributed.checkpoint.planner:SavePlanner"]
+    kept = {n for n, v in vars(planner).items() if n.startswith("_cached_") and type(v) is dict}
+    assert kept == set(private.ATTRIBUTES["torch.distributed.checkpoint.planner:SavePlanner"])
 
 
 @pytest.mark.slow

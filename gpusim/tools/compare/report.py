@@ -146,7 +146,7 @@ def _fold(name: str, found: Verdict) -> list[str]:
         stated = f" Its record says {', '.join(map(str, recorded.values()))}."
     names = found.folds.get(name)
     if names is None:
-        return [f"{name}:{stated}"] if stated else []
+        return [f"{name}:{stated.replace('Its', 'its', 1)}"] if stated else []
     if not names:
         return [f"{name}: no known fold gives this result.{stated}"]
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

@@ -18,12 +18,14 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...errors import CollectiveMismatchError
+from ...libraries import on_device
 from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
 from ...recording.recorder import Value
 from ...reduction import Reduction
+from ..tensors import on_stream_of
 from . import streams
 from .memory import bits_of, kind_of, move
 from .private import without_dynamo
@@ -36,11 +38,11 @@ __all__ = ["Exchange", "GroupKey", "RankWork"]
 POLLS = 1000
 """How often a rank may ask in turn whether a call is complete while no other rank can run."""
 
-FITTING = ("dtype", "device")
-"""What both tensors of a message have in common."""
-
 SAME = frozenset(["all_reduce", "all_gather", "broadcast", "barrier"])
 """Operations that give all ranks of a group the same bits."""
+
+FITTING = ("dtype", "device")
+"""What both tensors of a message have in common."""
 
 Terms = Mapping[str, Any]
 
@@ -78,9 +80,9 @@ class Pending:
     terms: Terms = field(default_factory=dict)
     parts: dict[int, Any] = field(default_factory=dict)
     sites: dict[int, str] = field(default_factory=dict)
+    recorded: list[tuple[int, int, list[Tensor]]] = field(default_factory=list)
     ready: list[Any] = field(default_factory=list)
     event: Any = None
-    recorded: list[tuple[int, int, list[Tensor]]] = field(default_factory=list)
     error: BaseException | None = None
 
 
@@ -241,10 +243,10 @@ class Exchange:
             differ = [name for name in pending.terms if pending.terms[name] != terms.get(name)]
             if not differ:
                 pending.parts[place], pending.sites[place] = part, site
-                pending.ready.append(ready)
                 if self.recorder is not None and self.recorder.digests:
                     received = terms["operation"] != "reduce" or terms["root"] == place
                     pending.recorded.append((rank.index, made, outputs if received else []))
+                pending.ready.append(ready)
             complete = len(pending.parts) == len(key.ranks)
             if complete:
                 del self.calls[key, number]
@@ -259,9 +261,9 @@ class Exchange:
             try:
                 with streams.after(pending.ready, involved):
                     compute([pending.parts[place] for place in range(len(key.ranks))])
+                    if pending.recorded:
+                        self._record_results(pending.recorded, terms["operation"] in SAME)
                 pending.event = streams.record(involved)
-                if pending.recorded:
-                    self._record_results(pending.recorded, terms["operation"] in SAME)
             except Exception as error:
                 error.add_note(f"raised in {pending.title} at {site}")
                 pending.error = error
@@ -331,9 +333,9 @@ class Exchange:
             source_bits = bits_of(sent.tensor, what)
             target = bits_of(received.tensor, what)
             move([(target, source_bits.reshape(target.shape))])
+            if self.recorder is not None and self.recorder.digests:
+                self._record_results([(*received.recorded, [received.tensor])], same=True)
         own.pending.event = other.pending.event = streams.record(both)
-        if self.recorder is not None and self.recorder.digests:
-            self._record_results([(*received.recorded, [received.tensor])], same=True)
         other.pending.done.complete()
         own.pending.done.complete()
         return own.work
@@ -377,7 +379,12 @@ class Exchange:
 
 
 def _value_of(tensor: Tensor) -> Value:
-    return (*kind_of(tensor), bits_of(tensor, "record"))
+    """A tensor for the record, on the host."""
+    bits: Any = bits_of(tensor, "record")
+    if on_device(bits):
+        with on_stream_of([tensor]):
+            bits = bits.get()
+    return (*kind_of(tensor), bits)
 
 
 def _fits(one: Letter, other: Letter) -> bool:

@@ -113,7 +113,10 @@ class RankGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Where tensors of a script's may be, and torch's own collectives put theirs."""
+        """Where tensors of a script's may be, and torch's own collectives put theirs.
+
+        Objects travel at the first, and `monitored_barrier` asks for "cpu".
+        """
         names = ("cuda", "cpu") if has_gpu() and self._rank.launch.device is None else ("cpu",)
         return [torch.device(name) for name in names]
 

@@ -23,10 +23,13 @@ from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch.amp import autocast_mode as _autocast_mode
+from torch.autograd import profiler as _profiler
 from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
 from torch.utils import _python_dispatch
+
+from ...errors import GpusimError
 
 __all__ = [
     "ATTRIBUTES",
@@ -58,6 +61,7 @@ core: Any = torch._C
 DeviceMesh: Any = _DeviceMesh
 dispatch: Any = _python_dispatch
 dispatcher: Any = vars(_DTensor)["_op_dispatcher"]
+profiler: Any = _profiler
 redistribute: Any = _redistribute
 
 
@@ -232,7 +236,29 @@ def ranks_as_threads(
         inside = getattr(world.local, "own", None) is not None
         return (_split if inside else split_group)(*args, **named)
 
+    profilers = profiler._prepare_profiler, profiler._enable_profiler, profiler._disable_profiler
+    profiling: list[int] = []  # the rank that does
+
+    def claim(start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*given: Any, **named: Any) -> Any:
+            me = getattr(world.local, "rank", 0)
+            if profiling and profiling != [me]:  # two would end the process, in C++
+                raise GpusimError(
+                    "torch's profiler: another rank profiles now, and a process has one profiler; "
+                    "profile on one rank, or without collectives inside"
+                )
+            profiling[:] = [me]
+            return start(*given, **named)
+
+        return begin
+
+    def end_profiler(*given: Any, **named: Any) -> Any:
+        profiling.clear()
+        return profilers[2](*given, **named)
+
     world = RanksWorld(original[0])
+    profiler._prepare_profiler, profiler._enable_profiler = map(claim, profilers[:2])
+    profiler._disable_profiler = end_profiler
     c10d._world = world
     c10d.split_group = dist.split_group = split
     # For torch's log, it asks NCCL for its version where a script has named NCCL.
@@ -254,6 +280,8 @@ def ranks_as_threads(
             del c10d._maybe_attach_flight_recorder
         else:
             c10d._maybe_attach_flight_recorder = flight_recorder
+        profiler._prepare_profiler, profiler._enable_profiler = profilers[:2]
+        profiler._disable_profiler = profilers[2]
         sys.excepthook = hook  # init_process_group wraps it, once for each rank
         redistribute._gen_transform_infos.cache_clear()  # which hold the ranks' meshes
         redistribute._planner_cache.clear()
@@ -304,6 +332,9 @@ def _split(
 def leave_groups() -> None:
     """Forget the calling rank's groups, as the end of a process does."""
     bindings._unregister_all_process_groups()
+    # Caches of the thread, which hold the rank's meshes.
+    dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    core._clear_DTensor_sharding_propagator_cache()
 
 
 def without_dynamo(cls: C) -> C:
@@ -317,6 +348,3 @@ def without_dynamo(cls: C) -> C:
             code, strategy = method.__code__, eval_frame._FrameExecStrategy(skip, skip)
             eval_frame.set_code_exec_strategy(code, strategy)
     return cls
-    # Caches of the thread, which hold the rank's meshes.
-    dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
-    core._clear_DTensor_sharding_propagator_cache()
