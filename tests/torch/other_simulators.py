@@ -22,7 +22,7 @@ from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
 RANKS = 4
-LIMIT = 60
+LIMIT = 120
 """Seconds after which a program counts as hanging."""
 
 
@@ -51,8 +51,8 @@ def all_reduce(rank: Any) -> None:
 
 def reduce(rank: Any) -> None:
     x = value(rank)
-    dist.reduce(x, 0)
-    if rank == 0:
+    dist.reduce(x, 1)
+    if rank == 1:
         check(x, 10.0)
 
 

@@ -172,8 +172,8 @@ def test_memory_of_any_layout_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
         start()
         wide = torch.arange(24.0).reshape(4, 6) + rank
         column, turned = wide[:, 1], wide.t()
-        dist.all_reduce(column)
-        dist.broadcast(turned, 1)
+        dist.broadcast(column, 1)  # with gaps
+        dist.all_reduce(turned)
         large = torch.full((30_000,), 0.1 * rank)
         pending = dist.all_reduce(large, async_op=True)
         more = torch.full((300_000,), float(rank), dtype=torch.bfloat16)
