@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import machine, memory, overhead, popxl, small, table, training, worlds
+from bench import machine, memory, overhead, popxl, ranks, small, table, training, worlds
 from bench.cases import (
     COLLECTIVES,
     DEFAULT_VARIANTS,
@@ -34,7 +34,9 @@ QUICK_BUDGET = 0.6
 WORLDS, QUICK_WORLDS = (3.0, worlds.SIZES), (1.0, worlds.QUICK_SIZES)
 # Seconds for a step of training, and the numbers of replicas.
 TRAININGS, QUICK_TRAININGS = (4.0, training.REPLICAS), (1.5, training.QUICK_REPLICAS)
-PARTS = ("memory", "overhead", "small", "worlds", "training", "cases")
+# Seconds for a case of simulated ranks, and the cases.
+RANKS, QUICK_RANKS = (40.0, ranks.CASES), (8.0, ranks.QUICK_CASES)
+PARTS = ("memory", "overhead", "small", "worlds", "training", "ranks", "cases")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -163,6 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "training" not in given.without:
             for found in training.trainings(*QUICK_TRAININGS if given.quick else TRAININGS):
                 results.trainings.append(found)
+                keep(results, start, given.json, peers)
+        if "ranks" not in given.without:
+            for case_of_ranks in ranks.ranks_cases(*QUICK_RANKS if given.quick else RANKS):
+                results.ranks.append(case_of_ranks)
                 keep(results, start, given.json, peers)
         if "memory" not in given.without:
             for k, outcome in enumerate(results.outcomes):

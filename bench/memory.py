@@ -35,11 +35,16 @@ def peak_bytes() -> int:
     that started this one.
     """
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+        return status_bytes("VmHWM")
     except (OSError, StopIteration):
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def status_bytes(name: str) -> int:
+    """What Linux says of this process's memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def main(collective: str, variant: str, replicas: str, elements: str) -> None:

@@ -171,6 +171,43 @@ class SmallCall:
 
 
 @dataclass(frozen=True)
+class RanksCase:
+    """A step of a torch.distributed program on simulated ranks.
+
+    **Attributes**:
+
+    - `case`, `ranks`: the program of `bench.ranks_program`, and on how many ranks it runs.
+    - `timings`: of a step, by participant: "turns" and "free" are gpusim's, "threaded" and
+      "LocalTensor" PyTorch's.
+    - `problems`: why a participant has no timing.
+    - `load`: the machine's before.
+    """
+
+    case: str
+    ranks: int
+    timings: dict[str, Timing] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    load: float | None = None
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> RanksCase:
+        """The inverse of `dataclasses.asdict`."""
+        timings = {name: Timing(**timing) for name, timing in given["timings"].items()}
+        return cls(**given | {"timings": timings})
+
+    def ratio(self, name: str, over: str = "turns", by: str = "min") -> float | None:
+        """How many times as long `name` takes as `over`."""
+        above, below = self.timings.get(name), self.timings.get(over)
+        if above is None or below is None:
+            return None
+        ratio: float = getattr(above, by) / getattr(below, by)
+        return ratio
+
+    def __str__(self) -> str:
+        return f"{self.case} on {self.ranks} ranks"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """A target and its measurement; `met` is None without one."""
 
@@ -203,6 +240,7 @@ class Results:
     small: list[SmallCall] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     trainings: list[Training] = field(default_factory=list)
+    ranks: list[RanksCase] = field(default_factory=list)
     targets: list[Verdict] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,6 +252,7 @@ class Results:
             "small": [asdict(call) for call in self.small],
             "worlds": [asdict(exchange) for exchange in self.exchanges],
             "trainings": [asdict(training) for training in self.trainings],
+            "ranks": [asdict(case) for case in self.ranks],
             "targets": [asdict(verdict) for verdict in self.targets],
         }
 
@@ -229,6 +268,7 @@ class Results:
             small=[SmallCall.of(call) for call in given.get("small", [])],
             exchanges=[Exchange.of(exchange) for exchange in given.get("worlds", [])],
             trainings=[Training.of(training) for training in given.get("trainings", [])],
+            ranks=[RanksCase.of(case) for case in given.get("ranks", [])],
             targets=[Verdict(**verdict) for verdict in given["targets"]],
         )
 

@@ -27,6 +27,7 @@ WAYS = {
     "gpusim, nearest": "nearest",
     "gpusim.collectives": "stacked",
     "gpusim pmap": "pmap",
+    "gpusim in JAX": "in JAX",
     LIMIT: "limit",
 }
 #: They take part in some cases only; their absence needs no reason.
@@ -95,6 +96,8 @@ def tables(results: Results) -> list[Table]:
         made.append(worlds_table(results))
     if results.trainings:
         made.append(trainings_table(results))
+    if results.ranks:
+        made.append(ranks_table(results))
     if results.targets:
         made.append(targets_table(results))
     return made
@@ -197,6 +200,22 @@ def trainings_table(results: Results) -> Table:
     headings = ["replicas", "loop", "one batch", "gpusim", "trainingModel", "loop's"]
     headings += ["one batch's", "replicas / s"]
     return Table("A step of training, beside PyTorch", headings, rows, tuple(notes))
+
+
+def ranks_table(results: Results) -> Table:
+    """Steps on simulated ranks: against PyTorch's own simulations, and times."""
+    rows, notes = [], []
+    names = ("turns", "free", "threaded", "LocalTensor")
+    for found in results.ranks:
+        notes += [f"{name}: {text} ({found})" for name, text in found.problems.items()]
+        ratios = [found.ratio("turns", "free"), *map(found.ratio, names[2:])]
+        times = [found.timings[name].min if name in found.timings else None for name in names]
+        load = "-" if found.load is None else f"{found.load:.1f}"
+        rows.append([str(found), *map(factor, ratios), *map(duration, times), load])
+    headings = ["operation", "turns / free", "threaded", "LocalT.", "turns", "free"]
+    headings += ["threaded's", "LocalT.'s", "load"]
+    title = "A step on simulated ranks of torch.distributed, beside PyTorch's own"
+    return Table(title, headings, rows, tuple(notes))
 
 
 VERDICTS = {True: "met", False: "MISSED", None: "not measured"}

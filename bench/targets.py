@@ -5,13 +5,22 @@ All are ratios of the fastest calls in one run. If a target names several cases,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.cases import COLLECTIVES, KI, MI, Case, Size
 from bench.overhead import LAUNCH, NUMPY_CALL
 from bench.popxl import NOTE as OP
-from bench.results import LIMIT, Exchange, Outcome, Results, SmallCall, Training, Verdict
+from bench.results import (
+    LIMIT,
+    Exchange,
+    Outcome,
+    RanksCase,
+    Results,
+    SmallCall,
+    Training,
+    Verdict,
+)
 
 LARGE: tuple[Size, ...] = ((8, 4 * MI), (256, 64 * KI))
 JAX = "JAX shard_map"
@@ -81,6 +90,8 @@ SMALL_FASTER = 2.0  # a small psum, than in the older checkout
 PMAP = "pmap of 64 replicas, five"  # the beginning of a small call's name
 PMAP_WITHIN = 2.0  # times as long as a Python loop
 
+RANKS_WITHIN = 1.5  # times as long in turns as with free threads
+
 LARGE_VALUE = 16 * MI  # bytes; with smaller ones, latency dominates
 
 
@@ -129,8 +140,9 @@ def judge(results: Results) -> list[Verdict]:
     worlds = [_judge_world(target, results.exchanges) for target in WORLD_TARGETS]
     training = _judge_training(results.trainings)
     small = _judge_small(results.small)
+    ranks = _judge_ranks(results.ranks)
     overheads = _dispatch(results), _session(results), _launch(results)
-    return [*verdicts, *worlds, training, *small, *overheads]
+    return [*verdicts, *worlds, training, *small, *ranks, *overheads]
 
 
 def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
@@ -206,6 +218,25 @@ def _judge_small(found: Iterable[SmallCall]) -> Iterator[Verdict]:
         f"≤ {PMAP_WITHIN:g}x as long",
         None if ratio is None else ratio <= PMAP_WITHIN,
     )
+
+
+def _judge_ranks(found: Sequence[RanksCase]) -> Iterator[Verdict]:
+    """Ranks in turns beside free ones, and both beside PyTorch's simulations; the worst case."""
+    each = [(ratio, str(case)) for case in found if (ratio := case.ratio("turns", "free"))]
+    ratio, basis = max(each, default=(None, ""))
+    met = None if ratio is None else ratio <= RANKS_WITHIN
+    name = "ranks of torch.distributed in turns, of free ones"
+    yield Verdict(name, ratio, f"≤ {RANKS_WITHIN:g}x as long", met, basis)
+    for peer, title in (("threaded", "torch's threaded group"), ("LocalTensor", "LocalTensor")):
+        each = [
+            (ratio, f"{case}, {ours}")
+            for case in found
+            for ours in ("turns", "free")
+            if (ratio := case.ratio(peer, ours)) is not None
+        ]
+        ratio, basis = min(each, default=(None, ""))
+        met = None if ratio is None else ratio > 1
+        yield Verdict(f"ranks of torch.distributed, than {title}", ratio, "> 1x faster", met, basis)
 
 
 def _dispatch(results: Results) -> Verdict:

@@ -113,6 +113,8 @@ class BlockPlan:
         converts = self.arithmetic.converts
         if one_call and not converts and plan.count > 1 and width < limits.ROW_WIDTH:
             return True  # the fewest calls, for any number of members
+        # Members in a list would be copied into rows first, as a ring's blocks are anyway.
+        one_call = one_call and (self.stacked or plan.in_blocks)
         wider = limits.CONVERTED if converts else limits.RUNNING if one_call else 1
         return plan.count >= limits.ROW_MEMBERS and width < wider * limits.ROW_WIDTH
 

@@ -72,6 +72,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "jax",
     "poptorch",
     "poptorch_experimental_addons",
     "popart",

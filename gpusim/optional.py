@@ -17,6 +17,7 @@ _PACKAGES = {
         "CuPy",
         "pip install 'gpusim[cuda13]' (or 'gpusim[cuda12]', for a driver of CUDA 12)",
     ),
+    "jax": ("JAX", "pip install 'gpusim[jax]'"),
     "matplotlib": ("matplotlib", "pip install 'gpusim[study]'"),
     "mpi4py": ("mpi4py and an MPI library", "pip install 'gpusim[mpi]'"),
     "rich": ("rich", "pip install 'gpusim[study]'"),

@@ -35,7 +35,7 @@ def _numpy() -> list[Peer]:
 def _jax() -> list[Peer]:
     from .remote import JaxWorker
 
-    return [JaxWorker("JAX shard_map"), JaxWorker("JAX vmap")]
+    return [JaxWorker("JAX shard_map"), JaxWorker("JAX vmap"), JaxWorker("gpusim in JAX")]
 
 
 def _torch() -> list[Peer]:

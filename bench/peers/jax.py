@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bench.cases import SOURCE, Case
+import gpusim
+import gpusim.jax
+from bench.cases import SOURCE, SUMS, Case
 from bench.programs import program
 from bench.timing import timed
 
 from .base import Peer, Samples, Unserved, pick
 from .inputs import stacked
+from .ours import reduction
 
 
 class JaxPeer(Peer):
@@ -102,3 +105,15 @@ class Vmap(JaxPeer):
 def in_a_line(error: BaseException) -> str:
     """An error in a table's width."""
     return (" ".join(str(error).split()) or type(error).__name__)[:160]
+
+
+class Installed(ShardMap):
+    """gpusim's collectives in JAX's programs, in place of XLA's."""
+
+    name = "gpusim in JAX"
+
+    def _load(self, case: Case) -> Callable[[], Any]:
+        if case.collective not in SUMS and not case.ragged:
+            raise Unserved("it is XLA's own")
+        gpusim.jax.install(reduction(case).get("reduction", gpusim.Reduction()))
+        return super()._load(case)

@@ -175,7 +175,7 @@ class JaxWorker(Worker):
         self._devices = 0
 
     def prepare(self, case: Case) -> None:
-        devices = case.replicas if self.name == "JAX shard_map" else 1
+        devices = 1 if self.name == "JAX vmap" else case.replicas
         if devices > self.MAX_DEVICES:
             raise Unserved(f"measured up to {self.MAX_DEVICES} fake devices")
         if devices != self._devices:

@@ -23,7 +23,7 @@ GPUSIM_MODULES = (
 )
 """Modules that call sites are never in, and whose errors are gpusim's own."""
 
-LIBRARIES = ("numpy.", "optree", "ml_dtypes", "torch.")
+LIBRARIES = ("numpy.", "optree", "ml_dtypes", "torch.", "typing_extensions")
 """Libraries that gpusim calls and users call."""
 
 _NOT_USERS = GPUSIM_MODULES + LIBRARIES

@@ -3,9 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Callable
 
-__all__ = ["whole_number"]
+__all__ = ["byte_count", "call_range", "whole_number"]
+
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def byte_count(text: str) -> int:
+    """An argparse type: a number of bytes, such as 500MiB or 2GiB."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]iB)?B?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a size such as 500MiB or 2GiB; got {text!r}")
+    return int(float(found[1]) * UNITS[found[2] or ""])
+
+
+def call_range(text: str) -> range:
+    """An argparse type: the numbers of calls, "all" or FIRST-LAST."""
+    found = re.fullmatch(r"([0-9]+)-([0-9]+)", text)
+    if text == "all":
+        return range(sys.maxsize)
+    if found is None or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"expected all, or calls such as 100-199; got {text!r}")
+    return range(int(found[1]), int(found[2]) + 1)
 
 
 def whole_number(smallest: int) -> Callable[[str], int]:

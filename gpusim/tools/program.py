@@ -80,6 +80,11 @@ def run(script: str | None, module: str | None, arguments: Sequence[str]) -> int
         return ended(error)
     sys.argv[0] = program.name
     lead_path(program.folder)
+    return execute(program)
+
+
+def execute(program: UserProgram) -> int:
+    """Execute the program as `__main__`; its exit code, or 0."""
     try:
         exec(program.code, vars(main_module(program)))
     except SystemExit:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
+from types import FrameType
 from typing import Any, TextIO
 
 from gpusim.errors import GpusimError, ReplicaError
 from gpusim.recording import RecordedCall, Recorder
 from gpusim.tools import program
-from gpusim.tools.arguments import whole_number
+from gpusim.tools.arguments import byte_count, call_range, whole_number
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
 from gpusim.tools.tables import print_table
 
@@ -29,8 +32,16 @@ SHOWN = 20
 INTERVAL = 0.2
 """Seconds between two lines of progress."""
 
+GRACE = 0.5
+"""Seconds after Ctrl-C in which ranks may end; those that do not, as in time.sleep, are left."""
+
 ERASE = "\r\x1b[K"
 """Takes the line of a terminal away."""
+
+NO_GPU = (
+    "gpusim torchrun: PyTorch finds no GPU here. If the script asks for one, --device cpu lets the "
+    "CPU play it"
+)
 
 ACCEPTED = (
     "rdzv-backend",
@@ -86,6 +97,11 @@ def add(commands: Any) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--device",
+        choices=("cpu",),
+        help="cpu: the CPU plays the GPUs that the script asks for, one for each rank of a node",
+    )
+    parser.add_argument(
         "--only-rank",
         type=whole_number(0),
         metavar="R",
@@ -97,8 +113,23 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--record",
         type=Path,
-        metavar="FILE.jsonl",
-        help="write a line of JSON for each collective of each rank",
+        metavar="PATH",
+        help="write a line of JSON for each collective of each rank: to a FILE.jsonl, or "
+        "to a folder, with digests of operands and results, for gpusim compare",
+    )
+    parser.add_argument(
+        "--arrays",
+        type=call_range,
+        metavar="CALLS",
+        help="keep whole operands and results in the folder of --record: all, or those of some "
+        "calls of each rank, counted from 0, such as 100-199",
+    )
+    parser.add_argument(
+        "--limit",
+        type=byte_count,
+        default="2GiB",
+        metavar="SIZE",
+        help="the size of the files of arrays; the oldest are removed (default: %(default)s)",
     )
     parser.add_argument(
         "--trace",
@@ -118,11 +149,15 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; 0 if all ranks end well, else 1, as torchrun."""
+    from gpusim.torch.distributed.accelerator import asks_for_gpu
     from gpusim.torch.distributed.ranks import environment_of, run_ranks
 
     ranks = options.nnodes * options.nproc_per_node
     if options.only_rank is not None and options.only_rank >= ranks:
         raise ValueError(f"--only-rank {options.only_rank}: expected a rank below {ranks}")
+    folder = options.record is not None and options.record.suffix != ".jsonl"
+    if options.arrays is not None and not folder:
+        raise ValueError("--arrays needs --record with a folder")
     try:
         find = program.found_module if options.module else program.found_script
         script = find(options.script)
@@ -143,6 +178,7 @@ def run(options: argparse.Namespace) -> int:
         environment_of(rank, ranks, options.nproc_per_node, **more) for rank in range(ranks)
     ]
     with (
+        prompt_interrupts(),
         tagged_output(options.only_rank) as outputs,
         record_of(options, ranks, outputs) as recorder,
     ):
@@ -155,7 +191,9 @@ def run(options: argparse.Namespace) -> int:
                 outputs.leave()
 
         try:
-            run_ranks(body, environments, options.reduction, options.schedule, recorder)
+            run_ranks(
+                body, environments, options.reduction, options.schedule, recorder, options.device
+            )
         except GpusimError as error:
             failure: GpusimError | None = error
         else:
@@ -165,7 +203,33 @@ def run(options: argparse.Namespace) -> int:
     if failure is None:
         return 0
     show(failure)
+    if options.device is None and asks_for_gpu(failure.__cause__):
+        print(NO_GPU, file=sys.stderr)
     return 1
+
+
+@contextmanager
+def prompt_interrupts() -> Iterator[None]:
+    """A block in which one Ctrl-C is enough: after a grace it counts as the second one."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield
+        return
+    again = threading.Timer(GRACE, _thread.interrupt_main)
+    again.daemon = True
+    process = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if again.ident is None and os.getpid() == process:  # no worker of a DataLoader
+            again.start()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        again.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -177,10 +241,13 @@ def record_of(
     The trace is written when the block ends.
     """
     shown = outputs.terminal is not None
+    record: dict[str, Any] = {"path": options.record, "keep": 0}
+    if options.record is not None and options.record.suffix != ".jsonl":
+        record |= {"digests": True, "arrays": options.arrays, "limit": options.limit}
     if options.trace is None:
         asked = shown or options.summary or options.record is not None
         each = outputs.show_progress if shown else None
-        yield Recorder(options.record, keep=0, each=each) if asked else None
+        yield Recorder(**record, each=each) if asked else None
         return
     from gpusim.poptorch.traces import Trace
 
@@ -195,7 +262,7 @@ def record_of(
             outputs.show_progress(call)
 
     try:
-        yield Recorder(options.record, keep=0, each=add)
+        yield Recorder(**record, each=add)
     finally:
         trace.close()
 

@@ -129,7 +129,7 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     folders = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert folders == {"gpusim", "fallback"}
+    assert folders == {"gpusim", "fallback", "pytest_gpusim.py"}
     sources = (ROOT.glob(f"{folder}/**/{kind}") for folder in folders for kind in KINDS)
     assert {str(path.relative_to(ROOT)) for paths in sources for path in paths} <= set(names)
 

@@ -22,7 +22,7 @@ LAYERS = """
     popdist poptorch_experimental_addons
     poptorch
     gpusim
-    torch
+    torch jax
     lax random rounding tree
     maps
     devices

@@ -15,7 +15,7 @@ import pytest
 
 from bench import __main__ as command
 from bench import measure as measuring
-from bench import memory, mpirun, small, table, training, worker, worlds
+from bench import memory, mpirun, ranks, small, table, training, worker, worlds
 from bench.cases import COLLECTIVES, VARIANTS, Case, RaggedSlices, parse_size, select
 from bench.measure import measure
 from bench.overhead import LAUNCH, NUMPY_CALL
@@ -32,12 +32,14 @@ from bench.results import (
     Exchange,
     Outcome,
     Overhead,
+    RanksCase,
     Results,
     SmallCall,
     Training,
 )
 from bench.targets import judge
 from bench.timing import Timing, interleave
+from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
 
 TINY = list(select(variants=VARIANTS, sizes=[(4, 16)]))
@@ -336,6 +338,45 @@ def test_the_number_of_replicas_that_the_target_names_is_judged() -> None:
     ]  # fmt: skip
 
 
+# ---------------------------------------------------------------- simulated ranks
+
+
+@pytest.mark.parametrize("case", ["all_reduce", *slow("ddp", "fsdp2")])
+def test_simulated_ranks_take_the_same_step_in_all_participants(case: str) -> None:
+    """LocalTensor runs no DDP and no FSDP2; a torch that does so is to be measured then."""
+    (found,) = ranks.ranks_cases(0.0, [(case, 3)])
+    measured = {"turns", "free", "threaded"} | ({"LocalTensor"} if case == "all_reduce" else set())
+    assert set(found.timings) == measured, found.problems
+    assert all(timing.runs for timing in found.timings.values())
+    assert set(found.problems) == set(ranks.PARTICIPANTS) - measured
+
+
+def test_a_participant_that_cannot_run_a_case_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "PARTICIPANTS", ("nobody",))
+    (found,) = ranks.ranks_cases(0.0, [("all_reduce", 3)])
+    assert (found.timings, found.problems) == ({}, {"nobody": "KeyError: 'nobody'"})
+
+
+def test_ranks_are_judged_by_the_worst_case() -> None:
+    def case(name: str, **seconds: float) -> RanksCase:
+        return RanksCase(name, 4, {who: Timing(s, s, 3) for who, s in seconds.items()})
+
+    found = results([])
+    assert all(v.met is None for v in judge(found) if v.description.startswith("ranks"))
+    found.ranks = [
+        case("a", turns=3.0, free=2.5, threaded=6.0, LocalTensor=2.0),
+        case("b", turns=1.4, free=1.0, threaded=1.75),
+    ]
+    verdicts = [v for v in judge(found) if v.description.startswith("ranks of torch")]
+    assert [(v.ratio, v.met, v.basis) for v in verdicts] == [
+        (1.4, True, "b on 4 ranks"),
+        (1.25, True, "b on 4 ranks, turns"),
+        (2.0 / 3.0, False, "a on 4 ranks, turns"),
+    ]
+    rows = table.ranks_table(found).rows
+    assert rows[1][:4] == ["b on 4 ranks", "1.40", "1.25", "-"]
+
+
 # ---------------------------------------------------------------- results
 
 
@@ -347,6 +388,7 @@ def test_results_survive_their_json(tmp_path: Path) -> None:
         Training(2, 4, Timing(1.0, 2.0, 3), None, Timing(1.0, 1.0, 3), Timing(1.0, 1.0, 3)),
         Training(4, 4, problem="it broke"),
     ]
+    made.ranks = [RanksCase("ddp", 4, {"turns": Timing(1.0, 2.0, 3)}, {"free": "it broke"}, 0.5)]
     made.targets = judge(made)
     path = tmp_path / "results.json"
     made.save(path)
@@ -433,6 +475,7 @@ def test_small_calls_are_judged_by_python_calls_and_time() -> None:
 def test_every_row_has_a_cell_for_every_heading() -> None:
     found = results([measure(case, local(), 0.0) for case in TINY[:4]])
     found.exchanges = [exchange("tree", 1.25)]
+    found.ranks = [RanksCase("ddp", 4, {"turns": Timing(1.0, 2.0, 3)}, {"free": "it broke"}, 0.5)]
     found.small = [SmallCall("psum", 254, 110, Timing(1.0, 1.0, 1)), SmallCall("x", 1, problem="y")]
     found.targets = judge(found)
     for made in table.tables(found):
@@ -454,7 +497,7 @@ def test_tables_print_without_rich(
 def run_command(path: Path, *arguments: str) -> int:
     options = ("--sizes", "4x16", "--dtypes", "float32", "--budget", "0.001", "--json", str(path))
     return command.main(
-        [*options, "--without", "memory,overhead,small,worlds,training", *arguments]
+        [*options, "--without", "memory,overhead,small,worlds,training,ranks", *arguments]
     )
 
 
@@ -499,8 +542,8 @@ def test_worlds_are_a_part_of_the_command_that_can_be_left_out(
     monkeypatch.setattr(worlds, "exchanges", found)
     path = tmp_path / "r.json"
     for parts, count in (
-        ("cases,memory,overhead,small,training", 1),
-        ("cases,memory,overhead,small,training,worlds", 0),
+        ("cases,memory,overhead,small,training,ranks", 1),
+        ("cases,memory,overhead,small,training,ranks,worlds", 0),
     ):
         assert command.main(["--quick", "--json", str(path), "--without", parts]) == 0
         assert len(Results.load(path).exchanges) == count

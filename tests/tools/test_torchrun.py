@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -15,6 +18,9 @@ import pytest
 
 from gpusim.tools import torchrun
 from gpusim.tools.cli import main
+from gpusim.tools.compare.runs import read
+from tests.oracles.budget import budget
+from tests.oracles.machine_time import PATIENCE
 
 TRAIN = """
     import argparse, os, sys
@@ -309,9 +315,88 @@ def test_a_record_that_cannot_be_written(
         assert shown.out == ""
 
 
+INTERRUPTED = """
+    import sys, time, torch, torch.distributed as dist
+    from torch.utils.data import DataLoader
+    dist.init_process_group()
+    print("begun", flush=True)
+    while True:
+        if sys.argv[1] == "sleep":
+            time.sleep(3600)
+        elif sys.argv[1] == "loader":
+            for batch in DataLoader(list(range(400)), batch_size=4, num_workers=2):
+                dist.barrier()
+        elif sys.argv[1] == "compute":
+            for _ in range(100):
+                torch.ones(300, 300) @ torch.ones(300, 300)
+        dist.all_reduce(torch.ones(1000))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["collectives", "compute", "sleep", "loader"])
+def test_ctrl_c_ends_all(what: str, tmp_path: Path) -> None:
+    """One Ctrl-C, or two, to all processes of the terminal, at any moment."""
+    train = script(tmp_path, INTERRUPTED)
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=4", train, what]
+    for number in range(budget(2, full=8)):
+        ranks = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert ranks.stdout is not None
+        assert ranks.stdout.readline().endswith("begun\n")
+        time.sleep(random.uniform(0, 0.5))
+        begun = time.monotonic()
+        os.killpg(ranks.pid, signal.SIGINT)
+        if number % 4 == 3:
+            time.sleep(random.uniform(0, 0.3))
+            ranks.send_signal(signal.SIGINT)
+        _, errors = ranks.communicate(timeout=PATIENCE)
+        took = time.monotonic() - begun
+        # A second one may come while the interpreter ends, which a shell shows as 130 as well.
+        assert ranks.returncode in ((130,) if number % 4 < 3 else (130, -signal.SIGINT)), errors
+        assert errors.endswith("interrupted\n") and len(errors.splitlines()) < 10, errors
+        assert took < 20  # on a busy machine; else less than a second
+        with pytest.raises(ProcessLookupError):
+            os.killpg(ranks.pid, 0)
+
+
 def test_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["torchrun", str(tmp_path / "none.py")]) == 2
     assert "can't open file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["torchrun", "--nproc-per-node", "0", "train.py"])
     assert "--nproc-per-node" in capsys.readouterr().err
+
+
+def test_a_record_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group()
+        for step in range(4):
+            dist.all_reduce(torch.full((3,), 0.1 * step + dist.get_rank()))
+        """,
+    )
+    runs = [tmp_path / "all", tmp_path / "some"]
+    for run, calls in zip(runs, ("all", "1-2"), strict=True):
+        words = ["torchrun", "--nproc-per-node=3", "--record", str(run), "--arrays", calls]
+        assert main([*words, "--limit", "1MiB", train]) == 0
+    kept = [
+        [run.arrays(event.first.results) is not None for event in run.events]
+        for run in map(read, runs)
+    ]
+    assert kept == [[True] * 4, [False, True, True, False]]
+    capsys.readouterr()
+    lines = ["torchrun", "--record", str(tmp_path / "calls.jsonl"), "--arrays", "all", train]
+    assert main(lines) == 1
+    assert "--arrays needs --record with a folder" in capsys.readouterr().err
+    for bad in (["--limit", "2 parsecs"], ["--arrays", "9-3"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["torchrun", "--record", str(runs[0]), *bad, train])
+        assert ended.value.code == 2

@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.tensor import Shard
 
 import gpusim
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
 from gpusim.maps.workers import IDLE_NAME
-from gpusim.torch.distributed import FoldCall, launch
+from gpusim.torch.distributed import FoldCall, launch, private
 from tests.oracles.budget import FULL, budget, slow
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import Case, gloo
@@ -246,6 +248,41 @@ def test_each_rank_has_the_state_of_a_process() -> None:
     assert torch.zeros(1).dtype == torch.float32
     assert not torch.are_deterministic_algorithms_enabled()
     assert [torch.rand(1).item(), legacy.randn()] == expected[:2]
+
+
+def test_contexts_of_dtensor_belong_to_the_rank() -> None:
+    """torch keeps the operators of loss_parallel once for a process; ranks interleave inside."""
+    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor.experimental import implicit_replication
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    before = private.dispatcher._custom_op_handlers
+    entered = (*before,)
+
+    def program(rank: int) -> None:
+        start()
+        mesh = dist.init_device_mesh("cpu", (3,))
+        logits = distribute_tensor(torch.arange(12.0).reshape(2, 6), mesh, [Shard(1)])
+        if rank == 1:  # outside, while the others are inside
+            dist.barrier()
+            assert (*private.dispatcher._custom_op_handlers,) == entered
+            with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+                logits + torch.ones(2, 6)
+            dist.barrier()
+        else:
+            with loss_parallel(), implicit_replication():
+                dist.barrier()
+                assert len(private.dispatcher._custom_op_handlers) > len(entered)
+                logits + torch.ones(2, 6)
+                dist.barrier()
+        with loss_parallel():
+            loss = F.cross_entropy(logits, torch.tensor([1, 2]))
+            dist.barrier()
+        plain = F.cross_entropy(logits.full_tensor(), torch.tensor([1, 2]))
+        torch.testing.assert_close(loss.full_tensor(), plain)
+
+    launch(program, 3)
+    assert private.dispatcher._custom_op_handlers is before and (*before,) == entered
 
 
 def test_nothing_of_a_launch_is_left() -> None:

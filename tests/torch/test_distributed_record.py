@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +21,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.fsdp import fully_shard
 
 from gpusim import CollectiveMismatchError, Reduction, ReplicaError
+from gpusim.recording import digest_of
+from gpusim.tools.compare.runs import read
 from gpusim.torch.distributed import RecordedCall, Recorder, launch
 from tests.oracles.budget import slow
 from tests.torch.distributed_programs import PROGRAMS, start
@@ -313,3 +317,127 @@ def test_recorder_arguments(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         launch(disagree_not, 2, recorder=Recorder(tmp_path / "none" / "calls.jsonl"))
     assert launch(lambda rank: rank, 2) == [0, 1]
+
+
+def digested(rank: int) -> None:
+    """Each kind of call, on values that differ between ranks."""
+    size = start()[1]
+    x = torch.arange(6.0).reshape(2, 3).t() + rank  # not contiguous
+    dist.all_reduce(x)
+    dist.broadcast(y := torch.full((3,), float(rank)), 1)
+    row = [torch.empty(3, 2) for _ in range(size)]
+    dist.all_gather(row, x.contiguous())
+    dist.reduce(y.bfloat16(), 2)
+    dist.scatter(y, [torch.full((3,), 7.0 + r) for r in range(size)] if rank == 0 else None, 0)
+    dist.gather(y, [torch.empty(3) for _ in range(size)] if rank == 1 else None, 1)
+    if rank < 2:
+        dist.send(y, 1) if rank == 0 else dist.recv(y, 0)
+
+
+def test_operands_and_results_are_those_of_the_tensors(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch(digested, 3, recorder=Recorder(folder, arrays=range(100)))
+    run = read(folder)
+    calls = {(c.operation, c.rank): c for event in run.events for c in event.calls.values()}
+
+    def values(operation: str, rank: int, name: str) -> list[Any]:
+        found = run.arrays(getattr(calls[operation, rank], name))
+        assert found is not None
+        return [(str(x.dtype), x.astype(float).tolist()) for x in found]
+
+    grid = [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    total = [[3 * x + 3 for x in row] for row in grid]
+    for rank in range(3):
+        plus = [[x + rank for x in row] for row in grid]
+        assert values("all_reduce", rank, "operands") == [("float32", plus)]
+        assert values("all_reduce", rank, "results") == [("float32", total)]
+        assert values("all_gather", rank, "operands") == [("float32", total)]
+        assert values("all_gather", rank, "results") == [("float32", total)] * 3
+        ones = [("float32", [1.0] * 3)]
+        assert values("broadcast", rank, "operands") == (ones if rank == 1 else [])
+        assert values("broadcast", rank, "results") == ones
+        assert values("reduce", rank, "operands") == [("bfloat16", [1.0] * 3)]
+        assert values("reduce", rank, "results") == [("bfloat16", [3.0] * 3)] * (rank == 2)
+        sevens = [("float32", [7.0 + r] * 3) for r in range(3)]
+        assert values("scatter", rank, "operands") == (sevens if rank == 0 else [])
+        assert values("scatter", rank, "results") == [sevens[rank]]
+        assert values("gather", rank, "operands") == [sevens[rank]]
+        assert values("gather", rank, "results") == (sevens if rank == 1 else [])
+    assert values("send", 0, "operands") == values("recv", 1, "results") == [sevens[0]]
+    assert calls["recv", 1].operands == []
+
+
+def test_a_digest_is_its_definition() -> None:
+    for size in range(9):
+        data = bytes(range(200, 200 + size))
+        words = [int.from_bytes(data[k : k + 4], "little") for k in range(0, size, 4)]
+        expected = f"{zlib.crc32(data):08x}{sum(words) % 2**32:08x}"
+        assert digest_of(np.frombuffer(data, np.uint8)) == expected
+
+
+def reduce_random(rank: int, steps: int) -> None:
+    start()
+    draw = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        dist.all_reduce(torch.randn(1000, generator=draw))
+
+
+def test_a_window_of_calls_and_a_limit(tmp_path: Path) -> None:
+    def kept(**options: Any) -> list[int]:
+        folder = tmp_path / "run"
+        launch(reduce_random, 2, (20,), recorder=Recorder(folder, **options))
+        size = sum(path.stat().st_size for path in (folder / "arrays").glob("*"))
+        assert size <= options.get("limit", size)
+        run = read(folder)
+        assert len(run.events) == 20
+        assert all(call.results for event in run.events for call in event.calls.values())
+        return [
+            event.index
+            for event in run.events
+            if all(run.arrays(c.operands) and run.arrays(c.results) for c in event.calls.values())
+        ]
+
+    assert kept(arrays=range(100)) == list(range(20))
+    assert kept(arrays=range(5, 8)) == [5, 6, 7]
+    newest = kept(arrays=range(100), limit=60_000)
+    assert 2 <= len(newest) < 10
+    assert newest == list(range(20 - len(newest), 20))
+    with pytest.warns(RuntimeWarning, match="exceed the limit of 100 and are not kept"):
+        assert kept(arrays=range(100), limit=100) == []
+    launch(reduce_random, 2, (1,), recorder=Recorder(tmp_path / "run", digests=True))
+    assert list((tmp_path / "run" / "arrays").iterdir()) == []  # those of the run before
+
+
+def test_what_a_kill_leaves_of_a_folder_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch(reduce_random, 2, (5,), recorder=Recorder(folder, arrays=range(100), limit=200_000))
+    whole = (folder / "calls.jsonl").read_bytes()
+    counts = set()
+    for length in range(len(whole) - 200, len(whole)):
+        (folder / "calls.jsonl").write_bytes(whole[:length])
+        run = read(folder)
+        assert not run.ended
+        counts.add(len(run.events))
+    assert counts == {5}
+    (folder / "calls.jsonl").write_bytes(whole[:300] + b"\n" + whole[300:])
+    with pytest.raises(ValueError, match=r"calls\.jsonl:[23]: not a line of a record"):
+        read(folder)
+
+
+def test_readers_ignore_what_they_do_not_know(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch(reduce_random, 2, (3,), recorder=Recorder(folder, digests=True))
+    path = folder / "calls.jsonl"
+    lines = [{**line, "colour": "blue"} for line in lines_of(path)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"kind": "note"}]))
+    assert len(read(folder).events) == 3
+
+
+def test_digests_need_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="digests and arrays need a path"):
+        Recorder(digests=True)
+    with pytest.raises(ValueError, match="limit=-1: expected a number of bytes from 0"):
+        Recorder(tmp_path, digests=True, limit=-1)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        launch(disagree_not, 2, recorder=Recorder(tmp_path / "file", digests=True))

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.fsdp._fully_shard import _fsdp_init
+from torch.utils.checkpoint import DefaultDeviceType
 
 from gpusim import GpusimError
 from gpusim.torch.distributed import launch, private
@@ -34,6 +36,47 @@ def test_torch_looks_up_these_names_in_its_module() -> None:
     assert "_new_process_group_helper(" in inspect.getsource(c10d._new_group_with_tag)
     names = list(inspect.signature(c10d._new_process_group_helper).parameters)
     assert names[:4] == ["group_size", "group_rank", "global_ranks_in_group", "backend"]
+
+
+def test_torch_looks_up_the_names_that_a_played_device_replaces() -> None:
+    """Each in its module, at the time of the call."""
+    for function, name in (
+        (torch.nn.Module.to, "torch._C._nn._parse_to("),
+        (torch.serialization._get_restore_location, "default_restore_location("),
+        (torch.amp.autocast_mode.custom_fwd, "_cast("),
+        (dist.c10d_logger._exception_logger, "_get_msg_dict("),
+        (_fsdp_init, "torch._C._get_accelerator()"),
+        (DefaultDeviceType.get_device_type, "DefaultDeviceType._default_device_type"),
+    ):
+        assert name in inspect.getsource(function), name
+    helper = inspect.getsource(c10d._new_process_group_helper)
+    assert hasattr(c10d, "_maybe_attach_flight_recorder") == (
+        "_maybe_attach_flight_recorder(" in helper
+    )
+
+
+def test_a_split_group_is_absent_where_torchs_is() -> None:
+    def use(rank: int) -> Any:
+        start()
+        return dist.split_group(split_ranks=[[0]])
+
+    source = inspect.getsource(c10d.split_group)
+    absent = None if "return None" in source else c10d.GroupMember.NON_GROUP_MEMBER
+    group, other = launch(use, 2)
+    assert other is absent or other == absent
+    assert group.size() == 1
+
+
+def test_the_devices_of_a_group_are_there() -> None:
+    """torch's broadcast of a state dict puts tensors on the first of them."""
+
+    def use(rank: int) -> Any:
+        start()
+        return dist.group.WORLD._device_types[0]  # type: ignore[union-attr]
+
+    expected = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    assert launch(use, 1) == [expected]
+    assert launch(use, 1, device="cpu") == [torch.device("cpu")]
 
 
 def test_each_thread_that_enters_has_a_world_of_its_own() -> None:

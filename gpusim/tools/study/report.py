@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-from collections.abc import Collection, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gpusim
-from gpusim import figures
-from gpusim.files import atomic_write
+from gpusim.tools.page import html_table, image, write_page
 from gpusim.tools.study import picture, table
 from gpusim.tools.study.metrics import METRICS, RESOLUTION
-from gpusim.tools.tables import Cells
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from gpusim.tools.study.results import Study
     from gpusim.tools.study.training import Training
 
 __all__ = ["write", "write_training"]
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 68rem;
-       margin: 2rem auto; padding: 0 1rem; }}
-p {{ max-width: 48rem; }} h1 {{ font-size: 1.5rem; }}
-h2 {{ font-size: 1.1rem; margin-top: 2.5rem; }}
-img {{ width: 100%; max-width: 48rem; height: auto; }}
-table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .15rem .5rem; text-align: right; vertical-align: top; }}
-th {{ vertical-align: bottom; }} td {{ white-space: nowrap; }}
-th.text, td.text {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
-td.text {{ min-width: 10rem; }}
-thead th {{ border-bottom: 1px solid #888; }} tr.gap td {{ border-top: 1px solid #ddd; }}
-.wide {{ overflow-x: auto; }} footer {{ color: #666; font-size: .85rem; margin-top: 3rem; }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f4; padding: .5rem; }}
-@media (max-width: 50rem) {{ body {{ margin: 1rem auto; }} table {{ font-size: .7rem; }}
-  th, td {{ padding: .1rem .25rem; }} td.text {{ min-width: 6rem; }} }}
-@media print {{ body {{ max-width: none; margin: 0; font-size: 11px; }}
-  .wide {{ overflow-x: visible; }} th, td {{ padding: .1rem .25rem; }} table {{ font-size: 8px; }}
-  tr, img, h2 {{ break-inside: avoid; }} h2 {{ break-after: avoid; }} }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-<footer>gpusim {version}</footer>
-</body>
-</html>
-"""
 
 MEANING = """<p>The {op} over the replicas, in each setting, against the exact {op} of the same
 values (those that were rounded to the format before they were added). <em>bfloat16 added in
@@ -90,52 +47,23 @@ def write(study: Study, path: Path) -> Path:
         with picture.drawn(study, metric) as figure:
             parts += [
                 f"<h2>{escape(METRICS[metric].capitalize())}</h2>",
-                _image(figure, METRICS[metric]),
+                image(figure, METRICS[metric]),
             ]
     for title, chosen in (("Errors", table.MAIN), ("Errors of elements", table.DETAILS)):
         cells, columns = table.cells(study, chosen), table.columns(study, chosen)
-        parts += [f"<h2>{title}</h2>", _table(columns, cells, table.breaks(study))]
+        parts += [f"<h2>{title}</h2>", html_table(columns, cells, table.breaks(study), table.LEFT)]
     parts += [f"<p>{escape(note)}.</p>" for note in table.notes(study)]
-    return _write("Precision study", [*parts, _about(study.about)], path)
+    return write_page("Precision study", [*parts, _about(study.about)], path)
 
 
 def write_training(training: Training, path: Path) -> Path:
     """Write a training study's page into `path`; returns it."""
     parts = [f"<p>{escape(training.title[0].upper() + training.title[1:])}.</p>", TRAINING_MEANING]
     with picture.drawn_training(training) as figure:
-        parts.append(_image(figure, "loss, accuracy and progress by epoch"))
-    rows = _table(table.training_columns(), table.training_cells(training))
+        parts.append(image(figure, "loss, accuracy and progress by epoch"))
+    rows = html_table(table.training_columns(), table.training_cells(training), left=table.LEFT)
     parts += ["<h2>After the last epoch</h2>", rows, _about(training.about)]
-    return _write("Training study", parts, path)
-
-
-def _write(title: str, parts: Sequence[str], path: Path) -> Path:
-    page = PAGE.format(title=title, body="\n".join(parts), version=escape(gpusim.__version__))
-    with atomic_write(path) as file:
-        file.write(page)
-    return path
-
-
-def _image(figure: Figure, alternative: str) -> str:
-    drawing = io.BytesIO()
-    figures.save(figure, drawing, ".svg")
-    data = base64.b64encode(drawing.getvalue()).decode()
-    return f'<img alt="{escape(alternative)}" src="data:image/svg+xml;base64,{data}">'
-
-
-def _table(headings: Sequence[str], rows: Cells, breaks: Collection[int] = ()) -> str:
-    text = [' class="text"' if heading in table.LEFT else "" for heading in headings]
-    head = "".join(f"<th{t}>{escape(h)}</th>" for t, h in zip(text, headings, strict=True))
-    body = []
-    for k, row in enumerate(rows):
-        gap = ' class="gap"' if k in breaks else ""
-        made = "".join(f"<td{t}>{escape(cell)}</td>" for t, cell in zip(text, row, strict=True))
-        body.append(f"<tr{gap}>{made}</tr>")
-    lines = "\n".join(body)
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody>'
-        "</table></div>"
-    )
+    return write_page("Training study", parts, path)
 
 
 def _about(about: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -152,10 +152,10 @@ def _rings(members: int) -> Iterator[tuple[str, Schedule]]:
         yield f"chain {way} from {start}", Schedule((Case(Walk(start, step)),))
 
 
-def infer(inputs: NDArray[Any], total: NDArray[Any]) -> list[Match]:
+def infer(inputs: NDArray[Any], total: NDArray[Any], **keywords: Any) -> list[Match]:
     """The best candidates, by how many elements they reproduce; equal ones keep their order.
 
-    Arrays as `read` gives them.
+    Arrays as `read` gives them; `keywords` of fallback.fold for all candidates: `op`, `divisor`.
 
     >>> x = np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32)
     >>> [found.candidate.name for found in infer(x, fold(x, order="reverse")) if found.equal][:2]
@@ -167,7 +167,7 @@ def infer(inputs: NDArray[Any], total: NDArray[Any]) -> list[Match]:
     for candidate in candidates(members, inputs.dtype):
         try:
             agreeing = [
-                _agreeing(candidate, inputs, total, first, min(first + SAMPLE, elements))
+                _agreeing(candidate, inputs, total, first, min(first + SAMPLE, elements), keywords)
                 for first in edges
             ]
         except ValueError:
@@ -175,19 +175,25 @@ def infer(inputs: NDArray[Any], total: NDArray[Any]) -> list[Match]:
         tried.append((sum(agreeing), candidate))
     tried.sort(key=lambda pair: -pair[0])
     found = [
-        Match(candidate, _agreeing(candidate, inputs, total, 0, elements), elements)
+        Match(candidate, _agreeing(candidate, inputs, total, 0, elements, keywords), elements)
         for _, candidate in tried[:TRIED]
     ]
     return sorted(found, key=lambda result: -result.agreeing)
 
 
 def _agreeing(
-    candidate: Candidate, inputs: NDArray[Any], total: NDArray[Any], first: int, end: int
+    candidate: Candidate,
+    inputs: NDArray[Any],
+    total: NDArray[Any],
+    first: int,
+    end: int,
+    keywords: Mapping[str, Any],
 ) -> int:
     part = fold(
         inputs[:, first:end],
         order=candidate.order,
         accumulate=candidate.accumulate,
         window=(first, inputs.shape[1]),
+        **keywords,
     )
     return int(same_bits(part, np.ascontiguousarray(total[first:end])).sum())

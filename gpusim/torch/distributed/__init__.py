@@ -14,6 +14,7 @@ How it works:
 - `group`: torch's ProcessGroup. Each method posts one call.
 - `folds`: which Reduction a call has, and gpusim.collectives' folds by torch's names.
 - `store`: the key-value store; `memory`: tensors as arrays; `casts`: autocast's cache for ranks.
+- `streams`: the order of ranks' work on a GPU; `accelerator`: the CPU in the role of GPUs.
 - `private`: what is used of torch's private interface.
 """
 

@@ -22,7 +22,9 @@ from ...maps.call_site import call_site
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
 from ...recording import RecordedGroup
+from ...recording.recorder import Value
 from ...reduction import Reduction
+from . import streams
 from .memory import bits_of, kind_of, move
 
 if TYPE_CHECKING:
@@ -32,6 +34,12 @@ __all__ = ["Exchange", "GroupKey", "RankWork"]
 
 POLLS = 1000
 """How often a rank may ask in turn whether a call is complete while no other rank can run."""
+
+FITTING = ("dtype", "device")
+"""What both tensors of a message have in common."""
+
+SAME = frozenset(["all_reduce", "all_gather", "broadcast", "barrier"])
+"""Operations that give all ranks of a group the same bits."""
 
 Terms = Mapping[str, Any]
 
@@ -58,27 +66,44 @@ class GroupKey:
 
 @dataclass(eq=False)
 class Pending:
-    """A call that some ranks of a group have posted: all that they pass, by their group rank."""
+    """A call that some ranks of a group have posted: all that they pass, by their group rank.
+
+    On a GPU `ready` are the events behind the ranks' work before the call, and `event` is the one
+    behind the call.
+    """
 
     title: str
     done: Completion
     terms: Terms = field(default_factory=dict)
     parts: dict[int, Any] = field(default_factory=dict)
     sites: dict[int, str] = field(default_factory=dict)
+    ready: list[Any] = field(default_factory=list)
+    event: Any = None
+    recorded: list[tuple[int, int, list[Tensor]]] = field(default_factory=list)
     error: BaseException | None = None
 
 
 class RankWork(dist.Work):
     """One rank's handle on a call.
 
-    The rank holds it until it has been waited for: C++ that is handed a Work of Python's, as DDP is
-    in a join, does not keep the Python object alive.
+    The rank holds it until it has been waited for, or seen to be complete: C++ that is handed a
+    Work of Python's, as DDP is in a join, does not keep the Python object alive.
     """
 
-    def __init__(self, rank: Rank, pending: Pending, outputs: list[Tensor], site: str) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        pending: Pending,
+        outputs: list[Tensor],
+        site: str,
+        part: Any = None,
+        tensors: Sequence[Tensor] = (),
+    ) -> None:
         super().__init__()
         self._rank, self._pending, self._outputs = rank, pending, outputs
         self._site = site
+        # Memory of a GPU may be used again when the rank's stream has waited for the call.
+        self._part, self._tensors = part, tensors
         self._source = -1
         self._polls = 0
         rank.unfinished.add(self)
@@ -92,25 +117,29 @@ class RankWork(dist.Work):
         self._rank.unfinished.discard(self)
         if pending.error is not None:
             raise pending.error
+        streams.wait(pending.event, self._tensors)
+        self._part = None
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """The future of the outputs, which is complete: C++ waits for futures with the turn."""
         self.wait()
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._future = torch.futures.Future(devices=streams.futures_on(self._outputs))
             self._future.set_result(self._outputs)
         return self._future
 
     def is_completed(self) -> bool:
         """Whether the call is complete. Others run first, so that asking again and again ends."""
-        if self._pending.done.done:
-            return True
-        others = self._rank.give_way()
-        self._polls = 0 if others else self._polls + 1
-        if self._polls > POLLS and not self._pending.done.done:
-            self._rank.fail_waiting(f"{self._pending.title} at {self._site}")
-        return self._pending.done.done
+        pending = self._pending
+        if not pending.done.done:
+            others = self._rank.give_way()
+            self._polls = 0 if others else self._polls + 1
+            if self._polls > POLLS and not pending.done.done:
+                self._rank.fail_waiting(f"{pending.title} at {self._site}")
+        if pending.done.done:
+            self._rank.unfinished.discard(self)
+        return pending.done.done and (pending.event is None or pending.event.query())
 
     def is_success(self) -> bool:
         return self._pending.done.done and self._pending.error is None
@@ -142,6 +171,7 @@ class Letter:
     tag: int
     pending: Pending
     site: str
+    recorded: tuple[int, int] = (0, 0)
     work: RankWork | None = None
 
 
@@ -183,17 +213,23 @@ class Exchange:
         outputs: list[Tensor],
         compute: Callable[[list[Any]], None],
         tensors: Sequence[Tensor] = (),
+        record: Mapping[str, Any] | None = None,
     ) -> RankWork:
         """Post the part of the rank at `place` of the group in the group's call `number`.
 
         **Arguments**: `terms` must be equal on all ranks. `compute` gets all parts, in the group's
         order, from the last rank to post; an exception in it is raised by all that wait. The
-        rank's `tensors` are for the record.
+        rank's `tensors` are for the record, and `record` has more fields of it, with "operands" if
+        the call reads others than `tensors`.
         """
         site = call_site()
         if self.recorder is not None:
-            more = _fields_of(terms, key.ranks)
-            self._record(key, rank, number, terms["operation"], tensors, site, **more)
+            more = _fields_of(terms, key.ranks) | {"operands": tensors, **(record or {})}
+            if terms["operation"] == "broadcast" and terms["root"] != place:
+                more["operands"] = ()
+            made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
+        involved = [*outputs, *tensors]
+        ready = streams.record(involved)
         with self.lock:
             pending = self.calls.get((key, number))
             if pending is None:
@@ -203,6 +239,10 @@ class Exchange:
             differ = [name for name in pending.terms if pending.terms[name] != terms.get(name)]
             if not differ:
                 pending.parts[place], pending.sites[place] = part, site
+                pending.ready.append(ready)
+                if self.recorder is not None and self.recorder.digests:
+                    received = terms["operation"] != "reduce" or terms["root"] == place
+                    pending.recorded.append((rank.index, made, outputs if received else []))
             complete = len(pending.parts) == len(key.ranks)
             if complete:
                 del self.calls[key, number]
@@ -215,13 +255,18 @@ class Exchange:
             )
         if complete:
             try:
-                compute([pending.parts[place] for place in range(len(key.ranks))])
+                with streams.after(pending.ready, involved):
+                    compute([pending.parts[place] for place in range(len(key.ranks))])
+                pending.event = streams.record(involved)
+                if pending.recorded:
+                    self._record_results(pending.recorded, terms["operation"] in SAME)
             except Exception as error:
                 error.add_note(f"raised in {pending.title} at {site}")
                 pending.error = error
             pending.parts.clear()
             pending.done.complete()
-        return RankWork(rank, pending, outputs, site)
+        held = None if ready is None else part
+        return RankWork(rank, pending, outputs, site, held, involved)
 
     def send(
         self, rank: Rank, key: GroupKey, me: int, to: int, tensor: Tensor, tag: int
@@ -251,13 +296,16 @@ class Exchange:
         title = f"{what} of {kind_of(tensor)!r}, tag {tag}, of {key},"
         pending = Pending(title, Completion(self.launch.scheduler))
         own = Letter(tensor, source, tag, pending, site)
-        own.work = RankWork(rank, pending, [tensor], site)
+        own.work = RankWork(rank, pending, [tensor], site, tensors=[tensor])
+        pending.ready.append(streams.record([tensor]))
         bits_of(tensor, what)  # before others wait for it
         if self.recorder is not None:
             peer = (receiver, source)[side]
             far = None if peer is None else key.ranks[peer]
             name = ("send", "recv")[side]
-            self._record(key, rank, None, name, [tensor], site, peer=far, tag=tag)
+            read = [] if side else [tensor]
+            made = self._record(key, rank, None, name, [tensor], site, read, peer=far, tag=tag)
+            own.recorded = rank.index, made
         with self.lock:
             boxes = self.mail.setdefault((key, receiver), (deque(), deque()))
             other = next((letter for letter in boxes[1 - side] if _fits(letter, own)), None)
@@ -268,17 +316,22 @@ class Exchange:
         sent, received = (own, other) if side == 0 else (other, own)
         assert received.work is not None and sent.source is not None
         received.work._source = sent.source
-        same = sent.tensor.dtype == received.tensor.dtype
-        if not same or sent.tensor.numel() != received.tensor.numel():
+        same = [getattr(sent.tensor, name) == getattr(received.tensor, name) for name in FITTING]
+        if not all(same) or sent.tensor.numel() != received.tensor.numel():
             self._mismatch(
                 f"a message of {key} does not fit: rank {key.ranks[sent.source]} sends "
-                f"{kind_of(sent.tensor)!r} at {sent.site}, rank {key.ranks[receiver]} receives "
-                f"{kind_of(received.tensor)!r} at {received.site}"
+                f"{kind_of(sent.tensor)!r}{_where(sent.tensor.device)} at {sent.site}, rank "
+                f"{key.ranks[receiver]} receives {kind_of(received.tensor)!r}"
+                f"{_where(received.tensor.device)} at {received.site}"
             )
-        with torch.no_grad():
+        both = [sent.tensor, received.tensor]
+        with torch.no_grad(), streams.after(other.pending.ready, both):
             source_bits = bits_of(sent.tensor, what)
             target = bits_of(received.tensor, what)
             move([(target, source_bits.reshape(target.shape))])
+        own.pending.event = other.pending.event = streams.record(both)
+        if self.recorder is not None and self.recorder.digests:
+            self._record_results([(*received.recorded, [received.tensor])], same=True)
         other.pending.done.complete()
         own.pending.done.complete()
         return own.work
@@ -291,15 +344,27 @@ class Exchange:
         operation: str,
         tensors: Sequence[Tensor],
         site: str,
+        operands: Sequence[Tensor],
         **more: Any,
-    ) -> None:
+    ) -> int:
+        """Record a call; how many the rank has made before."""
         assert self.recorder is not None
         group = self.groups.get(key)
         if group is None:
             about = self.descriptions.get(key, "")
             group = self.groups[key] = RecordedGroup(key.label, key.name, about, key.ranks)
         kinds = [(*kind_of(tensor), tensor.nbytes) for tensor in tensors]
-        self.recorder.add(group, rank.index, number, operation, kinds, site, **more)
+        values = map(_value_of, operands) if self.recorder.digests else ()
+        return self.recorder.add(
+            group, rank.index, number, operation, kinds, site, tuple(values), **more
+        )
+
+    def _record_results(self, calls: list[tuple[int, int, list[Tensor]]], same: bool) -> None:
+        """Record the outputs of calls, of rank and sequence; `same` if all have the same bits."""
+        assert self.recorder is not None
+        parts = [calls] if same else [[call] for call in calls]
+        for part in parts:
+            self.recorder.add_results([call[:2] for call in part], list(map(_value_of, part[0][2])))
 
     def _mismatch(self, message: str) -> None:
         """End all ranks with this error."""
@@ -307,6 +372,11 @@ class Exchange:
         with self.launch.scheduler.lock:
             call.abort(CollectiveMismatchError(message))
         raise ReplicaEnded
+
+
+def _value_of(tensor: Tensor) -> Value:
+    host = tensor.detach().cpu() if streams.is_on_gpu(tensor) else tensor
+    return (*kind_of(tensor), bits_of(host, "record"))
 
 
 def _fits(one: Letter, other: Letter) -> bool:
@@ -351,4 +421,9 @@ def describe(terms: Terms) -> str:
             rest.append(f"root {value}")
         elif name == "reduction" and value is not None:
             rest.append(str(value.order))
-    return f"{terms['operation']}({', '.join(rest)})"
+    return f"{terms['operation']}({', '.join(rest)}){_where(terms['device'])}"
+
+
+def _where(device: Any) -> str:
+    """The device of tensors in words, where it is not the host."""
+    return "" if str(device) == "cpu" else f" on {device}"

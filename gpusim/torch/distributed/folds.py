@@ -17,6 +17,7 @@ import numpy as np
 from fallback.schedules import Balanced, Case, Schedule, Walk
 
 from ... import collectives
+from ...libraries import call_on_bits
 from ...reduction import Reduction, current
 from ...twins import TWINS
 from .memory import Array
@@ -164,9 +165,12 @@ def fold_together(
             fold(members, op, operation, reduction, call + leaf)
             for leaf, members in enumerate(leaves)
         ]
-    joined = [np.concatenate([x.reshape(-1) for x in one]) for one in zip(*leaves, strict=True)]
+    joined = [
+        call_on_bits(np.concatenate, [x.reshape(-1) for x in one])
+        for one in zip(*leaves, strict=True)
+    ]
     total = fold(joined, op, operation, reduction, call)
-    ends = np.cumsum([members[0].size for members in leaves])[:-1]
+    ends = np.cumsum([members[0].size for members in leaves])[:-1].tolist()
     parts = zip(np.split(total, ends), leaves, strict=True)
     return [part.reshape(members[0].shape) for part, members in parts]
 
@@ -194,7 +198,8 @@ def fold_lists(
     if reduction.order in JOINING:
         columns = zip(*members, strict=True)
         return [fold(column, op, operation, reduction, call) for column in columns]
-    return fold_slices([np.stack(each) for each in members], op, operation, reduction, call)
+    stacked = [call_on_bits(np.stack, list(each)) for each in members]
+    return fold_slices(stacked, op, operation, reduction, call)
 
 
 #: Twins of engines that multiply by 1 / R before they add, where torch asks for AVG.

@@ -25,7 +25,7 @@ from .folds import (
     settle,
 )
 from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
-from .private import ProcessGroup
+from .private import ProcessGroup, has_gpu
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -41,7 +41,9 @@ class RankGroup(ProcessGroup):
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
     """
 
-    def __init__(self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None) -> None:
+    def __init__(
+        self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
+    ) -> None:
         super().__init__(place, len(key.ranks))
         self._rank, self._key, self._place, self._chooser = rank, key, place, chooser
         self._exchange: Exchange = rank.launch.exchange
@@ -50,6 +52,7 @@ class RankGroup(ProcessGroup):
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
         self._closed = ""
+        self.options = options  # as torch names what a split of the group inherits
 
     # What torch asks a group for
 
@@ -64,11 +67,6 @@ class RankGroup(ProcessGroup):
     def _get_backend(self, device: Any) -> RankGroup:
         """What torch asks for optional abilities, of which it has none."""
         return self
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        """Where objects travel, and what `monitored_barrier` asks for."""
-        return [torch.device("cpu")]
 
     def getBackendName(self) -> str:
         return "gpusim"
@@ -110,6 +108,14 @@ class RankGroup(ProcessGroup):
     def __repr__(self) -> str:
         return f"<RankGroup of rank {self._rank.index}, {self._key}>"
 
+    supports_splitting = False  # by C++; private.py splits groups
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors of a script's may be, and torch's own collectives put theirs."""
+        names = ("cuda", "cpu") if has_gpu() and self._rank.launch.device is None else ("cpu",)
+        return [torch.device(name) for name in names]
+
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
 
@@ -127,22 +133,29 @@ class RankGroup(ProcessGroup):
         compute: Callable[[list[Any]], None],
         tensors: Sequence[Tensor] = (),
         uneven: Sequence[Tensor] = (),
+        record: dict[str, Any] | None = None,
         **terms: Any,
     ) -> RankWork:
-        """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be."""
+        """Post a call; `tensors` are like those of all ranks, `uneven` ones need not be.
+
+        `record` are more fields for the record.
+        """
         self._check_open(operation)
         self._rank.check_thread(operation)
+        device = _device_of(operation, [*outputs, *tensors, *uneven])
+        kinds = tuple(map(kind_of, tensors))
         number, self._calls = self._calls, self._calls + 1
         work = self._exchange.post(
             self._rank,
             self._key,
             self._place,
             number,
-            {"operation": operation, "tensors": tuple(map(kind_of, tensors)), **terms},
+            {"operation": operation, "tensors": kinds, "device": device, **terms},
             part,
             outputs,
             compute,
             [*tensors, *uneven],
+            record,
         )
         if self._coalesced is not None:
             self._coalesced.append(work)
@@ -324,7 +337,7 @@ class RankGroup(ProcessGroup):
                     pairs += [(row[r], parts[r][1][leaf]) for r in range(len(parts))]
             move(pairs)
 
-        return self._post(what, part, flat, compute, flat)
+        return self._post(what, part, flat, compute, flat, record={"operands": given})
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
         """As allgather, but `outputs` has a list for each rank, and not for each input."""
@@ -351,11 +364,10 @@ class RankGroup(ProcessGroup):
             part.append((flat_bits(output, what).reshape(count, *source.shape), source))
 
         def compute(parts: list[Any]) -> None:
-            pairs = []
             for leaf in zip(*parts, strict=True):
-                for target, _ in leaf:
-                    pairs += [(target[r], source) for r, (_, source) in enumerate(leaf)]
-            move(pairs)
+                whole = leaf[0][0]  # gathered once, and then copied as a whole
+                move([(whole[r], source) for r, (_, source) in enumerate(leaf)])
+                move([(target, whole) for target, _ in leaf[1:]])
 
         return self._post(what, part, outputs, compute, inputs)
 
@@ -392,7 +404,8 @@ class RankGroup(ProcessGroup):
         def compute(parts: list[Any]) -> None:
             move([(target, parts[root][1][r]) for r, (target, _) in enumerate(parts)])
 
-        return self._post(what, part, [out], compute, [out], root=root)
+        record = {"operands": row}
+        return self._post(what, part, [out], compute, [out], record=record, root=root)
 
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: Any = None
@@ -460,7 +473,9 @@ class RankGroup(ProcessGroup):
             move(pairs)
 
         dtype = str(inputs[0].dtype)[6:]
-        return self._post(what, part, outputs, compute, uneven=inputs, dtype=dtype)
+        received, sent = (tuple(bits.size for bits in side) for side in part)
+        record = {"send_counts": sent, "receive_counts": received}
+        return self._post(what, part, outputs, compute, uneven=inputs, record=record, dtype=dtype)
 
     # Without tensors, and between two ranks
 
@@ -585,6 +600,14 @@ def _input(tensor: Tensor, op: Any, what: str) -> Array:
             )
         factor = factor.item()
     return multiplied(array, factor)
+
+
+def _device_of(what: str, tensors: list[Tensor]) -> str:
+    """The device of a call's tensors, which all ranks share; TypeError if they have several."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise TypeError(f"{what}: expected tensors of one device, got {sorted(map(str, devices))}")
+    return str(next(iter(devices), "cpu"))
 
 
 def _row(tensors: Any) -> list[Tensor]:

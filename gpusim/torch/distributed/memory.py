@@ -1,4 +1,4 @@
-"""The memory of tensors as NumPy arrays."""
+"""The memory of tensors as arrays: NumPy's on the host, CuPy's on a GPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from torch import Tensor
 
 from ...collectives import kernels
 from ...collectives.dispatch import OperandKind
+from ...cuda.launch import require_cupy
+from ...libraries import lacks_kernels, on_device
 from ..tensors import TO_NUMPY
+from . import streams
 
 __all__ = ["array_of", "bits_of", "flat_bits", "kind_of", "move"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[Any, np.dtype[Any]]  # or CuPy's, which has no types
 
 
 def kind_of(tensor: Tensor) -> OperandKind:
@@ -33,8 +36,8 @@ def array_of(tensor: Tensor, what: str) -> Array:
 
     **Raises**:
 
-    - TypeError: for tensors that are not dense and on the host, and for dtypes that neither NumPy
-      nor ml_dtypes has.
+    - TypeError: for tensors that are not dense, or neither on the host nor on a GPU, and for dtypes
+      that neither NumPy nor ml_dtypes has.
     """
     dtype = TO_NUMPY.get(tensor.dtype)
     if dtype is None:
@@ -57,22 +60,50 @@ def flat_bits(tensor: Tensor, what: str) -> Array:
 
 def move(pairs: Sequence[tuple[Array, Array]]) -> None:
     """Copy the second array of each pair into the first."""
-    kernels.copy([(target, source) for target, source in pairs if target.size])
+    kernels.copy([(x, y) for x, y in pairs if x.size and not _is_same(x, y)])
+
+
+def _is_same(target: Any, source: Any) -> bool:
+    """Whether both are the same memory of a GPU, whose copies must not overlap."""
+    return (
+        on_device(target)
+        and on_device(source)
+        and (target.data.ptr, target.strides) == (source.data.ptr, source.strides)
+    )
 
 
 def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
         raise TypeError(
-            f"{what}: expected a dense tensor on the host, got one of layout {tensor.layout} on "
-            f"{tensor.device}; gpusim.torch.distributed does not reduce on a GPU yet"
+            f"{what}: expected a dense tensor on the host or on a GPU, got one of layout "
+            f"{tensor.layout} on {tensor.device}"
         )
     if tensor.is_conj() or tensor.is_neg():
         raise TypeError(f"{what}: expected a tensor without lazy conjugation; use resolve_conj()")
     shape, strides = tuple(tensor.shape), tensor.stride()
+    width = dtype.itemsize
+    steps = tuple(width * stride for stride in strides)
+    span = width + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+    if streams.is_on_gpu(tensor):
+        return _view_on_gpu(tensor, dtype, shape, steps, span)
     if not math.prod(shape):
         return np.empty(shape, dtype)
-    width = dtype.itemsize
-    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    memory: Any = (ctypes.c_char * (span * width)).from_address(tensor.data_ptr())
+    memory: Any = (ctypes.c_char * span).from_address(tensor.data_ptr())
     memory.tensor = tensor  # C++ may drop its own reference before other ranks read it
-    return np.ndarray(shape, dtype, memory, strides=tuple(width * stride for stride in strides))
+    return np.ndarray(shape, dtype, memory, strides=steps)
+
+
+def _view_on_gpu(
+    tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...], steps: tuple[int, ...], span: int
+) -> Any:
+    """The same by CuPy, which holds arrays of some dtypes as views of integers alone."""
+    cupy = require_cupy()
+    held = np.dtype(f"u{dtype.itemsize}") if lacks_kernels(dtype) else dtype
+    if held.type is np.void:  # raw bytes, which CuPy lacks
+        held = dtype = np.dtype(np.complex128)
+    if not math.prod(shape):
+        return cupy.empty(shape, held).view(dtype)
+    number = tensor.device.index or 0
+    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), span, tensor, number)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(shape, held, pointer, strides=steps).view(dtype)

@@ -7,6 +7,7 @@ is shown by `tests/torch/test_private_distributed.py`.
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import sys
 import threading
@@ -15,8 +16,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed.c10d_logger as _c10d_logger
 import torch.distributed.distributed_c10d as _c10d
+from torch import distributed as _dist
+from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
+from torch.amp import autocast_mode as _autocast_mode
 from torch.autograd import profiler as _profiler
 from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.tensor import DTensor as _DTensor
@@ -30,8 +35,13 @@ __all__ = [
     "FLAGS",
     "ProcessGroup",
     "RanksWorld",
+    "autocast_module",
+    "core",
+    "has_gpu",
     "leave_groups",
+    "parse_to",
     "ranks_as_threads",
+    "serialization",
 ]
 
 # Functions there have the default argument group=group.WORLD, which is bound on import: it has to
@@ -40,6 +50,8 @@ for _name in ("nn.functional", "optim.zero_redundancy_optimizer"):
     importlib.import_module(f"torch.distributed.{_name}")
 
 c10d: Any = _c10d  # whose functions are replaced
+dist: Any = _dist
+c10d_logger: Any = _c10d_logger
 bindings: Any = _bindings  # of which torch types a part
 core: Any = torch._C
 DeviceMesh: Any = _DeviceMesh
@@ -112,6 +124,12 @@ FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         lambda both: torch.set_anomaly_enabled(*both),
     ),
 )
+has_gpu = torch.cuda.is_available  # before a launch replaces it
+autocast_module: Any = _autocast_mode  # _cast
+serialization: Any = _serialization  # default_restore_location
+
+#: What Module.to reads its arguments by.
+parse_to: Any = core._nn._parse_to
 
 if TYPE_CHECKING:
 
@@ -183,15 +201,20 @@ def ranks_as_threads(
     """
     original = c10d._world, c10d._new_process_group_helper, c10d.rendezvous
     hook, make_mesh = sys.excepthook, DeviceMesh.__init__
+    split_group, describe = c10d.split_group, c10d_logger._get_msg_dict
+    flight_recorder = getattr(c10d, "_maybe_attach_flight_recorder", None)
     make_group = original[1]
 
     def make(size: int, rank: int, ranks: list[int], backend: str, *rest: Any, **named: Any) -> Any:
         if getattr(world.local, "own", None) is None:
             return make_group(size, rank, ranks, backend, *rest, **named)
         admit(size, rank, ranks, backend)
+        device = named.pop("device_id", None)
         group, store = make_group(size, rank, ranks, "gpusim", *rest, **named)
         if group is not c10d.GroupMember.NON_GROUP_MEMBER:
             world.pg_map[group] = (backend, world.pg_map[group][1])
+            if device is not None:
+                group.bound_device_id = device
         return group, store
 
     def meet(url: Any, rank: int = -1, world_size: int = -1, **named: Any) -> Any:
@@ -225,10 +248,18 @@ def ranks_as_threads(
         profiling.clear()
         return profilers[2](*given, **named)
 
+    def split(*args: Any, **named: Any) -> Any:
+        inside = getattr(world.local, "own", None) is not None
+        return (_split if inside else split_group)(*args, **named)
+
     world = RanksWorld(original[0])
     profiler._prepare_profiler, profiler._enable_profiler = map(claim, profilers[:2])
     profiler._disable_profiler = end_profiler
     c10d._world = world
+    c10d.split_group = dist.split_group = split
+    # For torch's log, it asks NCCL for its version where a script has named NCCL.
+    c10d_logger._get_msg_dict = lambda name, *args, **named: {"func_name": name}
+    c10d._maybe_attach_flight_recorder = lambda *args: None  # of calls in C++
     c10d._new_process_group_helper = make
     c10d.rendezvous = meet
     DeviceMesh.__init__ = init_mesh
@@ -241,9 +272,57 @@ def ranks_as_threads(
         DeviceMesh.__init__ = make_mesh
         profiler._prepare_profiler, profiler._enable_profiler = profilers[:2]
         profiler._disable_profiler = profilers[2]
+        c10d.split_group = dist.split_group = split_group
+        c10d_logger._get_msg_dict = describe
+        if flight_recorder is None:
+            del c10d._maybe_attach_flight_recorder
+        else:
+            c10d._maybe_attach_flight_recorder = flight_recorder
         sys.excepthook = hook  # init_process_group wraps it, once for each rank
         redistribute._gen_transform_infos.cache_clear()  # which hold the ranks' meshes
         redistribute._planner_cache.clear()
+
+
+_SPLITTING = inspect.getsource(c10d.split_group)
+
+
+def _split(
+    parent_pg: Any = None,
+    split_ranks: list[list[int]] | None = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    **named: Any,
+) -> Any:
+    """torch's split_group, whose own has C++ split the communicators of an accelerator."""
+    parent = parent_pg or dist.group.WORLD
+    members = dist.get_process_group_ranks(parent)
+    split_ranks = split_ranks or [[]]
+    for split in split_ranks:
+        if (
+            not split
+            or len(set(split)) < len(split)
+            or not 0 <= min(split) <= max(split) < len(members)
+        ):
+            raise ValueError(
+                f"split_group: split_ranks={split_ranks}: expected lists of different ranks of the "
+                f"parent group, from 0 to {len(members) - 1}"
+            )
+    mine = next((split for split in split_ranks if parent.rank() in split), None)
+    if mine is None:
+        c10d._process_group_name(split_ranks[0], use_hashed_name=True)
+        # It counts the group, in versions of torch that return the first of these:
+        absent = "return GroupMember.NON_GROUP_MEMBER" in _SPLITTING
+        return c10d.GroupMember.NON_GROUP_MEMBER if absent else None
+    return dist.new_group(
+        [members[place] for place in mine],
+        timeout,
+        pg_options=parent.options if pg_options is None else pg_options,
+        use_local_synchronization=True,
+        group_desc=group_desc,
+        sort_ranks="sorted(split_group)" in _SPLITTING,
+        **named,
+    )
 
 
 def leave_groups() -> None:

@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,11 +24,12 @@ from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...recording import Recorder
 from ...reduction import Reduction, current, entered, forked
+from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
-from .private import leave_groups, ranks_as_threads
+from .private import has_gpu, leave_groups, ranks_as_threads
 from .settings import Settings
 from .store import RankStore
 
@@ -64,6 +65,10 @@ class Rank:
         self.launch = launch
         self.index = index
         self.environment = {os.fsencode(k): os.fsencode(v) for k, v in environment.items()}
+        process = launch.process
+        #: The variables that may differ from the process's.
+        self.own_names = {n for n, v in self.environment.items() if process.get(n) != v}
+        self.own_names |= process.keys() - self.environment.keys()
         self.waits_for = ""
         self.unfinished: set[dist.Work] = set()
         self.groups_made: dict[tuple[int, str], int] = {}
@@ -114,7 +119,7 @@ class Rank:
         if isinstance(options, (Reduction, str)) or callable(options):
             chooser = as_chooser(options, "pg_options")
         self.launch.exchange.admit(key, self)
-        return RankGroup(self, key, members.index(self.index), chooser)
+        return RankGroup(self, key, members.index(self.index), chooser, options)
 
 
 class Globals:
@@ -127,7 +132,8 @@ class Globals:
 
     def __init__(self) -> None:
         self.torch = torch.get_rng_state()
-        self.python = random.getstate()
+        self.cuda = _cuda_states()
+        self.python_bits, self.python = _python_bits(), random.getstate()
         self.numpy_bits = _numpy_bits()
         self.numpy: Any = _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
@@ -143,12 +149,16 @@ class Globals:
         vars(found).update(vars(self), argv=list(self.argv), settings=self.settings.copy())
         return found
 
-    def save(self, base: Globals) -> None:
-        """Take what is there now; NumPy's state, which is slow to read, if it has been used."""
+    def save(self) -> None:
+        """Take what is there now; states that are slow to read only if they have been used."""
         self.torch = torch.get_rng_state()
-        self.python = random.getstate()
+        self.cuda = _cuda_states()
+        bits = _python_bits()
+        if bits != self.python_bits:
+            self.python_bits, self.python = bits, random.getstate()
         bits = _numpy_bits()
-        if bits != self.numpy_bits or base.numpy is not self.numpy or base.numpy["has_gauss"]:
+        # A second normal number may be left, whose use changes nothing else.
+        if bits != self.numpy_bits or self.numpy["has_gauss"]:
             self.numpy_bits, self.numpy = bits, _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
         self.deterministic = _deterministic()
@@ -159,8 +169,12 @@ class Globals:
     def restore(self, now: Globals) -> None:
         """Put this in place of `now`."""
         torch.set_rng_state(self.torch)
-        random.setstate(self.python)
-        if self.numpy is not now.numpy:
+        for generator, state in zip(torch.cuda.default_generators, self.cuda, strict=True):
+            generator.set_state(state)
+        if self.python_bits != now.python_bits:
+            random.setstate(self.python)
+        gauss = self.numpy["has_gauss"] or now.numpy["has_gauss"]
+        if self.numpy_bits != now.numpy_bits or gauss:
             _numpy.set_state(self.numpy)
         if self.dtype != now.dtype:
             torch.set_default_dtype(self.dtype)
@@ -174,9 +188,43 @@ class Globals:
         self.settings.restore(now.settings)
 
 
+def _cuda_states() -> list[torch.Tensor]:
+    """The states of the GPUs' generators, which the host keeps; none before CUDA is initialised."""
+    return [generator.get_state() for generator in torch.cuda.default_generators]
+
+
 def _deterministic() -> tuple[bool, bool]:
     warn = torch.is_deterministic_algorithms_warn_only_enabled()
     return torch.are_deterministic_algorithms_enabled(), warn
+
+
+_python: Any = random.random
+_python = _python.__self__  # the global generator
+_python_type: Any = type(_python).__base__  # in C
+_PYTHON_STATE = (
+    id(_python) + object.__basicsize__,
+    _python_type.__basicsize__ - object.__basicsize__,
+)
+
+
+def _python_bits() -> Any:
+    """The state of Python's global generator as memory; 20 times faster to read than getstate()."""
+    if not _PYTHON_IN_MEMORY:
+        return random.getstate()
+    return ctypes.string_at(*_PYTHON_STATE), _python.gauss_next
+
+
+def _python_in_memory() -> bool:
+    """Whether this Python keeps the state in the object, as CPython does."""
+    if sys.implementation.name != "cpython":
+        return False
+    words, position = random.getstate()[1][:-1], random.getstate()[1][-1]
+    memory = ctypes.string_at(*_PYTHON_STATE)
+    at = memory.find(np.array(words, np.uint32).tobytes())
+    return at >= 4 and memory[at - 4 : at] == np.array([position], np.int32).tobytes()
+
+
+_PYTHON_IN_MEMORY = _python_in_memory()
 
 
 def _numpy_bits() -> bytes:
@@ -196,18 +244,22 @@ class _RankEnvironments(MutableMapping[bytes, bytes]):
     def __init__(self, process: MutableMapping[bytes, bytes]) -> None:
         self.process = process
 
-    def _own(self) -> MutableMapping[bytes, bytes]:
+    def _own(self, changed: bytes | None = None) -> MutableMapping[bytes, bytes]:
         rank: Rank | None = getattr(_local, "rank", None)
-        return self.process if rank is None else rank.environment
+        if rank is None:
+            return self.process
+        if changed is not None:
+            rank.own_names.add(changed)
+        return rank.environment
 
     def __getitem__(self, name: bytes) -> bytes:
         return self._own()[name]
 
     def __setitem__(self, name: bytes, value: bytes) -> None:
-        self._own()[name] = value
+        self._own(name)[name] = value
 
     def __delitem__(self, name: bytes) -> None:
-        del self._own()[name]
+        del self._own(name)[name]
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._own())
@@ -240,8 +292,10 @@ class Launch:
         chooser: Chooser | None,
         schedule: str,
         recorder: Recorder | None,
+        device: str | None = None,
     ) -> None:
         self.size = len(environments)
+        self.device = device
         self.schedule = schedule
         self.in_turns = schedule == "turns"
         self.chooser = chooser
@@ -253,11 +307,13 @@ class Launch:
         self.call = PmapCall(self.scheduler, None, self._run_in_context, self._report)
         self.exchange = Exchange(self)
         self.store = RankStore(self)
+        self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
         self.ranks = [Rank(self, index, each) for index, each in enumerate(environments)]
         state = current()
         self.states = [forked(state) for _ in self.ranks]
         self.contexts = [contextvars.copy_context() for _ in self.ranks]
-        self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+        if device is None and has_gpu():
+            torch.cuda.init()  # else seeds wait for it, of all ranks in one list
         self.base = Globals()
         self.globals = [self.base.copy() for _ in self.ranks]
         self.last: Rank | None = None
@@ -271,6 +327,7 @@ class Launch:
             ranks_as_threads(self._rendezvous, self._admit) as world,
             _own_environments(),
             casts_of_ranks(lambda: current_rank().give_way()),
+            cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
             self.world = world
             try:
@@ -282,9 +339,9 @@ class Launch:
                     self.recorder.end(self.call.error or sys.exc_info()[1])
                 if self.in_turns:
                     now = self.globals[self.last.index] if self.last is not None else self.base
-                    now.save(self.base)
+                    now.save()
                     self.base.restore(now)
-                    self._export({}, self.last.environment if self.last is not None else {})
+                    self._export(None)
                 else:
                     self.base.settings.restore(Settings())
                 torch.set_num_threads(threads)
@@ -308,6 +365,8 @@ class Launch:
                 stack.enter_context(entered(self.states[rank.index]))
                 # Else backward passes run in threads that are no rank's.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+                if self.device == "cpu":
+                    stack.enter_context(CpuAsCuda(int(rank.environment[b"LOCAL_WORLD_SIZE"])))
                 return self.run(rank)
         finally:
             rank.unfinished.clear()
@@ -319,22 +378,32 @@ class Launch:
         """Exchange the process's globals, if another rank has run since this one did."""
         if not self.in_turns or self.last is rank:
             return
-        now, before = self.base, None
+        now = self.base if self.last is None else self.globals[self.last.index]
         if self.last is not None:
-            now, before = self.globals[self.last.index], self.last.environment
-            now.save(self.base)
+            now.save()
         self.globals[rank.index].restore(now)
-        self._export(rank.environment, before)
+        self._export(rank)
         self.last = rank
 
-    def _export(self, own: Mapping[bytes, bytes], before: Mapping[bytes, bytes] | None) -> None:
-        """Give the C library, and programs that a rank starts, the rank's environment."""
-        before = self.process if before is None else before
-        own = own or self.process
-        for name, value in own.items() - before.items():
-            os.putenv(name, value)
-        for name in before.keys() - own.keys():
-            os.unsetenv(name)
+    def _export(self, rank: Rank | None) -> None:
+        """Give the C library, and programs that a rank starts, the environment of the rank.
+
+        None gives it the process's. What it has is that of the last rank.
+        """
+        names: set[bytes] = set()
+        before = own = self.process
+        if self.last is not None:
+            names, before = self.last.own_names, self.last.environment
+        if rank is not None:
+            names, own = names | rank.own_names, rank.environment
+        for name in names:
+            value = own.get(name)
+            if value == before.get(name):
+                continue
+            if value is None:
+                os.unsetenv(name)
+            else:
+                os.putenv(name, value)
 
     # What torch asks for
 
@@ -389,6 +458,9 @@ def _clear_thread() -> None:
         if torch.is_autocast_enabled(device):
             torch.set_autocast_enabled(device, False)
     torch.set_autocast_cache_enabled(True)
+    if torch.cuda.is_initialized():
+        torch.cuda.set_device(0)
+        torch.cuda.set_stream(torch.cuda.default_stream())
     if torch.get_default_device() != torch.device("cpu"):
         torch.set_default_device(None)
 
@@ -427,6 +499,7 @@ def launch(
     reduction: ReductionLike | None = None,
     schedule: str = "turns",
     recorder: Recorder | None = None,
+    device: str | None = None,
 ) -> list[T]:
     """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
 
@@ -445,6 +518,8 @@ def launch(
       gives each rank generators, a default dtype, os.environ, sys.argv and a working directory of
       its own. "free" lets as many ranks run as there are cores; all but os.environ is shared.
     - `recorder`: a `Recorder` that records every call. None costs nothing.
+    - `device`: "cpu" lets the CPU play the GPUs that a program asks for: "cuda" and "cuda:3" are
+      the host. None leaves devices as they are.
 
     **Returns**: what each rank returned.
 
@@ -470,7 +545,9 @@ def launch(
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"launch: ranks={ranks!r}: expected an integer from 1")
     environments = [environment_of(rank, ranks, ranks) for rank in range(ranks)]
-    return run_ranks(lambda rank: f(rank.index, *args), environments, reduction, schedule, recorder)
+    return run_ranks(
+        lambda rank: f(rank.index, *args), environments, reduction, schedule, recorder, device
+    )
 
 
 def run_ranks(
@@ -479,16 +556,19 @@ def run_ranks(
     reduction: ReductionLike | None,
     schedule: str,
     recorder: Recorder | None = None,
+    device: str | None = None,
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`."""
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
+    if device not in (None, "cpu"):
+        raise ValueError(f"launch: device={device!r}: expected None or 'cpu'")
     if not isinstance(recorder, Recorder | None):
         raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
     chooser = as_chooser(reduction, "launch: reduction")
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
     try:
-        return Launch(environments, run, chooser, schedule, recorder).execute()
+        return Launch(environments, run, chooser, schedule, recorder, device).execute()
     finally:
         _launching.release()

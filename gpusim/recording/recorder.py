@@ -1,15 +1,4 @@
-"""Records of collectives: who called what in which order, as lines of JSON and as sums by call.
-
-A file has one JSON object a line, and its "kind" says what the line is:
-
-- "launch", the first line: "format" (1), "gpusim" (the version), "ranks", and what the launch adds.
-- "group", before the first call of a group: its label "group", and "name", "description", "ranks".
-- "call": the fields of a `RecordedCall` that are not None.
-- "end", the last line, if the launch came to an end: "calls" (their number), and "error" if it
-  failed.
-
-Readers ignore kinds and fields that they do not know.
-"""
+"""The Recorder: calls in memory, sums by place, and the lines and arrays of a record."""
 
 from __future__ import annotations
 
@@ -24,11 +13,19 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .version import __version__
+from numpy.typing import NDArray
+
+from ..version import __version__
+from .arrays import ArrayFolder, digest_of, raw_bytes
 
 __all__ = ["RecordedCall", "RecordedGroup", "Recorder", "SummaryRow"]
 
 FORMAT = 1
+
+Value = tuple[str, tuple[int, ...], NDArray[Any]]
+"""A tensor's dtype and shape, and its elements, of any dtype of the same width."""
+Traced = tuple[str, tuple[int, ...], str]
+"""A tensor's dtype, shape and digest."""
 
 
 class RecordedCall(NamedTuple):
@@ -49,6 +46,10 @@ class RecordedCall(NamedTuple):
       depends on.
     - `root`: of broadcast, reduce, gather and scatter.
     - `peer`, `tag`: of a message: to whom or from whom (None: from any rank), and its tag.
+    - `send_counts`, `receive_counts`: of all_to_all: how many elements the rank sends to each rank
+      of the group, and receives from each.
+    - `operands`: dtype, shape and digest of each tensor whose values the call reads, if digests are
+      recorded: the tensors of `shapes`, but the root's alone in broadcast and scatter.
     """
 
     rank: int
@@ -66,6 +67,9 @@ class RecordedCall(NamedTuple):
     root: int | None = None
     peer: int | None = None
     tag: int | None = None
+    send_counts: tuple[int, ...] | None = None
+    receive_counts: tuple[int, ...] | None = None
+    operands: tuple[Traced, ...] | None = None
 
 
 class RecordedGroup(NamedTuple):
@@ -105,11 +109,17 @@ class Recorder:
 
     - `path`: a file for all calls, one line each, written as the call is made: after a kill all
       lines but the last are there and valid. If it cannot be written any more it ends, with a
-      RuntimeWarning; the launch goes on.
+      RuntimeWarning; the launch goes on. With `digests` or `arrays` it is a folder, which is made;
+      its lines are in `calls.jsonl`.
+    - `digests`: whether to record digests of the operands and results of each call.
+    - `arrays`: of which calls of a rank, by their number, to keep whole operands and results:
+      `range(100, 200)`. Digests are recorded too.
+    - `limit`: how many bytes the arrays may take on the disk; the oldest are removed.
     - `keep`: how many calls are kept in `calls`, the newest.
     - `each`: a function to call with each RecordedCall, in the rank's thread.
 
-    **Raises**: ValueError for a negative `keep`; OSError by the launch, if the file cannot be made.
+    **Raises**: ValueError for a negative `keep` or `limit`, and for digests without a `path`;
+    OSError by the launch, if the file cannot be made.
 
     >>> recorder = Recorder()
     >>> recorder.begin(2)
@@ -126,11 +136,22 @@ class Recorder:
         self,
         path: str | os.PathLike[str] | None = None,
         *,
+        digests: bool = False,
+        arrays: range | None = None,
+        limit: int = 2 << 30,
         keep: int = 10_000,
         each: Callable[[RecordedCall], None] | None = None,
     ) -> None:
         if keep < 0:
             raise ValueError(f"Recorder: keep={keep}: expected a number of calls from 0")
+        if limit < 0:
+            raise ValueError(f"Recorder: limit={limit}: expected a number of bytes from 0")
+        self.digests = digests or arrays is not None
+        if self.digests and path is None:
+            raise ValueError("Recorder: digests and arrays need a path, that of a folder")
+        self._chosen = arrays
+        self._limit = limit
+        self._arrays: ArrayFolder | None = None
         self.path = None if path is None else Path(path).absolute()  # ranks change the folder
         self.calls: deque[RecordedCall] = deque(maxlen=keep)
         self._each = each
@@ -144,11 +165,20 @@ class Recorder:
         self._groups: set[str] = set()
         self._sums: dict[SummaryRow, dict[int, list[int]]] = {}
 
-    def begin(self, ranks: int, **about: Any) -> None:
-        """Begin the record of a launch."""
+    def begin(self, ranks: int, rank: int | None = None, **about: Any) -> None:
+        """Begin the record of a launch, or of one of its ranks, which is a process of its own."""
         self._clear()
         if self.path is not None:
-            self._file = open(self.path, "wb", buffering=0)
+            path = self.path
+            if self.digests:
+                path.mkdir(exist_ok=True)
+                for old in path.glob("calls-*.jsonl" if rank is None else "calls.jsonl"):
+                    old.unlink(missing_ok=True)  # of another process's record, or by it
+                path /= "calls.jsonl" if rank is None else f"calls-{rank}.jsonl"
+            self._file = open(path, "wb", buffering=0)
+            if self._chosen is not None or (self.path / "arrays").is_dir():
+                prefix = "" if rank is None else f"{rank}-"
+                self._arrays = ArrayFolder(self.path / "arrays", prefix, self._limit)
             line = {"kind": "launch", "format": FORMAT, "gpusim": __version__, "ranks": ranks}
             self._write({**line, **about})
 
@@ -160,17 +190,20 @@ class Recorder:
         operation: str,
         tensors: Sequence[tuple[str, tuple[int, ...], int]],
         site: str,
+        operands: Sequence[Value] = (),
         **more: Any,
-    ) -> None:
-        """Add a call on tensors of these dtypes, shapes and sizes in bytes.
+    ) -> int:
+        """Add a call on tensors of these dtypes, shapes and sizes in bytes; its `sequence`.
 
-        `more` are the other fields of a RecordedCall.
+        `operands` are traced if digests are recorded, `more` the other fields of a RecordedCall.
         """
         dtypes = tuple(dtype for dtype, _, _ in tensors)
         shapes = tuple(shape for _, shape, _ in tensors)
         total = sum(size for _, _, size in tensors)
+        sequence = self._made.get(rank, 0)  # each rank is one thread
+        if self.digests:
+            more["operands"] = tuple(self._traced(sequence, value) for value in operands)
         with self._lock:
-            sequence = self._made.get(rank, 0)
             self._made[rank] = sequence + 1
             place = (rank, sequence, group.group, number, operation)
             call = RecordedCall(*place, dtypes, shapes, total, site, **more)
@@ -196,6 +229,25 @@ class Recorder:
                 self._write({"kind": "call", **{k: v for k, v in fields if v is not None}})
         if self._each is not None:
             self._each(call)
+        return sequence
+
+    def add_results(self, calls: Sequence[tuple[int, int]], values: Sequence[Value]) -> None:
+        """Add the results of complete calls, (rank, `sequence`), which all have the same values."""
+        if not self.digests:
+            return
+        traced = [self._traced(calls[0][1], value) for value in values]
+        with self._lock:
+            if self._file is not None:
+                self._write({"kind": "result", "calls": calls, "results": traced})
+
+    def _traced(self, sequence: int, value: Value) -> Traced:
+        dtype, shape, array = value
+        raw = raw_bytes(array)
+        digest = digest_of(raw)
+        if self._arrays is not None and self._chosen is not None and sequence in self._chosen:
+            with self._lock:
+                self._arrays.add(digest, raw)
+        return dtype, shape, digest
 
     def end(self, error: BaseException | None = None) -> None:
         """End the record, with the error that ended the launch."""
@@ -203,6 +255,9 @@ class Recorder:
             if self._file is not None:
                 failure = {} if error is None else {"error": f"{type(error).__name__}: {error}"}
                 self._write({"kind": "end", "calls": sum(self._made.values()), **failure})
+            if self._arrays is not None:
+                self._arrays.flush()
+                self._arrays = None
             if self._file is not None:
                 self._file.close()
                 self._file = None

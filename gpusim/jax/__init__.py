@@ -1,0 +1,35 @@
+"""JAX programs on fake CPU devices: `lax.ragged_all_to_all`, and sums with chosen bits.
+
+`install` puts the collectives into JAX, `installed` for a block, and `uninstall` takes them out.
+Programs keep calling `jax.lax`.
+"""
+
+from __future__ import annotations
+
+from gpusim.optional import load
+
+_version = load("gpusim.jax needs", "jax").__version__
+
+try:
+    from .installation import Installation, install, installed, sums_of_xla, uninstall
+    from .sums import ReductionWarning
+except (ImportError, AttributeError, KeyError) as error:
+    raise ImportError(
+        f"gpusim.jax replaces rules of JAX's that are private: it is made for jax 0.10.2, and "
+        f"jax {_version} differs: {error}",
+        name="jax",
+    ) from error
+
+__all__ = [
+    "Installation",
+    "ReductionWarning",
+    "install",
+    "installed",
+    "sums_of_xla",
+    "uninstall",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,0 +1,255 @@
+"""Put gpusim's collectives into JAX, and take them out again."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import compiler, source_info_util
+from jax._src.interpreters import ad, batching, mlir
+from jax._src.lax import parallel
+
+from gpusim.reduction import Reduction
+
+from . import ragged, sums
+from .lowering import board
+from .sums import Reductions, ReductionWarning
+
+for _file in (__file__, ragged.__file__, sums.__file__):
+    source_info_util.register_exclusion(_file)  # calls are named by lines of the program
+
+
+class Installation:
+    """What `install` has put into JAX.
+
+    **Attributes**: `reduction` and `timeout` as given to `install`.
+    """
+
+    def __init__(self, reduction: Reductions, timeout: float) -> None:
+        self.reduction, self.timeout = reduction, timeout
+
+    @property
+    def calls(self) -> int:
+        """The call number of a program's first sum, for stochastic rounding; 0 at first.
+
+        A program with the same input has the same bits each time, as JAX's functions do. Set
+        another number before each step, after `jax.block_until_ready`, for other random bits.
+        """
+        return board().base
+
+    @calls.setter
+    def calls(self, number: int) -> None:
+        if not 0 <= number < 2**31:
+            raise ValueError(f"calls={number!r}: expected an integer from 0 to 2**31 - 1")
+        board().base = number
+
+    def __repr__(self) -> str:
+        return f"Installation(reduction={self.reduction!r}, timeout={self.timeout!r})"
+
+
+class Saved(NamedTuple):
+    """What JAX had in the place of gpusim's."""
+
+    lowerings: dict[Any, Any]
+    uncacheable: set[Any]
+    transpose: Any
+    batch: Any
+    mean: CodeType
+    ragged: CodeType
+    compile: Any
+
+
+_saved: Saved | None = None
+_current: Installation | None = None
+
+
+def install(reduction: Reductions = None, *, timeout: float = 60.0) -> Installation:
+    """Give programs for XLA:CPU `lax.ragged_all_to_all`, and sums with chosen bits.
+
+    Programs stay as they are. `uninstall` restores JAX's own collectives, and another `install`
+    replaces this one. Both clear JAX's caches of compiled functions.
+
+    **Arguments**
+
+    - `reduction`: how `lax.psum`, `lax.pmean`, `lax.psum_scatter`, `lax.pmax`, `lax.pmin` and the
+      transposes of other collectives reduce. A `Reduction` holds for all axes; a dict has one for
+      each axis name (a tuple of names for a sum over several axes), and leaves other axes to XLA,
+      as None does. pmax and pmin have no order: NaN wins, and -0 is below +0.
+    - `timeout`: a program ends with an error when devices wait for others in a collective, and
+      none has come to one for this many seconds.
+
+    **Returns**: an `Installation`, whose `calls` chooses random numbers for stochastic rounding.
+
+    **Raises**: ModuleNotFoundError if JAX is not installed; RuntimeError if its XLA has another FFI
+    version; TypeError for a reduction of another type; ValueError for one that does not sum.
+    """
+    global _current
+    check_reductions(reduction)
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
+    made = board()
+    if _saved is not None:
+        uninstall()
+    _put(reduction)
+    made.timeout, made.base = timeout, 0
+    _current = Installation(reduction, timeout)
+    return _current
+
+
+def uninstall() -> None:
+    """Restore JAX's own collectives. Without an installation it does nothing."""
+    global _saved, _current
+    if _saved is None:
+        return
+    cpu = mlir._platform_specific_lowerings["cpu"]
+    for primitive, entry in _saved.lowerings.items():
+        if entry is None:
+            del cpu[primitive]
+        else:
+            cpu[primitive] = entry
+    mlir._uncacheable_primitives.difference_update(_saved.uncacheable)
+    ad.primitive_transposes[ragged.ragged_p] = _saved.transpose
+    batching.fancy_primitive_batchers[ragged.ragged_p] = _saved.batch
+    parallel.pmean.__code__ = _saved.mean
+    parallel.ragged_all_to_all.__code__ = _saved.ragged
+    compiler.compile_or_get_cached = _saved.compile
+    _saved = _current = None
+    jax.clear_caches()
+
+
+@contextmanager
+def installed(reduction: Reductions = None, *, timeout: float = 60.0) -> Iterator[Installation]:
+    """A block in which gpusim's collectives are installed; then what was before is again.
+
+    Arguments and errors are those of `install`.
+    """
+    before = _current
+    calls = 0 if before is None else before.calls
+    try:
+        yield install(reduction, timeout=timeout)
+    finally:
+        if before is None:
+            uninstall()
+        else:
+            install(before.reduction, timeout=before.timeout).calls = calls
+
+
+def check_reductions(given: Any) -> None:
+    """Refuse what is not a Reduction that sums, or a dict of them."""
+    each = given.values() if isinstance(given, Mapping) else (given,)
+    for reduction in each:
+        if reduction is None:
+            continue
+        if not isinstance(reduction, Reduction):
+            raise TypeError(
+                f"reduction={given!r}: expected a gpusim.Reduction, a dict of them by axis name, "
+                "or None"
+            )
+        if reduction.op != "sum":
+            raise ValueError(f"reduction={given!r}: expected op='sum'")
+
+
+def _put(reduction: Reductions) -> None:
+    global _saved
+    cpu = mlir._platform_specific_lowerings["cpu"]
+    rules = {ragged.ragged_p: ragged.lower_ragged}
+    if reduction is not None:
+        rules |= sums.rules(reduction)
+    _saved = Saved(
+        lowerings={primitive: cpu.get(primitive) for primitive in rules},
+        uncacheable={*rules} - mlir._uncacheable_primitives,
+        transpose=ad.primitive_transposes[ragged.ragged_p],
+        batch=batching.fancy_primitive_batchers[ragged.ragged_p],
+        mean=parallel.pmean.__code__,
+        ragged=parallel.ragged_all_to_all.__code__,
+        compile=compiler.compile_or_get_cached,
+    )
+    for primitive, rule in rules.items():
+        # Without a cache each call in a program has its own number, and its own line.
+        mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
+    ad.primitive_transposes[ragged.ragged_p] = ragged.transpose_ragged
+    batching.fancy_primitive_batchers[ragged.ragged_p] = ragged.batch_ragged
+    # The functions stay the same objects: programs may hold them, by `from jax.lax import pmean`.
+    parallel.ragged_all_to_all.__code__ = _ragged_all_to_all.__code__
+    if reduction is not None:
+        parallel.pmean.__code__ = _pmean.__code__
+        compiler.compile_or_get_cached = _compile
+    jax.clear_caches()
+
+
+def _pmean(x, axis_name, *, axis_index_groups=None):  # type: ignore[no-untyped-def]
+    from gpusim.jax.sums import mean
+
+    return mean(x, axis_name, axis_index_groups)
+
+
+def _ragged_all_to_all(  # type: ignore[no-untyped-def]
+    operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *,
+    axis_name, axis_index_groups=None,
+):  # fmt: skip
+    from gpusim.jax.ragged import ragged_all_to_all
+
+    return ragged_all_to_all(
+        operand, output, input_offsets, send_sizes, output_offsets, recv_sizes,
+        axis_name=axis_name, axis_index_groups=axis_index_groups,
+    )  # fmt: skip
+
+
+# Sums that the partitioner inserts
+
+REDUCING = re.compile(
+    r"= \(?(?P<dtype>b?f\d+\w*|c\d+)\[.* (?P<op>all-reduce|reduce-scatter)(-start)?\("
+)
+OP_NAME = re.compile(r'op_name="(?P<name>[^"]*)"')
+SHOWN = 3
+
+
+def sums_of_xla(text: str) -> list[str]:
+    """The reductions that XLA makes itself in a compiled program.
+
+    **Arguments**: `text` is the program, as `jax.jit(f).lower(x).compile().as_text()` shows it.
+
+    **Returns**: for each reduction of floating-point numbers between devices its operation, and
+    the name of what it came from.
+
+    >>> sums_of_xla('ROOT %a = f32[4]{0} all-reduce(%b), metadata={op_name="jit(f)/reduce_sum"}')
+    ['all-reduce of f32 for jit(f)/reduce_sum']
+    """
+    found = []
+    for line in text.splitlines():
+        reducing = REDUCING.search(line)
+        if reducing:
+            name = OP_NAME.search(line)
+            source = f" for {name['name']}" if name else ""
+            found.append(f"{reducing['op']} of {reducing['dtype']}{source}")
+    return found
+
+
+def _compile(backend: Any, computation: Any, devices: Any, *args: Any, **options: Any) -> Any:
+    """Compile, and warn of sums that the partitioner has inserted."""
+    assert _saved is not None
+    executable = _saved.compile(backend, computation, devices, *args, **options)
+    if backend.platform == "cpu" and devices.size > 1:
+        names = {f"/{primitive.name}" for primitive in _saved.lowerings}
+        names |= {"/gather", "/dynamic_slice"}  # adds zeros to what one device holds
+        inserted = [
+            found
+            for module in executable.hlo_modules()
+            for found in sums_of_xla(module.to_string())
+            if not any(found.endswith(name) for name in names)
+        ]
+        if inserted:
+            more = f", and {len(inserted) - SHOWN} more" if len(inserted) > SHOWN else ""
+            warnings.warn(
+                "gpusim.jax: XLA's partitioner has inserted sums, which add in XLA's own order: "
+                f"{'; '.join(inserted[:SHOWN])}{more}. Write them as lax.psum in jax.shard_map to "
+                "choose their bits",
+                ReductionWarning,
+                stacklevel=2,
+            )
+    return executable

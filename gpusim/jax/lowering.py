@@ -1,0 +1,144 @@
+"""How collectives of JAX's become calls of gpusim's handler in programs for XLA:CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import source_info_util
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir.dialects import hlo
+from jax._src.sharding_impls import SPMDAxisContext
+
+from gpusim.reduction import Reduction
+
+from .ffi import Handler
+from .rendezvous import REDUCTIONS, Board, Kind, Site, Terms
+
+TARGET = "gpusim_collective"
+
+
+@cache
+def board() -> Board:
+    """The board of this process; the first call registers the handler with XLA."""
+    made = Board()
+    Handler(TARGET, Site, made.arrive)
+    return made
+
+
+class CallNumbers:
+    """Counts the calls of a module that is being lowered; the module keeps it."""
+
+    count = 0
+
+    @classmethod
+    def next(cls, keepalives: list[Any]) -> int:
+        """The number of the next call."""
+        counters = [found for found in keepalives if type(found) is cls]
+        if not counters:
+            counters.append(cls())
+            keepalives.append(counters[0])
+        counters[0].count += 1
+        return counters[0].count - 1
+
+
+def is_partly_manual(ctx: Any) -> bool:
+    """Whether some axes of the mesh are the partitioner's."""
+    context = ctx.module_context.axis_context
+    manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
+    return (
+        isinstance(context, SPMDAxisContext)
+        and bool(manual)
+        and manual != frozenset(context.mesh.axis_names)
+    )
+
+
+def lower_fully_manual(ctx: Any, primitive: Any, operands: Sequence[Any], params: Any) -> Any:
+    """Lower a call inside another shard_map, in which the partitioner's axes are replicated."""
+    replicated = jax.P()
+
+    def call(*arrays: Any) -> Any:
+        return primitive.bind(*arrays, **params)
+
+    def inner(*arrays: Any) -> Any:
+        specs = (replicated,) * len(arrays)
+        return jax.shard_map(call, in_specs=specs, out_specs=replicated, check_vma=False)(*arrays)
+
+    multiple = primitive.multiple_results
+    return mlir.lower_fun(inner, multiple_results=multiple)(ctx, *operands)
+
+
+def lower_call(
+    ctx: Any,
+    operands: Sequence[Any],
+    collective: str,
+    axes: Sequence[Any],
+    groups: Sequence[Sequence[int]],
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    reduction: Reduction | None = None,
+    absent: Mapping[int, Kind] | None = None,
+    result_shape: tuple[int, ...] | None = None,
+) -> Any:
+    """Emit the call of a collective.
+
+    **Arguments**: `groups` are the devices' numbers in the program, as JAX's `_replica_groups`
+    gives them. `absent` are operands without a buffer, by their position. `result_shape` is that
+    of the call's result, if JAX's result is a reshape of it.
+    """
+    board()
+    kinds = [kind_of(aval) for aval in ctx.avals_in]
+    for position, kind in (absent or {}).items():
+        kinds.insert(position, kind)
+    results = [kind_of(aval) for aval in ctx.avals_out]
+    types = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
+    if reduction is not None:
+        known = REDUCTIONS.setdefault(repr(reduction), reduction)
+        if known != reduction:
+            raise ValueError(f"gpusim.jax: two reductions have one text, {reduction!r}")
+    frame = source_info_util.user_frame(ctx.traceback)
+    line = f" at {frame.file_name}:{frame.start_line}" if frame is not None else ""
+    names = tuple(axes) if len(axes) > 1 else axes[0]
+    terms = Terms(
+        collective,
+        [[int(member) for member in group] for group in groups],
+        parameters or {},
+        None if reduction is None else repr(reduction),
+        CallNumbers.next(ctx.module_context.keepalives) if reduction is not None else 0,
+        kinds,
+        results,
+        f"lax.{collective} over {names!r}{line}",
+    )
+    given = [Kind("uint32", ()), *(kind for kind in kinds if not kind.absent)]
+    call = mlir.custom_call(
+        TARGET,
+        result_types=types,
+        operands=[hlo.partition_id(), *operands],
+        backend_config={"call": mlir.ir.StringAttr.get(json.dumps(terms._asdict()))},
+        api_version=4,
+        # A random sum stays in its loop, where each round has its own numbers.
+        has_side_effect=reduction is not None and reduction.rounding == "stochastic",
+        operand_layouts=[row_major(kind) for kind in given],
+        result_layouts=[row_major(kind) for kind in results],
+    )
+    return call.results
+
+
+def kind_of(aval: Any) -> Kind:
+    """The dtype and shape of a value in a program.
+
+    **Raises**: TypeError for dtypes that NumPy cannot view, such as keys and types below a byte.
+    """
+    dtype = aval.dtype
+    if not isinstance(dtype, np.dtype) or "int4" in dtype.name or "int2" in dtype.name:
+        raise TypeError(f"gpusim.jax: collectives take no arrays of {dtype}")
+    return Kind(dtype.name, tuple(int(length) for length in aval.shape))
+
+
+def row_major(kind: Kind) -> list[int]:
+    """The layout as XLA writes it, the fastest axis first."""
+    return [*reversed(range(len(kind.shape)))]

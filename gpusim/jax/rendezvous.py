@@ -1,0 +1,325 @@
+"""The rendezvous of devices: the last device of a group to arrive has the collective computed.
+
+XLA's threads flush subnormal numbers, so the folds run on a thread of gpusim's.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_char, c_uint32
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpusim.collectives.kernels import copy
+from gpusim.collectives.record import COLLECTIVES
+from gpusim.reduction import Reduction
+
+from .ffi import Buffer, CallFailed, Future
+
+#: How many runs of programs are remembered after their last call.
+REMEMBERED_RUNS = 256
+
+#: Seconds between two looks at devices that wait.
+INTERVAL = 0.25
+
+#: The distance between the call numbers of two executions of one call in a run, as in a loop.
+EXECUTION = 2**32
+
+REDUCTIONS: dict[str, Reduction] = {}
+"""The Reductions of lowered programs, by their text; programs carry the text."""
+
+
+class Kind(NamedTuple):
+    """The dtype and shape of one device's operand or result."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    absent: bool = False  # no buffer: only dtype and shape matter
+
+
+class Terms(NamedTuple):
+    """A call in a program, as the program carries it.
+
+    **Attributes**
+
+    - `collective`: the key of the record in `gpusim.collectives`.
+    - `groups`: the numbers of the devices (partitions of the program) of each group, in order.
+    - `parameters`: the collective's, by name.
+    - `reduction`: the text of the Reduction, for collectives that sum.
+    - `number`: which of the program's calls it is, for stochastic rounding.
+    - `operands`, `results`: of one device.
+    - `text`: the call in words, for messages.
+    """
+
+    collective: str
+    groups: Sequence[Sequence[int]]
+    parameters: Mapping[str, Any]
+    reduction: str | None
+    number: int
+    operands: Sequence[Kind]
+    results: Sequence[Kind]
+    text: str
+
+
+class Site:
+    """A place in a compiled program where a collective is called; all runs have it in common."""
+
+    def __init__(self, attributes: Mapping[str, str]) -> None:
+        terms = Terms(**json.loads(attributes["call"]))
+        self.terms = terms._replace(
+            operands=[Kind(*kind) for kind in terms.operands],
+            results=[Kind(*kind) for kind in terms.results],
+        )
+        self.collective = COLLECTIVES[terms.collective]
+        if terms.reduction is not None and terms.reduction not in REDUCTIONS:
+            raise CallFailed(
+                f"{terms.text}: this process has not lowered a program with {terms.reduction}; "
+                "call gpusim.jax.install with it, and lower the program here"
+            )
+        self.reduction = None if terms.reduction is None else REDUCTIONS[terms.reduction]
+        self.group_of = {
+            member: number for number, group in enumerate(terms.groups) for member in group
+        }
+        self._checked = False
+
+    def check(self, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+        """Compare the buffers' shapes with the lowered ones, once."""
+        if not self._checked:
+            expected = [k.shape for k in self.terms.operands if not k.absent]
+            expected += [kind.shape for kind in self.terms.results]
+            found = [buffer.shape for buffer in (*arguments, *results)]
+            if list(map(tuple, expected)) != found:
+                raise CallFailed(f"{self.terms.text}: XLA passes {found}, expected {expected}")
+            self._checked = True
+
+    def compute(self, group: int, execution: int, each: Sequence[Contribution]) -> None:
+        """Run the collective on the devices' buffers, which are in the group's order."""
+        terms = self.terms
+        options: dict[str, Any] = dict(terms.parameters)
+        if self.reduction is not None:
+            options.update(reduction=self.reduction, call=execution, places=np.asarray(group))
+        present = iter(range(len(terms.operands)))
+        operands = []
+        for kind in terms.operands:
+            if kind.absent:
+                zero = np.broadcast_to(np.zeros((), np.dtype(kind.dtype)), kind.shape)
+                operands.append([zero] * len(each))
+            else:
+                k = next(present)
+                operands.append([array_at(member.arguments[k], kind) for member in each])
+        found = self.collective.on(None, *operands, **options)
+        pairs = []
+        for k, (kind, (value, mapped)) in enumerate(
+            zip(terms.results, [found] if len(terms.results) == 1 else found, strict=True)
+        ):
+            for place, member in enumerate(each):
+                target = array_at(member.results[k], kind)
+                source = value[place] if mapped else value
+                if source.dtype != target.dtype or source.shape != target.shape:
+                    raise AssertionError(f"{source.dtype}{source.shape} for {kind}")
+                pairs.append((target, source))
+        copy(pairs)
+
+
+def array_at(address: int, kind: Kind) -> NDArray[Any]:
+    """The elements at an address, as an array that shares them."""
+    dtype = np.dtype(kind.dtype)
+    size = int(np.prod(kind.shape, dtype=np.int64)) * dtype.itemsize
+    if size == 0:
+        return np.empty(kind.shape, dtype)
+    memory: Any = (c_char * size).from_address(address)
+    return np.ndarray(kind.shape, dtype, memory)
+
+
+class Contribution(NamedTuple):
+    """One device's part in a call: addresses of its buffers."""
+
+    device: int
+    arguments: list[int]
+    results: list[int]
+    future: Future
+
+
+class Rendezvous:
+    """The devices of a group that have come to a call, by their numbers in the program."""
+
+    def __init__(self, site: Site, group: int, execution: int) -> None:
+        self.site, self.group, self.execution = site, group, execution
+        self.members = site.terms.groups[group]
+        self.arrived: dict[int, Contribution] = {}
+
+
+class Run:
+    """One execution of a program.
+
+    `base` is added to its call numbers. `failure` says why the run cannot go on.
+    """
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.pending: dict[tuple[int, int], Rendezvous] = {}
+        self.executions: dict[tuple[int, int], int] = {}
+        self.failure: str | None = None
+        self.last = time.monotonic()
+
+
+class Threads:
+    """As many daemon threads as there are functions at work at once."""
+
+    def __init__(self) -> None:
+        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Run the function on a thread that does nothing else meanwhile."""
+        try:
+            tasks = self._idle.pop()
+        except IndexError:
+            tasks = queue.SimpleQueue()
+            threading.Thread(
+                target=self._work, args=(tasks,), name="gpusim.jax device", daemon=True
+            ).start()
+        tasks.put(function)
+
+    def _work(self, tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            tasks.get()()
+            self._idle.append(tasks)
+
+
+class Board:
+    """All runs in flight. `timeout` is in seconds; `base` is the call number of new runs."""
+
+    def __init__(self) -> None:
+        self.timeout = 60.0
+        self.base = 0
+        self._runs: OrderedDict[int, Run] = OrderedDict()
+        self._lock = threading.Lock()
+        self._threads = Threads()
+        self._ready: queue.SimpleQueue[tuple[Run, Rendezvous]] = queue.SimpleQueue()
+        # A new thread keeps subnormals if the one that starts it does.
+        threading.Thread(target=self._work, name="gpusim.jax", daemon=True).start()
+
+    def arrive(
+        self,
+        site: Site,
+        number: int,
+        device: int,
+        arguments: Sequence[Buffer],
+        results: Sequence[Buffer],
+        make_future: Callable[[], Future],
+    ) -> None:
+        """One device comes to a call; the first argument is its number in the program.
+
+        **Raises**: CallFailed where the run has failed already.
+        """
+        site.check(arguments[1:], results)
+        member = c_uint32.from_address(arguments[0].address).value
+        key = id(site), site.group_of[member]
+        with self._lock:
+            run = self._run(number)
+            if run.failure is not None:
+                raise CallFailed(run.failure)
+            meeting = run.pending.get(key)
+            if meeting is None:
+                count = run.executions.get(key, 0)
+                run.executions[key] = count + 1
+                execution = run.base + site.terms.number + count * EXECUTION
+                meeting = run.pending[key] = Rendezvous(site, key[1], execution)
+            if member in meeting.arrived:
+                raise CallFailed(
+                    f"{site.terms.text}: device {device} comes again before the others have come"
+                )
+            meeting.arrived[member] = Contribution(
+                device,
+                [buffer.address for buffer in arguments[1:]],
+                [buffer.address for buffer in results],
+                make_future(),
+            )
+            run.last = time.monotonic()
+            complete = len(meeting.arrived) == len(meeting.members)
+            if complete:
+                del run.pending[key]
+        if complete:
+            self._ready.put((run, meeting))
+
+    def _run(self, number: int) -> Run:
+        run = self._runs.get(number)
+        if run is None:
+            run = self._runs[number] = Run(self.base)
+            if len(self._runs) > REMEMBERED_RUNS:
+                for old, found in self._runs.items():
+                    if not found.pending:
+                        del self._runs[old]
+                        break
+        return run
+
+    def _work(self) -> None:
+        looked = time.monotonic()
+        while True:
+            try:
+                run, meeting = self._ready.get(timeout=INTERVAL)
+            except queue.Empty:
+                pass
+            else:
+                self._complete(run, meeting)
+                del run, meeting
+            if time.monotonic() - looked > INTERVAL:
+                self._end_stalled()
+                looked = time.monotonic()
+
+    def _complete(self, run: Run, meeting: Rendezvous) -> None:
+        each = [meeting.arrived[member] for member in meeting.members]
+        try:
+            meeting.site.compute(meeting.group, meeting.execution, each)
+        except BaseException as error:
+            devices = ", ".join(str(member.device) for member in each)
+            self._fail(
+                run,
+                f"{meeting.site.terms.text}: {type(error).__name__}: {error} "
+                f"(replicas are numbered in the group, whose devices are {devices})",
+                each,
+            )
+        else:
+            with self._lock:
+                run.last = time.monotonic()
+            for member in each:
+                self._threads.run(member.future.complete)
+
+    def _fail(self, run: Run, failure: str, each: Sequence[Contribution] = ()) -> None:
+        """End a run: all devices that wait in it, and those that come later."""
+        with self._lock:
+            run.failure = failure
+            waiting = [*each]
+            for meeting in run.pending.values():
+                waiting += meeting.arrived.values()
+            run.pending.clear()
+        for member in waiting:
+            message = f"gpusim, device {member.device}: {failure}"
+            self._threads.run(partial(member.future.fail, message))
+
+    def _end_stalled(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            stalled = [
+                run for run in self._runs.values() if run.pending and now - run.last > self.timeout
+            ]
+        for run in stalled:
+            self._fail(run, describe_stall(run, self.timeout))
+
+
+def describe_stall(run: Run, timeout: float) -> str:
+    """Which devices wait where, and which have not come."""
+    lines = [f"no device has come to a collective for {timeout:g} seconds, and these wait:"]
+    for meeting in [*run.pending.values()]:
+        there = [member for member in meeting.members if member in meeting.arrived]
+        missing = [member for member in meeting.members if member not in meeting.arrived]
+        lines.append(f"{meeting.site.terms.text}: devices {there} have come, {missing} have not")
+    return "\n  ".join([*lines, "All devices of a group have to make the same calls."])

@@ -1,0 +1,251 @@
+"""The reductions of jax.lax on XLA:CPU, as a Reduction says: psum, pmean, psum_scatter, pmax, pmin.
+
+JAX's pmean is a psum and a division. Here it is a primitive of its own, because the mean of
+`gpusim.collectives` divides before the last rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax._src import config, core, dispatch
+from jax._src.interpreters import ad, batching, mlir
+from jax._src.lax import parallel
+from jax._src.lax.lax import reduce_max, reduce_min, reduce_sum
+
+from gpusim.reduction import Reduction
+
+from .lowering import is_partly_manual, lower_call, lower_fully_manual
+
+#: One Reduction for all axes, or by axis name (a tuple of names for sums over several axes).
+Reductions = Reduction | Mapping[Any, Reduction | None] | None
+
+
+class ReductionWarning(UserWarning):
+    """A sum that the chosen Reduction does not reach."""
+
+
+def reduction_for(reductions: Reductions, axes: Sequence[Any]) -> Reduction | None:
+    """The Reduction for a call over these axes; None leaves it to XLA.
+
+    **Raises**: ValueError where the axes of one call have different Reductions.
+    """
+    if reductions is None or isinstance(reductions, Reduction):
+        return reductions
+    if tuple(axes) in reductions:
+        return reductions[tuple(axes)]
+    chosen = [reductions.get(axis) for axis in axes]
+    if any(other != chosen[0] for other in chosen[1:]):
+        raise ValueError(
+            f"gpusim.jax: one sum over the axes {tuple(axes)!r}, which have different reductions: "
+            f"give install an entry for the tuple {tuple(axes)!r}"
+        )
+    return chosen[0]
+
+
+Rule = Callable[..., Any]
+
+
+def reducing_rule(primitive: Any, collective: str, positional: Any, reductions: Reductions) -> Rule:
+    """The lowering of psum, pmax or pmin, in one of their forms."""
+    sums = collective == "psum"
+    jax_rule = mlir._lowerings[primitive].rule
+
+    def rule(ctx: Any, x: Any, **params: Any) -> Any:
+        axes, axis_index_groups = params["axes"], params.get("axis_index_groups")
+        names = tuple(axis for axis in axes if not isinstance(axis, int))
+        reduction = reduction_for(reductions, names) if names else None
+        if len(names) < len(axes):
+            return _lower_positional(ctx, x, primitive, positional, names, params, jax_rule)
+        if reduction is None:
+            return jax_rule(ctx, x, **params)
+        if is_partly_manual(ctx):
+            return lower_fully_manual(ctx, primitive, [x], params)
+        groups = parallel._replica_groups(ctx.module_context.axis_context, names, axis_index_groups)
+        return lower_call(
+            ctx, [x], collective, names, groups, reduction=reduction if sums else None
+        )
+
+    return rule
+
+
+def _lower_positional(
+    ctx: Any, x: Any, primitive: Any, positional: Any, names: Any, params: Any, jax_rule: Rule
+) -> Any:
+    """Axes of the array itself, as those of jax.vmap are: XLA reduces them."""
+    warnings.warn(
+        f"gpusim.jax: XLA reduces axes {[a for a in params['axes'] if isinstance(a, int)]} of an "
+        "array on one device, in its own order (a collective over an axis of jax.vmap)",
+        ReductionWarning,
+        stacklevel=2,
+    )
+    if not names:
+        return jax_rule(ctx, x, **params)
+
+    def reduce(x: Any) -> Any:
+        partial = positional(x, [axis for axis in params["axes"] if isinstance(axis, int)])
+        return primitive.bind(partial, **{**params, "axes": names})
+
+    return mlir.lower_fun(reduce, multiple_results=False)(ctx, x)
+
+
+def scattering_rule(primitive: Any, reductions: Reductions) -> Rule:
+    """The lowering of psum_scatter, in one of its forms."""
+    jax_rule = mlir._lowerings[primitive].rule
+
+    def rule(ctx: Any, x: Any, **params: Any) -> Any:
+        names = params["axis_name"]
+        names = tuple(names) if isinstance(names, (tuple, list)) else (names,)
+        reduction = reduction_for(reductions, names)
+        if reduction is None:
+            return jax_rule(ctx, x, **params)
+        if is_partly_manual(ctx):
+            return lower_fully_manual(ctx, primitive, [x], params)
+        groups = parallel._replica_groups(
+            ctx.module_context.axis_context, names, params.get("axis_index_groups")
+        )
+        own = {name: params[name] for name in ("scatter_dimension", "tiled")}
+        return lower_call(
+            ctx, [x], "psum_scatter", names, groups, parameters=own, reduction=reduction
+        )
+
+    return rule
+
+
+# pmean
+
+mean_p = core.Primitive("pmean")
+mean_invariant_p = core.Primitive("pmean_invariant")
+
+
+@mean_p.def_effectful_abstract_eval
+def _mean_type(x: Any, *, axes: Any, axis_index_groups: Any, size: int) -> Any:
+    return parallel._allreduce_effectful_abstract_eval(
+        x, axes=axes, axis_index_groups=axis_index_groups
+    )
+
+
+@mean_invariant_p.def_effectful_abstract_eval
+def _mean_invariant_type(x: Any, *, axes: Any, size: int) -> Any:
+    return parallel._psum_invariant_abstract_eval("pmean", x, axes=axes)
+
+
+for _primitive in (mean_p, mean_invariant_p):
+    _primitive.def_impl(
+        lambda x, _primitive=_primitive, **params: dispatch.apply_primitive(_primitive, x, **params)
+    )
+
+
+def _transpose_mean(ct: Any, x: Any, **params: Any) -> Any:
+    return (mean_p.bind(ct, **params),)
+
+
+def _transpose_mean_invariant(ct: Any, x: Any, *, axes: Any, size: int) -> Any:
+    return (core.pvary(ct / size, axis_name=axes),)
+
+
+ad.deflinear2(mean_p, _transpose_mean)
+ad.deflinear2(mean_invariant_p, _transpose_mean_invariant)
+
+
+def _batching(primitive: Any, sum_primitive: Any) -> Any:
+    def batch(axis_data: Any, values: Any, dims: Any, *, size: int, **params: Any) -> Any:
+        if axis_data.name not in params["axes"]:
+            return primitive.bind(values[0], size=size, **params), dims[0]
+        summed = batching.fancy_primitive_batchers[sum_primitive]
+        total, dim = summed(axis_data, values, dims, **params)
+        return total / size, dim
+
+    return batch
+
+
+batching.fancy_primitive_batchers[mean_p] = _batching(mean_p, parallel.psum_p)
+batching.fancy_primitive_batchers[mean_invariant_p] = _batching(
+    mean_invariant_p, parallel.psum_invariant_p
+)
+
+
+def _lower_as_sum(primitive: Any, sum_primitive: Any) -> Rule:
+    """The mean as JAX defines it: a sum and a division."""
+
+    def mean(x: Any, *, size: int, **params: Any) -> Any:
+        return sum_primitive.bind(x, **params) / size
+
+    return mlir.lower_fun(mean, multiple_results=False)
+
+
+for _primitive, _sum in (
+    (mean_p, parallel.psum_p),
+    (mean_invariant_p, parallel.psum_invariant_p),
+):
+    mlir.register_lowering(_primitive, _lower_as_sum(_primitive, _sum))
+
+
+def mean_rule(primitive: Any, reductions: Reductions) -> Rule:
+    """The lowering of pmean, in one of its two forms."""
+    as_sum = mlir._lowerings[primitive].rule
+
+    def rule(ctx: Any, x: Any, *, size: int, **params: Any) -> Any:
+        axes = params["axes"]
+        reduction = reduction_for(reductions, axes)
+        if reduction is None:
+            return as_sum(ctx, x, size=size, **params)
+        if is_partly_manual(ctx):
+            return lower_fully_manual(ctx, primitive, [x], {"size": size, **params})
+        groups = parallel._replica_groups(
+            ctx.module_context.axis_context, axes, params.get("axis_index_groups")
+        )
+        return lower_call(ctx, [x], "pmean", axes, groups, reduction=reduction)
+
+    return rule
+
+
+def mean(x: Any, axis_name: Any, axis_index_groups: Any) -> Any:
+    """What lax.pmean does while a reduction is installed."""
+    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    names = parallel._maybe_skip_one_sized_axes(axes)
+    if not names:
+        return x
+    groups = parallel._canonicalize_axis_index_groups(axis_index_groups)
+    even = groups is None or len({len(group) for group in groups}) == 1
+    named = even and not any(isinstance(name, int) for name in names)
+
+    def of(leaf: Any) -> Any:
+        traced = isinstance(leaf, core.Tracer) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        reduced = traced and parallel._get_from(core.typeof(leaf), names, "jax.lax.pmean")
+        size = parallel._axis_size(axis_name, axis_index_groups)
+        if not (traced and named) or reduced == "unreduced":
+            return lax.psum(leaf, axis_name, axis_index_groups=axis_index_groups) / size
+        if not config._check_vma.value:
+            return mean_p.bind(leaf, axes=names, axis_index_groups=groups, size=size)
+        if groups is not None:
+            raise NotImplementedError("axis_index_groups need shard_map with check_vma=False")
+        missing = frozenset(names) - core.typeof(leaf).mat.varying
+        if missing and config.auto_pcast.value:
+            leaf = core.pvary(leaf, tuple(missing))
+        return mean_invariant_p.bind(leaf, axes=names, size=size)
+
+    return jax.tree.map(of, x)
+
+
+def rules(reductions: Reductions) -> dict[Any, Rule]:
+    """The lowerings for CPUs, by primitive."""
+    found = {}
+    for primitive, collective, positional in (
+        (parallel.psum_p, "psum", reduce_sum),
+        (parallel.psum_invariant_p, "psum", reduce_sum),
+        (parallel.unreduced_psum_p, "psum", reduce_sum),
+        (parallel.pmax_p, "pmax", reduce_max),
+        (parallel.pmin_p, "pmin", reduce_min),
+    ):
+        found[primitive] = reducing_rule(primitive, collective, positional, reductions)
+    for primitive in (parallel.reduce_scatter_p, parallel.unreduced_reduce_scatter_p):
+        found[primitive] = scattering_rule(primitive, reductions)
+    for primitive in (mean_p, mean_invariant_p):
+        found[primitive] = mean_rule(primitive, reductions)
+    return found

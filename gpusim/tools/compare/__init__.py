@@ -1,0 +1,1 @@
+"""`gpusim compare` and `gpusim invariant`: where two runs of a program begin to differ."""

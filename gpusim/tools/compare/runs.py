@@ -1,0 +1,251 @@
+"""Records of runs, read back: collectives in an order of events, with their arrays."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Call", "Event", "Run", "Traced", "read"]
+
+FORMAT = 1
+Traced = tuple[str, tuple[int, ...], str]
+"""A tensor's dtype, shape and digest."""
+
+
+@dataclass(eq=False)
+class Call:
+    """A line "call" of a record, with the results of its line "result"; see gpusim.recording."""
+
+    rank: int
+    sequence: int
+    group: str
+    operation: str
+    site: str
+    number: int | None = None
+    op: str | None = None
+    reduction: Mapping[str, Any] | None = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    send_counts: tuple[int, ...] | None = None
+    receive_counts: tuple[int, ...] | None = None
+    operands: list[Traced] | None = None
+    results: list[Traced] | None = None
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def kinds(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """dtype and shape of each operand, or of each tensor that is passed."""
+        if self.operands:
+            return tuple((dtype, shape) for dtype, shape, _ in self.operands)
+        return tuple(zip(self.dtypes, self.shapes, strict=True))
+
+
+@dataclass(eq=False)
+class Event:
+    """A collective, or one end of a message: the calls of its ranks, by rank."""
+
+    index: int
+    ranks: tuple[int, ...]
+    calls: dict[int, Call] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Call:
+        """The call of the lowest rank."""
+        return self.calls[min(self.calls)]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.calls) == len(self.ranks) and self.alike
+
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks call the same operation."""
+        return len({call.operation for call in self.calls.values()}) == 1
+
+
+class Run:
+    """A run: its events in an order that every rank's calls have, and the arrays it kept."""
+
+    def __init__(self, path: Path, ranks: int, about: Mapping[str, Any]) -> None:
+        self.path, self.ranks, self.about = path, ranks, about
+        self.events: list[Event] = []
+        self.error: str | None = None
+        self.ended = False
+        self._files: dict[str, Path] = {}
+        self._opened: tuple[Path, Any] | None = None  # neighbouring calls share a file
+        for file in sorted((path / "arrays").glob("*.npz")) if path.is_dir() else []:
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    names = archive.namelist()
+            except (OSError, zipfile.BadZipFile):  # removed, to make room
+                continue
+            self._files.update((name.removesuffix(".npy"), file) for name in names)
+
+    def array(self, traced: Traced) -> NDArray[Any] | None:
+        """The elements of a tensor, if they were kept."""
+        dtype, shape, digest = traced
+        file = self._files.get(digest)
+        if file is None:
+            return None
+        try:
+            if self._opened is None or self._opened[0] != file:
+                self._opened = file, np.load(file, allow_pickle=False)
+            raw: NDArray[Any] = self._opened[1][digest]
+            return raw.view(dtype_of(dtype)).reshape(shape)
+        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{file}: {digest} is not {dtype}{list(shape)}: {error}") from None
+
+    def arrays(self, traced: Sequence[Traced] | None) -> list[NDArray[Any]] | None:
+        """The elements of several tensors; None if one was not kept."""
+        found = [self.array(each) for each in traced or ()]
+        return None if traced is None or any(each is None for each in found) else found  # type: ignore[return-value]
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """A dtype by torch's name."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def read(path: Path) -> Run:
+    """Read a record: a folder, or a file of lines. What a kill left is read as far as it goes.
+
+    **Raises**: OSError if there is no record; ValueError for lines that are not one.
+    """
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.glob("calls.jsonl")) or sorted(path.glob("calls-*.jsonl"))
+        if not files:
+            raise FileNotFoundError(f"{path}: no record: expected calls.jsonl in this folder")
+    run: Run | None = None
+    groups: dict[str, tuple[int, ...]] = {}
+    calls: dict[tuple[int, int], Call] = {}
+    ended = 0
+    for file in files:
+        for where, line in _lines(file):
+            try:
+                kind = line.get("kind")
+                if kind == "launch":
+                    if line["format"] != FORMAT:
+                        raise ValueError(f"format {line['format']}, expected {FORMAT}")
+                    if run is None:
+                        run = Run(path, int(line["ranks"]), line)
+                    if run.ranks != line["ranks"]:
+                        raise ValueError(f"{line['ranks']} ranks, others {run.ranks}; record anew")
+                elif kind == "group":
+                    groups[line["group"]] = tuple(map(int, line["ranks"]))
+                elif kind == "call":
+                    call = _call(line)
+                    calls[call.rank, call.sequence] = call
+                elif kind == "result":
+                    for rank, sequence in line["calls"]:
+                        calls[rank, sequence].results = _traced(line["results"])
+                elif kind == "end":
+                    ended += 1
+                    if run is not None:
+                        run.error = run.error or line.get("error")
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{where}: not a line of a record: {error!r}") from None
+    if run is None:
+        raise ValueError(f"{files[0]}: not a record: expected a line of kind launch")
+    run.ended = ended == len(files)
+    run.events = _ordered(calls, groups)
+    return run
+
+
+def _lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with open(file, "rb") as content:
+        for number, text in enumerate(content, 1):
+            if not text.endswith(b"\n"):
+                return  # a kill's
+            try:
+                line = json.loads(text)
+            except ValueError:
+                line = None
+            if not isinstance(line, dict):
+                raise ValueError(f"{file}:{number}: not a line of a record: expected JSON")
+            yield f"{file}:{number}", line
+
+
+def _call(line: Mapping[str, Any]) -> Call:
+    names = Call.__dataclass_fields__.keys() - {"operands", "results", "dtypes", "shapes"}
+    fields = {name: value for name, value in line.items() if name in names}
+    for name in ("send_counts", "receive_counts"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    return Call(
+        **fields,
+        operands=_traced(line["operands"]) if "operands" in line else None,
+        dtypes=tuple(line["dtypes"]),
+        shapes=tuple(map(tuple, line["shapes"])),
+    )
+
+
+def _traced(given: Any) -> list[Traced]:
+    return [(str(dtype), tuple(shape), str(digest)) for dtype, shape, digest in given]
+
+
+def _ordered(
+    calls: Mapping[tuple[int, int], Call], groups: Mapping[str, tuple[int, ...]]
+) -> list[Event]:
+    """The events, so that each rank's are in its order; the same order for the same program."""
+    events: dict[Any, Event] = {}
+    by_rank: dict[int, list[Event]] = {}
+    for (rank, sequence), call in sorted(calls.items()):
+        message = call.number is None
+        key = (rank, sequence) if message else (call.group, call.number)
+        ranks = (rank,) if message else groups.get(call.group, (rank,))
+        event = events.setdefault(key, Event(0, ranks))
+        event.calls[rank] = call
+        by_rank.setdefault(rank, []).append(event)
+    ahead = {id(event): len(event.calls) for event in events.values()}
+    position = dict.fromkeys(by_rank, 0)
+    depth = dict.fromkeys(by_rank, 0)
+    ready: list[tuple[int, int, int, Event]] = []
+    ordered: list[Event] = []
+
+    def reach(rank: int) -> None:
+        """The rank comes to its next event, which is ready if all its ranks have come to it."""
+        while position[rank] < len(by_rank[rank]):
+            event = by_rank[rank][position[rank]]
+            if ahead[id(event)] < 0:  # was taken early
+                position[rank] += 1
+                continue
+            ahead[id(event)] -= 1
+            if not ahead[id(event)]:
+                first = event.first
+                level = max(depth[member] for member in event.calls)
+                heapq.heappush(ready, (level, first.rank, first.sequence, event))
+            return
+
+    for rank in by_rank:
+        reach(rank)
+    while len(ordered) < len(events):
+        if ready:
+            event = heapq.heappop(ready)[3]
+        else:  # asynchronous calls, which ranks post in different orders
+            event = min(
+                (by_rank[r][p] for r, p in position.items() if p < len(by_rank[r])),
+                key=lambda event: (event.first.sequence, event.first.rank),
+            )
+        ahead[id(event)] = -1
+        event.index = len(ordered)
+        ordered.append(event)
+        level = 1 + max(depth[rank] for rank in event.calls)
+        for rank in event.calls:
+            at = position[rank]
+            if at < len(by_rank[rank]) and by_rank[rank][at] is event:
+                position[rank] += 1
+                depth[rank] = level
+                reach(rank)
+    return ordered

@@ -1,0 +1,97 @@
+"""The scripts of examples/torchrun, unmodified, beside torchrun with its gloo processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "examples" / "torchrun"
+
+# What ranks train, for a few ranks and for many; then, if the script has it, how it goes on.
+RUNS = {
+    "char_gpt": (["--steps 30", "--steps 3"], None),
+    "ddp": (["--epochs 4", "--epochs 2 --batch-size 4"], None),
+    "fsdp2": (
+        ["--steps 10 --save-every 5 --checkpoint {}", "--steps 4 --save-every 2 --checkpoint {}"],
+        "--steps 12 --save-every 5 --checkpoint {}",
+    ),
+    "moe": (["--steps 30", "--steps 6 --experts 64"], None),
+    "multigpu_resume": (["4 --snapshot {}.pt", "2 --snapshot {}.pt"], "5 --snapshot {}.pt"),
+    "tensor_parallel": (["--steps 12 --tp 2", "--steps 3 --tp 8"], None),
+}
+GLOO = ["-m", "torch.distributed.run", "--standalone"]
+SIMULATED = ["-m", "gpusim", "torchrun", "--reduction=gloo-ring"]
+
+
+def train(launcher: list[str], ranks: int, name: str, options: str, folder: Path) -> Any:
+    """Run a script; its final weights and losses, and what it printed."""
+    arguments = options.format(folder / "state").split()
+    out = folder / ("state.pt" if name == "multigpu_resume" else "out.pt")
+    if name != "multigpu_resume":
+        arguments += ["--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, f"--nproc-per-node={ranks}", str(SCRIPTS / f"{name}.py")]
+    done = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=350
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    printed = [line.removeprefix("[rank0]: ") for line in done.stdout.splitlines()]
+    return dict(flat(torch.load(out))), printed
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors and numbers of a tree, as exact text or bytes."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in items:
+            yield from flat(each, f"{name}/{key}")
+    elif isinstance(value, torch.Tensor):
+        yield name, (value.dtype, value.shape, value.contiguous().view(-1).numpy().tobytes())
+    else:
+        yield name, value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_scripts_give_torchruns_weights(name: str, tmp_path: Path) -> None:
+    """Weights, losses and what is printed, also after going on from a checkpoint."""
+    (few, _), onward = RUNS[name]
+    for options in [few, *filter(None, [onward])]:
+        results = []
+        for launcher in (GLOO, SIMULATED):
+            folder = tmp_path / launcher[1]
+            folder.mkdir(exist_ok=True)
+            results.append(train(launcher, 4, name, options, folder))
+        (weights, printed), (ours, ours_printed) = results
+        assert ours == weights
+        assert ours_printed == printed
+    losses = [value for key, value in ours.items() if key.startswith("/losses/")]
+    assert losses[-1] < losses[0]
+    assert onward is None or any(line.startswith(("loaded", "resuming")) for line in printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_scripts_run_on_64_ranks(name: str, tmp_path: Path) -> None:
+    """The same bits twice, and a loss that is a number for each step."""
+    (_, many), _ = RUNS[name]
+    results = []
+    for run in "ab":
+        folder = tmp_path / run
+        folder.mkdir()
+        results.append(train(SIMULATED, 64, name, many, folder))
+    assert results[0] == results[1]
+    losses = [value for key, value in results[0][0].items() if key.startswith("/losses/")]
+    assert losses and all(0 < loss < 10 for loss in losses)
+
+
+def test_all_scripts_are_run() -> None:
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(RUNS)

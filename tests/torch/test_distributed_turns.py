@@ -1,0 +1,196 @@
+"""What changes hands with a turn, what ranks share, and what neither reads without need."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpusim.torch.distributed import group, launch, ranks
+
+legacy: Any = np.random  # the global generator
+
+
+def test_normal_numbers_that_are_left_over_belong_to_the_rank() -> None:
+    """random.gauss and NumPy's randn make two numbers at once, and use the second without a draw
+    that would change the rest of the state."""
+
+    def alone(rank: int) -> list[float]:
+        random.seed(rank)
+        legacy.seed(rank)
+        return [draw() for _ in range(5) for draw in (lambda: random.gauss(0, 1), legacy.randn)]
+
+    def body(rank: int) -> list[float]:
+        dist.init_process_group()
+        random.seed(rank)
+        legacy.seed(rank)
+        found = []
+        for _ in range(5):
+            found.append(random.gauss(0, 1))
+            dist.barrier()
+            found.append(legacy.randn())
+            dist.barrier()
+        return found
+
+    before = random.getstate(), legacy.get_state()
+    try:
+        assert launch(body, 3) == [alone(rank) for rank in range(3)]
+    finally:
+        random.setstate(before[0])
+        legacy.set_state(before[1])
+
+
+def test_states_that_no_rank_uses_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's takes 10 us and NumPy's 100, of which a turn has none to spare."""
+    read: list[int] = []
+    state = random.getstate
+
+    def getstate() -> Any:
+        read.append(dist.get_rank() if dist.is_initialized() else -1)
+        return state()
+
+    def body(rank: int) -> None:
+        dist.init_process_group()
+        random.seed(0)
+        legacy.seed(0)
+        dist.barrier()
+        first = len(read)
+        for _ in range(20):
+            dist.barrier()
+        assert len(read) - first < 2 * dist.get_world_size()
+
+    monkeypatch.setattr(random, "getstate", getstate)
+    launch(body, 4)
+    assert read
+
+
+def test_a_python_whose_generator_is_not_in_memory_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body(rank: int) -> list[float]:
+        dist.init_process_group()
+        random.seed(rank)
+        found = []
+        for _ in range(3):
+            found += [random.random(), random.gauss(0, 1)]
+            dist.barrier()
+        return found
+
+    expected = launch(body, 3)
+    assert ranks._PYTHON_IN_MEMORY  # on CPython
+    monkeypatch.setattr(ranks, "_PYTHON_IN_MEMORY", False)
+    assert launch(body, 3) == expected
+
+
+def test_the_environment_of_c_follows_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that a rank sets, changes, deletes and sets again are those that C sees."""
+    monkeypatch.setenv("EVERYONES", "before")
+    monkeypatch.setenv("DELETED", "before")
+    names = ("RANK", "EVERYONES", "DELETED", "OWN")
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+
+    def seen() -> tuple[list[str | None], list[str | None]]:
+        c = [getenv(name.encode()) for name in names]
+        return [os.environ.get(name) for name in names], [v and v.decode() for v in c]
+
+    def body(rank: int) -> list[Any]:
+        dist.init_process_group()
+        found = []
+
+        def look() -> None:
+            dist.barrier()
+            found.append(seen())
+
+        look()
+        if rank == 1:
+            os.environ["EVERYONES"] = "mine"
+            os.environ["OWN"] = "new"
+            del os.environ["DELETED"]
+        look()
+        if rank == 1:
+            os.environ["DELETED"] = "again"
+            os.environ.pop("OWN")
+            del os.environ["EVERYONES"]
+        look()
+        return found
+
+    for rank, found in enumerate(launch(body, 3)):
+        expected: list[list[str | None]] = [[str(rank), "before", "before", None]] * 3
+        if rank == 1:
+            expected[1:] = [["1", "mine", None, "new"], ["1", None, "again", None]]
+        assert found == [(values, values) for values in expected]
+    assert seen() == ([None, "before", "before", None],) * 2
+
+
+def test_an_all_gather_copies_once_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each pair of ranks: 256 ranks have 65,536."""
+    copies: list[int] = []
+    move = group.move
+
+    def counted(pairs: Any) -> None:
+        copies.append(len(pairs))
+        move(pairs)
+
+    def body(rank: int) -> list[float]:
+        dist.init_process_group()
+        out = torch.full((16,), -1.0)
+        out[2 * rank : 2 * rank + 2] = rank  # in place, as FSDP2 does
+        dist.all_gather_into_tensor(out, out[2 * rank : 2 * rank + 2])
+        found: list[float] = out.tolist()
+        return found
+
+    monkeypatch.setattr(group, "move", counted)
+    assert launch(body, 8) == [[float(i // 2) for i in range(16)]] * 8
+    assert sum(copies) == 15
+
+
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+def test_ranks_share_weights_that_never_change(schedule: str) -> None:
+    """As docs/torch-distributed.md says: loaded once, and assigned in each rank."""
+    weights = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.ones(2)}
+    before = {name: value.clone() for name, value in weights.items()}
+
+    def body(rank: int) -> tuple[int, list[float]]:
+        dist.init_process_group()
+        with torch.device("meta"):
+            frozen = torch.nn.Linear(3, 2)
+        frozen.load_state_dict(weights, assign=True)
+        frozen.requires_grad_(False)
+        head = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        head(frozen(torch.full((1, 3), float(rank)))).sum().backward()
+        optimizer.step()
+        assert all(parameter.grad is None for parameter in frozen.parameters())
+        return frozen.weight.data_ptr(), next(head.parameters()).flatten().tolist()
+
+    found = launch(body, 4, schedule=schedule)
+    assert {pointer for pointer, _ in found} == {weights["weight"].data_ptr()}
+    assert all(trained == found[0][1] for _, trained in found)
+    assert all(torch.equal(weights[name], before[name]) for name in weights)
+
+
+def test_a_call_that_was_seen_to_be_complete_is_not_held() -> None:
+    """Nor are its tensors, for a program that asks instead of waiting."""
+
+    def body(rank: int) -> list[bool]:
+        dist.init_process_group()
+        alive = []
+        for _ in range(3):
+            x = torch.ones(2)
+            work = dist.all_reduce(x, async_op=True)
+            while not work.is_completed():
+                pass
+            alive.append(weakref.ref(work))
+            assert x.tolist() == [3.0, 3.0]
+            del work
+        return [each() is not None for each in alive]
+
+    assert launch(body, 3) == [[False] * 3] * 3
