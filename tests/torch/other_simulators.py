@@ -110,9 +110,10 @@ def deadlock(rank: Any) -> None:
 
 def train(rank: Any, wrap: Callable[[nn.Module], nn.Module]) -> None:
     """One step, whose mean gradient is that of all data in one place."""
-    torch.manual_seed(0)
-    data = torch.randn(RANKS, 2, 4)
+    own = torch.Generator().manual_seed(0)  # threads share the global one
+    data = torch.randn(RANKS, 2, 4, generator=own)
     plain = nn.Linear(4, 4, bias=False)
+    nn.init.normal_(plain.weight, generator=own)
     expected = plain.weight.detach().clone()
     torch.func.functional_call(plain, {}, (data.flatten(0, 1),)).square().mean().backward()
     assert plain.weight.grad is not None
@@ -150,9 +151,10 @@ def tensor_parallel(rank: Any) -> None:
     )
 
     mesh = dist.init_device_mesh("cpu", (RANKS,))
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
-    x = torch.randn(2, 4)
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.arange(parameter.numel()).sin().view_as(parameter))
+    x = torch.arange(8.0).cos().view(2, 4)
     expected = model(x).detach()
     model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
     check(model(x).detach(), expected)
