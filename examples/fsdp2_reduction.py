@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from gpusim import Reduction, figures
 from gpusim.tools.tables import print_table
@@ -43,6 +44,7 @@ def gradient(rank: int, width: int, seed: int, dtype: torch.dtype) -> torch.Tens
     x = torch.randn(8, width, generator=samples)
     target = x.roll(1, 1) + 0.5 * torch.randn(8, width, generator=samples)
     (model(x) - target).square().mean().backward()
+    assert isinstance(model.weight.grad, DTensor)
     return model.weight.grad.full_tensor().double()
 
 
