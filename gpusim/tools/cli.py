@@ -22,8 +22,6 @@ from gpusim.tools.twins import command as twin
 
 __all__ = ["main"]
 
-INTERRUPTED = 130  # 128 + SIGINT, the shell's convention
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
@@ -44,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
-        return INTERRUPTED
+        return torchrun.INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has finished
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

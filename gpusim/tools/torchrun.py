@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import multiprocessing
 import os
 import signal
 import sys
@@ -31,6 +32,9 @@ SHOWN = 20
 
 INTERVAL = 0.2
 """Seconds between two lines of progress."""
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 + SIGINT, the shell's convention."""
 
 GRACE = 0.5
 """Seconds after Ctrl-C in which ranks may end; those that do not, as in time.sleep, are left."""
@@ -182,6 +186,7 @@ def run(options: argparse.Namespace) -> int:
     environments = [
         environment_of(rank, ranks, options.nproc_per_node, **more) for rank in range(ranks)
     ]
+    workers = multiprocessing.active_children()
     with (
         prompt_interrupts(),
         tagged_output(options.only_rank) as outputs,
@@ -193,20 +198,42 @@ def run(options: argparse.Namespace) -> int:
 
         how = (options.reduction, options.schedule, recorder)
         where = (options.device, options.processes, outputs.of_rank)
+        failure: GpusimError | None = None
+        interrupted = False
         try:
             run_ranks(body, environments, *how, *where)
         except GpusimError as error:
-            failure: GpusimError | None = error
-        else:
-            failure = None
+            failure = error
+        except KeyboardInterrupt:
+            interrupted = True
     if options.summary and recorder is not None:
         show_summary(recorder, ranks)
+    if interrupted:
+        print("\ninterrupted", file=sys.stderr)
+        return end(INTERRUPTED, workers)
     if failure is None:
         return 0
     show(failure)
     if options.device is None and asks_for_gpu(failure.__cause__):
         print(NO_GPU, file=sys.stderr)
-    return 1
+    return end(1, workers)
+
+
+def end(code: int, known: Sequence[Any]) -> int:
+    """The exit code; ends the process at once if ranks have left workers of DataLoaders.
+
+    A rank that was ended may have held a lock that it shares with its workers, and Python's own end
+    would wait for it.
+    """
+    left = [worker for worker in multiprocessing.active_children() if worker not in known]
+    if not left:
+        return code
+    for worker in left:
+        worker.kill()
+        worker.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextmanager

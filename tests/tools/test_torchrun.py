@@ -333,6 +333,44 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.parametrize("how", ["interrupted", "failed"])
+def test_locks_that_workers_share_hold_up_no_end(how: str, tmp_path: Path) -> None:
+    """A rank that is ended anywhere in a DataLoader may hold one for ever."""
+    train = script(
+        tmp_path,
+        """
+        import sys, time, torch.distributed as dist
+        from torch.utils.data import DataLoader
+        dist.init_process_group()
+        if dist.get_rank() == 1:
+            batches = iter(DataLoader(range(8), num_workers=1))
+            next(batches)
+            batches._workers_done_event._cond.acquire()
+        dist.barrier()
+        print("begun", flush=True)
+        if sys.argv[1] == "failed" and dist.get_rank() == 0:
+            sys.exit(3)
+        time.sleep(0.1 if sys.argv[1] == "failed" else 3600)
+        dist.barrier()
+        """,
+    )
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=2", train, how]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, text=True, start_new_session=True) as ranks:
+        assert ranks.stdout is not None
+        assert ranks.stdout.readline().endswith("begun\n")
+        if how == "interrupted":
+            time.sleep(0.2)
+            os.killpg(ranks.pid, signal.SIGINT)
+        try:
+            assert ranks.wait(PATIENCE) == (130 if how == "interrupted" else 1)
+        except BaseException:
+            os.killpg(ranks.pid, signal.SIGKILL)
+            raise
+    with pytest.raises(ProcessLookupError):
+        os.killpg(ranks.pid, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["collectives", "compute", "sleep", "loader"])
 def test_ctrl_c_ends_all(what: str, tmp_path: Path) -> None:
