@@ -248,7 +248,9 @@ def prompt_interrupts() -> Iterator[None]:
     process = os.getpid()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if again.ident is None and os.getpid() == process:  # no worker of a DataLoader
+        if os.getpid() != process:  # a worker of a DataLoader, which ends without a traceback
+            sys.exit(INTERRUPTED)
+        if again.ident is None:
             again.start()
         signal.default_int_handler(number, frame)
 

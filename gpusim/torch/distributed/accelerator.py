@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import DefaultDeviceType
 
-from .private import autocast_module, core, has_gpu, parse_to, serialization
+from .private import autocast_module, core, has_gpu, parse_to, replace, serialization
 
 __all__ = ["CpuAsCuda", "asks_for_gpu", "cpu_as_accelerator"]
 
@@ -503,15 +503,15 @@ def cpu_as_accelerator() -> Iterator[None]:
         cuda: Any = torch.cuda
         for module, table in ((cuda, CUDA), (torch.accelerator, ACCELERATOR), (cuda.nccl, {})):
             for name in table.keys() & vars(module).keys():
-                _replace(stack, module, name, _answered(module, name, table[name]))
+                replace(stack, module, name, _answered(module, name, table[name]))
             for name in {*module.__all__, "version"} - table.keys() - LEFT:
                 refused = _refused(module, name)
                 if refused is not None:
-                    _replace(stack, module, name, refused)
+                    replace(stack, module, name, refused)
         for name, kind in KINDS.items():
-            _replace(stack, cuda, name, kind)
-        _replace(stack, torch.accelerator, "device_index", DeviceIndex)
-        _replace(stack, torch, "Generator", Generator)
+            replace(stack, cuda, name, kind)
+        replace(stack, torch.accelerator, "device_index", DeviceIndex)
+        replace(stack, torch, "Generator", Generator)
         if hasattr(torch.get_device_module, "cache_clear"):  # of what torch's modules are told
             stack.callback(torch.get_device_module.cache_clear)
         functions: tuple[tuple[Any, str, Played], ...] = (
@@ -520,26 +520,17 @@ def cpu_as_accelerator() -> Iterator[None]:
             *((cuda.nvtx, name, _nothing) for name in ("range_push", "range_pop", "mark")),
         )
         for owner, name, played in functions:
-            _replace(stack, owner, name, _answered(owner, name, played))
+            replace(stack, owner, name, _answered(owner, name, played))
         accelerator = _answered(core, "_get_accelerator", lambda mode: CPU, everyone=True)
-        _replace(stack, core, "_get_accelerator", accelerator)
-        _replace(stack, DefaultDeviceType, "_default_device_type", "cpu")
+        replace(stack, core, "_get_accelerator", accelerator)
+        replace(stack, DefaultDeviceType, "_default_device_type", "cpu")
         for owner, name, rewritten, signature in REWRITTEN:
             new = _rewriting(getattr(owner, name), signature, rewritten)
-            _replace(stack, owner, name, new)
+            replace(stack, owner, name, new)
         for name, both in (("__enter__", _enter_both), ("__exit__", _exit_both)):
             genuine = getattr(torch.autocast, name)
-            _replace(stack, torch.autocast, name, both(genuine))
+            replace(stack, torch.autocast, name, both(genuine))
         yield
-
-
-def _replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
-    """Set an attribute until the stack ends."""
-    if name in vars(owner):
-        stack.callback(setattr, owner, name, vars(owner)[name])
-    else:
-        stack.callback(delattr, owner, name)
-    setattr(owner, name, new)
 
 
 def _answered(owner: Any, name: str, played: Played, everyone: bool = False) -> Any:

@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -42,6 +42,7 @@ __all__ = [
     "leave_groups",
     "parse_to",
     "ranks_as_threads",
+    "replace",
     "serialization",
     "without_dynamo",
 ]
@@ -173,6 +174,10 @@ class RanksWorld:
         """Forget the calling thread's record."""
         self.local.own = None
 
+    def is_rank(self) -> bool:
+        """Whether the calling thread has a record of its own."""
+        return getattr(self.local, "own", None) is not None
+
     def __getattr__(self, name: str) -> Any:
         own = getattr(self.local, "own", None)
         if own is None or name not in own:
@@ -203,14 +208,12 @@ def ranks_as_threads(
       torch's own; it returns an iterator over one (store, rank, world size).
     - `admit`: called with the size, the rank and the backend of each group before it is made.
     """
-    original = c10d._world, c10d._new_process_group_helper, c10d.rendezvous
-    hook, make_mesh = sys.excepthook, DeviceMesh.__init__
-    split_group, describe = c10d.split_group, c10d_logger._get_msg_dict
-    flight_recorder = getattr(c10d, "_maybe_attach_flight_recorder", None)
-    make_group = original[1]
+    world = RanksWorld(c10d._world)
+    make_group, torchs_rendezvous = c10d._new_process_group_helper, c10d.rendezvous
+    make_mesh, split_group = DeviceMesh.__init__, c10d.split_group
 
     def make(size: int, rank: int, ranks: list[int], backend: str, *rest: Any, **named: Any) -> Any:
-        if getattr(world.local, "own", None) is None:
+        if not world.is_rank():
             return make_group(size, rank, ranks, backend, *rest, **named)
         admit(size, rank, ranks, backend)
         device = named.pop("device_id", None)
@@ -222,27 +225,57 @@ def ranks_as_threads(
         return group, store
 
     def meet(url: Any, rank: int = -1, world_size: int = -1, **named: Any) -> Any:
-        if getattr(world.local, "own", None) is None:
-            return original[2](url, rank, world_size, **named)
+        if not world.is_rank():
+            return torchs_rendezvous(url, rank, world_size, **named)
         return rendezvous(rank, world_size)
 
     def init_mesh(mesh: Any, *given: Any, **named: Any) -> None:
         make_mesh(mesh, *given, **named)
         # Caches of DTensor find a rank's own place by its mesh. Meshes are equal only if this is.
-        if getattr(world.local, "own", None) is not None:
+        if world.is_rank():
             mesh._thread_id = world.local.rank
 
     def split(*args: Any, **named: Any) -> Any:
-        inside = getattr(world.local, "own", None) is not None
-        return (_split if inside else split_group)(*args, **named)
+        return (_split if world.is_rank() else split_group)(*args, **named)
 
-    profilers = profiler._prepare_profiler, profiler._enable_profiler, profiler._disable_profiler
+    with ExitStack() as stack:
+        stack.callback(redistribute._gen_transform_infos.cache_clear)  # which hold ranks' meshes
+        stack.callback(redistribute._planner_cache.clear)
+        replace(stack, c10d, "_world", world)
+        replace(stack, c10d, "_new_process_group_helper", make)
+        replace(stack, c10d, "rendezvous", meet)
+        replace(stack, c10d, "split_group", split)
+        replace(stack, dist, "split_group", split)
+        replace(stack, c10d, "_maybe_attach_flight_recorder", lambda *args: None)  # calls in C++
+        # For torch's log, it asks NCCL for its version where a script has named NCCL.
+        about = lambda name, *args, **named: {"func_name": name}  # noqa: E731
+        replace(stack, c10d_logger, "_get_msg_dict", about)
+        replace(stack, DeviceMesh, "__init__", init_mesh)
+        replace(stack, sys, "excepthook", sys.excepthook)  # which init_process_group wraps
+        _keep_profiler_of_one(stack, world)
+        bindings._set_thread_isolation_mode(True)
+        stack.callback(bindings._set_thread_isolation_mode, False)
+        yield world
+
+
+def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
+    """Set an attribute until the stack ends."""
+    if name in vars(owner):
+        stack.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        stack.callback(delattr, owner, name)
+    setattr(owner, name, new)
+
+
+def _keep_profiler_of_one(stack: ExitStack, world: RanksWorld) -> None:
+    """Let one rank at a time use torch's profiler: two would end the process, in C++."""
     profiling: list[int] = []  # the rank that does
+    disable = profiler._disable_profiler
 
     def claim(start: Callable[..., Any]) -> Callable[..., Any]:
         def begin(*given: Any, **named: Any) -> Any:
             me = getattr(world.local, "rank", 0)
-            if profiling and profiling != [me]:  # two would end the process, in C++
+            if profiling and profiling != [me]:
                 raise GpusimError(
                     "torch's profiler: another rank profiles now, and a process has one profiler; "
                     "profile on one rank, or without collectives inside"
@@ -252,39 +285,13 @@ def ranks_as_threads(
 
         return begin
 
-    def end_profiler(*given: Any, **named: Any) -> Any:
+    def end(*given: Any, **named: Any) -> Any:
         profiling.clear()
-        return profilers[2](*given, **named)
+        return disable(*given, **named)
 
-    world = RanksWorld(original[0])
-    profiler._prepare_profiler, profiler._enable_profiler = map(claim, profilers[:2])
-    profiler._disable_profiler = end_profiler
-    c10d._world = world
-    c10d.split_group = dist.split_group = split
-    # For torch's log, it asks NCCL for its version where a script has named NCCL.
-    c10d_logger._get_msg_dict = lambda name, *args, **named: {"func_name": name}
-    c10d._maybe_attach_flight_recorder = lambda *args: None  # of calls in C++
-    c10d._new_process_group_helper = make
-    c10d.rendezvous = meet
-    DeviceMesh.__init__ = init_mesh
-    bindings._set_thread_isolation_mode(True)
-    try:
-        yield world
-    finally:
-        bindings._set_thread_isolation_mode(False)
-        c10d._world, c10d._new_process_group_helper, c10d.rendezvous = original
-        DeviceMesh.__init__ = make_mesh
-        c10d.split_group = dist.split_group = split_group
-        c10d_logger._get_msg_dict = describe
-        if flight_recorder is None:
-            del c10d._maybe_attach_flight_recorder
-        else:
-            c10d._maybe_attach_flight_recorder = flight_recorder
-        profiler._prepare_profiler, profiler._enable_profiler = profilers[:2]
-        profiler._disable_profiler = profilers[2]
-        sys.excepthook = hook  # init_process_group wraps it, once for each rank
-        redistribute._gen_transform_infos.cache_clear()  # which hold the ranks' meshes
-        redistribute._planner_cache.clear()
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        replace(stack, profiler, name, claim(getattr(profiler, name)))
+    replace(stack, profiler, "_disable_profiler", end)
 
 
 _SPLITTING = inspect.getsource(c10d.split_group)
