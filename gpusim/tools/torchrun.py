@@ -248,8 +248,8 @@ def prompt_interrupts() -> Iterator[None]:
     process = os.getpid()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # a worker of a DataLoader, which ends without a traceback
-            sys.exit(INTERRUPTED)
+        if os.getpid() != process:  # a worker of a DataLoader, maybe in the midst of its start
+            os._exit(INTERRUPTED)
         if again.ident is None:
             again.start()
         signal.default_int_handler(number, frame)
