@@ -187,6 +187,26 @@ def test_memory_of_any_layout_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(map(torch.equal, one, other))
 
 
+@pytest.mark.filterwarnings("ignore:Attempted to get default timeout for nccl")
+def test_the_cpu_plays_gpus_of_processes() -> None:
+    def program(rank: int) -> tuple[Any, ...]:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        x = torch.full((3,), 1.0 + rank, device=f"cuda:{rank}")
+        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))  # type: ignore[attr-defined]
+        pair = dist.split_group(split_ranks=[[0, 2], [1]])
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1).cuda(), [rank])
+        model(x * rank).sum().backward()
+        (weight, _) = model.parameters()
+        assert weight.grad is not None
+        return x, torch.cuda.device_count(), dist.get_world_size(pair), weight.grad
+
+    found = launch(program, 3, device="cpu", processes=True)
+    assert [each[1:3] for each in found] == [(3, 2), (3, 1), (3, 2)]
+    for x, _, _, gradient in found:
+        assert x.tolist() == [3.0] * 3 and gradient.tolist() == [[3.0] * 3]
+
+
 def test_records_are_the_same(tmp_path: Path) -> None:
     paths = []
     for number, processes in enumerate((False, True)):
