@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,13 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
-        return torchrun.INTERRUPTED
+        code = torchrun.INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has finished
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (GpusimError, OSError, ValueError, ModuleNotFoundError) as error:
         print(f"gpusim {arguments.command}: {error}", file=sys.stderr)
         return 1
+    if code == torchrun.INTERRUPTED and argv is None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends Python's own end
     return code
 
 
