@@ -13,9 +13,11 @@ import sys
 import time
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
+from gpusim.maps.scheduler import ReplicaEnded
 from gpusim.tools import torchrun
 from gpusim.tools.cli import main
 from gpusim.tools.compare.runs import read
@@ -331,6 +333,23 @@ INTERRUPTED = """
                 torch.ones(300, 300) @ torch.ones(300, 300)
         dist.all_reduce(torch.ones(1000))
 """
+
+
+def test_ends_that_a_destructor_meets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dropped:
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def __del__(self) -> None:
+            raise self.error
+
+    shown: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: shown.append(ignored.exc_type))
+    before = sys.unraisablehook
+    with torchrun.quiet_ends():
+        for error in (ReplicaEnded(), KeyboardInterrupt(), ValueError()):
+            Dropped(error)
+    assert shown == [ValueError] and sys.unraisablehook is before
 
 
 @pytest.mark.parametrize("how", ["interrupted", "failed"])
