@@ -445,18 +445,17 @@ class RankOutputs:
         self.local.rank = None
 
     def line(self, stream: TextIO, text: str) -> None:
-        tag = f"[rank{self.local.rank}]: " if self.only is None else ""
         with self.lock:
             self.erase_progress()
-            stream.write(f"{tag}{text}\n")
+            stream.write(f"[rank{self.local.rank}]: {text}\n")
 
     def write(self, stream: TextIO, text: str) -> int:
         rank = getattr(self.local, "rank", None)
-        if rank is None:
+        if rank in (None, self.only):  # as it comes: a debugger's prompt has no end of line
             with self.lock:
                 self.erase_progress()
                 return stream.write(text)
-        if self.only in (None, rank):
+        if self.only is None:
             *lines, rest = (self.local.partial.get(stream, "") + text).split("\n")
             for line in lines:
                 self.line(stream, line)

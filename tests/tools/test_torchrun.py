@@ -149,7 +149,7 @@ def test_the_output_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[st
     arguments = ["--nproc-per-node=3", "--only-rank", "1", script(tmp_path, text)]
     assert main(["torchrun", *arguments]) == 0
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("ab 1\n", "no end of line\n")
+    assert (shown.out, shown.err) == ("ab 1\n", "no end of line")
     assert main(["torchrun", "--only-rank", "1", script(tmp_path, text)]) == 1
     assert "--only-rank 1: expected a rank below 1" in capsys.readouterr().err
 
@@ -333,6 +333,33 @@ INTERRUPTED = """
                 torch.ones(300, 300) @ torch.ones(300, 300)
         dist.all_reduce(torch.ones(1000))
 """
+
+
+def test_the_debugger_stops_in_one_rank(tmp_path: Path) -> None:
+    """Its prompt is there before the answer."""
+    train = script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group()
+        x = torch.ones(2) + dist.get_rank()
+        if dist.get_rank() == 0:
+            breakpoint()
+        dist.all_reduce(x)
+        print("sum", x.tolist())
+        """,
+    )
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=3", "--only-rank=0"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, train], stdin=pipe, stdout=pipe, text=True) as ranks:
+        assert ranks.stdin is not None and ranks.stdout is not None
+        shown = ""
+        while not shown.endswith("(Pdb) "):
+            text = ranks.stdout.read(1)
+            assert text, shown
+            shown += text
+        rest, _ = ranks.communicate("p x * 10\nc\n", timeout=PATIENCE)
+    assert rest == "tensor([10., 10.])\n(Pdb) sum [6.0, 6.0]\n" and ranks.returncode == 0
 
 
 def test_ends_that_a_destructor_meets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
