@@ -22,7 +22,7 @@ from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
 RANKS = 4
-LIMIT = 120
+LIMIT = 60
 """Seconds after which a program counts as hanging."""
 
 

@@ -26,13 +26,12 @@ from gpusim import reduction as reduce_by
 from gpusim.torch.distributed import FoldCall, Recorder, launch, wire
 from tests.oracles.budget import budget, slow
 from tests.torch.distributed_programs import PROGRAMS, start
-from tests.torch.gloo_ranks import ROOT, Case, gloo
+from tests.torch.gloo_ranks import ROOT, Case
 from tests.torch.test_distributed import (
     all_cases,
     assert_equal_bits,
     case_name,
     crossed,
-    located,
     mutated,
     other_groups,
     other_message,
@@ -110,14 +109,12 @@ def test_free_processes_have_the_same_bits(case: Case, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_bits_are_those_of_real_processes(name: str, ranks: int, tmp_path: Path) -> None:
-    cases = [case for case in all_cases() if case[:2] == (name, ranks)]
-    for side in ("real", "ours"):
-        (tmp_path / side).mkdir()
-    found = gloo([located(case, tmp_path / "real") for case in cases], tmp_path / "real")
-    for case, expected in zip(cases, found, strict=True):
-        ours = run(case, tmp_path / "ours", processes=True)
-        assert_equal_bits(expected, ours, case_name(case))
+def test_bits_of_all_programs_are_those_of_threads(name: str, ranks: int, tmp_path: Path) -> None:
+    """Which have those of gloo's processes, in test_distributed.py."""
+    for case in all_cases():
+        if case[:2] == (name, ranks):
+            expected = run(case, tmp_path)
+            assert_equal_bits(expected, run(case, tmp_path, processes=True), case_name(case))
 
 
 def test_reductions_are_chosen_in_the_process() -> None:
