@@ -148,12 +148,10 @@ def test_bits_are_those_of_real_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_bits_are_those_of_real_processes_in_all_programs(
-    name: str, ranks: int, tmp_path: Path
-) -> None:
-    compare([case for case in all_cases() if case[:2] == (name, ranks)], tmp_path)
+def test_bits_are_those_of_real_processes_in_all_programs(name: str, tmp_path: Path) -> None:
+    """With 2, 3, 4, 5 and 8 ranks: the processes import torch once for all of them."""
+    compare([case for case in all_cases() if case[0] == name], tmp_path)
 
 
 @pytest.mark.parametrize(
