@@ -235,6 +235,10 @@ def ranks_as_threads(
         if world.is_rank():
             mesh._thread_id = world.local.rank
 
+    def describe(name: str, *args: Any, **named: Any) -> dict[str, Any]:
+        """For torch's log, which asks NCCL for its version where a script has named NCCL."""
+        return {"func_name": name}
+
     def split(*args: Any, **named: Any) -> Any:
         return (_split if world.is_rank() else split_group)(*args, **named)
 
@@ -247,9 +251,7 @@ def ranks_as_threads(
         replace(stack, c10d, "split_group", split)
         replace(stack, dist, "split_group", split)
         replace(stack, c10d, "_maybe_attach_flight_recorder", lambda *args: None)  # calls in C++
-        # For torch's log, it asks NCCL for its version where a script has named NCCL.
-        about = lambda name, *args, **named: {"func_name": name}  # noqa: E731
-        replace(stack, c10d_logger, "_get_msg_dict", about)
+        replace(stack, c10d_logger, "_get_msg_dict", describe)
         replace(stack, DeviceMesh, "__init__", init_mesh)
         replace(stack, sys, "excepthook", sys.excepthook)  # which init_process_group wraps
         _keep_profiler_of_one(stack, world)

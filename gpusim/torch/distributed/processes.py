@@ -30,13 +30,12 @@ from torch import Tensor
 
 from ...errors import GpusimError, ReplicaError
 from ...maps.completion import Completion
-from ...recording import Recorder
 from ...reduction import Reduction
 from . import process
 from .exchange import GroupKey, RankWork
-from .folds import Chooser, FoldCall
+from .folds import FoldCall
 from .group import RankGroup
-from .ranks import Around, Launch, Rank
+from .ranks import Launch, Rank
 from .wire import Channel, Message, decode, decode_error, encode, encode_error, load, view
 
 __all__ = ["ProcessLaunch"]
@@ -134,18 +133,11 @@ class ProcessLaunch(Launch):
     rank_type = ProxyRank
 
     def __init__(
-        self,
-        environments: Sequence[Mapping[str, str]],
-        run: Callable[[Rank], Any],
-        chooser: Chooser | None,
-        schedule: str,
-        recorder: Recorder | None,
-        device: str | None = None,
-        around: Around | None = None,
+        self, environments: Sequence[Mapping[str, str]], run: Callable[[Rank], Any], *how: Any
     ) -> None:
         if sys.platform != "linux":
             raise GpusimError("launch: processes=True needs Linux")
-        super().__init__(environments, self._serve, chooser, schedule, recorder, device, around)
+        super().__init__(environments, self._serve, *how)
         self.program = run
         self._released = threading.Event()
         self._forked = threading.Event()

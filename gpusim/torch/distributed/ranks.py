@@ -598,7 +598,9 @@ def run_ranks(
     try:
         kind = Launch
         if processes:
-            from .processes import ProcessLaunch as kind
+            from .processes import ProcessLaunch
+
+            kind = ProcessLaunch
         return kind(environments, run, chooser, schedule, recorder, device, around).execute()
     finally:
         _launching.release()
