@@ -596,7 +596,7 @@ def run_ranks(
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
     try:
-        kind = Launch
+        kind: Callable[..., Launch] = Launch
         if processes:
             from .processes import ProcessLaunch
 
