@@ -20,13 +20,15 @@ RUNS = {
     "char_gpt": (["--steps 30", "--steps 3"], None),
     "ddp": (["--epochs 4", "--epochs 2 --batch-size 4"], None),
     "fsdp2": (
-        ["--steps 10 --save-every 5 --checkpoint {}", "--steps 4 --save-every 2 --checkpoint {}"],
+        ["--steps 10 --save-every 5 --checkpoint {}", "--steps 2 --save-every 1 --checkpoint {}"],
         "--steps 12 --save-every 5 --checkpoint {}",
     ),
     "moe": (["--steps 30", "--steps 6 --experts 64"], None),
     "multigpu_resume": (["4 --snapshot {}.pt", "2 --snapshot {}.pt"], "5 --snapshot {}.pt"),
-    "tensor_parallel": (["--steps 12 --tp 2", "--steps 3 --tp 8"], None),
+    "tensor_parallel": (["--steps 12 --tp 2", "--steps 2 --tp 8"], None),
 }
+#: What a process of torch's own says if it aborts at its end, as it does now and then.
+ABORTED = "terminate called without an active exception"
 GLOO = ["-m", "torch.distributed.run", "--standalone"]
 SIMULATED = ["-m", "gpusim", "torchrun", "--reduction=gloo-ring"]
 
@@ -63,13 +65,24 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("name", RUNS)
 def test_scripts_give_torchruns_weights(name: str, tmp_path: Path) -> None:
     """Weights, losses and what is printed, also after going on from a checkpoint."""
+    for attempt in range(5):
+        try:
+            check_weights(name, tmp_path / str(attempt))
+        except AssertionError as failure:
+            if attempt == 4 or ABORTED not in str(failure):
+                raise
+        else:
+            return
+
+
+def check_weights(name: str, folder: Path) -> None:
     (few, _), onward = RUNS[name]
     for options in [few, *filter(None, [onward])]:
         results = []
         for launcher in (GLOO, SIMULATED):
-            folder = tmp_path / launcher[1]
-            folder.mkdir(exist_ok=True)
-            results.append(train(launcher, 4, name, options, folder))
+            own = folder / launcher[1]
+            own.mkdir(parents=True, exist_ok=True)
+            results.append(train(launcher, 4, name, options, own))
         (weights, printed), (ours, ours_printed) = results
         assert ours == weights
         assert ours_printed == printed
