@@ -42,7 +42,7 @@ def peak_bytes() -> int:
 
 
 def status_bytes(name: str) -> int:
-    """What Linux says of this process's memory."""
+    """The memory of this process, from /proc."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 

@@ -1,4 +1,4 @@
-"""What a record with digests costs: `python -m bench.recording` times DDP steps with and without.
+"""The cost of recording digests: `python -m bench.recording` times DDP steps with and without.
 
 The target is 20 % of a step. Times are CPU time of all ranks, the least of several steps and runs,
 so that other work on the machine counts little.

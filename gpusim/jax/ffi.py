@@ -1,6 +1,6 @@
 """An XLA FFI handler in Python, made with ctypes: `register` and what its functions are given.
 
-The handler keeps no XLA thread waiting. It creates a future, returns, and whoever computes the
+The handler does not block XLA's threads. It creates a future, returns, and whoever computes the
 results completes the future. XLA keeps the buffers until then.
 """
 
@@ -306,7 +306,7 @@ class Handler:
             check_version(self._version)
 
     def _enter(self, given: Any) -> Any:
-        """What XLA calls, on any of its threads."""
+        """Handle a call of XLA's, on any of its threads."""
         frame = given.contents
         api = frame.api.contents
         try:

@@ -25,7 +25,7 @@ for _file in (__file__, ragged.__file__, sums.__file__):
 
 
 class Installation:
-    """What `install` has put into JAX.
+    """The functions and lowerings that `install` replaces in JAX.
 
     **Attributes**: `reduction` and `timeout` as given to `install`.
     """
@@ -53,7 +53,7 @@ class Installation:
 
 
 class Saved(NamedTuple):
-    """What JAX had in the place of gpusim's."""
+    """JAX's own functions, which `uninstall` restores."""
 
     lowerings: dict[Any, Any]
     uncacheable: set[Any]

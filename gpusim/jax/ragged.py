@@ -22,7 +22,7 @@ jax_transpose = ad.primitive_transposes[ragged_p]
 
 
 def ragged_all_to_all(*operands: Any, axis_name: Any, axis_index_groups: Any) -> Any:
-    """What lax.ragged_all_to_all does while gpusim is installed.
+    """Implement lax.ragged_all_to_all while gpusim is installed.
 
     JAX's takes the type of `output` for the result's. Where shard_map checks types, an `output`
     that is the same on all devices, such as zeros, would make the result look the same on all, and

@@ -330,7 +330,7 @@ class Board:
 
 
 def describe_stall(run: Run, timeout: float) -> str:
-    """Which devices wait where, and which have not come."""
+    """Describe where devices wait, and which have not arrived."""
     lines = [f"no device has come to a collective for {timeout:g} seconds, and these wait:"]
     for meeting in [*run.pending.values()]:
         there = [member for member in meeting.members if member in meeting.arrived]

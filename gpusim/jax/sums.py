@@ -206,7 +206,7 @@ def mean_rule(primitive: Any, reductions: Reductions) -> Rule:
 
 
 def mean(x: Any, axis_name: Any, axis_index_groups: Any) -> Any:
-    """What lax.pmean does while a reduction is installed."""
+    """Implement lax.pmean while a reduction is installed."""
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     names = parallel._maybe_skip_one_sized_axes(axes)
     if not names:
