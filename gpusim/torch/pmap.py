@@ -23,6 +23,7 @@ from ..maps.axis_environment import (
 )
 from .arguments import agree_on_shared, as_result, check_dims, equal_bits, read
 from .axes import TensorAxis
+from .private import dispatch_flags_kept
 
 __all__ = ["pmap"]
 
@@ -91,7 +92,8 @@ def pmap(
                 ]
                 results[int(number)] = arguments.call(f, leaves)
 
-        mapping.pmap(replica, axis_name, schedule=schedule)(np.arange(arguments.size))
+        with dispatch_flags_kept():
+            mapping.pmap(replica, axis_name, schedule=schedule)(np.arange(arguments.size))
         return _gather(results, out_dims)
 
     return mapped

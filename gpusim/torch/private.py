@@ -18,6 +18,7 @@ from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -32,6 +33,7 @@ __all__ = [
     "TorchDispatchMode",
     "backward_class",
     "disable_modes",
+    "dispatch_flags_kept",
     "function_modes",
     "is_transformed",
     "plain_kernels",
@@ -76,6 +78,25 @@ def backward_class(function: type[torch.autograd.Function]) -> type:
 def schema_of(operator: Any) -> Any:
     """The schema of an operator, or None for other functions."""
     return getattr(operator, "_schema", None)
+
+
+@contextmanager
+def dispatch_flags_kept() -> Iterator[None]:
+    """Leave torch's flags of dispatch modes as they are before the block.
+
+    The stack of modes belongs to a thread, but the flags that say whether there is any to the
+    process. Threads that enter and leave modes in turns leave them set, and torch then takes all
+    that follows, and what Dynamo compiles, to be in a mode.
+    """
+    flags: Any = vars(dispatch)
+    names = [name for name in flags if name.startswith("_is_in_")]
+    before = {name: flags[name] for name in names}
+    try:
+        yield
+    finally:
+        flags.update(before)
+        on = before["_is_in_any_mode_without_ignore_compile_internals"]
+        dispatch.set_is_in_mode_without_ignore_compile_internals(on)
 
 
 def _nothing(record: logging.LogRecord) -> bool:

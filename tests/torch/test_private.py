@@ -147,6 +147,19 @@ def test_a_mode_sees_operators_and_can_be_suspended() -> None:
     assert mode.seen == [torch.ops.aten.mul.Tensor]
 
 
+def test_flags_of_modes_are_kept() -> None:
+    flags = vars(torch.utils._python_dispatch)
+    names = [name for name in flags if name.startswith("_is_in_")]
+    with private.dispatch_flags_kept():
+        first, second = Operators(), Operators()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        assert any(flags[name] for name in names)  # else torch keeps them itself
+    assert not any(flags[name] for name in names)
+
+
 def test_operators_and_their_schemas() -> None:
     add = torch.ops.aten.add.Tensor
     assert isinstance(add, private.OpOverload)

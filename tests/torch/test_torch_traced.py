@@ -12,6 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import (
+    is_in_any_mode_without_ignore_compile_internals,
+    is_in_torch_dispatch_mode,
+)
+from torch.utils.flop_counter import FlopCounterMode
 
 import gpusim
 import gpusim.torch as gt
@@ -244,6 +249,18 @@ def test_compiled_replicas_meet_in_threads() -> None:
 
     expected = torch.func.grad(lambda x: gt.vmap(program, axis_name="i")(x).sum())(x)
     torch.testing.assert_close(gt.pmap(gradient, "i")(x), expected)
+
+
+def test_modes_that_replicas_enter_are_left() -> None:
+    """Also where each replica is in a mode as it waits for the others."""
+
+    def replica(x: torch.Tensor) -> torch.Tensor:
+        with FlopCounterMode(display=False):
+            return gt.psum(x, "i")
+
+    gt.pmap(replica, "i", schedule="one")(torch.ones(R, 4))
+    assert not is_in_torch_dispatch_mode()
+    assert not is_in_any_mode_without_ignore_compile_internals()
 
 
 # --- errors ------------------------------------------------------------------------------------
