@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -98,6 +99,7 @@ class ProcessRank(Rank):
         self.failure: BaseException | None = None
         self.ended = self.busy = False
         self.posted = 0
+        self.streams = [ForwardedStream(n, getattr(sys, n), self) for n in ("stdout", "stderr")]
 
     def end(self, *signal: Any) -> None:
         """Raise ReplicaEnded in the program, unless a message is being sent."""
@@ -119,6 +121,8 @@ class ProcessRank(Rank):
         """Ask the parent, and do what has become possible: copy results of complete works."""
         if self.ended:
             raise ReplicaEnded
+        for stream in self.streams:
+            stream.send_line()
         self.send({"do": kind, "site": site, "with": more}, file)
         while True:
             found = self.channel.receive()
@@ -382,14 +386,21 @@ class ProcessStore(dist.Store):
 
 
 class ForwardedStream:
-    """Standard output or error, whose text the rank's thread of the parent writes."""
+    """Standard output or error, whose text the rank's thread of the parent writes.
+
+    It goes there by lines, or up to the rank's next call. Those of other ranks do not cut a line.
+    """
 
     def __init__(self, name: str, stream: TextIO, rank: ProcessRank) -> None:
         self._name, self._stream, self._rank = name, stream, rank
+        self._line: list[str] = []
+        self._lock = threading.Lock()
 
     def write(self, text: str) -> int:
-        if text:
-            self._send(str(text), False)
+        with self._lock:
+            self._line.append(str(text))
+        if "\n" in text:
+            self.send_line()
         return len(text)
 
     def writelines(self, lines: Sequence[str]) -> None:
@@ -397,9 +408,16 @@ class ForwardedStream:
 
     def flush(self) -> None:
         self._stream.flush()
-        self._send("", True)
+        self._send(True)
 
-    def _send(self, text: str, flush: bool) -> None:
+    def send_line(self) -> None:
+        """Send what there is of a line."""
+        if self._line:
+            self._send(False)
+
+    def _send(self, flush: bool) -> None:
+        with self._lock:
+            text, self._line = "".join(self._line), []
         self._rank.send({"do": "write", "stream": self._name, "text": text, "flush": flush})
 
     def __getattr__(self, name: str) -> Any:
@@ -438,7 +456,7 @@ def run(
 def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
     random.setstate(launch.base.python)  # Python seeds anew in a fork
     os.environb.update(rank.environment)
-    streams: Any = [ForwardedStream(n, getattr(sys, n), rank) for n in ("stdout", "stderr")]
+    streams: Any = rank.streams
     sys.stdout, sys.stderr = streams
     state: Any = launch
     state.ranks[rank.index], state.run = rank, launch.program
@@ -453,9 +471,12 @@ def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
     except ReplicaEnded:
         raise
     except BaseException as error:
-        rank.send({"do": "raised", "error": encode_error(error, _trace(error))})
+        message, file = {"do": "raised", "error": encode_error(error, _trace(error))}, None
     else:
-        rank.send({"do": "returned"}, file)
+        message = {"do": "returned"}
+    for stream in streams:
+        stream.flush()
+    rank.send(message, file)
 
 
 def _trace(error: BaseException) -> str:

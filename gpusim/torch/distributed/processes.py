@@ -250,20 +250,24 @@ class Proxy:
         result, returned = None, False
         self._send({"begin": True})
         while (found := rank.channel.receive(check)) is not None:
-            check()
             message, file = found
             kind = message["do"]
-            if kind == "write":
-                stream = getattr(sys, message["stream"])
-                stream.write(message["text"])
-                if message["flush"]:
-                    stream.flush()
-            elif kind == "returned":
-                result, returned = None if file is None else load(file), True
-            elif kind == "raised":
-                raise decode_error(message["error"])
-            else:
-                self._answer(kind, message, file)
+            try:
+                check()
+                if kind == "write":
+                    stream = getattr(sys, message["stream"])
+                    stream.write(message["text"])
+                    if message["flush"]:
+                        stream.flush()
+                elif kind == "returned":
+                    result, returned = None if file is None else load(file), True
+                elif kind == "raised":
+                    raise decode_error(message["error"])
+                else:
+                    self._answer(kind, message, file)
+            finally:
+                if file is not None:
+                    os.close(file)
         if not returned:
             raise rank.failure()
         rank.process.join()
@@ -280,11 +284,8 @@ class Proxy:
         self.rank.site = message.get("site") or self.rank.site
         try:
             if file is not None:
-                try:
-                    self.memory = mmap.mmap(file, 0)
-                    self.launch.segments.add(self.memory)
-                finally:
-                    os.close(file)
+                self.memory = mmap.mmap(file, 0)
+                self.launch.segments.add(self.memory)
             answer = getattr(self, f"_{kind}")(**message["with"]) or {}
         except ReplicaError:
             raise  # the process has ended

@@ -92,11 +92,14 @@ class Channel:
         if check is not None:
             while not self._poll.poll(1000 * POLL):
                 check()
+        files: list[int] = []
         try:
             header, files, _, _ = socket.recv_fds(self._socket, HEADER.size, 1)
             header += self._read(HEADER.size - len(header))
             content = self._read(HEADER.unpack(header)[0])
         except (EOFError, ConnectionResetError):
+            for file in files:
+                os.close(file)
             return None
         return json.loads(content), files[0] if files else None
 
@@ -342,8 +345,8 @@ def dump(value: Any) -> int:
 
 
 def load(file: int) -> Any:
-    """What a rank returned. The file is closed."""
-    with open(file, "rb") as stream:
+    """What a rank returned."""
+    with open(file, "rb", closefd=False) as stream:
         stream.seek(0)
         return load_content(BytesIO(stream.read()))
 
