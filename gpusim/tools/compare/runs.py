@@ -36,6 +36,7 @@ class Call:
     root: int | None = None
     peer: int | None = None
     tag: int | None = None
+    program_call: int | None = None
     send_counts: tuple[int, ...] | None = None
     receive_counts: tuple[int, ...] | None = None
     operands: list[Traced] | None = None
@@ -130,7 +131,7 @@ def read(path: Path) -> Run:
     run: Run | None = None
     groups: dict[str, tuple[int, ...]] = {}
     calls: dict[tuple[int, int], Call] = {}
-    ended = 0
+    ended = widest = 0
     for file in files:
         for where, line in _lines(file):
             try:
@@ -143,7 +144,8 @@ def read(path: Path) -> Run:
                     if run.ranks != line["ranks"]:
                         raise ValueError(f"{line['ranks']} ranks, others {run.ranks}; record anew")
                 elif kind == "group":
-                    groups[line["group"]] = tuple(map(int, line["ranks"]))
+                    ranks = groups[line["group"]] = tuple(map(int, line["ranks"]))
+                    widest = max(widest, *ranks)
                 elif kind == "call":
                     call = _call(line)
                     calls[call.rank, call.sequence] = call
@@ -158,6 +160,13 @@ def read(path: Path) -> Run:
                 raise ValueError(f"{where}: not a line of a record: {error!r}") from None
     if run is None:
         raise ValueError(f"{files[0]}: not a record: expected a line of kind launch")
+    written = run.about.get("instances", len(files))
+    if written != len(files):
+        raise ValueError(
+            f"{path}: the records of {len(files)} instances, expected {written}: record anew into "
+            "an empty folder, or bring the files of all hosts together"
+        )
+    run.ranks = max(run.ranks, widest + 1)  # a map around the first call may have been smaller
     run.ended = ended == len(files)
     run.events = _ordered(calls, groups)
     return run
