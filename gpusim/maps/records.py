@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,9 +76,9 @@ def record(
     ranks are the replicas, numbered row-major over the named axes around the call, outermost
     first; axes without a name belong to the shapes. A psum of a Python number that all replicas
     hold is not a call. In a `gpusim.World` each instance writes its own part into the folder. In a
-    real process of torch.distributed, a `TorchRecording` records its rank. Ranks that
-    `gpusim.torch.distributed.launch` simulates in the block are recorded if they get the recorder
-    that the block yields.
+    real process of torch.distributed, whose process group has to be there, a `TorchRecording`
+    records its rank. A `gpusim.torch.distributed.launch` in the block is recorded as with
+    `recorder`; then the block holds nothing else.
 
     **Arguments**:
 
@@ -88,7 +89,8 @@ def record(
 
     **Returns**: a context manager that yields the `gpusim.recording.Recorder`.
 
-    **Raises**: RuntimeError inside another block; ValueError for a negative limit; OSError if the
+    **Raises**: RuntimeError inside another block, for a second launch in one block, and for maps
+    beside it; ValueError for a negative limit; OSError if the
     files cannot be made.
 
     >>> import numpy as np, gpusim
@@ -99,13 +101,12 @@ def record(
     >>> [(call.rank, call.operation, call.op, call.shapes) for call in recorder.calls]
     [(0, 'all_reduce', 'SUM', ((1,),)), (1, 'all_reduce', 'SUM', ((1,),))]
     """
-    from ..recording import Recorder
+    from ..recording import Recorder, recorder as shared
 
     chosen = range(sys.maxsize) if arrays is True else None if arrays is False else arrays
     if chosen is not None and not isinstance(chosen, range):
         raise TypeError(f"record: arrays={arrays!r:.60}: expected True, False or a range of calls")
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if _has_process_group():
         from ..recording.torch_hook import TorchRecording
 
         with TorchRecording(folder, arrays=chosen, limit=limit) as recording:
@@ -115,12 +116,25 @@ def record(
     recording = ProgramRecording(recorder)
     if dispatch.record_call is not None:
         raise RuntimeError(f"record: {folder}: the process is inside another gpusim.record block")
-    dispatch.record_call = recording
+    dispatch.record_call, shared.block_recorder = recording, recorder
     try:
         yield recorder
     finally:
-        dispatch.record_call = None
+        dispatch.record_call = shared.block_recorder = None
         recording.end(sys.exc_info()[1])
+        if _has_process_group():
+            warnings.warn(
+                f"record: {folder} lacks torch.distributed's calls: enter gpusim.record after "
+                "init_process_group",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _has_process_group() -> bool:
+    """Whether this is a real process of torch.distributed."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 class Part(NamedTuple):

@@ -83,6 +83,10 @@ def settings_of(reduction: Any) -> dict[str, Any]:
     }
 
 
+block_recorder: Recorder | None = None
+"""The recorder of the `gpusim.record` block around, which launches inside take."""
+
+
 class RecordedGroup(NamedTuple):
     """A group of ranks: a label of its own, its name and description, and its global ranks."""
 
@@ -178,7 +182,15 @@ class Recorder:
         self._sums: dict[SummaryRow, dict[int, list[int]]] = {}
 
     def begin(self, ranks: int, rank: int | None = None, **about: Any) -> None:
-        """Begin the record of a launch, or of one of its ranks, which is a process of its own."""
+        """Begin the record of a launch, or of one of its ranks, which is a process of its own.
+
+        **Raises**: RuntimeError where it would replace another one of the same `gpusim.record`.
+        """
+        if self is block_recorder and self.begun:
+            raise RuntimeError(
+                f"record: {self.path} has a record already: a gpusim.record block holds one launch "
+                "of ranks, or the collectives of maps; use a block for each"
+            )
         self._clear()
         self.begun = True
         if self.path is not None:

@@ -233,6 +233,7 @@ def exchange(x: Any, *, of_torch: bool) -> None:
         dist.all_reduce(y)
         dist.all_reduce(y.clone(), dist.ReduceOp.MAX)
         dist.all_gather_into_tensor(torch.empty(16), y.reshape(-1)[:4])
+        dist.all_gather(list(torch.empty(4, 4)), y.reshape(-1)[:4])
         dist.all_to_all_single(torch.empty(4), y.reshape(-1)[:4].contiguous())
         dist.broadcast(scattered[:4].clone(), 2)
         dist.reduce_scatter_tensor(torch.empty(25), scattered)
@@ -240,6 +241,7 @@ def exchange(x: Any, *, of_torch: bool) -> None:
         y = gt.psum(x, "i")
         gt.pmax(y, "i")
         gt.all_gather(y.reshape(-1)[:4], "i", tiled=True)
+        gt.all_gather(y.reshape(-1)[:4], "i")
         gt.all_to_all(y.reshape(-1)[:4], "i", 0, 0, tiled=True)
         gt.pbroadcast(scattered[:4], "i", 2)
         gt.psum_scatter(scattered, "i", tiled=True)
@@ -268,7 +270,7 @@ def test_maps_and_torch_distributed_are_compared(
         assert [found.verdict.folds[side][0] for side in "ab"] == ["linear", "reverse"]  # type: ignore[index]
     else:
         assert found.verdict is None, sentences(found)
-        assert [row.results for row in found.rows] == [0] * 6
+        assert [row.results for row in found.rows] == [0] * 7
 
 
 def test_a_failure_ends_the_record(tmp_path: Path) -> None:
@@ -302,6 +304,39 @@ def test_what_record_refuses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="limit=-1"):
         with gpusim.record(tmp_path / "b", limit=-1):
             pass
+
+
+def test_a_launch_in_the_block_is_recorded(tmp_path: Path) -> None:
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(3) * rank)
+
+    x = np.ones((2, 3), np.float32)
+    with gpusim.record(tmp_path / "a"):
+        launch(program, 3)
+        with pytest.raises(RuntimeError, match="has a record already"):
+            launch(program, 3)
+        with pytest.raises(RuntimeError, match="has a record already"):
+            gpusim.vmap(lambda x: lax.psum(x, "i"), axis_name="i")(x)
+    launch(program, 3, recorder=Recorder(tmp_path / "b", digests=True))
+    found = compare(read(tmp_path / "a"), read(tmp_path / "b"))
+    assert found.verdict is None
+    assert [row.results for row in found.rows] == [0]
+
+
+def test_a_real_process_is_recorded_by_the_hook(tmp_path: Path) -> None:
+    where = f"file://{tmp_path}/meet"
+    with pytest.warns(RuntimeWarning, match="lacks torch.distributed's calls"):
+        with gpusim.record(tmp_path / "early"):
+            dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    try:
+        with gpusim.record(tmp_path / "run", arrays=True):
+            dist.all_reduce(torch.ones(3))
+    finally:
+        dist.destroy_process_group()
+    run = read(tmp_path / "run")
+    assert [event.first.operation for event in run.events] == ["all_reduce"]
+    assert run.arrays(run.events[0].first.results) is not None
 
 
 def test_a_later_map_may_have_more_replicas(tmp_path: Path) -> None:

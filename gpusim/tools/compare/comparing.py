@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..twins.inferring import infer
 from .alignment import Pair, align, purity
 from .difference import Difference, difference
-from .runs import Call, Event, Run
+from .runs import Call, Event, Run, same_elements
 
 __all__ = ["Comparison", "Row", "Verdict", "compare", "describe"]
 
@@ -174,7 +174,7 @@ def _unequal(a: Event, b: Event, same: bool) -> tuple[list[int] | None, list[int
                     continue  # an unfinished call; what it lacks is seen elsewhere
                 ranks = None
                 break
-            if [t[2] for t in one] != [t[2] for t in other]:
+            if not same_elements(one, other):
                 ranks.append(rank)  # type: ignore[union-attr]
         found.append(ranks)
     return found[0], found[1]

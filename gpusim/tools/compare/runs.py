@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,31 @@ __all__ = ["Call", "Event", "Run", "Traced", "read"]
 FORMAT = 1
 Traced = tuple[str, tuple[int, ...], str]
 """A tensor's dtype, shape and digest."""
+
+
+def same_elements(a: Sequence[Traced], b: Sequence[Traced]) -> bool:
+    """Whether tensors have the same bits, in one tensor or cut into several."""
+    if len(a) == len(b):
+        return [digest for _, _, digest in a] == [digest for _, _, digest in b]
+    return joined(a) == joined(b)
+
+
+def joined(tensors: Sequence[Traced]) -> tuple[int, int]:
+    """The bytes of tensors one behind the other: their number, and their CRC-32.
+
+    A CRC is affine: that of `x + y` is that of x followed by zeros, but for what y's bits change.
+
+    >>> import zlib
+    >>> parts = [("uint8", (len(part),), f"{zlib.crc32(part):08x}") for part in (b"abcde", b"fg")]
+    >>> joined(parts) == (7, zlib.crc32(b"abcdefg"))
+    True
+    """
+    size = check = 0
+    for dtype, shape, digest in tensors:
+        zeros = bytes(math.prod(shape) * dtype_of(dtype).itemsize)
+        check = zlib.crc32(zeros, check) ^ zlib.crc32(zeros) ^ int(digest[:8], 16)
+        size += len(zeros)
+    return size, check
 
 
 @dataclass(eq=False)
