@@ -27,7 +27,7 @@ from .call_site import call_site
 if TYPE_CHECKING:
     from ..recording import RecordedGroup, Recorder
 
-__all__ = ["Caller", "caller", "record"]
+__all__ = ["Caller", "called_by", "record", "settling"]
 
 OPERATIONS = {
     "psum": ("all_reduce", "SUM"),
@@ -59,7 +59,21 @@ class Caller(NamedTuple):
     program_call: int
 
 
-caller: ContextVar[Caller | None] = ContextVar("gpusim caller", default=None)
+_caller: ContextVar[Caller | None] = ContextVar("gpusim caller", default=None)
+
+
+@contextmanager
+def called_by(caller: Caller) -> Iterator[None]:
+    """A block whose calls on stacked arrays are recorded as the caller's."""
+    token = _caller.set(caller)
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
+settling: list[Callable[[], None]] = []
+"""Called before a record begins and ends: they wait for collectives that are on their way."""
 
 
 @contextmanager
@@ -112,6 +126,7 @@ def record(
         with TorchRecording(folder, arrays=chosen, limit=limit) as recording:
             yield recording.recorder
         return
+    _settle()
     recorder = Recorder(folder, digests=True, arrays=chosen, limit=limit)
     recording = ProgramRecording(recorder)
     if dispatch.record_call is not None:
@@ -120,6 +135,7 @@ def record(
     try:
         yield recorder
     finally:
+        _settle()
         dispatch.record_call = shared.block_recorder = None
         recording.end(sys.exc_info()[1])
         if _has_process_group():
@@ -129,6 +145,11 @@ def record(
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _settle() -> None:
+    for wait in settling:
+        wait()
 
 
 def _has_process_group() -> bool:
@@ -163,7 +184,7 @@ class ProgramRecording:
         self, call: Resolved, leaf: Leaf, number: int, operands: Sequence[Operand]
     ) -> Callable[[list[Result]], None]:
         """Record a leaf's calls; what is returned takes their results."""
-        known = caller.get()
+        known = _caller.get()
         total, parts = _parts(leaf, operands[0], known)
         self._begin(total)
         site = _site() if known is None else known.site
