@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import nn
 import gpusim
 import gpusim.torch as gt
 from gpusim import lax, poptorch
-from gpusim.recording import digest_of
+from gpusim.recording import RecordedGroup, digest_of
 from gpusim.recording.arrays import raw_bytes
 from gpusim.tools.compare.comparing import compare
 from gpusim.tools.compare.replaying import replay
@@ -356,3 +357,34 @@ def test_record_stays_light() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_calls_of_compiled_programs_are_compared_in_any_order(tmp_path: Path) -> None:
+    """Two runs of a program whose devices come to calls 0 and 1 in either order."""
+    world = RecordedGroup("0", "0", "", (0, 1))
+
+    def write(name: str, orders: list[list[int]], changed: int | None = None) -> Run:
+        recorder = Recorder(tmp_path / name, digests=True)
+        recorder.begin(2)
+        for step, order in enumerate(orders):
+            for place in order:
+                x = np.full(3, 10 * step + place + 100 * (changed == 10 * step + place), np.float32)
+                number = next(numbers[name])
+                for rank in (0, 1):
+                    made = recorder.add(
+                        world, rank, number, "all_reduce", [("float32", (3,), 12)],
+                        f"train.py:{place}", [("float32", (3,), x)], op="SUM", program_call=place,
+                    )  # fmt: skip
+                    recorder.add_results([(rank, made)], [("float32", (3,), 2 * x)])
+        recorder.end()
+        return read(tmp_path / name)
+
+    numbers = {name: itertools.count() for name in "abc"}
+    a = write("a", [[0, 1, 2], [0, 1, 2]])
+    b = write("b", [[1, 0, 2], [0, 1, 2]])
+    c = write("c", [[0, 1, 2], [1, 0, 2]], changed=11)
+    assert compare(a, b).verdict is None
+    verdict = compare(b, c).verdict
+    assert verdict is not None
+    assert verdict.a is not None
+    assert (verdict.kind, verdict.a.site, verdict.a.sequence) == ("operands", "train.py:1", 4)

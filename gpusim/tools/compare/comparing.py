@@ -146,7 +146,8 @@ def _in_order_of(a: Run, b: Run) -> Run:
         seen: Counter[Hashable] = Counter()
         keys.append([])
         for event in run.events:
-            key = (event.first.program_call, event.first.operation, event.ranks)
+            call = event.first
+            key = (call.program_call, call.operation, call.op, event.ranks)
             keys[-1].append((*key, seen[key]))
             seen[key] += 1
     position = {key: k for k, key in enumerate(keys[0]) if key[0] is not None}  # type: ignore[index]
