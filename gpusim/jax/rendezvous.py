@@ -95,9 +95,7 @@ class Site:
             member: number for number, group in enumerate(terms.groups) for member in group
         }
         devices = sum(map(len, terms.groups))
-        self._callers = [
-            Caller(group, devices, terms.site, terms.place) for group in terms.groups
-        ]
+        self._callers = [Caller(group, devices, terms.site, terms.place) for group in terms.groups]
         self._checked = False
 
     def check(self, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:

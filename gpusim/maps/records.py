@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-import json
 import os
 import sys
 import threading
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,11 +22,12 @@ from ..libraries import to_host
 from ..runtime.world import current_world
 from .axis_environment import axis_environment
 from .call_site import call_site
+from .scheduler import enclosing_replica
 
 if TYPE_CHECKING:
     from ..recording import RecordedGroup, Recorder
 
-__all__ = ["Caller", "called_by", "record", "settling"]
+__all__ = ["NOBODY", "Caller", "called_by", "record", "settling"]
 
 OPERATIONS = {
     "psum": ("all_reduce", "SUM"),
@@ -59,12 +59,16 @@ class Caller(NamedTuple):
     program_call: int
 
 
+NOBODY = Caller((), 0, "", 0)
+"""The caller of what gpusim itself has to know or to move: it is not recorded."""
+
 _caller: ContextVar[Caller | None] = ContextVar("gpusim caller", default=None)
 
 
 @contextmanager
 def called_by(caller: Caller) -> Iterator[None]:
-    """A block whose calls on stacked arrays are recorded as the caller's."""
+    """A block whose calls on stacked arrays are recorded as the caller's; those of `NOBODY`, which
+    may be in maps, are not."""
     token = _caller.set(caller)
     try:
         yield
@@ -103,9 +107,9 @@ def record(
 
     **Returns**: a context manager that yields the `gpusim.recording.Recorder`.
 
-    **Raises**: RuntimeError inside another block, for a second launch in one block, and for maps
-    beside it; ValueError for a negative limit; OSError if the
-    files cannot be made.
+    **Raises**: RuntimeError inside another block, a replica's thread or a simulated rank, for a
+    second launch in one block, and for maps beside it; ValueError for a negative limit; OSError if
+    the files cannot be made.
 
     >>> import numpy as np, gpusim
     >>> from gpusim import lax
@@ -115,16 +119,21 @@ def record(
     >>> [(call.rank, call.operation, call.op, call.shapes) for call in recorder.calls]
     [(0, 'all_reduce', 'SUM', ((1,),)), (1, 'all_reduce', 'SUM', ((1,),))]
     """
-    from ..recording import Recorder, recorder as shared
+    from ..recording import Recorder
+    from ..recording import recorder as shared
 
     chosen = range(sys.maxsize) if arrays is True else None if arrays is False else arrays
     if chosen is not None and not isinstance(chosen, range):
         raise TypeError(f"record: arrays={arrays!r:.60}: expected True, False or a range of calls")
+    if enclosing_replica() is not None:
+        raise RuntimeError(
+            f"record: {folder}: called by one replica of pmap; enter gpusim.record around the map"
+        )
     if _has_process_group():
         from ..recording.torch_hook import TorchRecording
 
-        with TorchRecording(folder, arrays=chosen, limit=limit) as recording:
-            yield recording.recorder
+        with TorchRecording(folder, arrays=chosen, limit=limit) as hook:
+            yield hook.recorder
         return
     _settle()
     recorder = Recorder(folder, digests=True, arrays=chosen, limit=limit)
@@ -185,6 +194,8 @@ class ProgramRecording:
     ) -> Callable[[list[Result]], None]:
         """Record a leaf's calls; what is returned takes their results."""
         known = _caller.get()
+        if known is NOBODY:
+            return lambda results: None
         total, parts = _parts(leaf, operands[0], known)
         self._begin(total)
         site = _site() if known is None else known.site
@@ -228,7 +239,9 @@ class ProgramRecording:
                 continue
             for rank, sequence in calls:
                 values = [
-                    _value([value[row] for row in part.rows[rank]] if mapped else [value], part.entry)
+                    _value(
+                        [value[row] for row in part.rows[rank]] if mapped else [value], part.entry
+                    )
                     for value, mapped in results
                 ]
                 self.recorder.add_results([(rank, sequence)], values)
@@ -256,7 +269,7 @@ class ProgramRecording:
         with self._lock:
             group = self._groups.get(ranks)
             if group is None:
-                label = f"{zlib.crc32(json.dumps(ranks).encode()):08x}"
+                label = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
                 entries = leaf.axes[0] if leaf.axes is not None else ()
                 names = ", ".join(str(entry.name) for entry in entries if entry.name is not None)
                 group = self._groups[ranks] = RecordedGroup(label, label, names, ranks)
@@ -267,13 +280,12 @@ def _parts(leaf: Leaf, operand: Operand, known: Caller | None) -> tuple[int, lis
     """The number of all ranks, and who holds which parts of a leaf's operands."""
     layout = leaf.layout
     if leaf.axes is None:
-        members = range(operand.size) if layout is None else layout.local.tolist()
-        ranks = [*range(operand.size if layout is None else layout.size)]
-        total = len(ranks)
+        numbers = [*range(operand.size if layout is None else layout.size)]
+        total = len(numbers)
         if known is not None:
-            ranks, total = [*known.ranks], known.total
-        rows = {ranks[member]: [row] for row, member in enumerate(members)}
-        return total, [Part(ranks, rows, ())]
+            numbers, total = [*known.ranks], known.total
+        local = range(operand.size) if layout is None else layout.local.tolist()
+        return total, [Part(numbers, {numbers[k]: [row] for row, k in enumerate(local)}, ())]
     group, batch = leaf.axes
     environment = axis_environment()
     named = [entry for entry in environment if entry.name is not None]
@@ -281,7 +293,9 @@ def _parts(leaf: Leaf, operand: Operand, known: Caller | None) -> tuple[int, lis
     for entry in reversed(named):
         steps[entry.depth], total = total, total * entry.total
     # Entries of one axis may be different objects, with the same depth.
-    depths = {entry.depth: position for position, entry in enumerate(group) if entry.name is not None}
+    depths = {
+        entry.depth: position for position, entry in enumerate(group) if entry.name is not None
+    }
     members = np.indices([entry.total for entry in group]).reshape(len(group), -1)
     rank_of = np.zeros(members.shape[1], np.int64)
     here = np.ones(members.shape[1], bool)
@@ -306,8 +320,8 @@ def _parts(leaf: Leaf, operand: Operand, known: Caller | None) -> tuple[int, lis
             if here[member]:
                 rows.setdefault(int(ranks[member]), []).append(row)
         index = {depth: k for depth, k, _ in place}
-        entry = tuple(index.get(axis.depth, slice(None)) for axis in batch)
-        parts.append(Part(ranks.tolist(), rows, entry))
+        chosen = tuple(index.get(axis.depth, slice(None)) for axis in batch)
+        parts.append(Part(ranks.tolist(), rows, chosen))
     return total, parts
 
 

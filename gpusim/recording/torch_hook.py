@@ -90,7 +90,8 @@ class TorchRecording(TorchDispatchMode):
 
     **Arguments**: `folder`, and `options` of a `Recorder`: `arrays`, `limit`.
 
-    **Raises**: ValueError outside of a process group, without RANK and WORLD_SIZE.
+    **Raises**: ValueError outside of a process group, without RANK and WORLD_SIZE; RuntimeError in
+    a simulated rank.
     """
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -101,6 +102,11 @@ class TorchRecording(TorchDispatchMode):
 
     def __enter__(self) -> TorchRecording:
         if dist.is_initialized():
+            if type(dist.group.WORLD).__module__.startswith("gpusim."):
+                raise RuntimeError(
+                    "TorchRecording: this rank is simulated: record with gpusim torchrun --record, "
+                    "with launch(..., recorder=...), or with gpusim.record around the launch"
+                )
             self.rank, ranks = dist.get_rank(), dist.get_world_size()
         elif {"RANK", "WORLD_SIZE"} <= os.environ.keys():
             self.rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -181,7 +187,9 @@ class TorchRecording(TorchDispatchMode):
             return _read_c10d(OPERATIONS[name], name, args)
         if func.namespace != "_c10d_functional":
             return None
-        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
+        given = dict(
+            zip((argument.name for argument in func._schema.arguments), args, strict=False)
+        )
         given |= kwargs
         found = [operation for prefix, operation in FUNCTIONAL.items() if name.startswith(prefix)]
         if found:
@@ -219,7 +227,7 @@ def _read_functional(operation: str, given: dict[str, Any]) -> Call:
     inputs = tensors_in(given.get("inputs", given.get("input")))
     group = given["group_name"]
     if isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(group)
+        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
     elif isinstance(group, torch.ScriptObject):
         group = dist.ProcessGroup.unbox(group)
     about: dict[str, Any] = {}

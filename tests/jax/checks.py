@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 import threading
 import time
 import warnings
@@ -685,7 +687,7 @@ def arguments_are_checked() -> None:
 
 
 def trained(x: Any, lax: Any, tanh: Any, plant: str) -> Any:
-    """Sums of one replica, three of which need nothing of each other; for jax.lax and gpusim.lax."""
+    """Sums of one replica, some of which need nothing of each other, by jax.lax or gpusim.lax."""
     w = x[0]
     for step in range(2):
         now = plant if step == 1 else "none"
@@ -793,3 +795,20 @@ def ragged_calls_are_recorded() -> None:
         verdict = compare(*runs).verdict
         assert verdict is not None
         assert (verdict.kind, verdict.ranks) == ("operands", (DEVICES - 1,))
+
+
+def plain_jax_writes_the_record_of_the_docs() -> None:
+    """The pages' writer, in a JAX without gpusim, against the record of JAX with gpusim."""
+    page = (Path(__file__).parents[2] / "docs" / "losses-differ.md").read_text()
+    (writer,) = re.findall(r"```python\n(import json, zlib\n.*?)```", page, re.DOTALL)
+    (program,) = re.findall(r'title="plain_jax.py"}\n(.*?)```', page, re.DOTALL)
+    with TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        exec(compile(writer + program, "plain_jax.py", "exec"), {"__name__": "docs"})
+        with gpusim.jax.installed(Reduction(order="xla-cpu")), gpusim.record("ours"):
+            again = program.replace('"jax"', '"again"')
+            exec(compile(writer + again, "plain_jax.py", "exec"), {"__name__": "docs"})
+        found = compare(read(Path("jax")), read(Path("ours")))
+        assert found.verdict is None, sentences(found)
+        assert [row.results for row in found.rows] == [0] * 4
+        os.chdir("/")

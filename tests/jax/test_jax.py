@@ -46,6 +46,7 @@ RECORDS = (
     "records_find_what_is_planted",
     "records_of_maps_and_of_jax_are_compared",
     "ragged_calls_are_recorded",
+    "plain_jax_writes_the_record_of_the_docs",
 )
 
 

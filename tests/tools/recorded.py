@@ -23,7 +23,9 @@ WIDTH = 40
 
 def train(x: Any, plant: str) -> Any:
     """Three steps of one replica: a mean of gradients, a norm, a gather and an exchange in each."""
-    w = np.full(WIDTH, 0.5, np.float32)
+    # Instances agree on when the loop ends, which is no call of the program.
+    rounds = lax.while_loop(lambda n: n < 3 + (x[0, 0] > 0), lambda n: n + 1, x[0, 0] * 0)
+    w = np.full(WIDTH, 0.5, np.float32) + rounds * np.float32(0)
     rate = 0.2 if plant == "rate" else 0.1
     for step in range(STEPS):
         now = plant if step == 1 else "none"
@@ -42,6 +44,7 @@ def train(x: Any, plant: str) -> Any:
         lax.pbroadcast(shard, "i", source)  # broadcast
         lax.all_to_all(x[step], "i", 0, 0, tiled=True)  # exchange
         lax.pmax(norm.sum(), "i")  # largest
+        lax.psum(np.full(3, 0.1, np.float32), "i")  # constant
     return w
 
 

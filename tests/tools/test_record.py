@@ -17,7 +17,7 @@ from torch import nn
 
 import gpusim
 import gpusim.torch as gt
-from gpusim import lax, poptorch
+from gpusim import lax, poptorch, popxl
 from gpusim.recording import RecordedGroup, digest_of
 from gpusim.recording.arrays import raw_bytes
 from gpusim.tools.compare.comparing import compare
@@ -30,6 +30,7 @@ from tests.tools import recorded
 from tests.worlds.test_world import start
 
 ROOT = Path(__file__).parents[2]
+MODULE = sys.modules[__name__]
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def test_poptorch_is_recorded(
 ) -> None:  # fmt: skip
     a = train_poptorch(tmp_path / "a", "none", orders[0])
     b = train_poptorch(tmp_path / "b", plant, orders[1])
-    site = line_of(sys.modules[__name__], "step")
+    site = line_of(MODULE, "step")
     # weight and bias in each of three steps
     assert [event.first.site for event in a.events] == [site] * 6
     assert {event.first.operation for event in a.events} == {"all_reduce"}
@@ -338,6 +339,41 @@ def test_a_real_process_is_recorded_by_the_hook(tmp_path: Path) -> None:
     run = read(tmp_path / "run")
     assert [event.first.operation for event in run.events] == ["all_reduce"]
     assert run.arrays(run.events[0].first.results) is not None
+
+
+def test_replicas_and_simulated_ranks_are_refused(tmp_path: Path) -> None:
+    def replica(x: Any) -> None:
+        with gpusim.record(tmp_path / "run"):
+            pass
+
+    def rank(rank: int) -> None:
+        dist.init_process_group("gloo")
+        replica(None)
+
+    with pytest.raises(gpusim.ReplicaError, match=r"by one replica of pmap; enter gpusim\.record"):
+        gpusim.pmap(replica, axis_name="i")(np.ones((2, 3)))
+    for processes in (False, True):
+        with pytest.raises(gpusim.ReplicaError, match=r"gpusim\.record around the launch"):
+            launch(rank, 2, processes=processes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_popxl_is_recorded(tmp_path: Path) -> None:
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph:
+        x_stream = popxl.h2d_stream((2,), popxl.float32, "x")
+        y_stream = popxl.d2h_stream((2,), popxl.float32, "y")
+        total = popxl.ops.collectives.replicated_all_reduce(popxl.ops.host_load(x_stream))
+        popxl.ops.host_store(y_stream, total)
+    x = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+    with gpusim.record(tmp_path / "run", arrays=True), popxl.Session(ir, "ipu_model") as session:
+        session.run({x_stream: x})  # session
+    run = read(tmp_path / "run")
+    assert [event.ranks for event in run.events] == [(0, 1, 2, 3)]
+    for rank, call in run.events[0].calls.items():
+        assert (call.operation, call.site) == ("all_reduce", line_of(MODULE, "session"))
+        np.testing.assert_array_equal(run.arrays(call.operands), [x[rank]])
+        np.testing.assert_array_equal(run.arrays(call.results), [x.sum(0)])
 
 
 def test_a_later_map_may_have_more_replicas(tmp_path: Path) -> None:

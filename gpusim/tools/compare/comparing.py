@@ -151,11 +151,18 @@ def _in_order_of(a: Run, b: Run) -> Run:
             keys[-1].append((*key, seen[key]))
             seen[key] += 1
     position = {key: k for k, key in enumerate(keys[0]) if key[0] is not None}  # type: ignore[index]
-    known = [(position[key], event) for key, event in zip(keys[1], b.events, strict=True) if key in position]  # noqa: E501
+    known = [
+        (position[key], event)
+        for key, event in zip(keys[1], b.events, strict=True)
+        if key in position
+    ]
     if not known:
         return b
     ordered = iter(sorted(known, key=lambda pair: pair[0]))
-    events = [next(ordered)[1] if key in position else event for key, event in zip(keys[1], b.events, strict=True)]  # noqa: E501
+    events = [
+        next(ordered)[1] if key in position else event
+        for key, event in zip(keys[1], b.events, strict=True)
+    ]
     b = copy(b)
     b.events = [replace(event, index=k) for k, event in enumerate(events)]
     return b

@@ -24,7 +24,8 @@ from ...maps.axis_environment import AxisEntry
 from ...maps.call_site import call_site
 from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
-from ...recording import Recorder, recorder as recording
+from ...recording import Recorder
+from ...recording import recorder as recording
 from ...reduction import Reduction, current, entered, forked
 from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
