@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -74,6 +75,7 @@ class RecordedCall(NamedTuple):
     program_call: int | None = None
 
 
+@functools.lru_cache(maxsize=64)
 def settings_of(reduction: Any) -> dict[str, Any]:
     """A Reduction as the record has it; the operator is the call's."""
     return {
