@@ -161,6 +161,7 @@ def test_ends_that_a_destructor_meets_are_not_shown(monkeypatch):
 
     def f(x):
         if x == 0:
+            time.sleep(0.05)
             raise RuntimeError("stop")
         Dropped()
         while True:
