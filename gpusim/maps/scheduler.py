@@ -87,6 +87,27 @@ def _end_thread(thread: threading.Thread) -> None:
         return
 
 
+@contextmanager
+def quiet_ends(*kinds: type[BaseException]) -> Iterator[None]:
+    """A block in which a ReplicaEnded that meets a destructor, which ignores it, is not shown.
+
+    Callbacks of weak references and of the garbage collector ignore it too. `kinds` are more
+    exceptions that are not shown.
+    """
+    before = sys.unraisablehook
+
+    def show(ignored: Any) -> None:
+        if not issubclass(ignored.exc_type, (ReplicaEnded, *kinds)):
+            before(ignored)
+
+    sys.unraisablehook = show
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is show:  # else another thread's is in front of it
+            sys.unraisablehook = before
+
+
 class ReplicaThread:
     """One replica of one pmap call: its thread, its axis entry, and the rendezvous it waits in.
 
@@ -660,9 +681,10 @@ class Scheduler:
         """End running replicas until all have ended. (In a worker's thread.)"""
         assert self.root is not None
         time.sleep(ENDING_GRACE)
-        while self.root.unfinished:
-            self.end_running()
-            time.sleep(ABANDONED_POLL if self.root.abandoned else ENDING_POLL)
+        with quiet_ends():
+            while self.root.unfinished:
+                self.end_running()
+                time.sleep(ABANDONED_POLL if self.root.abandoned else ENDING_POLL)
 
     def release_slot(self) -> None:
         """Release the slot of the calling replica, which waits from now on."""

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from gpusim.errors import GpusimError, ReplicaError
-from gpusim.maps.scheduler import ReplicaEnded
+from gpusim.maps.scheduler import quiet_ends
 from gpusim.recording import RecordedCall, Recorder
 from gpusim.tools import program
 from gpusim.tools.arguments import add_arrays, whole_number
@@ -177,7 +177,7 @@ def run(options: argparse.Namespace) -> int:
     workers = multiprocessing.active_children()
     with (
         prompt_interrupts(),
-        quiet_ends(),
+        quiet_ends(KeyboardInterrupt),
         tagged_output(options.only_rank) as outputs,
         record_of(options, ranks, outputs) as recorder,
     ):
@@ -249,22 +249,6 @@ def prompt_interrupts() -> Iterator[None]:
     finally:
         again.cancel()
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def quiet_ends() -> Iterator[None]:
-    """A block in which ends of ranks that meet a destructor, which ignores them, are not shown."""
-    before = sys.unraisablehook
-
-    def show(ignored: Any) -> None:
-        if not issubclass(ignored.exc_type, (ReplicaEnded, KeyboardInterrupt)):
-            before(ignored)
-
-    sys.unraisablehook = show
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 @contextmanager

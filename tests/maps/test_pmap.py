@@ -17,7 +17,7 @@ import pytest
 
 import gpusim
 from gpusim import lax
-from gpusim.maps import workers
+from gpusim.maps import scheduler, workers
 from tests.oracles.machine_time import PATIENCE
 
 SCHEDULES = ["cores", "one"]
@@ -146,6 +146,40 @@ def test_a_replica_that_ignores_its_end_once_is_told_again():
 
     with pytest.raises(gpusim.ReplicaError, match="stop"):
         gpusim.pmap(f, "i")(np.arange(2))
+
+
+def test_ends_that_a_destructor_meets_are_not_shown(monkeypatch):
+    class Dropped:
+        def __init__(self, error: BaseException | None = None) -> None:
+            self.error = error
+
+        def __del__(self) -> None:
+            if self.error is not None:
+                raise self.error
+            while True:  # the replica's end is lost here
+                pass
+
+    def f(x):
+        if x == 0:
+            time.sleep(0.05)
+            raise RuntimeError("stop")
+        Dropped()
+        while True:
+            pass
+
+    shown = []
+    hook = lambda ignored: shown.append(ignored.exc_type)  # noqa: E731
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    with pytest.raises(gpusim.ReplicaError, match="stop"):
+        gpusim.pmap(f, "i")(np.arange(2))
+    assert shown == []
+    with scheduler.quiet_ends(KeyboardInterrupt):
+        for error in (scheduler.ReplicaEnded(), KeyboardInterrupt(), ValueError()):
+            Dropped(error)
+    assert shown == [ValueError]
+    begun = time.monotonic()
+    while sys.unraisablehook is not hook:
+        assert time.monotonic() - begun < PATIENCE
 
 
 @pytest.mark.parametrize(

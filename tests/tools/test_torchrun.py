@@ -13,11 +13,9 @@ import sys
 import time
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
-from gpusim.maps.scheduler import ReplicaEnded
 from gpusim.tools import torchrun
 from gpusim.tools.cli import main
 from gpusim.tools.compare.runs import read
@@ -360,23 +358,6 @@ def test_the_debugger_stops_in_one_rank(tmp_path: Path) -> None:
             shown += text
         rest, _ = ranks.communicate("p x * 10\nc\n", timeout=PATIENCE)
     assert rest == "tensor([10., 10.])\n(Pdb) sum [6.0, 6.0]\n" and ranks.returncode == 0
-
-
-def test_ends_that_a_destructor_meets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dropped:
-        def __init__(self, error: BaseException) -> None:
-            self.error = error
-
-        def __del__(self) -> None:
-            raise self.error
-
-    shown: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: shown.append(ignored.exc_type))
-    before = sys.unraisablehook
-    with torchrun.quiet_ends():
-        for error in (ReplicaEnded(), KeyboardInterrupt(), ValueError()):
-            Dropped(error)
-    assert shown == [ValueError] and sys.unraisablehook is before
 
 
 @pytest.mark.parametrize("how", ["interrupted", "failed"])

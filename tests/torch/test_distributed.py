@@ -567,6 +567,11 @@ def other_operator(rank: int) -> None:
     dist.all_reduce(X.clone(), dist.ReduceOp.MAX if rank == 2 else dist.ReduceOp.SUM)
 
 
+def other_strides(rank: int) -> None:
+    x = torch.ones(2, 3)
+    dist.all_reduce(x.reshape(3, 2) if rank == 2 else x.T)
+
+
 def other_groups(rank: int) -> None:
     group = dist.new_group([1, 2] if rank == 2 else [0, 1, 2])
     dist.barrier(group)
@@ -587,6 +592,7 @@ def other_message(rank: int) -> None:
             other_operation,
             ["all_reduce\\(float32\\[4\\], SUM", "broadcast\\(float32\\[4\\], root 0"],
         ),
+        (other_strides, ["differ in strides"]),
         (other_shape, ["float32\\[4\\]", "float32\\[5\\]", "differ in tensors"]),
         (other_dtype, ["float32\\[4\\]", "float64\\[4\\]", "differ in tensors"]),
         (other_root, ["root 0", "root 1", "differ in root"]),

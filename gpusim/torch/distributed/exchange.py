@@ -237,7 +237,7 @@ class Exchange:
                 title = f"{describe(terms)}, call {number} of {key},"
                 pending = Pending(title, Completion(self.launch.scheduler), terms)
                 self.calls[key, number] = pending
-            differ = [name for name in pending.terms if pending.terms[name] != terms.get(name)]
+            differ = pending.terms != terms
             if not differ:
                 pending.parts[place], pending.sites[place] = part, site
                 if self.recorder is not None and self.recorder.digests:
@@ -249,10 +249,12 @@ class Exchange:
                 del self.calls[key, number]
         if differ:
             other = next(iter(pending.parts))
+            both = {**pending.terms, **terms}
+            names = [name for name in both if pending.terms.get(name) != terms.get(name)]
             self._mismatch(
                 f"ranks of {key} do not make the same call {number}: rank {key.ranks[other]} calls "
                 f"{describe(pending.terms)} at {pending.sites[other]}, rank {rank.index} calls "
-                f"{describe(terms)} at {site}; they differ in {', '.join(differ)}"
+                f"{describe(terms)} at {site}; they differ in {', '.join(names)}"
             )
         if complete:
             try:

@@ -226,7 +226,7 @@ class RankGroup(ProcessGroup):
         given = _listed(tensors)
         op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         what = "all_reduce"
-        part = [(_packed(tensor, what), _input(tensor, op, what)) for tensor in given]
+        part = [_target_and_member(tensor, op, what) for tensor in given]
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             leaves = list(zip(*parts, strict=True))
@@ -246,7 +246,7 @@ class RankGroup(ProcessGroup):
         given, what = _listed(tensors), "reduce"
         if not isinstance(root, int):
             root, op = root.rootRank, root.reduceOp
-        part = [(_packed(tensor, what), _input(tensor, op, what)) for tensor in given]
+        part = [_target_and_member(tensor, op, what) for tensor in given]
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             for number_of_leaf, leaf in enumerate(zip(*parts, strict=True), number):
@@ -265,7 +265,7 @@ class RankGroup(ProcessGroup):
         self._check_count(what, given)
         for tensor in given:
             _check_like(what, "inputs", tensor, out)
-        part = (_packed(out, what), [_input(tensor, op, what) for tensor in given])
+        part = (_packed(out, what), [_target_and_member(tensor, op, what)[1] for tensor in given])
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             members = [slices for _, slices in parts]
@@ -292,7 +292,8 @@ class RankGroup(ProcessGroup):
                     f"elements and its dtype, got {kind_of(given)!r} for {kind_of(output)!r}"
                 )
             target = _packed(output, what)
-            part.append((target, _input(given, op, what).reshape(count, *target.shape)))
+            member = _target_and_member(given, op, what)[1]
+            part.append((target, member.reshape(count, *target.shape)))
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             for leaf, pairs in enumerate(zip(*parts, strict=True)):
@@ -588,8 +589,10 @@ def _without_gaps(array: Array, what: str) -> Array:
     return array
 
 
-def _input(tensor: Tensor, op: Any, what: str) -> Array:
-    """A tensor's memory; for a PREMUL_SUM a copy, times the factor of its rank.
+def _target_and_member(tensor: Tensor, op: Any, what: str) -> tuple[Array, Array]:
+    """A tensor's memory as what is written and what is added.
+
+    For a PREMUL_SUM the latter is a copy, times the factor of its rank.
 
     **Raises**: TypeError as NCCL's backend: for other dtypes, and for a factor of another one; and
     for an operator that complex numbers lack.
@@ -598,7 +601,7 @@ def _input(tensor: Tensor, op: Any, what: str) -> Array:
     if tensor.is_complex() and name not in ("SUM", "AVG"):
         raise TypeError(f"{what}: ReduceOp.{name} is not defined for {tensor.dtype}")
     if name != "PREMUL_SUM":
-        return array
+        return array, array
     factor = op.factor
     if array.dtype.name not in HALVES:
         raise TypeError(f"{what}: PREMUL_SUM is for {', '.join(HALVES)}; got {tensor.dtype}")
@@ -609,7 +612,7 @@ def _input(tensor: Tensor, op: Any, what: str) -> Array:
                 f"{tensor.dtype}; got {kind_of(factor)!r}"
             )
         factor = factor.item()
-    return multiplied(array, factor)
+    return array, multiplied(array, factor)
 
 
 def _device_of(what: str, tensors: list[Tensor]) -> str:

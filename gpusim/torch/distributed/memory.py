@@ -80,10 +80,9 @@ def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
         )
     if tensor.is_conj() or tensor.is_neg():
         raise TypeError(f"{what}: expected a tensor without lazy conjugation; use resolve_conj()")
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    width = dtype.itemsize
-    steps = tuple(width * stride for stride in strides)
-    span = width + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+    shape, width = tuple(tensor.shape), dtype.itemsize
+    steps = tuple([width * stride for stride in tensor.stride()])
+    span = width + sum([(size - 1) * step for size, step in zip(shape, steps, strict=True)])
     if streams.is_on_gpu(tensor):
         return _view_on_gpu(tensor, dtype, shape, steps, span)
     if not math.prod(shape):
