@@ -29,6 +29,7 @@ from .maps import (
     shard_map,
     vmap,
 )
+from .maps.records import record
 from .random import rng
 from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
@@ -62,6 +63,7 @@ __all__ = [
     "per_replica_route",
     "pmap",
     "quantise_fpx",
+    "record",
     "reduction",
     "rng",
     "round_to",

@@ -39,6 +39,8 @@ class Leaf(NamedTuple):
     - `varies`: for each operand whether it differs between instances; None: all do.
     - `scalar_size`: the size of a group, where the operand is a Python number of all replicas.
     - `finish`: converts the results to the caller's; None returns them as they are.
+    - `axes`: the axis entries of the replicas, and of the batch axes, for records; None where the
+      replicas are numbered without axes.
     """
 
     operands: tuple[Any, ...]
@@ -48,6 +50,7 @@ class Leaf(NamedTuple):
     varies: tuple[bool, ...] | None = None
     scalar_size: int | None = None
     finish: Callable[[list[Result]], list[Any]] | None = None
+    axes: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
 
 
 class Resolved(NamedTuple):
@@ -62,6 +65,13 @@ class Resolved(NamedTuple):
     groups: Groups | None
     reduction: Reduction | None
     number: int
+
+
+RecordCall = Callable[[Resolved, Leaf, int, Sequence[Operand]], Callable[[list[Result]], None]]
+
+record_call: RecordCall | None = None
+"""Called with each leaf that is about to run, its call's number and its operands; it returns what
+is called with the results. None: nothing is recorded. See `gpusim.maps.records`."""
 
 
 def resolve(call: Call, groups: Groups | None, leaves: int, number: int | None = None) -> Resolved:
@@ -126,6 +136,7 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
         assert call.reduction is not None
         options["fold"] = Fold(call.reduction, number, leaf.batch_offset)
     assert collective.local is not None
+    recorded = None if record_call is None else record_call(call, leaf, number, operands)
     held = operands[0].dtype
     bits = collective.moves and lacks_kernels(held) and on_device(operands[0].array)
     if bits:
@@ -143,7 +154,10 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
             else:
                 results = collective.distributed(layout, *operands, **options)
     found = [results] if type(results) is Result else list(results)
-    return [_view(result, held) for result in found] if bits else found
+    found = [_view(result, held) for result in found] if bits else found
+    if recorded is not None:
+        recorded(found)
+    return found
 
 
 def _view(result: Result, dtype: np.dtype[Any]) -> Result:

@@ -15,6 +15,7 @@ from jax._src.interpreters import mlir
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import SPMDAxisContext
 
+from gpusim.maps.records import settling
 from gpusim.reduction import Reduction
 
 from .ffi import Handler
@@ -28,24 +29,27 @@ def board() -> Board:
     """The board of this process; the first call registers the handler with XLA."""
     made = Board()
     Handler(TARGET, Site, made.arrive)
+    settling.append(made.settle)  # the end of a record waits for programs in flight
     atexit.register(made.settle)  # after JAX's own, and so called before it
     return made
 
 
 class CallNumbers:
-    """Counts the calls of a module that is being lowered; the module keeps it."""
+    """Counts the calls of a module that is being lowered, and the sums; the module keeps it."""
 
-    count = 0
+    calls = sums = 0
 
     @classmethod
-    def next(cls, keepalives: list[Any]) -> int:
-        """The number of the next call."""
+    def next(cls, keepalives: list[Any], *, is_sum: bool) -> tuple[int, int]:
+        """The number of the next call, and how many sums come before it."""
         counters = [found for found in keepalives if type(found) is cls]
         if not counters:
             counters.append(cls())
             keepalives.append(counters[0])
-        counters[0].count += 1
-        return counters[0].count - 1
+        found = counters[0].calls, counters[0].sums
+        counters[0].calls += 1
+        counters[0].sums += is_sum
+        return found
 
 
 def is_partly_manual(ctx: Any) -> bool:
@@ -103,17 +107,20 @@ def lower_call(
         if known != reduction:
             raise ValueError(f"gpusim.jax: two reductions have one text, {reduction!r}")
     frame = source_info_util.user_frame(ctx.traceback)
-    line = f" at {frame.file_name}:{frame.start_line}" if frame is not None else ""
+    site = f"{frame.file_name}:{frame.start_line}" if frame is not None else "unknown line"
     names = tuple(axes) if len(axes) > 1 else axes[0]
+    place, sums = CallNumbers.next(ctx.module_context.keepalives, is_sum=reduction is not None)
     terms = Terms(
         collective,
         [[int(member) for member in group] for group in groups],
         parameters or {},
         None if reduction is None else repr(reduction),
-        CallNumbers.next(ctx.module_context.keepalives) if reduction is not None else 0,
+        sums if reduction is not None else 0,
         kinds,
         results,
-        f"lax.{collective} over {names!r}{line}",
+        f"lax.{collective} over {names!r} at {site}",
+        site,
+        place,
     )
     given = [Kind("uint32", ()), *(kind for kind in kinds if not kind.absent)]
     call = mlir.custom_call(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from gpusim.collectives.kernels import copy
 from gpusim.collectives.record import COLLECTIVES
+from gpusim.maps.records import Caller, called_by
 from gpusim.reduction import Reduction
 
 from .ffi import Buffer, CallFailed, Future
@@ -59,6 +60,7 @@ class Terms(NamedTuple):
     - `number`: which of the program's calls it is, for stochastic rounding.
     - `operands`, `results`: of one device.
     - `text`: the call in words, for messages.
+    - `site`, `place`: file:line of the call, and which of all calls of the program it is.
     """
 
     collective: str
@@ -69,6 +71,8 @@ class Terms(NamedTuple):
     operands: Sequence[Kind]
     results: Sequence[Kind]
     text: str
+    site: str
+    place: int
 
 
 class Site:
@@ -90,6 +94,8 @@ class Site:
         self.group_of = {
             member: number for number, group in enumerate(terms.groups) for member in group
         }
+        devices = sum(map(len, terms.groups))
+        self._callers = [Caller(group, devices, terms.site, terms.place) for group in terms.groups]
         self._checked = False
 
     def check(self, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
@@ -117,7 +123,8 @@ class Site:
             else:
                 k = next(present)
                 operands.append([array_at(member.arguments[k], kind) for member in each])
-        found = self.collective.on(None, *operands, **options)
+        with called_by(self._callers[group]):
+            found = self.collective.on(None, *operands, **options)
         pairs = []
         for k, (kind, (value, mapped)) in enumerate(
             zip(terms.results, [found] if len(terms.results) == 1 else found, strict=True)

@@ -39,6 +39,7 @@ from ..maps.bind import bind
 from ..maps.mapped_array.align import common_axes, visible_shape
 from ..maps.mapped_array.array import MappedArray, lift, read_only, unpack, wrap
 from ..maps.mapped_array.memory import writes_so_far
+from ..maps.records import NOBODY, called_by
 
 MISSING: Any = object()
 """The default of an argument that may be anything, None included."""
@@ -550,7 +551,8 @@ def _anywhere(running: Any) -> bool:
         named = any(entry.name == e.name for e in axis_environment() if entry.name is not None)
         if entry.sharding is not None and named and resolve(entry.name) is entry:
             here = wrap(np.full(entry.size, answer), (entry,))
-            answer = bool(bind(pmax.call(here, entry.name)))
+            with called_by(NOBODY):
+                answer = bool(bind(pmax.call(here, entry.name)))
     return bool(answer)
 
 

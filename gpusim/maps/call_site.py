@@ -41,11 +41,11 @@ def is_users(frame: FrameType) -> bool:
     return "site-packages" in path or not path.startswith((STANDARD_LIBRARY, "<frozen"))
 
 
-def call_site() -> str:
-    """file:line of the nearest frame of the user's."""
+def call_site(outside: str = "gpusim.maps") -> str:
+    """file:line of the nearest frame of the user's, in no module that begins with `outside`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_users(frame):
+        if is_users(frame) and not frame.f_globals.get("__name__", "").startswith(outside):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown line"

@@ -125,6 +125,7 @@ def prepare(
         None if shared is None else layout_of(group, enclosing),
         None if shared is None else tuple(shared in own for _, own in operands),
         finish=lambda results: [_unstack(result, group, batch) for result in results],
+        axes=(group, batch),
     )
 
 
@@ -140,7 +141,7 @@ def _prepare_simple(data: Array, group: Axes, shared: AxisEntry | None, enclosin
         return [(value, group)]
 
     layout = None if shared is None else layout_of(group, enclosing)
-    return Leaf((data,), layout=layout, finish=finish)
+    return Leaf((data,), layout=layout, finish=finish, axes=(group, ()))
 
 
 def _prepare_equal(

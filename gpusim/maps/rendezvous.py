@@ -228,6 +228,7 @@ def _prepare_numbers(first: Contribution, everyone: list[Any]) -> Leaf:
         ([np.asarray(value) for value in everyone],),
         batch_offset=batch_offset(first.call, group, (), first.enclosing),
         finish=finish,
+        axes=(group, ()),
     )
 
 
@@ -263,6 +264,7 @@ def _prepare_lists(first: Contribution, columns: list[list[Stacked]]) -> Leaf:
         layout_of(group, first.enclosing) if shared else None,
         (True,) * len(members) if shared else None,
         finish=finish,
+        axes=(group, batch),
     )
 
 

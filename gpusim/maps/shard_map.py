@@ -28,6 +28,7 @@ from .bind import MappedCollective
 from .call_site import call_site
 from .mapped_array.align import expand
 from .mapped_array.array import Array, MappedArray, unpack, wrap_array
+from .records import NOBODY, called_by
 
 _all_gather = MappedCollective(collectives.all_gather, __name__)
 
@@ -460,7 +461,8 @@ def _join(
     data, axes = _one_copy(data, axes, [f for f in mesh_axes if f not in named], check, what, spec)
     full = expand(data, axes, (*enclosing, *named))
     if whole and mesh_axes[0] in named:
-        gathered = unpack(_all_gather(wrap_array(full, named), mesh_axes[0].name))
+        with called_by(NOBODY):
+            gathered = unpack(_all_gather(wrap_array(full, named), mesh_axes[0].name))
         full = np.moveaxis(expand(*gathered, named[1:]), len(named) - 1, 0)
     places = {mesh_axis: len(enclosing) + place for place, mesh_axis in enumerate(named)}
     start = len(enclosing) + len(named)

@@ -24,6 +24,13 @@ to a limit, so that readers find some digests without an array.
 from __future__ import annotations
 
 from .arrays import digest_of
-from .recorder import RecordedCall, RecordedGroup, Recorder, SummaryRow
+from .recorder import RecordedCall, RecordedGroup, Recorder, SummaryRow, settings_of
 
-__all__ = ["RecordedCall", "RecordedGroup", "Recorder", "SummaryRow", "digest_of"]
+__all__ = [
+    "RecordedCall",
+    "RecordedGroup",
+    "Recorder",
+    "SummaryRow",
+    "digest_of",
+    "settings_of",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from ..version import __version__
 from .arrays import ArrayFolder, digest_of, raw_bytes
 
-__all__ = ["RecordedCall", "RecordedGroup", "Recorder", "SummaryRow"]
+__all__ = ["RecordedCall", "RecordedGroup", "Recorder", "SummaryRow", "settings_of"]
 
 FORMAT = 1
 
@@ -50,6 +51,7 @@ class RecordedCall(NamedTuple):
       of the group, and receives from each.
     - `operands`: dtype, shape and digest of each tensor whose values the call reads, if digests are
       recorded: the tensors of `shapes`, but the root's alone in broadcast and scatter.
+    - `program_call`: which of a compiled program's calls it is, where these run in any order (JAX).
     """
 
     rank: int
@@ -70,6 +72,21 @@ class RecordedCall(NamedTuple):
     send_counts: tuple[int, ...] | None = None
     receive_counts: tuple[int, ...] | None = None
     operands: tuple[Traced, ...] | None = None
+    program_call: int | None = None
+
+
+@functools.lru_cache(maxsize=64)
+def settings_of(reduction: Any) -> dict[str, Any]:
+    """A Reduction as the record has it; the operator is the call's."""
+    return {
+        name: value if isinstance(value, (str, int)) else repr(value)
+        for name, value in reduction.settings().items()
+        if name != "op"
+    }
+
+
+block_recorder: Recorder | None = None
+"""The recorder of the `gpusim.record` block around, which launches inside take."""
 
 
 class RecordedGroup(NamedTuple):
@@ -157,6 +174,7 @@ class Recorder:
         self._each = each
         self._lock = threading.Lock()
         self._file: FileIO | None = None
+        self.begun = False
         self._clear()
 
     def _clear(self) -> None:
@@ -166,8 +184,17 @@ class Recorder:
         self._sums: dict[SummaryRow, dict[int, list[int]]] = {}
 
     def begin(self, ranks: int, rank: int | None = None, **about: Any) -> None:
-        """Begin the record of a launch, or of one of its ranks, which is a process of its own."""
+        """Begin the record of a launch, or of one of its ranks, which is a process of its own.
+
+        **Raises**: RuntimeError where it would replace another one of the same `gpusim.record`.
+        """
+        if self is block_recorder and self.begun:
+            raise RuntimeError(
+                f"record: {self.path} has a record already: a gpusim.record block holds one launch "
+                "of ranks, or the collectives of maps; use a block for each"
+            )
         self._clear()
+        self.begun = True
         if self.path is not None:
             path = self.path
             if self.digests:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,31 +52,61 @@ OPERATIONS = {
     "recv_": "recv",
     "recv_any_source_": "recv",
 }
+FUNCTIONAL = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+}
+"""The same for torch.ops._c10d_functional, by what their names begin with."""
 MESSAGES = ("send", "recv")
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 LIBRARIES = ("numpy.", "torch.", "typing_extensions")
 STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
+class Call(NamedTuple):
+    """A call of an operator.
+
+    `passed` are the tensors whose shapes are recorded. `outputs` is None where the operator returns
+    them. In `about`, "root" and "peer" are ranks in the group.
+    """
+
+    operation: str
+    group: Any
+    inputs: list[Tensor]
+    passed: list[Tensor]
+    outputs: list[Tensor] | None
+    about: dict[str, Any]
+
+
 class TorchRecording(TorchDispatchMode):
     """A block in which this rank's collectives are recorded, with DDP's and FSDP's.
 
-    Each collective is waited for before the program goes on, as its result is recorded. What is
-    received in messages is not recorded, nor are functional collectives, which DTensor calls: they
-    give a RuntimeWarning.
+    Each collective is waited for before the program goes on, as its result is recorded; also
+    functional ones, which DTensor calls. What a message brings is recorded after the program has
+    waited for it, before the next operator.
 
     **Arguments**: `folder`, and `options` of a `Recorder`: `arrays`, `limit`.
 
-    **Raises**: ValueError outside of a process group, without RANK and WORLD_SIZE.
+    **Raises**: ValueError outside of a process group, without RANK and WORLD_SIZE; RuntimeError in
+    a simulated rank.
     """
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
         super().__init__()
         self.recorder = Recorder(folder, digests=True, keep=0, **options)
         self._numbers: dict[str, int] = {}
+        self._receiving: list[tuple[int, list[Any], list[Tensor]]] = []
 
     def __enter__(self) -> TorchRecording:
         if dist.is_initialized():
+            if type(dist.group.WORLD).__module__.startswith("gpusim."):
+                raise RuntimeError(
+                    "TorchRecording: this rank is simulated: record with gpusim torchrun --record, "
+                    "with launch(..., recorder=...), or with gpusim.record around the launch"
+                )
             self.rank, ranks = dist.get_rank(), dist.get_world_size()
         elif {"RANK", "WORLD_SIZE"} <= os.environ.keys():
             self.rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -88,59 +118,143 @@ class TorchRecording(TorchDispatchMode):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)
+        self._add_received()
         self.recorder.end(error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operation = OPERATIONS.get(func.__name__.partition(".")[0])
-        silent = func.__name__.startswith(("wait_tensor", "_wrap_tensor"))  # make no exchange
-        if func.namespace == "_c10d_functional" and not silent:
-            warnings.warn(f"{func.__name__} is not recorded", RuntimeWarning, stacklevel=2)
-        if func.namespace != "c10d" or operation is None:
-            return func(*args, **(kwargs or {}))
-        place = next(k for k, value in enumerate(args) if isinstance(value, torch.ScriptObject))
-        outputs, inputs = (
-            [] if operation.endswith("barrier") else tensors_in(part)
-            for part in (args[0], args[place - 1])
-        )
-        group = dist.ProcessGroup.unbox(args[place])
-        ranks = tuple(dist.get_process_group_ranks(group))
-        name, rest = group.group_name, list(args[place + 1 :])
-        about: dict[str, Any] = {}
-        number = None
-        if operation in MESSAGES:
-            any_source = func.__name__.startswith("recv_any")
-            about = {"peer": None if any_source else ranks[rest[0]], "tag": rest[-1]}
-        else:
-            number = self._numbers[name] = self._numbers.get(name, -1) + 1
-        if rest and isinstance(rest[0], torch.ScriptObject):
-            about["op"] = _operator()
-            rest = rest[1:]
-        if operation in ROOTED:
-            about["root"] = ranks[rest[0]]
+        kwargs = kwargs or {}
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a DTensor calls operators on the tensors that it holds
+        if self._receiving:
+            self._add_received()  # before an operator that may change what was received
+        call = self._read(func, args, kwargs)
+        if call is None:
+            return func(*args, **kwargs)
+        name, ranks = call.group.group_name, tuple(dist.get_process_group_ranks(call.group))
+        message = call.operation in MESSAGES
+        if not message:
+            self._numbers[name] = self._numbers.get(name, -1) + 1
+        about = dict(call.about)
+        for each in ("root", "peer"):
+            if about.get(each) is not None:
+                about[each] = ranks[about[each]]
         elsewhere = about.get("root", self.rank) != self.rank
-        if operation == "all_to_all":
-            splits = rest[:2] if rest and isinstance(rest[0], list) else [[], []]
-            received, sent = (
-                _counts(*pair, len(ranks)) for pair in zip((outputs, inputs), splits, strict=True)
-            )
-            about |= {"send_counts": sent, "receive_counts": received}
-        reads = operation != "recv" and not (operation == "broadcast" and elsewhere)
-        values = [_value_of(tensor) for tensor in inputs] if reads else []
-        passed = outputs if operation in ("scatter", "recv") else inputs
-        kinds = [(str(x.dtype)[6:], tuple(x.shape), x.nbytes) for x in passed]
+        reads = call.operation != "recv" and not (call.operation == "broadcast" and elsewhere)
+        kinds = [(str(x.dtype)[6:], tuple(x.shape), x.nbytes) for x in call.passed]
         made = self.recorder.add(
-            RecordedGroup(name, name, group.group_desc, ranks),
-            *(self.rank, number, operation, kinds, _call_site(), values),
+            RecordedGroup(name, name, call.group.group_desc, ranks),
+            self.rank,
+            None if message else self._numbers[name],
+            call.operation,
+            kinds,
+            _call_site(),
+            [_value_of(tensor) for tensor in call.inputs] if reads else [],
             **about,
         )
-        out = func(*args, **(kwargs or {}))
-        if operation not in MESSAGES:
-            for work in out if isinstance(out, (tuple, list)) else [out]:
-                if isinstance(work, torch.ScriptObject):
-                    dist.Work.unbox(work).wait()
-            results = [] if operation == "reduce" and elsewhere else outputs
-            self.recorder.add_results([(self.rank, made)], [_value_of(x) for x in results])
+        out = func(*args, **kwargs)
+        works = [
+            dist.Work.unbox(work)
+            for work in (out if isinstance(out, (tuple, list)) else [out])
+            if isinstance(work, torch.ScriptObject)
+        ]
+        if message:
+            if call.operation == "recv":
+                self._receiving.append((made, works, call.passed))
+            return out
+        for work in works:
+            work.wait()
+        outputs = call.outputs
+        if outputs is None:
+            outputs = [_wait_tensor(tensor) for tensor in tensors_in(out)]
+        results = [] if call.operation == "reduce" and elsewhere else outputs
+        self.recorder.add_results([(self.rank, made)], [_value_of(x) for x in results])
         return out
+
+    def _add_received(self) -> None:
+        """Record the tensors of messages that the program has waited for."""
+        waiting = []
+        for made, works, tensors in self._receiving:
+            if all(work.is_completed() for work in works):
+                self.recorder.add_results([(self.rank, made)], [_value_of(x) for x in tensors])
+            else:
+                waiting.append((made, works, tensors))
+        self._receiving = waiting
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Call | None:
+        """The call that an operator makes; None if it makes none."""
+        name = func.__name__.partition(".")[0]
+        if func.namespace == "c10d" and name in OPERATIONS:
+            return _read_c10d(OPERATIONS[name], name, args)
+        if func.namespace != "_c10d_functional":
+            return None
+        given = dict(
+            zip((argument.name for argument in func._schema.arguments), args, strict=False)
+        )
+        given |= kwargs
+        found = [operation for prefix, operation in FUNCTIONAL.items() if name.startswith(prefix)]
+        if found:
+            return _read_functional(found[0], given)
+        if "group_name" in given:
+            warnings.warn(f"{func.__name__} is not recorded", RuntimeWarning, stacklevel=3)
+        return None
+
+
+def _read_c10d(operation: str, name: str, args: Any) -> Call:
+    """A call of torch.ops.c10d: outputs, inputs, the group, and what is the operation's own."""
+    place = next(k for k, value in enumerate(args) if isinstance(value, torch.ScriptObject))
+    outputs, inputs = (
+        [] if operation.endswith("barrier") else tensors_in(part)
+        for part in (args[0], args[place - 1])
+    )
+    group, rest = dist.ProcessGroup.unbox(args[place]), list(args[place + 1 :])
+    about: dict[str, Any] = {}
+    if operation in MESSAGES:
+        about = {"peer": None if name.startswith("recv_any") else rest[0], "tag": rest[-1]}
+    if rest and isinstance(rest[0], torch.ScriptObject):
+        about["op"] = _operator()
+        rest = rest[1:]
+    if operation in ROOTED:
+        about["root"] = rest[0]
+    if operation == "all_to_all":
+        splits = rest[:2] if rest and isinstance(rest[0], list) else [[], []]
+        about |= _exchanged(inputs, splits[1], outputs, splits[0], group.size())
+    passed = outputs if operation in ("scatter", "recv") else inputs
+    return Call(operation, group, inputs, passed, outputs, about)
+
+
+def _read_functional(operation: str, given: dict[str, Any]) -> Call:
+    """A call of torch.ops._c10d_functional, whose outputs are what it returns."""
+    inputs = tensors_in(given.get("inputs", given.get("input")))
+    group = given["group_name"]
+    if isinstance(group, str):
+        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    elif isinstance(group, torch.ScriptObject):
+        group = dist.ProcessGroup.unbox(group)
+    about: dict[str, Any] = {}
+    if "reduce_op" in given:
+        about["op"] = given["reduce_op"].upper()
+    if operation == "broadcast":
+        about["root"] = given["src"]
+    if operation == "all_to_all":
+        received, sent = given["output_split_sizes"], given["input_split_sizes"]
+        rows = inputs[0].new_empty((sum(received), *inputs[0].shape[1:]), device="meta")
+        about |= _exchanged(inputs, sent, [rows], received, group.size())
+    return Call(operation, group, inputs, inputs, None, about)
+
+
+def _exchanged(
+    inputs: list[Tensor], sent: list[int], outputs: list[Tensor], received: list[int], ranks: int
+) -> dict[str, Any]:
+    """The elements that a rank sends to each rank and receives from each."""
+    return {
+        "send_counts": _counts(inputs, sent, ranks),
+        "receive_counts": _counts(outputs, received, ranks),
+    }
+
+
+def _wait_tensor(tensor: Tensor) -> Tensor:
+    waited: Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
+    return waited
 
 
 def tensors_in(part: Any) -> list[Tensor]:

@@ -7,9 +7,27 @@ import re
 import sys
 from collections.abc import Callable
 
-__all__ = ["byte_count", "call_range", "whole_number"]
+__all__ = ["add_arrays", "byte_count", "call_range", "whole_number"]
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def add_arrays(parser: argparse.ArgumentParser) -> None:
+    """Add --arrays and --limit, which choose the whole arrays of a record."""
+    parser.add_argument(
+        "--arrays",
+        type=call_range,
+        metavar="CALLS",
+        help="keep whole operands and results in the folder of --record: all, or those of some "
+        "calls of each rank, counted from 0, such as 100-199",
+    )
+    parser.add_argument(
+        "--limit",
+        type=byte_count,
+        default="2GiB",
+        metavar="SIZE",
+        help="the size of the files of arrays; the oldest are removed (default: %(default)s)",
+    )
 
 
 def byte_count(text: str) -> int:

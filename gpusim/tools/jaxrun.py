@@ -6,12 +6,15 @@ import argparse
 import os
 import re
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import gpusim
 from gpusim.optional import require
 from gpusim.reduction import Reduction
 from gpusim.tools import program
-from gpusim.tools.arguments import whole_number
+from gpusim.tools.arguments import add_arrays, whole_number
 from gpusim.tools.program import NoProgramError
 
 __all__ = ["add"]
@@ -42,6 +45,14 @@ def add(commands: Any) -> None:
         "gloo-ring (default: XLA adds)",
     )
     parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FOLDER",
+        help="record the collectives that gpusim executes, for gpusim compare; with --reduction "
+        "(xla-cpu has XLA's own bits)",
+    )
+    add_arrays(parser)
+    parser.add_argument(
         "-m", "--module", action="store_true", help="SCRIPT is the name of a module"
     )
     parser.add_argument("script", metavar="SCRIPT", help="the program")
@@ -51,10 +62,21 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+class ProgramFailed(Exception):
+    """How a recorded program has ended."""
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the program; its exit code, or 0."""
     require("gpusim jaxrun needs", "jax")
     reduction = None if options.reduction is None else Reduction(order=options.reduction)
+    if options.record is None and options.arrays is not None:
+        raise ValueError("--arrays needs --record with a folder")
+    if options.record is not None and reduction is None:
+        raise ValueError(
+            "--record needs --reduction: without it XLA adds, and its sums are not recorded; "
+            "--reduction xla-cpu has XLA's bits"
+        )
     try:
         find = program.found_module if options.module else program.found_script
         script = find(options.script)
@@ -67,7 +89,16 @@ def run(options: argparse.Namespace) -> int:
 
     install(reduction)
     sys.argv = [script.name, *options.arguments]
-    return program.execute(script)
+    if options.record is None:
+        return program.execute(script)
+    chosen = False if options.arrays is None else options.arrays
+    code = 0
+    with suppress(ProgramFailed):
+        with gpusim.record(options.record.absolute(), arrays=chosen, limit=options.limit):
+            code = program.execute(script)
+            if code:
+                raise ProgramFailed(f"exit code {code}")
+    return code
 
 
 def choose_devices(count: int) -> None:

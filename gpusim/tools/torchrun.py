@@ -22,7 +22,7 @@ from gpusim.errors import GpusimError, ReplicaError
 from gpusim.maps.scheduler import quiet_ends
 from gpusim.recording import RecordedCall, Recorder
 from gpusim.tools import program
-from gpusim.tools.arguments import byte_count, call_range, whole_number
+from gpusim.tools.arguments import add_arrays, whole_number
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
 from gpusim.tools.tables import print_table
 
@@ -127,20 +127,7 @@ def add(commands: Any) -> None:
         help="write a line of JSON for each collective of each rank: to a FILE.jsonl, or "
         "to a folder, with digests of operands and results, for gpusim compare",
     )
-    parser.add_argument(
-        "--arrays",
-        type=call_range,
-        metavar="CALLS",
-        help="keep whole operands and results in the folder of --record: all, or those of some "
-        "calls of each rank, counted from 0, such as 100-199",
-    )
-    parser.add_argument(
-        "--limit",
-        type=byte_count,
-        default="2GiB",
-        metavar="SIZE",
-        help="the size of the files of arrays; the oldest are removed (default: %(default)s)",
-    )
+    add_arrays(parser)
     parser.add_argument(
         "--trace",
         type=Path,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpusim.tools.compare.comparing import compare
+from gpusim.tools.compare.runs import read
 from tests.jax import child
 from tests.oracles.budget import slow
 from tests.oracles.machine_time import PATIENCE
@@ -40,6 +42,14 @@ BEHAVIOUR = (
 )
 
 
+RECORDS = (
+    "records_find_what_is_planted",
+    "records_of_maps_and_of_jax_are_compared",
+    "ragged_calls_are_recorded",
+    "plain_jax_writes_the_record_of_the_docs",
+)
+
+
 @pytest.mark.parametrize("devices", [8, *slow(2, 3, 64, 256)])
 def test_programs_have_the_bits_of_collectives_and_of_a_plain_reference(devices: int) -> None:
     child.run(devices, *BITS, timeout=PATIENCE)
@@ -47,6 +57,11 @@ def test_programs_have_the_bits_of_collectives_and_of_a_plain_reference(devices:
 
 def test_install_reaches_programs_and_uninstall_restores_jax() -> None:
     child.run(4, *BEHAVIOUR, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("devices", [4, *slow(8, 64)])
+def test_programs_are_recorded(devices: int) -> None:
+    child.run(devices, *RECORDS, timeout=PATIENCE)
 
 
 def test_importing_gpusim_jax_leaves_jax_its_name() -> None:
@@ -133,12 +148,33 @@ def test_jaxrun_runs_a_script_on_fake_devices(
     assert "jaxrun.py" not in done.stderr
 
 
+@pytest.mark.slow
+def test_jaxrun_records_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    for name, order in (("a", "linear"), ("b", "reverse")):
+        record = ("--record", name, "--arrays", "all", "--limit", "1MiB")
+        words = ("--devices", "5", "--reduction", order, *record, "train.py", "x")
+        assert jaxrun(*words, cwd=tmp_path).returncode == 3
+    found = compare(read(tmp_path / "a"), read(tmp_path / "b"))
+    assert found.a.error == "SystemExit: 3"
+    assert found.verdict is not None
+    assert found.verdict.a is not None
+    assert (found.verdict.kind, found.verdict.a.site) == ("collective", f"{script}:7")
+    assert [found.verdict.folds[name][0] for name in "ab"] == ["linear", "reverse"]  # type: ignore[index]
+    assert [call.operation for call in (event.first for event in found.a.events)] == [
+        "all_reduce", "ragged_all_to_all"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["missing.py"], 2, "gpusim jaxrun: can't open file"),
         (["--reduction", "sideways", "x.py"], 1, "order='sideways': expected one of"),
         (["--devices", "0", "x.py"], 2, "--devices"),
+        (["--record", "a", "x.py"], 1, "--record needs --reduction: without it XLA adds"),
+        (["--arrays", "all", "x.py"], 1, "--arrays needs --record"),
     ],
 )
 def test_jaxrun_says_what_is_wrong(

@@ -24,6 +24,14 @@ PLANTS = (
 ).split()
 
 
+SHARDED = ("sharded-none", "sharded-seed", "sharded-table", "sharded-message")
+
+
+def program(plant: str) -> None:
+    """The program in which something is planted."""
+    (train_sharded if plant in SHARDED else train)(plant)
+
+
 def train(plant: str) -> None:
     """Three steps of DDP, with a gradient norm, a metric and an exchange in each."""
     dist.init_process_group("gloo")
@@ -74,6 +82,59 @@ def train(plant: str) -> None:
             dist.reduce_scatter_tensor(torch.empty(40), wide)  # shards
 
 
+def train_sharded(plant: str) -> None:
+    """Two steps of FSDP2 over tensor-parallel layers; then messages, waited for in several ways."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+    from torch.distributed.tensor.placement_types import Replicate, Shard
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "model"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.GELU(), nn.Linear(16, 12))
+    parallelize_module(model, mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    draws = torch.Generator().manual_seed(rank // 2)
+    for step in range(2):
+        x = torch.randn(5, 12, generator=draws)
+        if plant == "sharded-seed" and step == 1 and rank >= 2:
+            x = x + 1
+        y = model(x)  # sharded forward
+        (y * y).mean().backward()  # sharded backward
+        optimizer.step()
+        optimizer.zero_grad()
+    table = distribute_tensor(torch.arange(24.0).reshape(4, 6) + 1, mesh["model"], [Shard(0)])
+    scale = 0.3 if plant == "sharded-table" and rank == 3 else 0.1
+    whole = (table.to_local() * scale).sum(0)
+    from torch.distributed.tensor import DTensor, Partial
+
+    DTensor.from_local(whole, mesh["model"], [Partial()]).redistribute(  # placement
+        mesh["model"], [Replicate()]
+    ).to_local().sum()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    sent = torch.arange(6.0) + rank + (plant == "sharded-message" and rank == 1)
+    received = torch.zeros(6)
+    works = [dist.isend(sent, after), dist.irecv(received, before)]  # message
+    for work in works:
+        work.wait()
+    received.mul_(2)  # the record has what was received, not this
+    if rank % 2:
+        dist.send(received, before)
+    else:
+        dist.recv(received, after)  # answer
+    requests = [dist.P2POp(dist.isend, received, after), dist.P2POp(dist.irecv, sent, before)]
+    for work in dist.batch_isend_irecv(requests):
+        work.wait()
+
+
 def run_rank(folder: Path, plant: str, rank: int) -> None:
     """One rank of a real run, in its own process."""
     from gpusim.recording.torch_hook import TorchRecording
@@ -88,7 +149,7 @@ def run_rank(folder: Path, plant: str, rank: int) -> None:
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(RANKS)})
     torch.set_num_threads(1)
     with TorchRecording(folder / plant, arrays=range(10_000)):
-        train(plant)
+        program(plant)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -38,7 +38,8 @@ EVERYTHING = range(10_000)
 def simulated(folder: Path, name: str, plant: str = "none", reduction: Any = "gloo-ring") -> Run:
     """The record of a simulated run."""
     recorder = Recorder(folder / name, arrays=EVERYTHING)
-    launch(lambda rank: planted.train(plant), planted.RANKS, recorder=recorder, reduction=reduction)
+    run = planted.program
+    launch(lambda rank: run(plant), planted.RANKS, recorder=recorder, reduction=reduction)
     return read(folder / name)
 
 
@@ -139,7 +140,8 @@ def line_of(mark: str) -> str:
 def call_at(run: Run, pair: Planted) -> Call:
     """The call at which the difference was planted."""
     site = line_of(pair.mark)
-    calls = [e.calls[pair.rank] for e in run.events if e.calls[pair.rank].site == site]
+    calls = [e.calls[pair.rank] for e in run.events if pair.rank in e.calls]
+    calls = [call for call in calls if call.site == site]
     return calls[pair.nth]
 
 
@@ -186,7 +188,7 @@ def test_the_planted_place_and_fold_are_found(pair: Planted, tmp_path: Path) -> 
 def gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Records of real processes: without a difference, and with each of the program's."""
     folder = tmp_path_factory.mktemp("gloo")
-    plants = ["none", *(pair.plants[1] for pair in PROGRAMS)]
+    plants = ["none", *(pair.plants[1] for pair in PROGRAMS), *planted.SHARDED]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.tools.planted", str(folder), *plants]
@@ -200,6 +202,32 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_planted_place_is_found_against_gloo(pair: Planted, gloo: Path, tmp_path: Path) -> None:
     real = read(gloo / "none")
     check(compare(real, simulated(tmp_path, "b", pair.plants[1], pair.reductions[1])), pair)
+
+
+SHARDED = [
+    plant("sharded-seed", "operands", "sharded forward", 3, 2, ranks=(2, 3)),
+    plant("sharded-table", "operands", "placement", 0, 3, ranks=(3,)),
+    plant("sharded-message", "operands", "message", 0, 1, ranks=(1,)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", SHARDED, ids=lambda pair: pair.name)
+def test_the_planted_place_is_found_in_fsdp_and_tensor_parallel_against_gloo(
+    pair: Planted, gloo: Path, tmp_path: Path
+) -> None:
+    """In functional collectives, FSDP's and messages, on both sides."""
+    real, other = gloo / "sharded-none", gloo / pair.plants[1]
+    ours = tmp_path / "ours"
+    found = compare(read(real), simulated(tmp_path, "ours", "sharded-none"))
+    assert found.verdict is None, sentences(found)
+    assert {row.operands for row in found.rows} == {0}
+    assert all(row.results == 0 or row.operation.startswith("send") for row in found.rows)
+    assert {"all_gather", "reduce_scatter", "all_reduce", "send", "recv"} <= {
+        event.first.operation for event in found.a.events
+    }
+    check(compare(read(real), simulated(tmp_path, "planted", pair.plants[1])), pair)
+    check(compare(read(ours), read(other)), pair)
 
 
 @pytest.mark.slow
@@ -459,6 +487,16 @@ def every_operation(rank: int) -> None:
     with dist._coalescing_manager():
         dist.all_reduce(x)
         dist.all_reduce(x[:2])
+    world = dist.group.WORLD
+    for found in (
+        funcol.all_reduce(x, "sum", world),
+        funcol.all_gather_tensor(x, 0, world),
+        funcol.reduce_scatter_tensor(x, "sum", 0, world),
+        funcol.all_to_all_single(x, [4], [4], world),
+        funcol.broadcast(x, 0, world),
+        *funcol.all_reduce_coalesced([x, x[:3]], "max", world),
+    ):
+        x = x + found.sum()  # an operator on an AsyncCollectiveTensor
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -475,12 +513,13 @@ def test_the_hook_writes_what_the_recorder_writes(tmp_path: Path) -> None:
     try:
         with TorchRecording(tmp_path / "real", arrays=EVERYTHING):
             every_operation(0)
-            with pytest.warns(RuntimeWarning, match=r"all_reduce\.default is not recorded"):
-                funcol.wait_tensor(funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD))
+            with pytest.warns(RuntimeWarning, match=r"irecv\.default is not recorded"):
+                with pytest.raises(RuntimeError, match="not connected"):  # to itself
+                    torch.ops._c10d_functional.irecv(torch.ones(2), 0, 0, "0")
     finally:
         dist.destroy_process_group()
     real, ours = read(tmp_path / "real"), read(tmp_path / "ours")
-    assert len(real.events) == 15
+    assert len(real.events) == 21
     assert compare(real, ours).verdict is None
     for one, other in zip(real.events, ours.events, strict=True):
         for name in ("site", "op", "root", "operands", "results", "send_counts"):

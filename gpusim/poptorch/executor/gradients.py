@@ -20,6 +20,7 @@ import gpusim.torch as gt
 from gpusim.collectives import Call, all_gather, psum
 from gpusim.collectives.dispatch import run_leaves
 from gpusim.groups import Groups
+from gpusim.maps.records import NOBODY, called_by
 from gpusim.poptorch.enums import MeanReductionStrategy, ReductionType
 from gpusim.reduction import current
 from gpusim.runtime.world import current_world
@@ -178,10 +179,11 @@ class Reducer:
             if groups is None:
                 return {name: gt.as_tensor(value)[None] for name, value in folded.items()}
             leaders = [group[0] for group in groups.members]
-            return {
-                name: gt.as_tensor(all_gather(value).value[leaders])
-                for name, value in folded.items()
-            }
+            with called_by(NOBODY):
+                return {
+                    name: gt.as_tensor(all_gather(value).value[leaders])
+                    for name, value in folded.items()
+                }
 
     def _scale(self, name: str, value: Tensor) -> Tensor:
         if self.reduction is not ReductionType.Mean:

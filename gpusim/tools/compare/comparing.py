@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from copy import copy
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from ..twins.inferring import infer
 from .alignment import Pair, align, purity
 from .difference import Difference, difference
-from .runs import Call, Event, Run
+from .runs import Call, Event, Run, same_elements
 
 __all__ = ["Comparison", "Row", "Verdict", "compare", "describe"]
 
@@ -109,6 +111,7 @@ def compare(a: Run, b: Run, *, folds: bool = True) -> Comparison:
     **Raises**: ValueError if nothing of the runs can be compared.
     """
     same = a.ranks == b.ranks
+    b = _in_order_of(a, b)
     tokens = [[_token(run, event, same) for event in run.events] for run in (a, b)]
     first = 0
     for one, other, *both in zip(a.events, b.events, *tokens, strict=False):
@@ -134,6 +137,35 @@ def compare(a: Run, b: Run, *, folds: bool = True) -> Comparison:
         )
     rows = [_row(a, b, pair, same) for pair in pairs]
     return Comparison(a, b, _verdict(a, b, pairs, same, folds), rows)
+
+
+def _in_order_of(a: Run, b: Run) -> Run:
+    """b, with the calls of compiled programs in the order in which a has them."""
+    keys: list[list[Hashable]] = []
+    for run in (a, b):
+        seen: Counter[Hashable] = Counter()
+        keys.append([])
+        for event in run.events:
+            call = event.first
+            key = (call.program_call, call.operation, call.op, event.ranks)
+            keys[-1].append((*key, seen[key]))
+            seen[key] += 1
+    position = {key: k for k, key in enumerate(keys[0]) if key[0] is not None}  # type: ignore[index]
+    known = [
+        (position[key], event)
+        for key, event in zip(keys[1], b.events, strict=True)
+        if key in position
+    ]
+    if not known:
+        return b
+    ordered = iter(sorted(known, key=lambda pair: pair[0]))
+    events = [
+        next(ordered)[1] if key in position else event
+        for key, event in zip(keys[1], b.events, strict=True)
+    ]
+    b = copy(b)
+    b.events = [replace(event, index=k) for k, event in enumerate(events)]
+    return b
 
 
 def _token(run: Run, event: Event, same: bool) -> Hashable:
@@ -174,7 +206,7 @@ def _unequal(a: Event, b: Event, same: bool) -> tuple[list[int] | None, list[int
                     continue  # an unfinished call; what it lacks is seen elsewhere
                 ranks = None
                 break
-            if [t[2] for t in one] != [t[2] for t in other]:
+            if not same_elements(one, other):
                 ranks.append(rank)  # type: ignore[union-attr]
         found.append(ranks)
     return found[0], found[1]

@@ -73,6 +73,9 @@ def sentences(comparison: Comparison) -> list[str]:
         if not run.ended
     ]
     if found is None:
+        cut += [
+            f"Run {name} ended with {run.error}" for name, run in (("a", a), ("b", b)) if run.error
+        ]
         different = "" if a.ranks == b.ranks else f" ({a.ranks} and {b.ranks} ranks)"
         same = sum(row.results is not None for row in comparison.rows)
         calls = "1 call has" if same == 1 else f"{same:,} calls have"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,31 @@ __all__ = ["Call", "Event", "Run", "Traced", "read"]
 FORMAT = 1
 Traced = tuple[str, tuple[int, ...], str]
 """A tensor's dtype, shape and digest."""
+
+
+def same_elements(a: Sequence[Traced], b: Sequence[Traced]) -> bool:
+    """Whether tensors have the same bits, in one tensor or cut into several."""
+    if len(a) == len(b):
+        return [digest for _, _, digest in a] == [digest for _, _, digest in b]
+    return joined(a) == joined(b)
+
+
+def joined(tensors: Sequence[Traced]) -> tuple[int, int]:
+    """The bytes of tensors one behind the other: their number, and their CRC-32.
+
+    A CRC is affine: that of `x + y` is that of x followed by zeros, but for what y's bits change.
+
+    >>> import zlib
+    >>> parts = [("uint8", (len(part),), f"{zlib.crc32(part):08x}") for part in (b"abcde", b"fg")]
+    >>> joined(parts) == (7, zlib.crc32(b"abcdefg"))
+    True
+    """
+    size = check = 0
+    for dtype, shape, digest in tensors:
+        zeros = bytes(math.prod(shape) * dtype_of(dtype).itemsize)
+        check = zlib.crc32(zeros, check) ^ zlib.crc32(zeros) ^ int(digest[:8], 16)
+        size += len(zeros)
+    return size, check
 
 
 @dataclass(eq=False)
@@ -36,6 +63,7 @@ class Call:
     root: int | None = None
     peer: int | None = None
     tag: int | None = None
+    program_call: int | None = None
     send_counts: tuple[int, ...] | None = None
     receive_counts: tuple[int, ...] | None = None
     operands: list[Traced] | None = None
@@ -130,7 +158,7 @@ def read(path: Path) -> Run:
     run: Run | None = None
     groups: dict[str, tuple[int, ...]] = {}
     calls: dict[tuple[int, int], Call] = {}
-    ended = 0
+    ended = widest = 0
     for file in files:
         for where, line in _lines(file):
             try:
@@ -143,7 +171,8 @@ def read(path: Path) -> Run:
                     if run.ranks != line["ranks"]:
                         raise ValueError(f"{line['ranks']} ranks, others {run.ranks}; record anew")
                 elif kind == "group":
-                    groups[line["group"]] = tuple(map(int, line["ranks"]))
+                    ranks = groups[line["group"]] = tuple(map(int, line["ranks"]))
+                    widest = max(widest, *ranks)
                 elif kind == "call":
                     call = _call(line)
                     calls[call.rank, call.sequence] = call
@@ -158,6 +187,13 @@ def read(path: Path) -> Run:
                 raise ValueError(f"{where}: not a line of a record: {error!r}") from None
     if run is None:
         raise ValueError(f"{files[0]}: not a record: expected a line of kind launch")
+    written = run.about.get("instances", len(files))
+    if written != len(files):
+        raise ValueError(
+            f"{path}: the records of {len(files)} instances, expected {written}: record anew into "
+            "an empty folder, or bring the files of all hosts together"
+        )
+    run.ranks = max(run.ranks, widest + 1)  # a map around the first call may have been smaller
     run.ended = ended == len(files)
     run.events = _ordered(calls, groups)
     return run

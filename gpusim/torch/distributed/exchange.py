@@ -6,7 +6,6 @@ A rank posts its part of a call and goes on; the last one does the work for all.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +20,8 @@ from ...errors import CollectiveMismatchError
 from ...libraries import on_device
 from ...maps.completion import Completion
 from ...maps.scheduler import ReplicaEnded
-from ...recording import RecordedGroup
+from ...recording import RecordedGroup, settings_of
 from ...recording.recorder import Value
-from ...reduction import Reduction
 from ..tensors import on_stream_of
 from . import streams
 from .memory import bits_of, kind_of, move
@@ -402,19 +400,9 @@ def _fields_of(terms: Terms, ranks: tuple[int, ...]) -> dict[str, Any]:
     if "op" in terms:
         found["op"] = terms["op"]
     if terms.get("reduction") is not None:
-        found["reduction"] = _settings_of(terms["reduction"])
+        found["reduction"] = settings_of(terms["reduction"])
         found["reductions_before"] = terms["number of reductions before"]
     return found
-
-
-@functools.lru_cache(maxsize=64)
-def _settings_of(reduction: Reduction) -> dict[str, Any]:
-    """How a reduction adds, as JSON has it; the operator is torch's, in the call."""
-    return {
-        name: value if isinstance(value, (str, int)) else repr(value)
-        for name, value in reduction.settings().items()
-        if name != "op"
-    }
 
 
 def describe(terms: Terms) -> str:

@@ -18,12 +18,14 @@ from torch import distributed as dist
 
 from fallback.threads import cores
 
+from ...collectives import dispatch
 from ...errors import DeadlockError, GpusimError, ReplicaError
 from ...maps.axis_environment import AxisEntry
 from ...maps.call_site import call_site
 from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...recording import Recorder
+from ...recording import recorder as recording
 from ...reduction import Reduction, current, entered, forked
 from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
@@ -532,7 +534,8 @@ def launch(
     - `schedule`: "turns" runs one rank at a time, up to where it has to wait, in a fixed order, and
       gives each rank generators, a default dtype, os.environ, sys.argv and a working directory of
       its own. "free" lets as many ranks run as there are cores; all but os.environ is shared.
-    - `recorder`: a `Recorder` that records every call. None costs nothing.
+    - `recorder`: a `Recorder` that records every call. None is that of a `gpusim.record` block
+      around the launch; without one it costs nothing.
     - `device`: "cpu" lets the CPU play the GPUs that a program asks for: "cuda" and "cuda:3" are
       the host. None leaves devices as they are.
     - `processes`: True runs each rank in a process of its own, forked from this one, so that the
@@ -593,8 +596,10 @@ def run_ranks(
     if not isinstance(recorder, Recorder | None):
         raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
     chooser = as_chooser(reduction, "launch: reduction")
+    recorder = recorder or recording.block_recorder
     if not _launching.acquire(blocking=False):
         raise GpusimError("launch: another launch is running in this process")
+    recorded, dispatch.record_call = dispatch.record_call, None  # ranks record their own calls
     try:
         kind: Callable[..., Launch] = Launch
         if processes:
@@ -603,4 +608,5 @@ def run_ranks(
             kind = ProcessLaunch
         return kind(environments, run, chooser, schedule, recorder, device, around).execute()
     finally:
+        dispatch.record_call = recorded
         _launching.release()
