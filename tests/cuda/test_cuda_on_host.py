@@ -70,7 +70,6 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     outs = COMPLEXES if dtype.kind == "c" else INTS if dtype in INTS else REALS
     options: dict[str, Any] = {
         "op": draw(st.sampled_from(["sum", "sum", "sum", "prod", *selects])),
-        "order": draw(st.sampled_from(ORDERS)),
         "accumulate": draw(st.none() | st.sampled_from(accumulators)),
         "out_dtype": draw(st.none() | st.sampled_from(outs)),
         "batch_ndim": draw(st.integers(0, len(shape))),
@@ -80,6 +79,8 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     }
     if dtype not in INTS and not options["op"].startswith("logical"):
         options["divisor"] = draw(st.none() | st.integers(1, 300))
+    exact = ["exact"] * (options["op"] != "prod")
+    options["order"] = draw(st.sampled_from([*ORDERS, *exact]))
     shape = cut_somewhere(draw, options, shape, members)
     place_somewhere(draw, options, shape)
     seed = draw(st.integers(0, 2**30))
