@@ -141,9 +141,7 @@ def _to_odd(total: Floats, rest: Floats) -> None:
     bits += moves * np.where((rest > 0) == (total > 0), 1, -1)
 
 
-def _by_digits(
-    job: FoldJob, count: int, width: int, places: NDArray[np.intp], odd: bool
-) -> Floats:
+def _by_digits(job: FoldJob, count: int, width: int, places: NDArray[np.intp], odd: bool) -> Floats:
     """The exact sums of the elements at `places`, in integers."""
     digits = np.zeros((_DIGITS, len(places)), np.int64)
     special = np.zeros(len(places))  # the sum of what is not finite
