@@ -8,6 +8,7 @@ that reach over all of float64.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -206,6 +207,6 @@ def _value_of(digits: NDArray[np.int64], odd: bool) -> Floats:
 
 def _carry(digits: NDArray[np.int64]) -> None:
     """Move what is beyond 32 bits up; the last digit has the sign."""
-    for low, high in zip(digits[:-1], digits[1:], strict=True):
+    for low, high in pairwise(digits):
         high += low >> _DIGIT
         low &= _MASK

@@ -26,10 +26,12 @@ class FoldSpec:
 
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or". "max" and "min" let NaN win
       and put -0 below +0.
-    - `order`: "linear", "reverse", "tree", "ring", "exact", or a `fallback.schedules.Schedule`. A Schedule
-      takes all members at once and no `cut_axis`.
+    - `order`: "linear", "reverse", "tree", "ring", "exact" (the exact sum of all members, rounded
+      once), or a `fallback.schedules.Schedule`. The last two take all members at once, and a
+      Schedule takes no `cut_axis`.
     - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
-      the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. The two parts
+      the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. An "exact" sum is rounded to it
+      once, and None is then `out_dtype`. The two parts
       of a complex member are accumulated in it, or in its parts. Integers wrap in an integer
       `accumulate`, and in their own dtype if it is a floating-point one. A
       `fallback.formats.FormatInfo` stands for any format.

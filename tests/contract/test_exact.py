@@ -207,6 +207,8 @@ def test_sums_at_the_edges(name: str) -> None:
     values, expected = SUMS[name]
     for turned in (values, values[::-1]):
         same(exact(column(*turned)), np.array([expected]))
+        beside = column(1.0, TINY, *turned[2:])  # a sum whose errors are added, too
+        same(exact(np.hstack([column(*turned), beside]))[:1], np.array([expected]))
 
 
 def test_a_sum_is_rounded_once() -> None:
