@@ -30,11 +30,10 @@ class FoldSpec:
       once), or a `fallback.schedules.Schedule`. The last two take all members at once, and a
       Schedule takes no `cut_axis`.
     - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
-      the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. An "exact" sum is rounded to it
-      once, and None is then `out_dtype`. The two parts
-      of a complex member are accumulated in it, or in its parts. Integers wrap in an integer
-      `accumulate`, and in their own dtype if it is a floating-point one. A
-      `fallback.formats.FormatInfo` stands for any format.
+      the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. An exact sum is
+      rounded to it once, and None is then `out_dtype`. The two parts of a complex member are
+      accumulated in it, or in its parts. Integers wrap in an integer `accumulate`, and in their own
+      dtype if it is a floating-point one. A `fallback.formats.FormatInfo` stands for any format.
     - `out_dtype`: the dtype of the result, of the members' kind. None is the members' dtype.
     - `rounding`, `seed`: "nearest" or "stochastic", and the key of its random numbers. Complex
       values are always rounded to nearest.

@@ -30,7 +30,7 @@ NARROW = {
 }
 E3M2 = Format(3, 2, has_infinities=False, high_nans=0)
 BOTH = ["nearest", "stochastic"]
-ORDERS = ["linear", "reverse", "tree", "ring"]
+ORDERS = ["linear", "reverse", "tree", "ring", "exact"]
 
 
 def narrow(name: str) -> np.dtype[Any]:
