@@ -7,6 +7,7 @@ Sums are checked by their definition: the result is the value of the format next
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 import fallback
 import gpusim
 from fallback import exact as implementation
-from fallback import limits
+from fallback import limits, threads
 from fallback.blocks import plan_blocks
 from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT
 from fallback.spec import FoldSpec
@@ -308,3 +309,17 @@ def test_many_members_and_wide_values_have_the_same_sums(monkeypatch: pytest.Mon
         cut = slice(None, 50 if width == 1 else None)
         same(exact(values[:, cut]), expected[cut])
     plan_blocks.cache_clear()
+
+
+def test_memory_is_that_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All elements take the long way here. The inputs have 32 MiB, and would have twice that."""
+    monkeypatch.setattr(threads, "count", lambda: 1)
+    values = np.tile(adversarial(FLOAT64, 5, 1000, seed=4), (1, 800))
+    out = np.empty(values.shape[1:])
+    tracemalloc.start()
+    try:
+        exact(values, out=out)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20, peak
