@@ -50,6 +50,7 @@ class Arithmetic:
         stochastic: bool,
         final: bool = True,
         from_zero: bool = False,
+        exact: bool = False,
     ) -> None:
         kind = kind_of(source)
         self.operator: Operator = operator_for(op, kind)
@@ -75,6 +76,9 @@ class Arithmetic:
         last = rounder(self.computing, real_of(out), drawn, whole)
         # Partial results are of their dtype already.
         self._final = last if final else rounder(self.computing, self.computing, False)
+        #: Whether all members are added exactly, and only the sum is rounded.
+        self.exact = exact
+        self._sum = rounder(FLOAT64, accumulator, drawn) if exact else None
         #: Whether the fold, once it is finished, has drawn random numbers.
         self.draws = self._step.stochastic or last.stochastic
         #: Whether a rounding that is done here draws random numbers.
@@ -144,6 +148,13 @@ class Arithmetic:
         """
         bound = bound if self._sums else math.inf
         return self._round(self._step, block, step, draws, workspace, bound)
+
+    def round_sum(
+        self, block: NDArray[np.float64], draws: Draws | None, workspace: Workspace
+    ) -> None:
+        """Round exact sums, which are float64 rounded to odd, to the accumulator: step 1."""
+        assert self._sum is not None
+        self._round(self._sum, block, 1, draws, workspace, math.inf)
 
     def finish(
         self,

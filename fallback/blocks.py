@@ -18,7 +18,7 @@ from fallback import code_paths, limits, threads
 from fallback.code_paths import Block
 from fallback.layout import Index, coalesce, flat_range, split, whole
 from fallback.operators import LOGICAL_OPS
-from fallback.orders import ring_bounds
+from fallback.orders import EXACT, ring_bounds
 from fallback.plan import FoldPlan, plan_fold
 from fallback.rings import ring_runs
 from fallback.schedules import ChainSchedule, ReductionGraph
@@ -102,6 +102,8 @@ class BlockPlan:
 
     def _is_vectorised(self) -> bool:
         plan, width = self.plan, self.size
+        if plan.order == EXACT:
+            return True
         if isinstance(plan.order, ReductionGraph):
             return False
         if plan.in_blocks:
@@ -164,7 +166,10 @@ class BlockPlan:
         """Blocks for the vectorised path: part of a buffer, so that a chunk has several rows."""
         limit = max(2, limits.BLOCK // 2)
         layout, plan = self.layout, self.plan
-        if not plan.in_blocks:
+        if plan.order == EXACT:
+            for box in split(whole(self.shape), limits.EXACT_BLOCK // 8):
+                yield self._row_block(box)
+        elif not plan.in_blocks:
             width = limits.SHARED_WIDTH
             if self.arithmetic.converts:
                 limit, width = max(2, limit // 4), width // 4
@@ -182,7 +187,7 @@ class BlockPlan:
 
     def _row_block(self, box: Index, **start: Any) -> Block:
         size = math.prod(part.stop - part.start for part in box)
-        running = None if self.plan.order == "tree" else self.arithmetic.running(size)
+        running = None if self.plan.order in ("tree", EXACT) else self.arithmetic.running(size)
         kernel = code_paths.vectorised(self.plan.order, running)
         keeps = running is not None and self.arithmetic.keeps(running[1])
         plain = not start and not self.plan.extent.before

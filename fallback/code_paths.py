@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from fallback import limits
 from fallback.decode import decode, decode_all
 from fallback.draws import Draws
+from fallback.exact import fold_exact
 from fallback.layout import Index
 from fallback.members import Members
-from fallback.orders import tree_levels, visits
+from fallback.orders import EXACT, tree_levels, visits
 from fallback.rings import Ring, load_ring
 from fallback.running import reduce_rows
 from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
@@ -218,6 +219,8 @@ def _graph_by_member(job: FoldJob) -> None:
 
 def vectorised(order: CompiledOrder, running: tuple[np.ufunc, np.dtype[Any]] | None) -> Kernel:
     """The code path that stacks the blocks of many members and folds them chunk by chunk."""
+    if order == EXACT:
+        return fold_exact
     if order == "tree":
         return _tree_by_rows
     return _sequence_by_rows if running is None else _reduce_by_rows

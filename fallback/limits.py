@@ -18,6 +18,9 @@ CONVERTED, RUNNING = 64, 64
 ACCUMULATE_WIDTH = 128 * 1024
 HALF_WIDTH = 300
 
+# Elements of the rows that an exact sum adds at a time, in float64. A box has an eighth.
+EXACT_BLOCK = 64 * 1024
+
 # Blocks smaller than this are converted by NumPy's own casts: slow by the element, but one call.
 CAST_WIDTH = 1024
 

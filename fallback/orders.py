@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 ORDERS = ("linear", "reverse", "tree", "ring")
+#: The order without an order: one rounding of the exact sum.
+EXACT = "exact"
 
 
 def ring_bounds(elements: int, members: int) -> list[int]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from fallback.arguments import check_batch, check_cut, check_nodes, check_window
 from fallback.arithmetic import Arithmetic
-from fallback.formats import FormatInfo
+from fallback.formats import FormatInfo, kind_of
+from fallback.orders import EXACT
 from fallback.schedules import ChainSchedule, CompiledOrder, Schedule, compile_order
 from fallback.spec import Extent, FoldSpec, TreeNodes
 
@@ -93,13 +94,15 @@ def plan_fold(
     check_batch(batch_ndim, shape)
     value = shape[batch_ndim:]
     window = check_window(extent.window, math.prod(value), spec.cut_axis)
-    _check_extent(spec, extent, count, arithmetic.draws)
+    _check_extent(spec, extent, count, arithmetic)
     order = compile_order(
         spec.order,
         members=count,
         elements=window[1] if window else math.prod(value),
         itemsize=dtype.itemsize,
     )
+    if order == EXACT and not arithmetic.exact:
+        order = "linear"  # the same bits in any order
     length = None
     if order == "ring" and spec.cut_axis is not None:
         length = check_cut(spec.cut_axis, value, count)
@@ -116,13 +119,16 @@ def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -
         accumulator = accumulator or spec.order.accumulator(spec.op, dtype)
         from_zero = spec.order.adds_zero(spec.op, dtype, count)
     out = dtype if spec.out_dtype is None else np.dtype(spec.out_dtype)
+    exact = spec.order == EXACT and spec.op == "sum" and kind_of(dtype) in ("float", "complex")
+    if exact and accumulator is None:
+        accumulator = out  # the exact sum is rounded once
     return Arithmetic(
-        spec.op, dtype, accumulator, out, spec.divisor, spec.stochastic, final, from_zero
+        spec.op, dtype, accumulator, out, spec.divisor, spec.stochastic, final, from_zero, exact
     )
 
 
-def _check_extent(spec: FoldSpec, part: Extent, count: int, draws: bool) -> None:
-    """ValueError unless members can be folded in such a part; `draws`: with random numbers."""
+def _check_extent(spec: FoldSpec, part: Extent, count: int, arithmetic: Arithmetic) -> None:
+    """ValueError unless members can be folded in such a part."""
     order, whole = spec.order, not part.before and part.final
     if part.before >= 2**64 - count:
         raise ValueError(
@@ -134,6 +140,11 @@ def _check_extent(spec: FoldSpec, part: Extent, count: int, draws: bool) -> None
         raise ValueError(
             "order, a Schedule: expected all members at once, and not partial, before or "
             "final=False"
+        )
+    if arithmetic.exact and not whole:
+        raise ValueError(
+            "order='exact': expected all members at once, and not partial, before or final=False; "
+            "the exact sum of some members has no dtype"
         )
     if order == "ring" and not whole:
         raise ValueError(
@@ -149,7 +160,7 @@ def _check_extent(spec: FoldSpec, part: Extent, count: int, draws: bool) -> None
         )
     if part.nodes is not None:
         check_nodes(part.nodes, part.final, count)
-    elif draws and not part.final:
+    elif arithmetic.draws and not part.final:
         raise ValueError(
             "order='tree', rounding='stochastic', final=False: expected nodes, which say where in "
             "the tree these members are, to number its random numbers"

@@ -12,7 +12,7 @@ import numpy as np
 
 from fallback.formats import kind_of, real_of
 from fallback.operators import ARITHMETIC_OPS
-from fallback.orders import ORDERS, ring_bounds
+from fallback.orders import EXACT, ORDERS, ring_bounds
 
 __all__ = [
     "Balanced",
@@ -253,11 +253,12 @@ CompiledOrder = str | ChainSchedule | ReductionGraph
 
 
 def check_order(order: Order) -> Order:
-    """Return `order`; ValueError if it is neither one of the four names nor a Schedule."""
-    if isinstance(order, Schedule) or order in ORDERS:
+    """Return `order`; ValueError if it is neither one of the five names nor a Schedule."""
+    names = (*ORDERS, EXACT)
+    if isinstance(order, Schedule) or order in names:
         return order
     raise ValueError(
-        f"order={order!r}: expected one of {', '.join(map(repr, ORDERS))}, or a Schedule"
+        f"order={order!r}: expected one of {', '.join(map(repr, names))}, or a Schedule"
     )
 
 

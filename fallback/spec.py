@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from fallback.formats import FormatInfo
 from fallback.operators import check_op
+from fallback.orders import EXACT
 from fallback.rounding import check_counter, check_rounding
 from fallback.schedules import Order, Schedule, check_order
 
@@ -25,13 +26,14 @@ class FoldSpec:
 
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or". "max" and "min" let NaN win
       and put -0 below +0.
-    - `order`: "linear", "reverse", "tree", "ring", or a `fallback.schedules.Schedule`. A Schedule
-      takes all members at once and no `cut_axis`.
+    - `order`: "linear", "reverse", "tree", "ring", "exact" (the exact sum of all members, rounded
+      once), or a `fallback.schedules.Schedule`. The last two take all members at once, and a
+      Schedule takes no `cut_axis`.
     - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
-      the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. The two parts
-      of a complex member are accumulated in it, or in its parts. Integers wrap in an integer
-      `accumulate`, and in their own dtype if it is a floating-point one. A
-      `fallback.formats.FormatInfo` stands for any format.
+      the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. An exact sum is
+      rounded to it once, and None is then `out_dtype`. The two parts of a complex member are
+      accumulated in it, or in its parts. Integers wrap in an integer `accumulate`, and in their own
+      dtype if it is a floating-point one. A `fallback.formats.FormatInfo` stands for any format.
     - `out_dtype`: the dtype of the result, of the members' kind. None is the members' dtype.
     - `rounding`, `seed`: "nearest" or "stochastic", and the key of its random numbers. Complex
       values are always rounded to nearest.
@@ -70,6 +72,8 @@ class FoldSpec:
             raise ValueError(
                 f"cut_axis={self.cut_axis}: expected None for an order that is a Schedule"
             )
+        if self.order == EXACT:
+            check_exact(self.op, self.accumulate, self.rounding)
         changed: dict[str, Any] = {"seed": check_counter("seed", self.seed)}
         if self.accumulate is not None and not isinstance(self.accumulate, FormatInfo):
             changed["accumulate"] = np.dtype(self.accumulate)
@@ -88,6 +92,28 @@ class FoldSpec:
     def stochastic(self) -> bool:
         """Whether stochastic rounding is requested."""
         return self.rounding == "stochastic"
+
+
+def check_exact(op: str, accumulate: Any, rounding: str) -> None:
+    """ValueError for an operator or an accumulator that order="exact" does not take."""
+    if op == "prod":
+        raise ValueError(
+            "op='prod', order='exact': expected op='sum', or an operator that does not round; "
+            "choose another order for products"
+        )
+    if not isinstance(accumulate, FormatInfo):
+        return
+    bits = accumulate.fraction_bits
+    if bits > 50:
+        raise ValueError(
+            f"accumulate, a format of {bits} fraction bits, order='exact': expected at most 50, "
+            "or a dtype"
+        )
+    if rounding == "stochastic" and accumulate.sub_32_bit and bits > 19:
+        raise ValueError(
+            f"accumulate, a format of {bits} fraction bits, order='exact', rounding='stochastic': "
+            "expected at most 19, or rounding='nearest'"
+        )
 
 
 class TreeNodes(NamedTuple):

@@ -15,15 +15,16 @@ from numpy.typing import DTypeLike
 
 from fallback.formats import kind_of
 from fallback.operators import OPS
-from fallback.orders import ORDERS
+from fallback.orders import EXACT, ORDERS
 from fallback.schedules import Schedule
+from fallback.spec import check_exact
 
-from .formats import Format, FormatLike, as_format
+from .formats import Format, FormatLike, as_format, kernel_format
 from .twins import TWINS, Twin
 
 __all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
 
-_ORDERS = (*ORDERS, "engine")
+_ORDERS = (*ORDERS, EXACT, "engine")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "op": OPS,
     "rounding": ("nearest", "stochastic"),
@@ -39,26 +40,30 @@ class Reduction:
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or".
     - `order`: the order of additions. "linear" is ((x0 + x1) + x2) + ...; "reverse" the same from
       the last; "tree" adds neighbours in pairs, level by level; "ring" cuts the value into as many
-      blocks as there are members and starts block b at member b. "engine" leaves the sum over the
+      blocks as there are members and starts block b at member b. "exact" rounds the exact sum of
+      all members once, to the same bits in every order. "engine" leaves the sum over the
       instances of a World to the engine between them (see `like`). The name of a twin is the order
       of a real engine's all-reduce, and a `fallback.schedules.Schedule` any other one.
     - `accumulate`: the dtype every partial result is rounded to. None is the array's own, but
       float32 for bfloat16 and float16 for the 8-bit formats. A `Format`, or a FormatInfo of gfloat,
-      is any other format, more slowly.
+      is any other format, more slowly. With "exact", None is the result's own dtype, and any other
+      dtype is what the exact sum is rounded to before it.
     - `rounding`: "nearest" (ties to even) or "stochastic", wherever a value is rounded to a format
       narrower than float32.
     - `seed`: of stochastic rounding, 0 to 2**64 - 1.
 
     Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
-    TypeError for an `accumulate` that is not a dtype that adds.
+    TypeError for an `accumulate` that is not a dtype that adds. ValueError for products in "exact"
+    order, and for accumulators there of more than 50 fraction bits, or, rounded to stochastically,
+    more than 19.
 
     >>> Reduction(order="ring", accumulate="float16")
     Reduction(op='sum', order='ring', accumulate='float16')
     >>> Reduction(order="butterfly")
     Traceback (most recent call last):
     ...
-    ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring', 'engine',
-    the name of a twin (Reduction.twins() lists them), or a Schedule
+    ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring', 'exact',
+    'engine', the name of a twin (Reduction.twins() lists them), or a Schedule
     """
 
     op: str = "sum"
@@ -84,6 +89,8 @@ class Reduction:
                 "order='engine': expected no accumulate and rounding='nearest', as the engine "
                 f"adds in its own way; got {self.accumulate!r} and {self.rounding!r}"
             )
+        if self.order == EXACT:
+            check_exact(self.op, kernel_format(self.accumulate), self.rounding)
         object.__setattr__(self, "seed", _word("seed", self.seed))
 
     @classmethod

@@ -26,6 +26,7 @@ OPTIONS = ("-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-
 
 ARGUMENTS = {
     "fold.cu": "Fold",
+    "exact.cu": "Exact",
     "logical.cu": "Logical",
     "round.cu": "Round",
     "ragged.cu": "Ragged",

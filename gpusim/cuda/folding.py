@@ -29,7 +29,7 @@ from fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
 
 from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 from .layout import MemberLayout, Members, layout_of, rows_of
-from .structs import FOLD, LAYOUT, LOGICAL, struct, writer
+from .structs import EXACT, FOLD, LAYOUT, LOGICAL, struct, writer
 from .targets import NAMES, code, target
 
 #: Enumerations of fold.cu and finish.cuh, by position.
@@ -82,6 +82,7 @@ class Numbers:
 # The words of a launch's arguments that its plan leaves open.
 write_members = writer(LAYOUT, "base", "table")
 write_out = writer(LAYOUT, "out")
+# FOLD and EXACT begin with the same structs.
 _write_counters = writer(FOLD, "finish.call", "finish.batch_offset", "finish.batch_offsets")
 _write_partial = {dtype: writer(dtype, "partial") for dtype in (FOLD, LOGICAL)}
 
@@ -166,7 +167,7 @@ def run_fold(
     write_out(buffer, device.pointer(result))
     if earlier is not None:
         _write_partial[launch.dtype](buffer, device.pointer(earlier))
-    if launch.dtype is FOLD:
+    if launch.dtype is not LOGICAL:
         listed = None
         if launch.draws and offsets is not None:
             listed = device.constant(offsets.tobytes())
@@ -220,6 +221,8 @@ def plan_launch(
         return FoldLaunch(plan)
     if plan.arithmetic.computing == np.bool_:
         return _plan_logical(plan, members, busy_threads)
+    if plan.arithmetic.exact:
+        return _plan_exact(plan, members, busy_threads)
     return _plan_numbers(plan, members, busy_threads)
 
 
@@ -338,16 +341,7 @@ def _plan_numbers(
     if integer:
         _finish_integer(finish, numbers)
     else:
-        finish_float(
-            finish,
-            numbers.computing,
-            numbers.out,
-            rounds=numbers.rounds_last,
-            drawn=numbers.last_drawn,
-        )
-        finish["from_zero"] = numbers.from_zero
-        finish["divides"] = numbers.divisor is not None
-        finish["divisor"] = numbers.divisor or 0
+        _finish_numbers(finish, numbers)
     threads = thread_count(arguments["layout"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
     shares = -(-plan.count // share) if share else 1
@@ -465,6 +459,51 @@ def tree_block(members: int, leaf: int, chunk_bytes: int, most: int) -> tuple[in
     while block > 32 and block * each > SHARED_BYTES:
         block //= 2
     return block, block * each
+
+
+def _plan_exact(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> FoldLaunch:
+    """A thread for each element, which adds all members."""
+    numbers = Numbers(plan)
+    draws = numbers.step_drawn or numbers.last_drawn
+    itemsize = numbers.source.itemsize
+    parts = 2 if numbers.complex else 1
+    rows = rows_of(members, plan.batch_ndim if draws else 0, itemsize, parts)
+    if rows.too_many_axes:
+        return FoldLaunch(plan, copies=True)
+    arguments = struct(EXACT, drawn=numbers.step_drawn)
+    window = plan.extent.window
+    arguments["layout"] = layout_of(
+        members, rows, chunk=1, itemsize=itemsize, first=parts * (window[0] if window else 0)
+    )
+    if numbers.members > 1 and numbers.accumulator != FLOAT64:
+        single = numbers.accumulator == FLOAT32
+        arguments["rounding"] = ROUNDINGS.index("float32" if single else "target")
+        arguments["accumulator"] = target(numbers.accumulator)
+    finish = arguments["finish"]
+    finish["seed"], finish["step"] = plan.spec.seed, numbers.members
+    _finish_numbers(finish, numbers)
+    threads = thread_count(arguments["layout"])
+    kernel = exact_template(numbers.source, numbers.computing)
+    block = 64 if threads < busy_threads else 256
+    return FoldLaunch(plan, kernel, EXACT, arguments.tobytes(), threads, block, draws=draws)
+
+
+def exact_template(source: np.dtype[Any], computing: np.dtype[Any]) -> Kernel:
+    """The kernel of exact sums; `computing` is the type of a mean's division."""
+    return Kernel("exact.cu", f"exact<{NAMES[source]}, {C_NAMES[computing]}>")
+
+
+def _finish_numbers(finish: NDArray[Any], numbers: Numbers) -> None:
+    finish_float(
+        finish,
+        numbers.computing,
+        numbers.out,
+        rounds=numbers.rounds_last,
+        drawn=numbers.last_drawn,
+    )
+    finish["from_zero"] = numbers.from_zero
+    finish["divides"] = numbers.divisor is not None
+    finish["divisor"] = numbers.divisor or 0
 
 
 def _finish_integer(finish: NDArray[Any], numbers: Numbers) -> None:

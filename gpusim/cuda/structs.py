@@ -92,6 +92,15 @@ FOLD = np.dtype(
         ("batches", "i8"),
     ]
 )
+EXACT = np.dtype(
+    [
+        ("layout", LAYOUT),
+        ("finish", FINISH),
+        ("accumulator", TARGET),
+        ("rounding", "i8"),
+        ("drawn", "i8"),
+    ]
+)
 LOGICAL = np.dtype(
     [
         ("layout", LAYOUT),
@@ -146,6 +155,7 @@ SCATTER = np.dtype(
 #: The struct that the kernels of a source file take.
 OF_SOURCE = {
     "fold.cu": FOLD,
+    "exact.cu": EXACT,
     "logical.cu": LOGICAL,
     "round.cu": ROUND,
     "ragged.cu": RAGGED,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fallback import fold, limits
 from tests.contract.fold_limits import fold_limits
 
-ORDERS = ["linear", "reverse", "tree", "ring"]
+ORDERS = ["linear", "reverse", "tree", "ring", "exact"]
 ROUNDINGS = ["nearest", "stochastic"]
 CUTS = {
     "by member": {"BLOCK": 5, "ROW_WIDTH": 0, "CAST_WIDTH": 0},

@@ -49,7 +49,7 @@ def test_programs_have_numpys_bits_in_every_map(library: Library, first: str) ->
     agree()
 
 
-@pytest.mark.parametrize("order", ["linear", "reverse", "tree", "ring"])
+@pytest.mark.parametrize("order", ["linear", "reverse", "tree", "ring", "exact"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_stochastic_sums_have_numpys_bits_in_every_map(
     library: Library, order: str, dtype: str

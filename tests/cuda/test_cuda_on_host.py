@@ -19,6 +19,7 @@ import gpusim
 from fallback.formats import FormatInfo
 from gpusim.cuda import folding, scatter, targets, templates
 from gpusim.cuda.device import Kernel, Launch
+from tests.contract.test_exact import SUMS, adversarial
 from tests.contract.test_fold_contract import (
     COMPLEXES,
     INTS,
@@ -70,7 +71,6 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     outs = COMPLEXES if dtype.kind == "c" else INTS if dtype in INTS else REALS
     options: dict[str, Any] = {
         "op": draw(st.sampled_from(["sum", "sum", "sum", "prod", *selects])),
-        "order": draw(st.sampled_from(ORDERS)),
         "accumulate": draw(st.none() | st.sampled_from(accumulators)),
         "out_dtype": draw(st.none() | st.sampled_from(outs)),
         "batch_ndim": draw(st.integers(0, len(shape))),
@@ -80,6 +80,8 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     }
     if dtype not in INTS and not options["op"].startswith("logical"):
         options["divisor"] = draw(st.none() | st.integers(1, 300))
+    exact = ["exact"] * (options["op"] != "prod")
+    options["order"] = draw(st.sampled_from([*ORDERS, *exact]))
     shape = cut_somewhere(draw, options, shape, members)
     place_somewhere(draw, options, shape)
     seed = draw(st.integers(0, 2**30))
@@ -122,6 +124,26 @@ def test_every_instance_of_the_fold_runs_and_has_the_bits(unit: str) -> None:
                 check(x, device, seed=7, **options)
     launched |= {launch.kernel for launch in device.launches}
     assert launched == set(templates.units()[unit])
+
+
+def test_every_instance_of_exact_sums_runs_and_has_the_bits() -> None:
+    device = HostDevice()
+    every = templates.units()["exact"]
+    for dtype in REALS:
+        for members, accumulate in product((1, 4, 9), (None, np.float16, np.float64, NO_FRACTION)):
+            x = adversarial(dtype, members, 300, seed=members)
+            for rounding in ROUNDINGS:
+                how = {"rounding": rounding, "accumulate": accumulate, "seed": 2}
+                check(x, device, order="exact", **how)
+                check(x, device, order="exact", divisor=7, out_dtype=np.float32, **how)
+    assert {launch.kernel for launch in device.launches} == set(every)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_exact_sums_at_the_edges(name: str) -> None:
+    values, expected = SUMS[name]
+    for turned in (values, values[::-1]):
+        same(DEVICE.fold(np.reshape(turned, (-1, 1)), order="exact"), np.array([expected]))
 
 
 @settings(max_examples=budget(150, full=250), deadline=None)
@@ -178,7 +200,7 @@ def test_partial_results_may_lie_anywhere_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [*ORDERS, "exact"])
 def test_batches_have_windows_of_their_own(order: str, rounding: str) -> None:
     for dtype in (np.float16, np.float32, np.complex64):
         x = moderate((5, 3, 2, 41), dtype)
@@ -234,7 +256,7 @@ def test_logical_operators_see_zeros_of_every_dtype(dtype: np.dtype[Any]) -> Non
 MANY = [3, 4, 5, 6, 10, 15, 31, 32, 33, 34, 47, 48, 49, 66, 127, 128, 129, 255, 256, 257, 258]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [*ORDERS, "exact"])
 @pytest.mark.parametrize("members", [1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 1000, 4097, *slow(*MANY)])
 def test_any_number_of_members(order: str, members: int) -> None:
     for busy_threads in (0, 1 << 30):
@@ -390,7 +412,7 @@ def test_as_many_members_as_promised(order: str) -> None:
             DEVICE.fold(np.broadcast_to(x, (65537, 3)), order=order)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [*ORDERS, "exact"])
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_windows_have_the_whole_values_bits(order: str, rounding: str) -> None:
     for dtype in (np.float16, np.float32, ml_dtypes.float8_e4m3fn, np.complex64):
@@ -428,7 +450,7 @@ def test_members_may_lie_anywhere(dtype: Any) -> None:
     flat = moderate((4000,), dtype)
     for offset, length, pitch in product(range(9), (1, 15, 40), (48, 49)):
         x = flat[offset : offset + 5 * pitch].reshape(5, pitch)[:, :length]
-        for order, rounding in product(ORDERS, ROUNDINGS):
+        for order, rounding in product([*ORDERS, "exact"], ROUNDINGS):
             check(x, order=order, rounding=rounding)
         check(list(x), order="tree")
         check([flat[i : i + length] for i in (3, 8, 200, 77)], order="ring")
@@ -446,7 +468,7 @@ def test_contiguous_members_are_read_by_16_bytes() -> None:
 def test_axes_of_any_strides_and_batches(rounding: str) -> None:
     x = moderate((4, 3, 6, 5, 2, 7), np.float16)
     views = [x, x.transpose(0, 5, 3, 1, 2, 4), x[:, ::-1, 1::2], x[:, :, :, ::2], x.T]
-    for view, order in product(views, ORDERS):
+    for view, order in product(views, [*ORDERS, "exact"]):
         for batch in range(view.ndim):
             entries = view.shape[1 : 1 + batch]
             places = np.arange(np.prod(entries, dtype=int)).reshape(entries) * 3 + 1

@@ -33,7 +33,7 @@ from tests.gpu.results import record
 
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 DTYPES = ("float32", "float64", *NARROW)
-ORDERS = ("linear", "reverse", "tree", "ring")
+ORDERS = ("linear", "reverse", "tree", "ring", "exact")
 ROUNDINGS = ("nearest", "stochastic")
 # A value of many chunks; more members than are loaded at once; as many as are split over blocks.
 SHAPES = ((8, 4099), (70, 333), (5000, 33))

@@ -23,7 +23,7 @@ except cupy.cuda.runtime.CUDARuntimeError:
     COUNT = 0
 pytestmark = pytest.mark.skipif(not COUNT, reason="needs a GPU")
 
-ORDERS = ["linear", "reverse", "tree", "ring"]
+ORDERS = ["linear", "reverse", "tree", "ring", "exact"]
 ROUNDINGS = ["nearest", "stochastic"]
 DTYPES = ["float16", "float32", "float64", "complex64", "complex128", "int8", "uint16", "int64"]
 DTYPES += ["bfloat16", "float8_e4m3fn", "float8_e5m2"]

@@ -86,7 +86,9 @@ def values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
 def reductions() -> list[tuple[Reduction, tuple[str, ...]]]:
     """Orders, accumulators, roundings and twins, each with dtypes that it adds."""
     floating = DTYPES[:4]
-    found = [(Reduction(order=order), DTYPES) for order in ("linear", "reverse", "tree", "ring")]
+    found = [
+        (Reduction(order=order), DTYPES) for order in ("linear", "reverse", "tree", "ring", "exact")
+    ]
     found += [
         (Reduction(order="ring", accumulate="float16"), ("float32", "float16")),
         (Reduction(order="tree", accumulate="float64"), floating),

@@ -5,6 +5,7 @@ It shares no code with the kernels. It is slow, and written to be read beside do
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -267,7 +268,8 @@ def reference_fold(
     source = part_name(first.dtype)
     out = part_name(np.dtype(first.dtype if out_dtype is None else out_dtype))
     narrow = {"bfloat16": "float32", **{n: "float16" for n in FLOATS if n.startswith("float8")}}
-    acc = narrow.get(source, source) if accumulate is None else part_name(np.dtype(accumulate))
+    default = out if order == "exact" else narrow.get(source, source)
+    acc = default if accumulate is None else part_name(np.dtype(accumulate))
     selects = op in ("max", "min")
     computing = "float64" if "float64" in ((source,) if selects else (source, acc)) else "float32"
     batch, value = first.shape[:batch_ndim], first.shape[batch_ndim:]
@@ -305,12 +307,23 @@ def reference_fold(
             for code_array in codes
         ]
         start = ring_start(index, value, len(xs), cut_axis) if order == "ring" else 0
-        total = fold_element(xs, order if isinstance(order, str) else order(flat), start, apply)
+        if order == "exact" and op == "sum":
+            total = exact_sum(xs)
+            if len(xs) > 1:
+                total = tuple(rounded(part, acc, 1) for part in total)
+        else:
+            sequence = order if isinstance(order, str) else order(flat)
+            total = fold_element(xs, sequence, start, apply)
         if divisor is not None:
             total = tuple(in_c(divide(part, divisor)) for part in total)
         final = (rounded(part, out, len(xs)) for part in total)
         results.append(tuple(encode(part, FLOATS[out]) for part in final))
     return results
+
+
+def exact_sum(xs: Sequence[Element]) -> Element:
+    """Add one element of all members without rounding."""
+    return tuple(functools.reduce(add, part) for part in zip(*xs, strict=True))
 
 
 def divide(x: Number, divisor: int) -> Number:

@@ -338,7 +338,9 @@ def total(reduction: Any, values: list[Tensor], op: Any = dist.ReduceOp.SUM) -> 
     return found[0]
 
 
-@pytest.mark.parametrize("order", ["linear", "reverse", "tree", "ring", "mpich", "nccl-ring"])
+@pytest.mark.parametrize(
+    "order", ["linear", "reverse", "tree", "ring", "exact", "mpich", "nccl-ring"]
+)
 def test_sums_are_gpusims(order: str) -> None:
     values = [torch.randn(50, generator=torch.Generator().manual_seed(i)) for i in range(5)]
     arrays = [value.numpy() for value in values]

@@ -190,7 +190,7 @@ def test_nested_maps_and_tuples_of_names_have_the_bits_of_lax(
         )
 
 
-@pytest.mark.parametrize("order", ["linear", "reverse", "tree", "ring"])
+@pytest.mark.parametrize("order", ["linear", "reverse", "tree", "ring", "exact"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_the_reduction_context_counts_as_it_does_for_arrays(order: str, rounding: str) -> None:
     x = values((OUTER, INNER, 6, 2), np.dtype(np.float16))

@@ -53,7 +53,7 @@ def groupings(replicas: int) -> dict[str, Any]:
 
 
 def reductions() -> Iterator[tuple[str, dict[str, Any]]]:
-    for order in ORDERS:
+    for order in (*ORDERS, "exact"):
         yield order, {"order": order}
         yield f"{order}, stochastic", {"order": order, "rounding": "stochastic", "seed": 7}
     yield "linear, float32", {"accumulate": np.float32}

@@ -22,6 +22,7 @@ COLLECTIVES: dict[str, Callable[[Any], Any]] = {
     "psum reverse": lambda v: lax.psum(v, "i", reduction=gpusim.Reduction(order="reverse")),
     "psum ring": lambda v: lax.psum(v, "i", reduction=gpusim.Reduction(order="ring")),
     "psum tree": lambda v: lax.psum(v, "i", reduction=gpusim.Reduction(order="tree")),
+    "psum exact": lambda v: lax.psum(v, "i", reduction=gpusim.Reduction(order="exact")),
     "psum stochastic": lambda v: lax.psum(
         v, "i", reduction=gpusim.Reduction(order="tree", rounding="stochastic")
     ),

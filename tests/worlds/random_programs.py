@@ -22,7 +22,7 @@ from tests.oracles import programs as ps
 
 REDUCTIONS = st.builds(
     dict,
-    order=st.sampled_from(("linear", "reverse", "tree", "ring")),
+    order=st.sampled_from(("linear", "reverse", "tree", "ring", "exact")),
     accumulate=st.sampled_from((None, np.float16, ml_dtypes.bfloat16, np.float32, np.float64)),
     rounding=st.sampled_from(("nearest", "stochastic")),
     seed=st.sampled_from((0, 2**64 - 1)),

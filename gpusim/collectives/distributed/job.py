@@ -126,7 +126,7 @@ class DistributedFold:
 def flat(job: DistributedFold, array: Array) -> Array:
     """(batch entries, elements) if elements are distinguished by their index; else (1, all)."""
     # Orders that may cut a value into blocks do so in each entry.
-    apart = job.stochastic or job.order not in ("linear", "reverse", "tree")
+    apart = job.stochastic or job.order not in ("linear", "reverse", "tree", "exact")
     entries = math.prod(array.shape[: job.batch_ndim]) if apart else 1
     rows: Array = call_on_bits(np.reshape, array, (entries, -1 if array.size else 0))
     return rows

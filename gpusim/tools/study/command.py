@@ -111,7 +111,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
     )
     for name, default, text in (
         ("accumulate", None, "formats of partial sums: wire, contract, float32, e5m6, ..."),
-        ("order", None, "orders of additions: linear, reverse, ring, tree, and twins"),
+        ("order", None, "orders of additions: linear, reverse, ring, tree, exact, and twins"),
         ("rounding", None, "nearest, stochastic"),
         ("dtype", "float16", "formats of the values (default: %(default)s)"),
         ("op", "sum", "sum, mean (default: %(default)s)"),

@@ -316,7 +316,8 @@ def sweep(
     - `accumulators`: the formats partial sums are rounded to: "wire", that in which they travel
       (the dtype of the values, or what a twin's engine uses); "contract" or [None], the default of
       Reduction (float32 for bfloat16); dtypes and Formats. None is the preset's.
-    - `orders`: of "linear", "reverse", "tree" and "ring", and names of twins; None: the preset's.
+    - `orders`: of "linear", "reverse", "tree", "ring" and "exact", and names of twins; None: the
+      preset's.
     - `roundings`: of "nearest" and "stochastic"; None: the preset's.
     - `ops`: of "sum" and "mean".
     - `preset`: what the three lists are where they are None: "orders" (linear, ring and tree, in
