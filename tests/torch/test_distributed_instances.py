@@ -78,6 +78,10 @@ def spread_out(body: Callable[[], Any], counts: Sequence[int]) -> tuple[Any, lis
                 ends[b] = one
             if b == instance:
                 ends[a] = other
+            if a != instance:  # so that the end of a process is seen
+                one.close()
+            if b != instance:
+                other.close()
         engine: Any = Pairs(instance, ends)
         return World(counts, engine)
 
@@ -147,7 +151,9 @@ def spread_case(case: Case, folder: Path, counts: Sequence[int], **options: Any)
 FOUR: list[Case] = [(name, 4, arguments) for name, _, arguments in SMALL]
 
 
-@pytest.mark.parametrize("case", [FOUR[0], FOUR[1], *slow(*((c,) for c in FOUR[2:]))], ids=case_name)
+@pytest.mark.parametrize(
+    "case", [FOUR[0], FOUR[1], *slow(*((c,) for c in FOUR[2:]))], ids=case_name
+)
 def test_bits_are_those_of_threads(case: Case, tmp_path: Path) -> None:
     spread_case(case, tmp_path, (2, 2))
 
