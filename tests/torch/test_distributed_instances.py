@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import re
 import signal
@@ -92,6 +93,8 @@ def spread_out(body: Callable[[], Any], counts: Sequence[int]) -> tuple[Any, lis
             code = 4
             try:
                 signal.alarm(60)
+                faulthandler.dump_traceback_later(30)
+                torch.set_num_threads(1)  # OpenMP of the parent may hang in a fork
                 with world(instance):
                     body()
                 code = 0
