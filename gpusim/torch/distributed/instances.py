@@ -194,7 +194,7 @@ class InstancesLaunch(ProcessLaunch):
             raise
         else:
             payloads = [self.payloads[rank] for rank in range(self.size)]
-            self._tell({"sizes": list(map(len, payloads))}, list(map(memoryview, payloads)))
+            self._tell({"sizes": list(map(len, payloads))}, [memoryview(each) for each in payloads])
             return results
         finally:
             for other in self.others:
@@ -244,23 +244,26 @@ class InstancesLaunch(ProcessLaunch):
         owners |= {(each.number, rank): each for each in self.others for rank in each.ranks}
         end = time.monotonic() + LIMIT
         while owners:
-            controls = {each.control: each for each in self.others if each.control is not None}
-            ready = connection.wait([server, *controls], max(0, end - time.monotonic()))
+            controls = {
+                each.control.fileno(): each for each in self.others if each.control is not None
+            }
+            listening = server.fileno()
+            ready = connection.wait([listening, *controls], max(0, end - time.monotonic()))
             if not ready:
                 missing = next(iter(owners.values()))
                 raise InstanceError(
                     missing.number, f"{missing} has not connected within {LIMIT:.0f} seconds"
                 )
-            for each in ready:
-                if each is not server and controls[each].control.is_over():
-                    raise controls[each].failure()
-            if server not in ready:
+            for number, other in controls.items():
+                if number in ready and other.control is not None and other.control.is_over():
+                    raise other.failure()
+            if listening not in ready:
                 time.sleep(0.01)
                 continue
             end_of, _ = server.accept()
             found = _read_hello(end_of, token)
             owner = owners.pop(found, None) if found else None
-            if owner is None:
+            if found is None or owner is None:
                 end_of.close()
                 continue
             channel = Channel(end_of)
@@ -323,13 +326,14 @@ class InstancesLaunch(ProcessLaunch):
         living = self.started()
         while True:
             sentinels = [rank.process.sentinel for rank in living]
-            ready: Any = connection.wait([self.control, *sentinels], POLL)
+            control = self.control.fileno()
+            ready = connection.wait([control, *sentinels], POLL)
             for rank in living[:]:
                 if rank.process.exitcode is not None:
                     living.remove(rank)
                     with suppress(OSError):
                         self.control.send({"ended": rank.index, "code": rank.process.exitcode})
-            if self.control not in ready:
+            if control not in ready:
                 continue
             found = self.control.receive()
             if found is None:
