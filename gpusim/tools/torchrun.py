@@ -18,9 +18,11 @@ from shutil import get_terminal_size
 from types import FrameType
 from typing import Any, TextIO
 
-from gpusim.errors import GpusimError, ReplicaError
+from gpusim.errors import GpusimError, InstanceError, ReplicaError
 from gpusim.maps.scheduler import quiet_ends
 from gpusim.recording import RecordedCall, Recorder
+from gpusim.runtime import environment
+from gpusim.runtime.world import World
 from gpusim.tools import program
 from gpusim.tools.arguments import add_arrays, whole_number
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
@@ -112,6 +114,15 @@ def add(commands: Any) -> None:
         help="run each rank in a process of its own, for scripts with state in modules (Linux)",
     )
     parser.add_argument(
+        "--instances",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="spread the ranks, as processes, over N instances of this command, which poprun, "
+        "mpirun or srun has started, on one machine or several; instance 0 listens at "
+        "--master-addr for the others (Linux, mpi4py)",
+    )
+    parser.add_argument(
         "--only-rank",
         type=whole_number(0),
         metavar="R",
@@ -146,8 +157,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; 0 if all ranks end well, else 1, as torchrun."""
-    from gpusim.torch.distributed.accelerator import asks_for_gpu
-    from gpusim.torch.distributed.ranks import environment_of, run_ranks
+    from gpusim.torch.distributed.ranks import environment_of
 
     ranks = options.nnodes * options.nproc_per_node
     if options.only_rank is not None and options.only_rank >= ranks:
@@ -175,6 +185,27 @@ def run(options: argparse.Namespace) -> int:
         environment_of(rank, ranks, options.nproc_per_node, **more) for rank in range(ranks)
     ]
     workers = multiprocessing.active_children()
+    world = world_of(options.instances, ranks)
+    code = 0
+    try:
+        with world:
+            code = run_on(world, options, script, environments)
+    except InstanceError:  # on leaving
+        if not code:
+            raise
+    return end(code, workers) if code else 0
+
+
+def run_on(
+    world: World, options: argparse.Namespace, script: UserProgram, environments: list[Any]
+) -> int:
+    """Run the script on the instances, of which instance 0 shows and records what there is."""
+    from gpusim.torch.distributed.accelerator import asks_for_gpu
+    from gpusim.torch.distributed.ranks import run_ranks
+
+    ranks = len(environments)
+    if world.instance:
+        options.summary, options.record, options.trace = False, None, None
     with (
         prompt_interrupts(),
         quiet_ends(KeyboardInterrupt),
@@ -199,13 +230,28 @@ def run(options: argparse.Namespace) -> int:
         show_summary(recorder, ranks)
     if interrupted:
         print("\ninterrupted", file=sys.stderr)
-        return end(INTERRUPTED, workers)
+        return INTERRUPTED
     if failure is None:
         return 0
+    if world.instance:
+        return 1
     show(failure)
     if options.device is None and asks_for_gpu(failure.__cause__):
         print(NO_GPU, file=sys.stderr)
-    return end(1, workers)
+    return 1
+
+
+def world_of(instances: int, ranks: int) -> World:
+    """The instances that share the ranks; this process alone unless --instances says more."""
+    if instances == 1:
+        return World([ranks])
+    found = environment.read().instances
+    if found != instances:
+        raise ValueError(
+            f"--instances {instances}: this command runs as {found} instance{'s' * (found > 1)}; "
+            f"start it by mpirun -n {instances} gpusim torchrun --instances {instances} ..."
+        )
+    return World.from_environment(replicas=ranks)
 
 
 def end(code: int, known: Sequence[Any]) -> int:

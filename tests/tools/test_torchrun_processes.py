@@ -11,6 +11,7 @@ import pytest
 
 from gpusim.tools.cli import main
 from tests.tools.test_torchrun import script
+from tests.worlds.test_world import start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
 
@@ -110,3 +111,49 @@ def test_state_of_modules_belongs_to_the_rank(
     assert main(["torchrun", "--nproc-per-node", "4", "--processes", "--only-rank", "3", path]) == 0
     assert capsys.readouterr().out == "1100.0\n"
     assert main(["torchrun", "--nproc-per-node", "4", path]) == 1  # threads share the module
+
+
+def test_instances_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, "")
+    assert main(["torchrun", "--instances", "3", "--nproc-per-node", "4", path]) != 0
+    said = "--instances 3: this command runs as 1 instance; start it by mpirun -n 3 gpusim"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("argument", "code"), [("", 0), ("raise", 1), ("kill", 1)])
+def test_output_of_instances_is_that_of_processes(
+    argument: str, code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Under mpirun, with 5 ranks on 2 instances."""
+    path = script(
+        tmp_path,
+        dedent(BEGIN)
+        + dedent(
+            """
+            x = torch.full((3,), 0.1 * rank)
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            print("sum", x.sum().item().hex(), sys.argv)
+            dist.barrier()
+            if rank == 4 and "raise" in sys.argv:
+                raise KeyError("weights")
+            if rank == 4 and "kill" in sys.argv:
+                os.kill(os.getppid(), 9)
+            dist.barrier()
+            """
+        ),
+    )
+    if argument != "kill":
+        options = ["--nproc-per-node", "5", "--summary", "--processes"]
+        assert main(["torchrun", *options, path, argument]) == code
+        expected = capfd.readouterr()
+    options = ["--nproc-per-node", "5", "--summary", "--instances", "2"]
+    found = start(2, "-m", "gpusim", "torchrun", *options, path, argument)
+    if argument == "kill":
+        assert found.returncode
+        assert "instance 1 (ranks 3 to 4) is gone, in the midst of a launch" in found.stderr
+        return
+    assert found.returncode == code
+    assert found.stdout == expected.out
+    for line in expected.err.splitlines():
+        assert line in found.stderr

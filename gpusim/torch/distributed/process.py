@@ -93,7 +93,7 @@ class ProcessRank(Rank):
     def join(self, launch: ProcessLaunch, rank: Rank, channel: Channel) -> None:
         vars(self).update(vars(rank))
         self.launch, self.channel = launch, channel
-        self.memory = SharedMemory()
+        self.memory = SharedMemory(channel.shares_memory)
         self.groups: list[ProcessGroup] = []
         self.works: dict[int, tuple[RankWork, Copies]] = {}
         self.failure: BaseException | None = None
@@ -107,35 +107,45 @@ class ProcessRank(Rank):
         if not self.busy:
             raise ReplicaEnded
 
-    def send(self, message: Message, file: int | None = None) -> None:
+    def send(
+        self, message: Message, file: int | None = None, payload: Sequence[memoryview] = ()
+    ) -> None:
         """Send a message whole."""
         self.busy = True
         try:
-            self.channel.send(message, file)
+            self.channel.send(message, file, payload)
         except OSError:
             os._exit(1)  # the parent is gone
         finally:
             self.busy = False
 
-    def ask(self, kind: str, file: int | None = None, site: str = "", **more: Any) -> Message:
+    def ask(
+        self,
+        kind: str,
+        file: int | None = None,
+        site: str = "",
+        payload: Sequence[memoryview] = (),
+        **more: Any,
+    ) -> Message:
         """Ask the parent, and do what has become possible: copy results of complete works."""
         if self.ended:
             raise ReplicaEnded
         for stream in self.streams:
             stream.send_line()
-        self.send({"do": kind, "site": site, "with": more}, file)
+        self.send({"do": kind, "site": site, "with": more}, file, payload)
         while True:
             found = self.channel.receive()
             if found is None:
                 os._exit(1)  # the parent is gone
-            answer = found[0]
+            answer = found.message
             if "choose" not in answer:
                 break
             self._choose(answer)
         if self.ended:
             raise ReplicaEnded
+        results = memoryview(found.payload)
         for number, error, source in answer["done"]:
-            self._complete(number, error, source)
+            results = self._complete(number, error, source, results)
         if "raise" in answer:
             error, self.failure = self.failure, None
             raise error or decode_error(answer["raise"])
@@ -155,19 +165,26 @@ class ProcessRank(Rank):
             self.failure = error
             self.send({"error": encode_error(error)})
 
-    def _complete(self, number: int, error: Message | None, source: int) -> None:
+    def _complete(
+        self, number: int, error: Message | None, source: int, results: memoryview
+    ) -> memoryview:
+        """Copy the results of a work to its tensors. The rest of the payload."""
         work, copies = self.works.pop(number)
         pending: Any = work._pending
         work._source = source
         if error is not None:
             pending.error = decode_error(error)
         else:
+            for start, size in copies.received:
+                copies.part(start, size)[:] = results[:size]
+                results = results[size:]
             for target, value in copies.pairs:
                 np.copyto(target, value)
         copies.pairs.clear()
         self.memory.free(copies)
         pending.done.done = True
         self.unfinished.discard(work)
+        return results
 
     def forget(self, number: int) -> None:
         """Drop a call that was not posted."""
@@ -241,21 +258,32 @@ class ProcessGroup(RankGroup):
             written += [operation != "send" if both else name.startswith("output")] * more
         own = [_bits(tensor, operation) for tensor in tensors]
         rank.wait_for_results_in(own)
-        starts = [0]
-        for bits in own:
-            starts.append(starts[-1] + -(-_extent(bits) // ALIGNMENT) * ALIGNMENT)
-        copies, file = rank.memory.allocate(starts[-1]) if tensors else (Copies(None, 0), None)
+        order = sorted(range(len(own)), key=lambda place: not read[place])
+        starts, end, sent = [0] * len(own), 0, 0
+        for place in order:  # those that are read come first: they are sent in one piece
+            starts[place] = end
+            end += -(-_extent(own[place]) // ALIGNMENT) * ALIGNMENT
+            sent = end if read[place] else sent
+        copies, file = rank.memory.allocate(end) if tensors else (Copies(None, 0), None)
+        origin = copies.start if rank.channel.shares_memory else 0
         kinds = []
         for start, tensor, bits, is_read, is_written in zip(
-            starts[:-1], tensors, own, read, written, strict=True
+            starts, tensors, own, read, written, strict=True
         ):
-            start += copies.start
-            kinds.append((kind_of(tensor).dtype, tensor.shape, tensor.stride(), start))
-            shared = np.ndarray(bits.shape, bits.dtype, copies.memory, start, bits.strides)
+            kinds.append((kind_of(tensor).dtype, tensor.shape, tensor.stride(), origin + start))
+            at = copies.start + start
+            shared = np.ndarray(bits.shape, bits.dtype, copies.memory, at, bits.strides)
             if is_read:
                 np.copyto(shared, bits)
             if is_written:
                 copies.pairs.append((bits, shared))
+                copies.received.append((start, _extent(bits)))
+        payload, more_given = [], {}
+        if not rank.channel.shares_memory:
+            payload = [copies.part(0, sent)] if sent else []
+            more_given = {"size": end, "written": copies.received}
+        else:
+            copies.received.clear()
         rank.posted = number = rank.posted + 1
         site = rank.call_site()
         pending: Any = Pending("", cast(Any, Done(number)))
@@ -266,12 +294,14 @@ class ProcessGroup(RankGroup):
                 "call",
                 file,
                 site,
+                payload,
                 group=self._number,
                 method=method,
                 number=number,
                 arguments=arguments,
                 kinds=kinds,
                 choose=not self._is_chosen_by_parent(),
+                **more_given,
             )
         except BaseException:
             rank.forget(number)
@@ -467,16 +497,16 @@ def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
             cpu_as_accelerator() if launch.device == "cpu" else nullcontext(),
         ):
             result = launch.contexts[rank.index].run(launch._run_rank, rank)
-        file = None if result is None else dump(result)
+        payload = [] if result is None else [dump(result)]
     except ReplicaEnded:
         raise
     except BaseException as error:
-        message, file = {"do": "raised", "error": encode_error(error, _trace(error))}, None
+        message, payload = {"do": "raised", "error": encode_error(error, _trace(error))}, []
     else:
         message = {"do": "returned"}
     for stream in streams:
         stream.flush()
-    rank.send(message, file)
+    rank.send(message, None, payload)
 
 
 def _trace(error: BaseException) -> str:

@@ -24,11 +24,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from typing import Any
 
 from torch import Tensor
 
-from ...errors import GpusimError, ReplicaError
+from ...errors import GpusimError, InstanceError, ReplicaError
 from ...maps.completion import Completion
 from ...reduction import Reduction
 from . import process
@@ -48,6 +49,11 @@ FILES = 4
 
 LOADED = ("_dynamo", "distributed.checkpoint.state_dict", "distributed.optim")
 """Large modules of torch that training imports late; each process would have its own copy."""
+
+ASKED = ("group", "describe", "call", "wait", "give_way", "fail", "store")
+"""What a process asks for: the methods of Proxy."""
+
+STORE_METHODS = ("set", "get", "add", "compare_set", "check", "delete_key", "num_keys", "wait")
 
 
 class ProxyRank(Rank):
@@ -84,10 +90,12 @@ class ProxyRank(Rank):
         self.stay_inside()
         return others
 
-    def failure(self) -> ReplicaError:
+    def failure(self) -> GpusimError:
         """What is said of a process that has ended by itself."""
         self.process.join()
         code = self.process.exitcode
+        if code is None:
+            return self.process.failure()
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
@@ -142,6 +150,7 @@ class ProcessLaunch(Launch):
         self._released = threading.Event()
         self._forked = threading.Event()
         self._failure: BaseException | None = None
+        self.channels: list[Channel] = []
         self.segments: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def execute(self) -> list[Any]:
@@ -150,6 +159,24 @@ class ProcessLaunch(Launch):
 
     def turn_of(self, rank: Rank) -> None:
         """Processes share no globals."""
+
+    # Which ranks are processes of this instance, and how their calls come; see `instances`
+
+    def local_ranks(self) -> Sequence[Rank]:
+        return self.ranks
+
+    def open_channel(self, rank: ProxyRank) -> socket.socket:
+        """Connect the rank; the end of its process."""
+        own, far = socket.socketpair()
+        rank.channel = Channel(own)
+        self.channels.append(rank.channel)
+        return far
+
+    def before_forks(self) -> None:
+        pass
+
+    def after_forks(self) -> None:
+        pass
 
     # Forking
 
@@ -163,30 +190,34 @@ class ProcessLaunch(Launch):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(files[0], needed), files[1]))
         thread = threading.Thread(target=self._fork, name="gpusim forks", daemon=True)
         try:
+            self.before_forks()
             thread.start()
             self._forked.wait()
             if self._failure is not None:
                 raise GpusimError(
-                    f"launch could not start {self.size} processes: {self._failure}"
+                    f"launch could not start {len(self.local_ranks())} processes: {self._failure}"
                 ) from self._failure
+            self.after_forks()
             yield
         finally:
             self._released.set()
-            for rank in self._started():
+            for rank in self.started():
                 rank.process.kill()
-            thread.join()
-            for rank in self._started():
+            if thread.ident is not None:
+                thread.join()
+            for rank in self.started():
                 rank.process.join()
                 with suppress(ValueError):  # a second Ctrl-C has cut off another join
                     rank.process.close()
-                rank.channel.close()
+            for channel in self.channels:
+                channel.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
             self.exchange.calls.clear()  # which hold shared memory, as long as an error holds them
             self.exchange.mail.clear()
             if self.segments:
                 gc.collect()
 
-    def _started(self) -> list[ProxyRank]:
+    def started(self) -> list[ProxyRank]:
         return [r for r in self.ranks if isinstance(r, ProxyRank) and r.process is not None]
 
     def _fork(self) -> None:
@@ -196,14 +227,13 @@ class ProcessLaunch(Launch):
         context = multiprocessing.get_context("fork")
         parent = os.getpid()
         try:
-            for rank in self.ranks:
+            for rank in self.local_ranks():
                 if self._released.is_set():
                     break
                 assert isinstance(rank, ProxyRank)
-                own, far = socket.socketpair()
-                rank.channel = Channel(own)
-                others = [each.channel for each in self._started()] + [rank.channel]
-                name, arguments = f"rank {rank.index}", (self, rank.index, far, others, parent)
+                far = self.open_channel(rank)
+                arguments = (self, rank.index, far, list(self.channels), parent)
+                name = f"rank {rank.index}"
                 child = context.Process(target=process.run, args=arguments, name=name)
                 with warnings.catch_warnings(), far:
                     warnings.simplefilter("ignore", DeprecationWarning)  # of forks in threads
@@ -217,6 +247,10 @@ class ProcessLaunch(Launch):
         self._released.wait()
 
     # In a rank's thread
+
+    def load(self, rank: Rank, payload: bytearray) -> Any:
+        """What the rank's function returned."""
+        return load(BytesIO(payload)) if payload else None
 
     def _serve(self, rank: Rank) -> Any:
         """Make the calls of the rank's process until its function has returned."""
@@ -240,7 +274,9 @@ class Proxy:
         self.launch, self.rank = launch, rank
         self.groups: list[ProxyGroup] = []
         self.works: dict[int, RankWork] = {}
-        self.memory: mmap.mmap | None = None
+        self.memory: mmap.mmap | bytearray | None = None
+        #: The memory of results that are to be sent, by their work.
+        self.results: dict[int, list[memoryview]] = {}
 
     def serve(self) -> Any:
         """Let the process run; what its function returned, or the exception that it raised."""
@@ -250,48 +286,54 @@ class Proxy:
         result, returned = None, False
         self._send({"begin": True})
         while (found := rank.channel.receive(check)) is not None:
-            message, file = found
+            message, file, payload = found
             kind = message["do"]
             try:
                 check()
                 if kind == "write":
-                    stream = getattr(sys, message["stream"])
+                    stream = {"stdout": sys.stdout, "stderr": sys.stderr}[message["stream"]]
                     stream.write(message["text"])
                     if message["flush"]:
                         stream.flush()
                 elif kind == "returned":
-                    result, returned = None if file is None else load(file), True
+                    result, returned = self.launch.load(rank, payload), True
                 elif kind == "raised":
                     raise decode_error(message["error"])
                 else:
-                    self._answer(kind, message, file)
+                    self._answer(kind, message, file, payload)
             finally:
                 if file is not None:
                     os.close(file)
         if not returned:
             raise rank.failure()
         rank.process.join()
-        if rank.process.exitcode:
+        if rank.process.exitcode != 0:
             raise rank.failure()
         return result
 
     def close(self) -> None:
         """Let go of the shared memory."""
         self.works.clear()
+        self.results.clear()
         self.memory = None
 
-    def _answer(self, kind: str, message: Message, file: int | None) -> None:
+    def _answer(self, kind: str, message: Message, file: int | None, payload: bytearray) -> None:
         self.rank.site = message.get("site") or self.rank.site
+        if kind not in ASKED:
+            raise GpusimError(f"the process of rank {self.rank.index} asks for {kind!r:.60}")
         try:
             if file is not None:
                 self.memory = mmap.mmap(file, 0)
                 self.launch.segments.add(self.memory)
+            elif not self.rank.channel.shares_memory:
+                self.memory = payload
             answer = getattr(self, f"_{kind}")(**message["with"]) or {}
-        except ReplicaError:
+        except (ReplicaError, InstanceError):
             raise  # the process has ended
         except Exception as error:
             answer = {"raise": encode_error(error)}
         done: list[Any] = []
+        results: list[memoryview] = []
         for number, work in list(self.works.items()):
             if work._pending.done.done:
                 failure = work._pending.error
@@ -299,11 +341,13 @@ class Proxy:
                 done.append([number, said, work.source_rank()])
                 self.rank.unfinished.discard(work)
                 del self.works[number]
-        self._send({**answer, "done": done})
+                parts = self.results.pop(number, [])
+                results += parts if failure is None else []
+        self._send({**answer, "done": done}, results)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message, payload: Sequence[memoryview] = ()) -> None:
         try:
-            self.rank.channel.send(message)
+            self.rank.channel.send(message, None, payload)
         except OSError:
             raise self.rank.failure() from None
 
@@ -327,7 +371,13 @@ class Proxy:
         arguments: Message,
         kinds: list[Any],
         choose: bool,
+        size: int = 0,
+        written: Sequence[tuple[int, int]] = (),
     ) -> Message:
+        if method not in process.METHODS:
+            raise GpusimError(f"a group has no method {method!r:.60}")
+        if isinstance(self.memory, bytearray):  # what is only written was not sent
+            self.memory.extend(bytes(max(0, size - len(self.memory))))
         tensors: list[Tensor] = []
         for kind in kinds:
             assert self.memory is not None
@@ -338,6 +388,10 @@ class Proxy:
         if work is None:
             return {}
         self.works[number] = work
+        if written:
+            assert self.memory is not None
+            whole = memoryview(self.memory)
+            self.results[number] = [whole[start : start + length] for start, length in written]
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
         return {
             "title": work._pending.title,
@@ -356,5 +410,7 @@ class Proxy:
         self.rank.fail_waiting(what)
 
     def _store(self, method: str, arguments: Any) -> Message:
+        if method not in STORE_METHODS:
+            raise GpusimError(f"a store has no method {method!r:.60}")
         given = decode(arguments, [])
         return {"value": encode(getattr(self.launch.store, method)(*given), [])}

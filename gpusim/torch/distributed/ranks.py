@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import functools
 import os
 import random
 import sys
@@ -27,6 +28,7 @@ from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...recording import Recorder
 from ...recording import recorder as recording
 from ...reduction import Reduction, current, entered, forked
+from ...runtime.world import current_world, without_world
 from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
@@ -517,6 +519,7 @@ def launch(
     recorder: Recorder | None = None,
     device: str | None = None,
     processes: bool = False,
+    address: str = "127.0.0.1",
 ) -> list[T]:
     """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
 
@@ -540,6 +543,9 @@ def launch(
       the host. None leaves devices as they are.
     - `processes`: True runs each rank in a process of its own, forked from this one, so that the
       globals of modules belong to the rank. Linux only. The bits, errors and records are the same.
+    - `address`: MASTER_ADDR of the ranks. In a `gpusim.World` of several instances, instance 0
+      listens there for the others. Each instance makes the launch, and runs the ranks that are its
+      replicas as processes; all get the results or the error. The recorder is instance 0's.
 
     **Returns**: what each rank returned. Processes can hand back tensors, NumPy arrays and plain
     data: what `torch.load(weights_only=True)` reads.
@@ -550,6 +556,7 @@ def launch(
       if its process ends by a signal or an exit code.
     - CollectiveMismatchError: if ranks make calls that differ, naming both.
     - DeadlockError: as soon as no rank can go on, naming what each waits for.
+    - InstanceError: if an instance of the World is gone, with its ranks.
     - GpusimError: inside of another launch.
 
     >>> import torch, torch.distributed as dist
@@ -566,7 +573,9 @@ def launch(
         raise TypeError(f"launch needs a function, got {f!r:.60}")
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"launch: ranks={ranks!r}: expected an integer from 1")
-    environments = [environment_of(rank, ranks, ranks) for rank in range(ranks)]
+    environments = [
+        environment_of(rank, ranks, ranks, MASTER_ADDR=address) for rank in range(ranks)
+    ]
     return run_ranks(
         lambda rank: f(rank.index, *args),
         environments,
@@ -602,11 +611,17 @@ def run_ranks(
     recorded, dispatch.record_call = dispatch.record_call, None  # ranks record their own calls
     try:
         kind: Callable[..., Launch] = Launch
-        if processes:
+        world = current_world()
+        if world is not None and world.instances > 1:
+            from .instances import InstancesLaunch
+
+            kind = functools.partial(InstancesLaunch, world)
+        elif processes:
             from .processes import ProcessLaunch
 
             kind = ProcessLaunch
-        return kind(environments, run, chooser, schedule, recorder, device, around).execute()
+        with without_world():  # which ranks do not enter
+            return kind(environments, run, chooser, schedule, recorder, device, around).execute()
     finally:
         dispatch.record_call = recorded
         _launching.release()

@@ -1,7 +1,8 @@
 """What a rank's process and its thread of the launching process send each other.
 
-Messages are JSON on a socket. Tensors are bytes in memory that both have mapped. Nothing is
-unpickled, except by `torch.load(weights_only=True)`, which makes data and tensors only.
+Messages are JSON on a socket. Tensors are bytes in memory that both have mapped, or follow the
+message where the process belongs to another instance. Nothing is unpickled, except by
+`torch.load(weights_only=True)`, which makes data and tensors only.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import struct
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from io import BytesIO
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ from .memory import Array
 __all__ = [
     "Channel",
     "Copies",
+    "Received",
     "RemoteTraceback",
     "SharedMemory",
     "decode",
@@ -45,10 +48,13 @@ __all__ = [
     "encode",
     "encode_error",
     "load",
+    "read",
     "view",
 ]
 
-HEADER = struct.Struct("<I?")
+HEADER = struct.Struct("<I?Q")
+"""The length of a message's JSON, whether a file comes with it, and the length of its payload."""
+
 POLL = 0.05
 """Seconds after which a thread that waits for its process looks whether it is to end."""
 
@@ -62,30 +68,49 @@ KEPT = 1 << 20
 Message = dict[str, Any]
 
 
+class Received(NamedTuple):
+    """A message, and what came with it."""
+
+    message: Message
+    file: int | None
+    payload: bytearray
+
+
 class Channel:
-    """One end of a socket, for messages with at most one file descriptor each."""
+    """One end of a socket, for messages with a payload and at most one file descriptor each.
+
+    **Attributes**: `shares_memory` says whether the other end is on this machine, so that files
+    can be sent: the socket is a Unix socket.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._lock = threading.Lock()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
+        self.shares_memory = end.family == socket.AF_UNIX
 
-    def send(self, message: Message, file: int | None = None) -> None:
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(
+        self, message: Message, file: int | None = None, payload: Sequence[memoryview] = ()
+    ) -> None:
         """Send a message. **Raises**: OSError if the other end is gone."""
         content = json.dumps(message, separators=(",", ":")).encode()
-        header = HEADER.pack(len(content), file is not None)
+        size = sum(part.nbytes for part in payload)
+        header = HEADER.pack(len(content), file is not None, size)
         with self._lock:
             if file is None:
                 self._socket.sendall(header + content)
             else:
                 socket.send_fds(self._socket, [header], [file])
                 self._socket.sendall(content)
+            for part in payload:
+                self._socket.sendall(part)
 
-    def receive(
-        self, check: Callable[[], object] | None = None
-    ) -> tuple[Message, int | None] | None:
-        """The next message and its file descriptor; None if the other end is gone.
+    def receive(self, check: Callable[[], object] | None = None) -> Received | None:
+        """The next message; None if the other end is gone.
 
         `check` is called now and then while there is none, and may raise.
         """
@@ -95,26 +120,44 @@ class Channel:
         files: list[int] = []
         try:
             header, files, _, _ = socket.recv_fds(self._socket, HEADER.size, 1)
-            header += self._read(HEADER.size - len(header))
-            content = self._read(HEADER.unpack(header)[0])
-        except (EOFError, ConnectionResetError):
+            header += read(self._socket, HEADER.size - len(header))
+            length, _, size = HEADER.unpack(header)
+            content = read(self._socket, length)
+            payload = read(self._socket, size)
+        except (EOFError, ConnectionError, TimeoutError):
             for file in files:
                 os.close(file)
             return None
-        return json.loads(content), files[0] if files else None
+        return Received(json.loads(content), files[0] if files else None, payload)
 
-    def _read(self, size: int) -> bytes:
-        parts = []
-        while size:
-            part = self._socket.recv(size)
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+    def is_over(self) -> bool:
+        """Whether the other end is gone. (Where there is something to receive.)"""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def shut_down(self) -> None:
+        """End what other threads do with the channel."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()
+
+
+def read(end: socket.socket, size: int) -> bytearray:
+    """So many bytes of a socket. **Raises**: EOFError if it ends before."""
+    content = bytearray(size)
+    rest = memoryview(content)
+    while rest:
+        count = end.recv_into(rest)
+        if not count:
+            raise EOFError
+        rest = rest[count:]
+    return content
 
 
 # Values
@@ -213,20 +256,32 @@ CLASSES: dict[str, Any] = {
 
 
 class Copies:
-    """A block of shared memory, and the results that are to be copied out of it."""
+    """A block of shared memory, and the results that are to be copied out of it.
+
+    **Attributes**: `received` has the parts of the block that come with the results, as start and
+    length, where the memory is not shared.
+    """
 
     def __init__(self, memory: mmap.mmap | None, start: int) -> None:
         self.memory, self.start = memory, start
         self.pairs: list[tuple[Array, Array]] = []
+        self.received: list[tuple[int, int]] = []
+
+    def part(self, start: int, size: int) -> memoryview:
+        """Bytes of the block."""
+        assert self.memory is not None
+        return memoryview(self.memory)[self.start + start : self.start + start + size]
 
 
 class SharedMemory:
     """Memory of one rank's process for the tensors of its calls, which its thread maps as well.
 
     It grows by a new segment, a file without a name, which is twice as large as what is needed.
+    If it is not `shared`, a segment is the process's own memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool = True) -> None:
+        self._shared = shared
         self.memory: mmap.mmap | None = None
         self._live: dict[int, int] = {}  # ends of the blocks in use, by their starts
         self._touched = 0
@@ -241,10 +296,11 @@ class SharedMemory:
             start = self._live[used]
         file = None
         if self.memory is None or start + size > len(self.memory):
-            file = os.memfd_create("gpusim", os.MFD_CLOEXEC)
             length = max(SEGMENT, 1 << (2 * size).bit_length())
-            os.ftruncate(file, length)
-            self.memory = mmap.mmap(file, length)
+            if self._shared:
+                file = os.memfd_create("gpusim", os.MFD_CLOEXEC)
+                os.ftruncate(file, length)
+            self.memory = mmap.mmap(-1 if file is None else file, length)
             self._live, self._touched, start = {}, 0, 0
         self._live[start] = start + size
         self._touched = max(self._touched, start + size)
@@ -260,8 +316,8 @@ class SharedMemory:
             self._touched = 0
 
 
-def view(memory: mmap.mmap, kind: Any) -> Tensor:
-    """The tensor in shared memory that is described by its dtype, shape, strides and start."""
+def view(memory: mmap.mmap | bytearray, kind: Any) -> Tensor:
+    """The tensor in memory that is described by its dtype, shape, strides and start."""
     name, shape, strides, start = kind
     dtype: torch.dtype = getattr(torch, name)
     if 0 in shape:
@@ -323,35 +379,26 @@ def decode_error(message: Message) -> BaseException:
 # Results
 
 
-def dump(value: Any) -> int:
-    """A file without a name with what a rank returns.
+def dump(value: Any) -> memoryview:
+    """What a rank returns, as bytes.
 
     **Raises**: TypeError for what is not tensors, arrays and plain data.
     """
     content = BytesIO()
     try:
         torch.save(value, content)
-        load_content(content)
+        load(content)
     except Exception as error:
         raise TypeError(
             f"a rank's process returned a {type(value).__qualname__} that cannot be handed back: "
             "expected tensors, NumPy arrays, numbers, texts, and lists, tuples, dicts and sets of "
             f"them ({str(error).splitlines()[-1].strip() or type(error).__name__})"
         ) from None
-    file = os.memfd_create("gpusim result", os.MFD_CLOEXEC)
-    with open(file, "wb", closefd=False) as stream:
-        stream.write(content.getbuffer())
-    return file
+    return content.getbuffer()
 
 
-def load(file: int) -> Any:
+def load(content: BytesIO) -> Any:
     """What a rank returned."""
-    with open(file, "rb", closefd=False) as stream:
-        stream.seek(0)
-        return load_content(BytesIO(stream.read()))
-
-
-def load_content(content: BytesIO) -> Any:
     content.seek(0)
     with torch.serialization.safe_globals(NUMPY):
         return torch.load(content, weights_only=True)
