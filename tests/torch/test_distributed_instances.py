@@ -165,7 +165,7 @@ def test_uneven_instances(counts: tuple[int, ...], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("ranks", [3, 4])  # the others make no difference to instances
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bits_of_all_programs_are_those_of_threads(name: str, ranks: int, tmp_path: Path) -> None:
     for case in all_cases():
