@@ -168,7 +168,7 @@ def _has_process_group() -> bool:
 
 
 class Part(NamedTuple):
-    """What some ranks hold of a leaf: they differ in their rows, and have `entry` of the batch.
+    """The part of a leaf that some ranks hold: rows of their own, and one `entry` of the batch.
 
     `ranks` are those of all replicas of the call, `rows` the rows of operands and results of each
     rank that is here.

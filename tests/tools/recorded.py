@@ -23,7 +23,7 @@ WIDTH = 40
 
 def train(x: Any, plant: str) -> Any:
     """Three steps of one replica: a mean of gradients, a norm, a gather and an exchange in each."""
-    # Instances agree on when the loop ends, which is no call of the program.
+    # Instances agree on when the loop ends; this exchange is not a call of the program.
     rounds = lax.while_loop(lambda n: n < 3 + (x[0, 0] > 0), lambda n: n + 1, x[0, 0] * 0)
     w = np.full(WIDTH, 0.5, np.float32) + rounds * np.float32(0)
     rate = 0.2 if plant == "rate" else 0.1

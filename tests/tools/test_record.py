@@ -35,7 +35,7 @@ MODULE = sys.modules[__name__]
 
 @dataclass(frozen=True)
 class Planted:
-    """What is planted, and the verdict that is expected."""
+    """A planted difference, and the expected verdict."""
 
     plant: str
     kind: str

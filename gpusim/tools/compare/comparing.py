@@ -141,7 +141,7 @@ def compare(a: Run, b: Run, *, folds: bool = True) -> Comparison:
 
 def _in_order_of(a: Run, b: Run) -> Run:
     """b, with the calls of compiled programs in the order in which a has them."""
-    keys: list[list[Hashable]] = []
+    keys: list[list[tuple[Any, ...]]] = []
     for run in (a, b):
         seen: Counter[Hashable] = Counter()
         keys.append([])
@@ -150,7 +150,7 @@ def _in_order_of(a: Run, b: Run) -> Run:
             key = (call.program_call, call.operation, call.op, event.ranks)
             keys[-1].append((*key, seen[key]))
             seen[key] += 1
-    position = {key: k for k, key in enumerate(keys[0]) if key[0] is not None}  # type: ignore[index]
+    position = {key: k for k, key in enumerate(keys[0]) if key[0] is not None}
     known = [
         (position[key], event)
         for key, event in zip(keys[1], b.events, strict=True)

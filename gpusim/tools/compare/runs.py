@@ -33,7 +33,7 @@ def same_elements(a: Sequence[Traced], b: Sequence[Traced]) -> bool:
 def joined(tensors: Sequence[Traced]) -> tuple[int, int]:
     """The bytes of tensors one behind the other: their number, and their CRC-32.
 
-    A CRC is affine: that of `x + y` is that of x followed by zeros, but for what y's bits change.
+    CRC-32 is affine: crc(x + y) = crc(x + zeros) ^ crc(zeros) ^ crc(y), with len(y) zero bytes.
 
     >>> import zlib
     >>> parts = [("uint8", (len(part),), f"{zlib.crc32(part):08x}") for part in (b"abcde", b"fg")]

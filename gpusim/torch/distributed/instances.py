@@ -40,7 +40,7 @@ TOKEN = 32
 """Bytes of the secret that the instances share."""
 
 PLACE = struct.Struct("=i255pI32s")
-"""What instance 0 tells the others: whether it listens, its address, port and token."""
+"""Instance 0's message to the others: whether it listens, its address, port and token."""
 
 HELLO = struct.Struct("<32sIi")
 """The first message of a connection: the token, the instance, and the rank or -1."""

@@ -51,7 +51,7 @@ LOADED = ("_dynamo", "distributed.checkpoint.state_dict", "distributed.optim")
 """Large modules of torch that training imports late; each process would have its own copy."""
 
 ASKED = ("group", "describe", "call", "wait", "give_way", "fail", "store")
-"""What a process asks for: the methods of Proxy."""
+"""The requests of a process: methods of Proxy."""
 
 STORE_METHODS = ("set", "get", "add", "compare_set", "check", "delete_key", "num_keys", "wait")
 
@@ -249,7 +249,7 @@ class ProcessLaunch(Launch):
     # In a rank's thread
 
     def load(self, rank: Rank, payload: bytearray) -> Any:
-        """What the rank's function returned."""
+        """Decode the result of the rank's function."""
         return load(BytesIO(payload)) if payload else None
 
     def _serve(self, rank: Rank) -> Any:

@@ -380,7 +380,7 @@ def decode_error(message: Message) -> BaseException:
 
 
 def dump(value: Any) -> memoryview:
-    """What a rank returns, as bytes.
+    """The result of a rank, as bytes.
 
     **Raises**: TypeError for what is not tensors, arrays and plain data.
     """
@@ -398,7 +398,7 @@ def dump(value: Any) -> memoryview:
 
 
 def load(content: BytesIO) -> Any:
-    """What a rank returned."""
+    """The result that `dump` was given."""
     content.seek(0)
     with torch.serialization.safe_globals(NUMPY):
         return torch.load(content, weights_only=True)
