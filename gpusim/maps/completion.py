@@ -37,7 +37,7 @@ class Completion:
                 replica.waiting = self
                 scheduler.release_slot()
         if not ready:
-            replica.wake.acquire()
+            replica.wake.wait()
         with scheduler.lock:
             replica.inside = False
             replica.check_ended()
@@ -69,7 +69,7 @@ def give_way(replica: ReplicaThread) -> bool:
             scheduler.running -= 1
             scheduler.fill_slots()
     if others:
-        replica.wake.acquire()
+        replica.wake.wait()
     with scheduler.lock:
         replica.inside = False
         replica.check_ended()

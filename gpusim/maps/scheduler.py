@@ -28,6 +28,7 @@ from ..runtime.engines import while_waiting
 from . import workers
 from .axis_environment import Axes, AxisEntry
 from .call_site import call_site, is_users
+from .handover import HandOver
 
 if TYPE_CHECKING:
     from .completion import Completion
@@ -122,8 +123,7 @@ class ReplicaThread:
         self.call = call
         self.entry = entry
         self.context = context
-        self.wake = threading.Lock()
-        self.wake.acquire()
+        self.wake = HandOver()
         self.thread: threading.Thread | None = None  # once it runs
         self.started = False
         self.finished = False
@@ -163,7 +163,7 @@ class ReplicaThread:
         if complete:
             keeps_slot = scheduler.complete_rendezvous(rendezvous, self, compute)
         if not complete or not keeps_slot:
-            self.wake.acquire()
+            self.wake.wait()
         with scheduler.lock:
             self.inside = False
             self.check_ended()
@@ -193,7 +193,7 @@ class ReplicaThread:
             with scheduler.lock:
                 scheduler.request_slot(self)
             if not scheduler.one_at_a_time:
-                self.wake.acquire()
+                self.wake.wait()
             with scheduler.lock:
                 self.inside = before
 
@@ -497,7 +497,7 @@ class PmapCall:
             self.enqueue()
             parent.waiting = self
             self.scheduler.release_slot()
-        parent.wake.acquire()
+        parent.wake.wait()
         with self.scheduler.lock:
             self.unregister()
             parent.inside = False
@@ -636,7 +636,7 @@ class Scheduler:
             replica = self.ready.popleft()
             self.running += 1
             if replica.started:
-                replica.wake.release()
+                replica.wake.wake(here=self.one_at_a_time)
                 continue
             replica.started = True
             self.started.add(replica)
@@ -700,7 +700,7 @@ class Scheduler:
             self.fill_slots()
 
     def request_slot(self, replica: ReplicaThread) -> None:
-        """Make the calling replica ready again; its `wake` is released when it has a slot."""
+        """Make the calling replica ready again; it is woken when it has a slot."""
         if not self.one_at_a_time:
             self.waiting_for_instances -= 1
             self.ready.append(replica)
