@@ -87,6 +87,12 @@ def run_fold(
     """
     require_subnormals()
     group = Members.of(members)
+    if spec.in_phases and part is None:
+        from fallback.sends import fold_sent  # which folds by this
+
+        return fold_sent(
+            spec, group, batch_ndim=batch_ndim, call=call, batch_offset=batch_offset, out=out
+        )
     dtype, count, shape, strides = group.dtype, group.count, group.shape, group.strides
     earlier = extent = None
     if part is not None:
@@ -109,7 +115,7 @@ def run_fold(
         check_out(out, shape, arithmetic.result)
     if not out.size:
         return out
-    lanes = Lanes(spec.seed, counter) if arithmetic.stochastic else None
+    lanes = Lanes(spec.seed, counter, spec.stream) if arithmetic.stochastic else None
     _run(blocks, group, earlier, out, lanes, offsets)
     return out
 

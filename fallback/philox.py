@@ -22,14 +22,14 @@ _own = _Own()
 
 
 class Lanes:
-    """Draws the lanes of one call: key (seed, 0), counter (1 + i // 8, step, call, batch offset).
+    """Draws the lanes of one call: key (seed, stream), counter (1 + i // 8, step, call, place).
 
     Several threads may draw at once.
     """
 
-    def __init__(self, seed: int, call: int) -> None:
+    def __init__(self, seed: int, call: int, stream: int = 0) -> None:
         self._call = call
-        self._key = np.array([seed, 0], np.uint64)
+        self._key = np.array([seed, stream], np.uint64)
 
     def fill(self, out: NDArray[np.uint32], *, start: int, step: int, batch_offset: int) -> None:
         """Write the lanes of elements start, start + 1, ... into the one-dimensional `out`."""

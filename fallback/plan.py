@@ -89,6 +89,11 @@ def plan_fold(
 
     **Raises**: ValueError and TypeError for arguments that do not fit.
     """
+    if spec.in_phases:
+        raise ValueError(
+            "wire, groups_of: expected NumPy arrays, folded as a whole; GPUs, and folds in parts, "
+            "do not take them"
+        )
     extent = extent or Extent()
     arithmetic = _arithmetic(spec, extent.final, dtype, count)
     check_batch(batch_ndim, shape)

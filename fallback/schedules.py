@@ -30,6 +30,7 @@ __all__ = [
     "Walk",
     "check_order",
     "compile_order",
+    "neighbours",
 ]
 
 MIB = 1 << 20
@@ -293,6 +294,19 @@ def _chains(chain: Walk, members: int, elements: int, itemsize: int) -> str | Ch
         return "reverse"
     ends = (0, *(b for _, b, _ in found))
     return ChainSchedule(ends, tuple(start for _, _, start in found), chain.step)
+
+
+@lru_cache(maxsize=16)
+def neighbours(members: int) -> ReductionGraph:
+    """The additions of order="tree"."""
+    additions: list[tuple[int, int]] = []
+    level = list(range(members))
+    while len(level) > 1:
+        first = members + len(additions)
+        additions += zip(level[::2], level[1::2], strict=False)
+        odd = level[-1:] if len(level) % 2 else []
+        level = [*range(first, first + len(level) // 2), *odd]
+    return ReductionGraph(tuple(additions))
 
 
 def _graph(additions: list[tuple[int, int]], members: int) -> str | ReductionGraph:

@@ -4,7 +4,7 @@ Both are checked when they are made, and are hashable."""
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from fallback.operators import check_op
 from fallback.orders import EXACT
 from fallback.rounding import check_counter, check_rounding
 from fallback.schedules import Order, Schedule, check_order
+from fallback.wires import WireInfo
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class FoldSpec:
     - `divisor`: divides the fold in the computing type, before the one rounding to `out_dtype`.
     - `cut_axis`: for "ring" only: the value axis (0 is the first after the batch) that is cut into
       equal slices, one per member. None cuts the flattened value.
+    - `wire`: what is sent is rounded to it, a `fallback.wires.WireInfo`. `gathered` says whether
+      the result is sent to all members.
+    - `groups_of`, `across`: the members are folded in groups of so many, and their results by the
+      FoldSpec `across`, whose `divisor`, `out_dtype` and `gathered` are those of this one.
+    - `stream`: the second word of the key of random numbers.
 
     Specs are immutable and hashable and compare by value.
 
@@ -62,6 +68,13 @@ class FoldSpec:
     seed: int = 0
     divisor: int | None = None
     cut_axis: int | None = None
+    wire: WireInfo | None = None
+    gathered: bool = True
+    groups_of: int | None = None
+    across: FoldSpec | None = None
+    stream: int = 0
+    #: Whether what is sent is rounded, or members are folded in groups.
+    in_phases: bool = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +87,7 @@ class FoldSpec:
             )
         if self.order == EXACT:
             check_exact(self.op, self.accumulate, self.rounding)
+        check_sends(self.op, self.order, self.wire, self.groups_of, self.across)
         changed: dict[str, Any] = {"seed": check_counter("seed", self.seed)}
         if self.accumulate is not None and not isinstance(self.accumulate, FormatInfo):
             changed["accumulate"] = np.dtype(self.accumulate)
@@ -81,9 +95,12 @@ class FoldSpec:
             changed["out_dtype"] = np.dtype(self.out_dtype)
         for name, value in changed.items():
             object.__setattr__(self, name, value)
-        fields = (self.op, self.order, self.accumulate, self.out_dtype, self.rounding)
+        settings = (self.op, self.order, self.accumulate, self.out_dtype, self.rounding)
         numbers = self.seed, self.divisor, self.cut_axis
-        object.__setattr__(self, "_hash", hash((*fields, *numbers)))
+        phases = self.wire is not None or self.groups_of is not None
+        object.__setattr__(self, "in_phases", phases)
+        sends = self.wire, self.gathered, self.groups_of, self.across, self.stream
+        object.__setattr__(self, "_hash", hash((*settings, *numbers, *sends)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -92,6 +109,39 @@ class FoldSpec:
     def stochastic(self) -> bool:
         """Whether stochastic rounding is requested."""
         return self.rounding == "stochastic"
+
+    @property
+    def plain(self) -> FoldSpec:
+        """The spec without wire and levels."""
+        if not self.in_phases and self.gathered:
+            return self
+        return replace(self, wire=None, gathered=True, groups_of=None, across=None)
+
+
+def check_sends(op: str, order: Any, wire: WireInfo | None, groups_of: Any, across: Any) -> None:
+    """ValueError for a wire or levels that an operator or an order does not take."""
+    if (groups_of is None) != (across is None):
+        raise ValueError(
+            f"groups_of={groups_of!r}, across={across!r}: expected both, or neither of them"
+        )
+    if groups_of is not None and not (
+        isinstance(groups_of, (int, np.integer))
+        and not isinstance(groups_of, bool)
+        and groups_of > 0
+    ):
+        raise ValueError(f"groups_of={groups_of!r}: expected a positive number of members")
+    if wire is None and across is None:
+        return
+    what = "wire" if wire is not None else "groups_of"
+    if op != "sum" or (across is not None and across.op != "sum"):
+        raise ValueError(f"op={op!r} beside {what}: expected op='sum', in across too")
+    if order == "engine" or (across is not None and across.order == "engine"):
+        raise ValueError(f"order='engine' beside {what}: expected an order of the contract")
+    if order == EXACT and wire is not None and wire.at_hops:
+        raise ValueError(
+            "order='exact', wire at='hops': expected at='ends', 'members' or 'result'; an exact "
+            "sum has no partial sums to send"
+        )
 
 
 def check_exact(op: str, accumulate: Any, rounding: str) -> None:
@@ -193,32 +243,32 @@ class FoldPart:
         object.__setattr__(self, "extent", Extent(window, before, bool(self.final), nodes))
 
 
-_SPEC = {"op", "order", "accumulate", "out_dtype", "rounding", "seed", "divisor", "cut_axis"}
+_SPEC = {each.name for each in fields(FoldSpec) if each.init}
 _PART = ("window", "partial", "before", "final", "nodes")
 
 _spec = lru_cache(maxsize=256, typed=True)(FoldSpec)  # checking one takes longer than a small fold
 
 
 def run_arguments(
-    *, batch_ndim: int = 0, call: int = 0, places: Any = 0, out: Any = None, **fields: Any
+    *, batch_ndim: int = 0, call: int = 0, places: Any = 0, out: Any = None, **given: Any
 ) -> dict[str, Any]:
     """The arguments of `run_fold` for the keywords of `fold`.
 
     **Arguments**:
 
     - `batch_ndim`, `call`, `out`: as for `run_fold`; `places` is its `batch_offset`.
-    - `fields`: fields of FoldSpec and of FoldPart.
+    - `given`: fields of FoldSpec and of FoldPart.
 
     **Raises**: TypeError for any other keyword, and what FoldSpec and FoldPart raise.
     """
-    part = {name: fields.pop(name) for name in _PART if name in fields}
-    unknown = fields.keys() - _SPEC
+    part = {name: given.pop(name) for name in _PART if name in given}
+    unknown = given.keys() - _SPEC
     if unknown:
         raise TypeError(f"fold() got an unexpected keyword argument {min(unknown)!r}")
     try:
-        spec = _spec(**fields)
+        spec = _spec(**given)
     except TypeError:  # a value is not hashable, or wrong
-        spec = FoldSpec(**fields)
+        spec = FoldSpec(**given)
     return {
         "spec": spec,
         "part": FoldPart(**part) if part else None,

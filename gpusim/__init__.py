@@ -35,6 +35,7 @@ from .reduction import Reduction, reduction
 from .rounding import quantise_fpx, round_to
 from .runtime.world import World
 from .version import __version__
+from .wires import Wire
 
 deprecated.install()
 
@@ -52,6 +53,7 @@ __all__ = [
     "Reduction",
     "ReplicaError",
     "ReplicaIndexError",
+    "Wire",
     "World",
     "__version__",
     "at",

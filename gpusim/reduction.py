@@ -17,10 +17,11 @@ from fallback.formats import kind_of
 from fallback.operators import OPS
 from fallback.orders import EXACT, ORDERS
 from fallback.schedules import Schedule
-from fallback.spec import check_exact
+from fallback.spec import check_exact, check_sends
 
 from .formats import Format, FormatLike, as_format, kernel_format
 from .twins import TWINS, Twin
+from .wires import Wire, as_wire, wire_info
 
 __all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
 
@@ -51,11 +52,17 @@ class Reduction:
     - `rounding`: "nearest" (ties to even) or "stochastic", wherever a value is rounded to a format
       narrower than float32.
     - `seed`: of stochastic rounding, 0 to 2**64 - 1.
+    - `wire`: what is sent is rounded to it: a `Wire`, a dtype, a `Format`, or the name of one. For
+      sums of arrays on the host.
+    - `groups_of`, `across`: sums in levels. Consecutive members are summed in groups of so many by
+      this Reduction, and the groups' sums by the Reduction `across`, whose `accumulate=None` is
+      that of the groups.
 
     Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
     TypeError for an `accumulate` that is not a dtype that adds. ValueError for products in "exact"
     order, and for accumulators there of more than 50 fraction bits, or, rounded to stochastically,
-    more than 19.
+    more than 19; for a wire or groups beside another `op` than "sum"; and for a wire at hops of
+    "exact" order.
 
     >>> Reduction(order="ring", accumulate="float16")
     Reduction(op='sum', order='ring', accumulate='float16')
@@ -71,6 +78,9 @@ class Reduction:
     accumulate: DTypeLike | FormatLike | None = None
     rounding: str = "nearest"
     seed: int = 0
+    wire: Wire | DTypeLike | FormatLike | None = None
+    groups_of: int | None = None
+    across: Reduction | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -92,6 +102,10 @@ class Reduction:
         if self.order == EXACT:
             check_exact(self.op, kernel_format(self.accumulate), self.rounding)
         object.__setattr__(self, "seed", _word("seed", self.seed))
+        object.__setattr__(self, "wire", as_wire(self.wire))
+        if self.across is not None and not isinstance(self.across, Reduction):
+            raise TypeError(f"across={self.across!r}: expected a gpusim.Reduction")
+        check_sends(self.op, self.order, wire_info(self.wire), self.groups_of, self.across)
 
     @classmethod
     def like(cls, name: str) -> Reduction:
@@ -149,7 +163,10 @@ class Reduction:
         if not isinstance(other, Reduction):
             return NotImplemented
         own, others = (
-            (x.op, x.order, x.accumulate is None, x.accumulate, x.rounding, x.seed)
+            (
+                *(x.op, x.order, x.accumulate is None, x.accumulate, x.rounding, x.seed),
+                *(x.wire, x.groups_of, x.across),
+            )
             for x in (self, other)
         )
         return own == others

@@ -13,6 +13,7 @@ from ..formats import kernel_format
 from ..groups import Groups
 from ..libraries import call_on_bits, on_device
 from ..reduction import Reduction
+from ..wires import wire_info
 from .kernels import FoldSpec, copy, empty, replace_fields, rows, run_fold
 from .operand import Array, Operand, Result, read_only
 
@@ -25,16 +26,25 @@ class Fold(NamedTuple):
 
     **Arguments**: `call` is the call number, `batch_offset` the linear index of the batch entries
     over the other mapped axes (None counts them from 0); only stochastic rounding uses them.
+    `gathered` says whether the result is sent to all members.
     """
 
     reduction: Reduction
     call: int = 0
     batch_offset: Any = None
+    gathered: bool = True
 
     @property
     def spec(self) -> FoldSpec:
         """The fold for the kernels."""
-        return fold_spec(self.reduction)
+        spec = fold_spec(self.reduction)
+        if self.gathered or not spec.in_phases:
+            return spec
+        return replace_fields(spec, gathered=False)
+
+    def scattered(self) -> Fold:
+        """The fold whose result is not sent to all members."""
+        return self._replace(gathered=False)
 
     @property
     def by_engine(self) -> bool:
@@ -60,6 +70,9 @@ def fold_spec(reduction: Reduction) -> FoldSpec:
         accumulate=kernel_format(reduction.accumulate),
         rounding=reduction.rounding,
         seed=reduction.seed,
+        wire=wire_info(reduction.wire),
+        groups_of=reduction.groups_of,
+        across=None if reduction.across is None else fold_spec(reduction.across),
     )
 
 

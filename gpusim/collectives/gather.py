@@ -8,8 +8,9 @@ import numpy as np
 
 from ..errors import ReplicaIndexError
 from ..groups import Groups
+from ..libraries import call_on_bits
 from ..reduction import Reduction
-from .distributed import rearrange, scatter
+from .distributed import algorithms, rearrange, scatter
 from .distributed.layout import Layout
 from .fold import Fold, by_group, by_replica, fold_all, fold_groups, to_replicas
 from .kernels import copy, empty
@@ -135,6 +136,7 @@ def _sum_scatter(
 ) -> Result:
     count = x.size if groups is None else groups.group_size
     axis = scattered_axis(x.shape, x.dtype, scatter_dimension, tiled, count)
+    fold = fold.scattered()
     cut_axis = axis if fold.spec.order == "ring" else None  # the ring's blocks are the slices
     cut = x.batch_ndim + axis
     if groups is None:
@@ -161,7 +163,22 @@ def _sum_scatter_distributed(
 ) -> Result:
     count = layout.size if groups is None else groups.group_size
     axis = scattered_axis(x.shape, x.dtype, scatter_dimension, tiled, count)
-    return scatter.sum_scatter(layout, x, groups, fold, axis, tiled)
+    if not fold.spec.in_phases:
+        return scatter.sum_scatter(layout, x, groups, fold, axis, tiled)
+    cut_axis = axis if fold.spec.order == "ring" else None
+    total, _ = algorithms.reduce(layout, x, groups, fold.scattered(), cut_axis=cut_axis)
+    local = layout.local.tolist()
+    if groups is None:
+        places, totals = local, [total] * len(local)
+    else:
+        places = [groups.members[groups.assignment[m]].index(m) for m in local]
+        totals = list(total)
+    cut = x.batch_ndim + axis
+    pieces = [
+        _slices(one, cut, count, tiled)[place, ...]
+        for one, place in zip(totals, places, strict=True)
+    ]
+    return Result(call_on_bits(np.stack, pieces), True)
 
 
 def _sum_scatter_result(

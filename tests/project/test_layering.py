@@ -30,7 +30,7 @@ LAYERS = """
     runtime
     cuda
     figures reduction
-    deprecated recording
+    deprecated recording wires
     errors files formats groups libraries module_alias optional trees twins version
     fallback
 """

@@ -36,30 +36,48 @@ _PIPELINED: dict[Any, Callable[[DistributedFold], Array]] = {
 
 
 def reduce(
-    layout: Layout, x: Operand, groups: Groups | None, fold: Fold, *, mean: bool = False
+    layout: Layout,
+    x: Operand,
+    groups: Groups | None,
+    fold: Fold,
+    *,
+    mean: bool = False,
+    cut_axis: int | None = None,
 ) -> Result:
-    """The fold of each group, for its local members; `mean` divides it by the group's size."""
+    """The fold of each group, for its local members; `mean` divides it by the group's size.
+
+    `cut_axis` is for rings in phases.
+    """
     offsets = fold.offsets(x)
     if groups is None:
-        return Result(_fold(layout, x, tuple(range(layout.size)), fold, offsets, mean), False)
+        everyone = tuple(range(layout.size))
+        return Result(_fold(layout, x, everyone, fold, offsets, mean, cut_axis), False)
     out = empty(x[0], (len(layout.local), *x.batch_shape, *x.shape))
     received: list[tuple[Array, Array]] = []
     for number, members in enumerate(groups.members):
         here = [m for m in members if layout.instance_of[m] == layout.instance]
         if here:
             at = offsets * groups.group_count + number
-            value = _fold(layout, x, members, fold, at, mean)
+            value = _fold(layout, x, members, fold, at, mean, cut_axis)
             received += [(out[int(layout.position[m]), ...], value) for m in here]
     copy(received)
     return Result(out, True)
 
 
 def _fold(
-    layout: Layout, x: Operand, members: tuple[int, ...], fold: Fold, offsets: Any, mean: bool
+    layout: Layout,
+    x: Operand,
+    members: tuple[int, ...],
+    fold: Fold,
+    offsets: Any,
+    mean: bool,
+    cut_axis: int | None,
 ) -> Array:
     r"""The fold of one group, (\*batch, \*value), on each instance that holds members of it."""
     here = [x[int(layout.position[m])] for m in members if layout.instance_of[m] == layout.instance]
     spec = replace_fields(fold.spec, divisor=len(members)) if mean else fold.spec
+    if cut_axis is not None:
+        spec = replace_fields(spec, cut_axis=cut_axis)
     job = DistributedFold(
         layout, members, here, spec, fold.by_engine, fold.call, offsets, x.batch_ndim
     )
@@ -71,7 +89,7 @@ def _algorithm(job: DistributedFold) -> Callable[[DistributedFold], Array]:
         return _by_single_instance
     if job.engine:
         return _by_engine
-    if job.like.nbytes * len(job.members) <= SMALL:
+    if job.like.nbytes * len(job.members) <= SMALL or job.spec.in_phases:
         return _fold_gathered
     if _associative(job):
         return _fold_associative

@@ -17,6 +17,8 @@ import numpy as np
 from fallback.schedules import Balanced, Case, Schedule, Walk
 
 from ... import collectives
+from ...collectives.fold import fold_spec
+from ...collectives.kernels import replace_fields, run_fold
 from ...libraries import call_on_bits
 from ...reduction import Reduction, current
 from ...twins import TWINS
@@ -144,6 +146,10 @@ def fold(
         reduction = for_operation(reduction, operation, root)
     else:  # integers wrap, in any order
         reduction = Reduction()
+    if operation != "all_reduce" and op in ("SUM", "AVG") and fold_spec(reduction).in_phases:
+        divisor = len(values) if op == "AVG" else None  # and the result is not sent round
+        spec = replace_fields(fold_spec(reduction), divisor=divisor, gathered=False)
+        return run_fold(spec, values, call=call)
     if op == "SUM":
         total = collectives.psum.on(None, values, reduction=reduction, call=call)
     elif op == "AVG":

@@ -34,6 +34,7 @@ from fallback import schedules
 
 from ... import formats
 from ...reduction import Reduction
+from ...wires import Wire
 from .memory import Array
 
 __all__ = [
@@ -239,6 +240,7 @@ CLASSES: dict[str, Any] = {
     each.__name__: each
     for each in (
         Reduction,
+        Wire,
         formats.Format,
         schedules.Schedule,
         schedules.Case,

@@ -1,0 +1,388 @@
+"""Folds in which what is sent is rounded, and folds in levels: the contract's "On the wire".
+
+Each element's members are visited as in other folds. A fold is cut into spans of whole blocks, in
+memory of a few blocks each, which threads share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fallback import limits, memory, threads
+from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
+from fallback.arithmetic import Arithmetic, partial_dtype
+from fallback.decode import decode, encode
+from fallback.fold import run_fold
+from fallback.formats import kind_of
+from fallback.members import Members
+from fallback.orders import EXACT, ring_bounds
+from fallback.philox import Lanes
+from fallback.plan import FoldPlan, plan_fold
+from fallback.schedules import Binary, ChainSchedule, ReductionGraph, Schedule, neighbours
+from fallback.spec import FoldSpec
+from fallback.subnormals import require_subnormals
+from fallback.wires import WireInfo, arrived, round_message
+from fallback.workspace import own_workspace
+
+Rows = Sequence[NDArray[Any]]  # a member each: (batch entries, elements)
+Places = NDArray[np.uint64]
+
+
+def fold_sent(
+    spec: FoldSpec,
+    group: Members,
+    *,
+    batch_ndim: int = 0,
+    call: int = 0,
+    batch_offset: Any = 0,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """`run_fold` with a `wire` or levels.
+
+    **Raises**: as `run_fold`; TypeError for complex members.
+    """
+    require_subnormals()
+    kind, shape = kind_of(group.dtype), group.shape
+    if kind == "complex":
+        raise TypeError(f"{group.dtype} members: expected real ones beside wire and groups_of")
+    check_batch(batch_ndim, shape)
+    if kind != "float":  # integers wrap, in any order
+        plain = replace(spec.plain, order="linear", cut_axis=None)
+        members = [group.block(m, ()) for m in range(group.count)]
+        return run_fold(plain, members, batch_ndim=batch_ndim, out=out)
+    batch, value = shape[:batch_ndim], shape[batch_ndim:]
+    places = np.broadcast_to(check_batch_offset(batch_offset, batch), batch).reshape(-1)
+    result = np.dtype(spec.out_dtype or group.dtype)
+    if out is None:
+        out = memory.empty(shape, result)
+    else:
+        check_out(out, shape, result)
+    cut = None if spec.groups_of else spec.cut_axis
+    order = _slices_first(value, cut, group.count) if cut is not None else None
+    entries, size = math.prod(batch), math.prod(value)
+    rows = [group.block(m, ()).reshape(entries, size) for m in range(group.count)]
+    if order is not None:
+        rows = [np.take(row, order, axis=1) for row in rows]
+    row = value[-1] if value else 1
+    if cut is not None and cut == len(value) - 1:
+        row //= group.count
+    level = _Level(replace(spec, cut_axis=None, out_dtype=result), call, row, order)
+    total = level.fold(rows, places)
+    target = out.reshape(entries, size)
+    if order is None:
+        target[...] = total
+    else:
+        target[:, order] = total
+    return out
+
+
+@lru_cache(maxsize=64)
+def _slices_first(value: tuple[int, ...], axis: int, members: int) -> NDArray[np.intp]:
+    """The elements of a value, slice by slice of an axis that is cut for its members."""
+    length = check_cut(axis, value, members)
+    places = np.arange(math.prod(value), dtype=np.intp)
+    slices = places.reshape(*value[:axis], members, length, *value[axis + 1 :])
+    return np.moveaxis(slices, axis, 0).reshape(-1)
+
+
+class _Level:
+    """One level of a fold, and those across it.
+
+    **Arguments**: `row` is the length of a value's rows; `order` has the elements' numbers, if they
+    are not 0, 1, ...
+    """
+
+    def __init__(
+        self,
+        spec: FoldSpec,
+        call: int,
+        row: int,
+        order: NDArray[np.intp] | None = None,
+        number: int = 0,
+    ) -> None:
+        self.spec, self.call, self.row, self.order, self.number = spec, call, row, order, number
+
+    def fold(self, rows: Rows, places: Places) -> NDArray[Any]:
+        """The result (entries, elements), as members receive it."""
+        if self.spec.groups_of is None:
+            return self._fold_one(self.spec, rows, places)
+        return self._fold_groups(self.spec.groups_of, rows, places)
+
+    def _fold_groups(self, size: int, rows: Rows, places: Places) -> NDArray[Any]:
+        spec, across = self.spec, self.spec.across
+        assert across is not None
+        groups = [rows[first : first + size] for first in range(0, len(rows), size)]
+        dtype, (entries, elements) = rows[0].dtype, rows[0].shape
+        inner = replace(
+            spec.plain,
+            wire=spec.wire,
+            gathered=False,
+            accumulate=_accumulator(spec, dtype, len(groups[0]), rows[0].shape),
+            divisor=None,
+        )
+        inner = replace(inner, out_dtype=partial_dtype(dtype, inner.accumulate))
+        count = np.uint64(len(groups))
+        sums = [
+            self._fold_one(inner, group, places * count + np.uint64(number))
+            for number, group in enumerate(groups)
+        ]
+        changes: dict[str, Any] = {
+            name: getattr(spec, name) for name in ("out_dtype", "divisor", "gathered")
+        }
+        if across.accumulate is None:
+            changes["accumulate"] = inner.accumulate
+        above = replace(across, **changes)
+        plan = _plan(inner, dtype, len(groups[0]), (entries, elements))
+        blocks = [(a, b) for a, b in pairwise(_edges(plan)) if a < b]
+        out = np.empty((entries, elements), spec.out_dtype)
+        for number, (a, b) in enumerate(blocks):
+            level = _Level(above, self.call, self.row, None, self.number + 1)
+            at = places * np.uint64(len(blocks)) + np.uint64(number)
+            out[:, a:b] = level.fold([total[:, a:b] for total in sums], at)
+        if spec.wire and spec.wire.at_result and spec.gathered and len(groups[0]) > 1:
+            run = _Run(self, replace(inner, out_dtype=spec.out_dtype), groups[0], places)
+            run.share(lambda box: run.send_result(box, out))
+        return out
+
+    def _fold_one(self, spec: FoldSpec, rows: Rows, places: Places) -> NDArray[Any]:
+        """A fold without levels."""
+        spec = replace(spec, stream=2 * self.number)
+        if spec.wire is None or len(rows) == 1:
+            return run_fold(spec.plain, rows, batch_ndim=1, call=self.call, batch_offset=places)
+        out = np.empty(rows[0].shape, spec.out_dtype)
+        run = _Run(self, spec, rows, places)
+        if run.plan.order == EXACT:
+            run.fold_exactly(out)
+        else:
+            run.share(lambda box: run.fold(box, out))
+        if spec.wire.at_result and spec.gathered:
+            run.share(lambda box: run.send_result(box, out))
+        return out
+
+
+class _Box:
+    """Some entries and elements: whole blocks of what has one scale."""
+
+    def __init__(self, entries: slice, first: int, end: int) -> None:
+        self.entries, self.first, self.end = entries, first, end
+
+    @property
+    def index(self) -> tuple[slice, slice]:
+        return self.entries, slice(self.first, self.end)
+
+
+class _Run:
+    """A fold without levels whose messages are rounded."""
+
+    def __init__(self, level: _Level, spec: FoldSpec, rows: Rows, places: Places) -> None:
+        assert spec.wire is not None
+        self.level, self.spec, self.rows, self.places = level, spec, rows, places
+        self.wire: WireInfo = spec.wire
+        self.members, self.shape = len(rows), rows[0].shape
+        self.plan = _plan(spec, rows[0].dtype, self.members, self.shape)
+        self.arithmetic: Arithmetic = self.plan.arithmetic
+        self.edges = _edges(self.plan)
+        self.starts = self.wire.starts(sorted(set(self.edges)), level.row)
+        self.added = Lanes(spec.seed, level.call, 2 * level.number)
+        self.sent = Lanes(spec.seed, level.call, 2 * level.number + 1)
+
+    # How the work is cut
+
+    def boxes(self) -> list[_Box]:
+        entries, elements = self.shape
+        if not entries or not elements:
+            return []
+        if self.level.order is not None and (self.wire.draws or self.arithmetic.stochastic):
+            return [_Box(slice(0, entries), 0, elements)]  # their numbers are drawn together
+        cuts = self.starts.tolist()
+        if self.wire.scale is None:
+            cuts = list(range(0, elements, limits.BLOCK))
+        rows = max(1, min(entries, limits.BLOCK // max(1, elements)))
+        width = max(1, limits.BLOCK // rows)
+        spans, first = [], 0
+        for cut, following in pairwise([*cuts, elements]):
+            if following - first > width and cut > first:
+                spans.append((first, cut))
+                first = cut
+        spans.append((first, elements))
+        return [
+            _Box(slice(e, min(e + rows, entries)), a, b)
+            for e in range(0, entries, rows)
+            for a, b in spans
+        ]
+
+    def share(self, job: Any) -> None:
+        def run(box: _Box) -> None:
+            require_subnormals()
+            with np.errstate(all="ignore"):
+                job(box)
+
+        threads.share(run, self.boxes(), math.prod(self.shape) * self.members)
+
+    # A box
+
+    def fold(self, box: _Box, out: NDArray[Any]) -> None:
+        order = self.plan.order
+        if isinstance(order, ReductionGraph) or order == "tree":
+            total = self._graph(box)
+        else:
+            total = self._chain(box)
+        workspace = own_workspace(limits.BLOCK)
+        held = np.empty(total.shape, out.dtype)
+        self.arithmetic.finish(total, held, self.members, self._draws(box), workspace)
+        out[box.index] = held
+
+    def fold_exactly(self, out: NDArray[Any]) -> None:
+        """Of all members at once."""
+        spec = replace(self.spec.plain, accumulate=self.arithmetic.accumulator)
+        members = np.empty((self.members, *self.shape), self.arithmetic.computing)
+
+        def load(box: _Box) -> None:
+            for member in range(self.members):
+                members[(member, *box.index)] = self._member(member, box)
+
+        self.share(load)
+        out[...] = run_fold(
+            spec, members, batch_ndim=1, call=self.level.call, batch_offset=self.places
+        )
+
+    def send_result(self, box: _Box, out: NDArray[Any]) -> None:
+        """Round a part of the result, in place, as it is sent round."""
+        part = out[box.index]
+        values = np.empty(part.shape, self.arithmetic.computing)
+        decode(part, values)
+        values = self._sent(values, box, self.members)
+        held = np.empty(part.shape, out.dtype)
+        encode(arrived(values, out.dtype), held, own_workspace(limits.BLOCK))
+        out[box.index] = held
+
+    def _chain(self, box: _Box) -> NDArray[Any]:
+        workspace, draws = own_workspace(limits.BLOCK), self._draws(box)
+        total = self._visited(0, box)
+        for step in range(1, self.members):
+            if self.wire.at_hops:
+                total = self._arrived(self._sent(total, box, step))
+            total += self._visited(step, box)
+            self.arithmetic.round_step(total, step, draws, workspace)
+        return total
+
+    def _graph(self, box: _Box) -> NDArray[Any]:
+        workspace, draws = own_workspace(limits.BLOCK), self._draws(box)
+        stack: list[NDArray[Any]] = []
+        for instruction in self._postfix:
+            if instruction >= 0:
+                stack.append(self._member(instruction, box))
+                continue
+            right, left = stack.pop(), stack.pop()
+            if self.wire.at_hops and self._first_is_sent:
+                left = self._arrived(self._sent(left, box, -instruction))
+            elif self.wire.at_hops:
+                right = self._arrived(self._sent(right, box, -instruction))
+            left += right
+            self.arithmetic.round_step(left, -instruction, draws, workspace)
+            stack.append(left)
+        return stack.pop()
+
+    @cached_property
+    def _postfix(self) -> tuple[int, ...]:
+        order = self.plan.order
+        graph = order if isinstance(order, ReductionGraph) else neighbours(self.members)
+        return graph.postfix
+
+    @cached_property
+    def _first_is_sent(self) -> bool:
+        order, (_, elements) = self.spec.order, self.shape
+        if not isinstance(order, Schedule):
+            return False
+        size = self.rows[0].dtype.itemsize
+        return isinstance(order.fold_of(self.members, elements, size), Binary)
+
+    def _visited(self, step: int, box: _Box) -> NDArray[Any]:
+        """What the chains of a box visit at a step, in memory of its own."""
+        order, members = self.plan.order, self.members
+        if order in ("linear", "reverse"):
+            return self._member(step if order == "linear" else members - 1 - step, box)
+        starts: Sequence[int] = range(members)
+        direction = 1
+        if isinstance(order, ChainSchedule):
+            starts, direction = order.starts, order.step
+        found = np.empty(
+            (box.entries.stop - box.entries.start, box.end - box.first), self.arithmetic.computing
+        )
+        for start, (a, b) in zip(starts, pairwise(self.edges), strict=True):
+            first, end = max(a, box.first), min(b, box.end)
+            if first < end:
+                part = _Box(box.entries, first, end)
+                member = (start + direction * step) % members
+                found[:, first - box.first : end - box.first] = self._member(member, part)
+        return found
+
+    def _member(self, member: int, box: _Box) -> NDArray[Any]:
+        """A member's values in the computing type, as they arrive."""
+        part = self.rows[member][box.index]
+        values = np.empty(part.shape, self.arithmetic.computing)
+        decode(part, values)
+        if self.wire.at_members:
+            values = self._arrived(self._sent(values, box, self.members + 1 + member))
+        return values
+
+    def _sent(self, values: NDArray[Any], box: _Box, step: int) -> NDArray[Any]:
+        first, end = np.searchsorted(self.starts, (box.first, box.end))
+        starts = self.starts[first:end] - box.first
+        lanes = self._lanes(self.sent, box, step) if self.wire.draws else None
+        return round_message(values, self.wire, starts, lanes)
+
+    def _arrived(self, values: NDArray[Any]) -> NDArray[Any]:
+        return arrived(values, self.arithmetic.accumulator)
+
+    # Random numbers
+
+    def _draws(self, box: _Box) -> Any:
+        return _BoxDraws(self, box) if self.arithmetic.stochastic else None
+
+    def _lanes(self, lanes: Lanes, box: _Box, step: int) -> NDArray[np.uint32]:
+        order = self.level.order
+        first, count = (box.first, box.end - box.first) if order is None else (0, len(order))
+        drawn = [
+            lanes.draw(count, start=first, step=step, batch_offset=int(place))
+            for place in self.places[box.entries]
+        ]
+        found = np.stack(drawn)
+        return found if order is None else found[:, order]
+
+
+class _BoxDraws:
+    """The lanes of a box's additions, as `fallback.draws.Draws`."""
+
+    def __init__(self, run: _Run, box: _Box) -> None:
+        self._run, self._box = run, box
+
+    def draw(self, shape: tuple[int, ...], step: int) -> NDArray[np.uint32]:
+        return self._run._lanes(self._run.added, self._box, step).reshape(shape)
+
+
+def _plan(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> FoldPlan:
+    return plan_fold(spec.plain, None, dtype, members, shape, 1)
+
+
+def _accumulator(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> Any:
+    """The accumulator of a level, where its field may be None."""
+    inexact = replace(spec.plain, order="linear") if spec.order == EXACT else spec.plain
+    return _plan(inexact, dtype, members, shape).arithmetic.accumulator
+
+
+def _edges(plan: FoldPlan) -> list[int]:
+    """Where the messages of an order begin and end."""
+    if plan.order == "ring":
+        return ring_bounds(plan.total, plan.count)
+    if isinstance(plan.order, ChainSchedule):
+        return list(plan.order.edges)
+    return [0, plan.total]

@@ -1,0 +1,212 @@
+"""What a value becomes on its way from one member to another: rounded, often with a scale by block.
+The contract is in docs/numerics.md, "On the wire"."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fallback import limits
+from fallback.formats import (
+    FLOAT64,
+    SUB_32_BIT,
+    FormatInfo,
+    NumberFormat,
+    is_sub_32_bit,
+    kind_of,
+)
+from fallback.rounding import check_rounding, rounder
+from fallback.workspace import own_workspace
+
+__all__ = ["AT", "INTEGERS", "SCALES", "WireInfo", "arrived", "round_message"]
+
+SCALES = (None, "amax", "floor", "ceil", "even")
+AT = ("hops", "ends", "members", "result")
+LEAST_SCALE = 2.0**-149
+LEAST_EXPONENT, MOST_EXPONENT = -127, 127
+
+
+def fixed_point(bits: int, fraction_bits: int = 0) -> FormatInfo:
+    """The numbers k / 2**fraction_bits of `bits` bits, of equal magnitudes on both sides of zero.
+
+    >>> fixed_point(8).largest, fixed_point(8, 6).largest
+    (127.0, 1.984375)
+    """
+    steps, unit = 2 ** (bits - 1) - 1, 2.0**-fraction_bits
+    width = bits - 2  # of the largest number, the leading bit not counted
+    largest = steps * unit
+    return FormatInfo(
+        width, width - fraction_bits, unit, largest, -largest, False, False, sub_32_bit=True
+    )
+
+
+#: The formats of wires that are no floating-point ones, by name.
+INTEGERS = {"int8": fixed_point(8), "int4": fixed_point(4)}
+
+
+@dataclass(frozen=True)
+class WireInfo:
+    """What members send, as the kernels take it.
+
+    **Arguments**:
+
+    - `format`: a floating-point dtype, or a FormatInfo of a signed format.
+    - `scale`: one of `SCALES`.
+    - `block`: the number of consecutive elements with one scale, "row", or None for a message.
+    - `rounding`: "nearest" or "stochastic".
+    - `at`: one of `AT`.
+
+    **Raises**: ValueError and TypeError for fields outside these.
+    """
+
+    format: NumberFormat
+    scale: str | None = None
+    block: int | str | None = None
+    rounding: str = "nearest"
+    at: str = "hops"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.format, FormatInfo):
+            object.__setattr__(self, "format", np.dtype(self.format))
+            if kind_of(np.dtype(self.format)) != "float":
+                raise TypeError(f"wire of {self.format}: expected a floating-point format")
+        elif not self.format.lowest < 0:
+            raise ValueError("wire of an unsigned format: expected one of both signs")
+        for name, choices in (("scale", SCALES), ("at", AT)):
+            if getattr(self, name) not in choices:
+                expected = ", ".join(map(repr, choices))
+                raise ValueError(f"wire {name}={getattr(self, name)!r}: expected one of {expected}")
+        check_rounding(self.rounding)
+        block = self.block
+        whole = isinstance(block, (int, np.integer)) and not isinstance(block, bool) and block > 0
+        if not whole and block not in (None, "row"):
+            raise ValueError(
+                f"wire block={block!r}: expected a positive number of elements, 'row' or None"
+            )
+        if whole:
+            object.__setattr__(self, "block", int(block))  # type: ignore[arg-type]
+        if block is not None and self.scale is None:
+            raise ValueError(f"wire block={block!r}: expected a scale beside it")
+        if self.scale is not None and not is_sub_32_bit(self.format):
+            raise ValueError(
+                f"wire scale={self.scale!r}: expected a format of fewer bits than float32, got "
+                f"{self.format}"
+            )
+
+    @property
+    def info(self) -> FormatInfo | None:
+        """The format's numbers; None for float32 and float64."""
+        return self.format if isinstance(self.format, FormatInfo) else SUB_32_BIT.get(self.format)
+
+    @property
+    def draws(self) -> bool:
+        """Whether rounding takes random numbers."""
+        return self.rounding == "stochastic" and is_sub_32_bit(self.format)
+
+    @property
+    def at_hops(self) -> bool:
+        """Whether partial sums are rounded."""
+        return self.at == "hops"
+
+    @property
+    def at_members(self) -> bool:
+        """Whether the members' own values are rounded."""
+        return self.at in ("ends", "members")
+
+    @property
+    def at_result(self) -> bool:
+        """Whether a result that is sent round is rounded."""
+        return self.at in ("hops", "ends", "result")
+
+    def starts(self, edges: list[int], row: int) -> NDArray[np.intp]:
+        """Where blocks of one scale begin, in messages from edges[k] to edges[k + 1]."""
+        if self.block is None or len(edges) < 2:
+            return np.array(edges[:-1], np.intp)
+        length = max(1, row) if self.block == "row" else int(self.block)
+        if self.block == "row":
+            rows = range(edges[0], edges[-1], length)
+            return np.array(sorted({*edges[:-1], *rows}), np.intp)
+        return np.concatenate([np.arange(a, b, length) for a, b in pairwise(edges)]).astype(np.intp)
+
+
+def round_message(
+    values: NDArray[Any],
+    wire: WireInfo,
+    starts: NDArray[np.intp],
+    lanes: NDArray[np.uint32] | None,
+) -> NDArray[Any]:
+    """What becomes of the values (batch, elements), float32 or float64; in new memory.
+
+    `starts` are the first elements of the blocks that have one scale, `lanes` the random numbers.
+    """
+    computing = values.dtype
+    info = wire.info
+    if info is not None and info.carrier == FLOAT64:
+        computing = FLOAT64
+    rows = values.astype(computing)
+    if not rows.size:
+        return rows.astype(values.dtype, copy=False)
+    round_block = rounder(computing, wire.format, wire.draws)
+    if wire.scale is None:
+        _round(rows, round_block, lanes)
+        return rows if computing == values.dtype else rows.astype(values.dtype)
+    assert info is not None
+    amax = np.maximum.reduceat(np.abs(rows), starts, axis=1)
+    scales = _scales(amax, wire.scale, info)
+    lengths = np.diff(starts, append=rows.shape[1])
+    spread = np.repeat(scales, lengths, axis=1)
+    rows /= spread
+    np.clip(rows, info.lowest, info.largest, out=rows)  # keeps NaN
+    _round(rows, round_block, lanes)
+    rows *= spread
+    return rows if computing == values.dtype else rows.astype(values.dtype)
+
+
+def _round(rows: NDArray[Any], round_block: Any, lanes: NDArray[np.uint32] | None) -> None:
+    workspace = own_workspace(limits.BLOCK)
+    for start in range(0, rows.size, limits.BLOCK):
+        block = rows.reshape(-1)[start : start + limits.BLOCK]
+        drawn = None if lanes is None else lanes.reshape(-1)[start : start + limits.BLOCK]
+        round_block(block, drawn, workspace)
+
+
+def _scales(amax: NDArray[Any], rule: str, info: FormatInfo) -> NDArray[Any]:
+    """The scale of each block; 1 for zeros, and NaN where a block arrives as NaN."""
+    finite = np.isfinite(amax)
+    magnitudes = np.where(finite & (amax > 0), amax, amax.dtype.type(1))
+    if rule == "amax":
+        quotient = (magnitudes / amax.dtype.type(info.largest)).astype(np.float32)
+        scales = np.maximum(quotient, np.float32(LEAST_SCALE)).astype(amax.dtype)
+        finite &= np.isfinite(scales)
+    else:
+        exponents = _exponents(magnitudes, rule, info)
+        scales = np.ldexp(amax.dtype.type(1), exponents)
+    scales[amax == 0] = 1
+    scales[~finite] = math.nan
+    return scales
+
+
+def _exponents(amax: NDArray[Any], rule: str, info: FormatInfo) -> NDArray[np.int32]:
+    """The exponents of scales that are powers of two."""
+    fractions, exponents = np.frexp(amax)  # a fraction of 1/2 is a power of two
+    exponents = exponents - 1
+    if rule == "ceil":
+        exponents = exponents + (fractions > 0.5)
+    elif rule == "even":
+        steps = 2.0 ** (info.fraction_bits + 1)
+        exponents = exponents + (np.rint(fractions * steps) == steps)
+    exponents = exponents - info.max_exponent
+    return np.clip(exponents, LEAST_EXPONENT, MOST_EXPONENT).astype(np.int32)
+
+
+def arrived(values: NDArray[Any], held: NumberFormat) -> NDArray[Any]:
+    """Values in the computing type, converted to the receiver's format to nearest, in place."""
+    to_held = rounder(values.dtype, held, False)
+    if not to_held.exact:
+        _round(values, to_held, None)
+    return values

@@ -1,0 +1,172 @@
+"""Wire: what a value is rounded to on its way from one replica to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fallback.formats import FormatInfo
+from fallback.wires import WireInfo, fixed_point
+
+from .formats import Format, FormatLike, as_format, kernel_format
+
+__all__ = ["Wire", "as_wire", "wire_info"]
+
+#: Formats without a dtype that folds take, by the names of ml_dtypes and of the MX specification.
+NAMED: dict[str, Format | FormatInfo] = {
+    "float6_e2m3fn": Format(2, 3, has_infinities=False, high_nans=0, name="float6_e2m3fn"),
+    "float6_e3m2fn": Format(3, 2, has_infinities=False, high_nans=0, name="float6_e3m2fn"),
+    "float4_e2m1fn": Format(2, 1, has_infinities=False, high_nans=0, name="float4_e2m1fn"),
+    "int8": fixed_point(8),
+    "int4": fixed_point(4),
+    "mxint8": fixed_point(8, 6),
+}
+_MX = ("float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "int8")
+
+
+@dataclass(frozen=True, repr=False)
+class Wire:
+    """What a value becomes wherever a replica sends it: rounded, often with a scale by block.
+
+    The documentation's page on numerics says, under "On the wire", what is sent, and the bits.
+
+    **Arguments**
+
+    - `format`: a floating-point dtype; a `Format`; or a name: that of a dtype, "float6_e2m3fn",
+      "float6_e3m2fn" or "float4_e2m1fn", "int8" or "int4" (integers up to 127 or 7), or "mxint8"
+      (multiples of 1/64 below 2).
+    - `scale`: None: values are rounded as they are. Else how the scale of a block follows from its
+      largest magnitude: "amax" (float32; it becomes the format's largest number), or as a power of
+      two, "floor", "ceil" or "even".
+    - `block`: the number of consecutive elements that share a scale, "row" for those of the last
+      axis, or None for all that a message holds.
+    - `rounding`: "nearest" or "stochastic", by the seed of the Reduction.
+    - `at`: what is rounded: "hops" (each partial sum that is sent, and the result), "ends" (each
+      member's value, and the result), "members" or "result".
+
+    Wires are immutable, hashable and compare by value. TypeError for a format that is not
+    floating-point, ValueError for a field outside these, for a scale of a format of 32 bits or
+    more, and for a block without a scale.
+
+    >>> import gpusim, numpy as np
+    >>> wire = gpusim.Wire("int8", scale="amax", block=64, at="ends")
+    >>> wire
+    Wire('int8', scale='amax', block=64, at='ends')
+    >>> x = np.array([[1.0, 0.3], [1.0, 0.004]], np.float32)
+    >>> ring = gpusim.Reduction(wire=wire)
+    >>> gpusim.collectives.psum(x, reduction=ring).value
+    array([2.        , 0.31496063], dtype=float32)
+    """
+
+    format: DTypeLike | FormatLike
+    scale: str | None = None
+    block: int | str | None = None
+    rounding: str = "nearest"
+    at: str = "hops"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", _format(self.format))
+        object.__setattr__(self, "block", self.info.block)  # which checks all fields
+
+    @classmethod
+    def mx(cls, format: DTypeLike | FormatLike, scale: str = "floor", **others: Any) -> Wire:
+        """The wire of an MX format (OCP specification 1.0): blocks of 32, power-of-two scales.
+
+        **Arguments**:
+
+        - `format`: "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float6_e3m2fn",
+          "float4_e2m1fn", or "int8", which are MX's fixed-point numbers, "mxint8".
+        - `scale`, `others`: as for Wire.
+
+        **Raises**: ValueError for any other format; and as Wire.
+
+        >>> Wire.mx("float4_e2m1fn", "even")
+        Wire('float4_e2m1fn', scale='even', block=32)
+        """
+        name = format if isinstance(format, str) else _name(_format(format))
+        if name not in _MX:
+            expected = ", ".join(map(repr, _MX))
+            raise ValueError(f"Wire.mx({name!r}): expected one of {expected}")
+        return cls("mxint8" if name == "int8" else name, scale, **{"block": 32, **others})
+
+    @property
+    def info(self) -> WireInfo:
+        """The wire as the kernels take it."""
+        found = NAMED.get(self.format) if isinstance(self.format, str) else self.format
+        if not isinstance(found, FormatInfo):
+            found = kernel_format(cast(Any, found))
+        assert found is not None
+        return WireInfo(found, self.scale, self.block, self.rounding, self.at)
+
+    @property
+    def bits(self) -> int:
+        """The bits of an element on the wire.
+
+        >>> Wire("float6_e3m2fn").bits, Wire("bfloat16").bits
+        (6, 16)
+        """
+        if isinstance(self.format, str):
+            named = NAMED[self.format]
+            return named.bits if isinstance(named, Format) else (4 if self.format == "int4" else 8)
+        if isinstance(self.format, Format):
+            return self.format.bits
+        return 8 * np.dtype(cast(DTypeLike, self.format)).itemsize
+
+    @property
+    def scale_bits(self) -> int:
+        """The bits of a block's scale: 32, or 8 for a power of two; 0 without one.
+
+        >>> Wire("int8", "amax").scale_bits, Wire.mx("int8").scale_bits
+        (32, 8)
+        """
+        return {None: 0, "amax": 32}.get(self.scale, 8)
+
+    def __repr__(self) -> str:
+        shown = [repr(_name(self.format))]
+        for each in fields(self)[1:]:
+            value = getattr(self, each.name)
+            if value != each.default:
+                shown.append(f"{each.name}={value!r}")
+        return f"Wire({', '.join(shown)})"
+
+
+def as_wire(given: Any) -> Wire | None:
+    """A Wire for a format; Wires and None as they are."""
+    return given if given is None or isinstance(given, Wire) else Wire(given)
+
+
+def wire_info(given: Any) -> WireInfo | None:
+    """A Wire, or a format, as the kernels take it."""
+    wire = as_wire(given)
+    return None if wire is None else wire.info
+
+
+def _format(given: Any) -> Any:
+    """A dtype, a Format, or a name of `NAMED`."""
+    name = given if isinstance(given, str) else _dtype_name(given)
+    if name in NAMED:
+        return name
+    general = as_format(given)
+    if general is not None:
+        return general
+    try:
+        return np.dtype(given)
+    except TypeError:
+        names = ", ".join(map(repr, NAMED))
+        raise TypeError(
+            f"wire {given!r}: expected a floating-point dtype, a Format, or one of {names}"
+        ) from None
+
+
+def _dtype_name(given: Any) -> str | None:
+    try:
+        return None if given is None else np.dtype(given).name
+    except TypeError:
+        return None
+
+
+def _name(format: Any) -> Any:
+    return format.name if isinstance(format, np.dtype) else format
