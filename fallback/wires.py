@@ -9,21 +9,25 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fallback import limits
+from fallback.decode import decode, encode
 from fallback.formats import (
     FLOAT64,
     SUB_32_BIT,
     FormatInfo,
     NumberFormat,
+    computing_dtype,
     is_sub_32_bit,
     kind_of,
 )
-from fallback.rounding import check_rounding, rounder
+from fallback.philox import Lanes
+from fallback.rounding import check_counter, check_places, check_rounding, rounder
+from fallback.subnormals import require_subnormals
 from fallback.workspace import own_workspace
 
-__all__ = ["AT", "INTEGERS", "SCALES", "WireInfo", "arrived", "round_message"]
+__all__ = ["AT", "INTEGERS", "SCALES", "WireInfo", "arrived", "round_message", "round_to_wire"]
 
 SCALES = (None, "amax", "floor", "ceil", "even")
 AT = ("hops", "ends", "members", "result")
@@ -164,6 +168,50 @@ def round_message(
     _round(rows, round_block, lanes)
     rows *= spread
     return rows if computing == values.dtype else rows.astype(values.dtype)
+
+
+def round_to_wire(
+    x: ArrayLike,
+    wire: WireInfo,
+    *,
+    rounding: str = "nearest",
+    seed: int = 0,
+    step: int = 1,
+    call: int = 0,
+    place: ArrayLike = 0,
+    batch_ndim: int = 0,
+) -> NDArray[Any]:
+    """What becomes of values that are sent, each whole: `fallback.round_to` for a wire.
+
+    The result has the dtype of `x`. `rounding` is the wire's own. Other arguments and errors are
+    those of `round_to`.
+
+    >>> wire = WireInfo(INTEGERS["int4"], "amax")
+    >>> round_to_wire(np.array([7.0, 2.2, -0.4], np.float32), wire).tolist()
+    [7.0, 2.0, 0.0]
+    """
+    require_subnormals()
+    values = np.asarray(x)
+    if kind_of(values.dtype) != "float":
+        raise TypeError(f"x: {values.dtype} given, expected a floating-point dtype")
+    batch, shape = values.shape[:batch_ndim], values.shape[batch_ndim:]
+    common, places = check_places(place, batch)
+    lanes = Lanes(check_counter("seed", seed), check_counter("call", call))
+    entries, elements = math.prod(batch), math.prod(shape)
+    rows = np.empty((entries, elements), computing_dtype(values.dtype))
+    decode(values.reshape(rows.shape), rows)
+    drawn = None
+    if wire.draws and rows.size:
+        at = [common] * entries if places is None else places.reshape(-1).tolist()
+        drawn = np.stack(
+            [lanes.draw(elements, start=0, step=step, batch_offset=each) for each in at]
+        )
+    with np.errstate(all="ignore"):
+        starts = wire.starts([0, elements] if elements else [0], shape[-1] if shape else 1)
+        sent = arrived(round_message(rows, wire, starts, drawn), values.dtype)
+    out = np.empty(rows.shape, values.dtype)
+    encode(sent, out, own_workspace(limits.BLOCK))
+    return out.reshape(values.shape)
 
 
 def _round(rows: NDArray[Any], round_block: Any, lanes: NDArray[np.uint32] | None) -> None:

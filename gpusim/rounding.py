@@ -5,12 +5,14 @@ Each is one correct rounding, to nearest or stochastic, with the same bits every
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fallback.formats import FormatInfo, is_sub_32_bit
+from fallback.wires import WireInfo, round_to_wire
 
 from .collectives.kernels import empty, kernels
 from .formats import Format, FormatLike, kernel_format
@@ -19,13 +21,14 @@ from .maps.axis_environment import Axes, axis_environment, global_indices, union
 from .maps.mapped_array.align import lead, lead_full, sizes
 from .maps.mapped_array.array import Array, MappedArray, unpack, wrap, wrap_array
 from .maps.names import AxisName, resolve_names
+from .wires import Wire
 
 __all__ = ["quantise_fpx", "round_to"]
 
 
 def round_to(
     x: Any,
-    dtype: DTypeLike | FormatLike,
+    dtype: DTypeLike | FormatLike | Wire,
     *,
     rounding: str = "nearest",
     seed: Any = 0,
@@ -41,10 +44,11 @@ def round_to(
     - `x`: an array or number of any floating-point dtype and shape; inside vmap also a
       MappedArray.
     - `dtype`: float64, float32, float16, bfloat16, one of float8_e5m2, float8_e4m3fn,
-      float8_e5m2fnuz and float8_e4m3fnuz; or a `Format`, or a FormatInfo of gfloat.
+      float8_e5m2fnuz and float8_e4m3fnuz; or a `Format`, or a FormatInfo of gfloat. Or a `Wire`:
+      the whole value is a message, which arrives in the dtype of `x`. (On the host.)
     - `rounding`: ``"nearest"``, ties to even, or ``"stochastic"``, which takes the upper neighbour
       with the probability that makes the mean exact. Stochastic rounding applies to formats of
-      fewer bits than float32.
+      fewer bits than float32. A Wire has its own.
     - `seed`: of stochastic rounding, 0 to 2**64 - 1; inside vmap it may be mapped. An element's
       random bits are a function of the seed, of its index in `x`, flattened, and of the replica:
       each one has bits of its own, the same under every map. Use another seed for each call that
@@ -62,6 +66,18 @@ def round_to(
     - TypeError: for dtypes that are not floating-point ones, and a seed that is not an integer.
     - ValueError: for another rounding, or a seed out of range.
     - NameError: for an axis name that is not bound.
+
+    What a wire loses can be sent with the next value (error feedback):
+
+    >>> import gpusim, numpy as np
+    >>> wire, residual = gpusim.Wire("int4", scale="amax"), np.zeros(2)
+    >>> for gradient in np.array([[7.0, 0.4], [7.0, 0.4], [7.0, 0.4]]):
+    ...     sent = gpusim.round_to(gradient + residual, wire)
+    ...     residual += gradient - sent
+    ...     print(sent, residual)
+    [7. 0.] [0.  0.4]
+    [7. 1.] [ 0.  -0.2]
+    [7. 0.] [0.  0.2]
 
     >>> import gpusim, ml_dtypes, numpy as np
     >>> x = 1 + 2.0**-8 + 2.0**-40
@@ -82,6 +98,10 @@ def round_to(
     """
     if dtype is None:  # NumPy's default would be float64
         raise TypeError("dtype=None: expected a floating-point dtype or a Format")
+    if isinstance(dtype, Wire):
+        if rounding not in ("nearest", dtype.rounding):
+            raise ValueError(f"rounding={rounding!r}: expected the rounding of {dtype}")
+        return _round(x, dtype.info, dtype.rounding, seed, axis_name)
     return _round(x, kernel_format(dtype), rounding, seed, axis_name)
 
 
@@ -169,17 +189,26 @@ def _stacked(x: Any) -> tuple[Array, Axes]:
 
 
 def _round(
-    x: Any, target: DTypeLike | FormatInfo, rounding: str, seed: Any, axis_name: AxisName
+    x: Any,
+    target: DTypeLike | FormatInfo | WireInfo,
+    rounding: str,
+    seed: Any,
+    axis_name: AxisName,
 ) -> Any:
     """`round_to` to a format of the kernels."""
     data, axes = _stacked(x)
-    target = target if isinstance(target, FormatInfo) else np.dtype(target)
+    target = target if isinstance(target, (FormatInfo, WireInfo)) else np.dtype(target)
     seeds, seed_axes = _seeds(seed)
     entries = axis_environment() if axis_name is None else resolve_names(axis_name)
-    round_to = kernels(data).round_to
-    if rounding != "stochastic" or not is_sub_32_bit(target):
+    round_to: Callable[..., Array] = kernels(data).round_to
+    if isinstance(target, WireInfo):
+        if on_device(data):
+            raise TypeError("round_to a Wire: expected an array on the host, got one on a GPU")
+        round_to = round_to_wire
+    narrow = is_sub_32_bit(target.format if isinstance(target, WireInfo) else target)
+    if rounding != "stochastic" or not narrow:
         first = int(seeds.flat[0]) if seeds.size else 0
-        return _like(x, round_to(data, target, rounding=rounding, seed=first))
+        return _like(x, round_to(data, target, rounding=rounding, seed=first, batch_ndim=len(axes)))
     places, own = global_indices(entries)
     mapped = union(union(axes, own), seed_axes)
     shape = sizes(mapped)
