@@ -8,6 +8,8 @@ from collections.abc import Iterator
 ORDERS = ("linear", "reverse", "tree", "ring")
 #: The order without an order: one rounding of the exact sum.
 EXACT = "exact"
+#: The order of integers: members are multiples of a unit that they have in common.
+FIXED = "fixed"
 
 
 def ring_bounds(elements: int, members: int) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fallback.formats import kind_of, real_of
 from fallback.operators import ARITHMETIC_OPS
-from fallback.orders import EXACT, ORDERS, ring_bounds
+from fallback.orders import EXACT, FIXED, ORDERS, ring_bounds
 
 __all__ = [
     "Balanced",
@@ -254,8 +254,8 @@ CompiledOrder = str | ChainSchedule | ReductionGraph
 
 
 def check_order(order: Order) -> Order:
-    """Return `order`; ValueError if it is neither one of the five names nor a Schedule."""
-    names = (*ORDERS, EXACT)
+    """Return `order`; ValueError if it is neither one of the six names nor a Schedule."""
+    names = (*ORDERS, EXACT, FIXED)
     if isinstance(order, Schedule) or order in names:
         return order
     raise ValueError(

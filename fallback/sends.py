@@ -22,13 +22,13 @@ from fallback.arguments import check_batch, check_batch_offset, check_cut, check
 from fallback.arithmetic import Arithmetic, partial_dtype
 from fallback.decode import decode, encode
 from fallback.fold import run_fold
-from fallback.formats import kind_of
+from fallback.formats import FLOAT64, kind_of
 from fallback.members import Members
-from fallback.orders import EXACT, ring_bounds
+from fallback.orders import EXACT, FIXED, ring_bounds
 from fallback.philox import Lanes
 from fallback.plan import FoldPlan, plan_fold
 from fallback.schedules import Binary, ChainSchedule, ReductionGraph, Schedule, neighbours
-from fallback.spec import FoldSpec
+from fallback.spec import FIXED_TYPES, FoldSpec
 from fallback.subnormals import require_subnormals
 from fallback.wires import WireInfo, arrived, round_message
 from fallback.workspace import own_workspace
@@ -56,7 +56,7 @@ def fold_sent(
         raise TypeError(f"{group.dtype} members: expected real ones beside wire and groups_of")
     check_batch(batch_ndim, shape)
     if kind != "float":  # integers wrap, in any order
-        plain = replace(spec.plain, order="linear", cut_axis=None)
+        plain = replace(_by_linear(spec), order="linear", cut_axis=None)
         members = [group.block(m, ()) for m in range(group.count)]
         return run_fold(plain, members, batch_ndim=batch_ndim, out=out)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
@@ -94,6 +94,13 @@ def _slices_first(value: tuple[int, ...], axis: int, members: int) -> NDArray[np
     return np.moveaxis(slices, axis, 0).reshape(-1)
 
 
+#: The wire of values that are sent as they are.
+UNROUNDED = WireInfo(FLOAT64, at="members")
+
+UNIT_BLOCK = 256
+"""Elements that have a unit in common in the order "fixed"."""
+
+
 class _Level:
     """One level of a fold, and those across it.
 
@@ -126,10 +133,12 @@ class _Level:
             spec.plain,
             wire=spec.wire,
             gathered=False,
-            accumulate=_accumulator(spec, dtype, len(groups[0]), rows[0].shape),
             divisor=None,
         )
-        inner = replace(inner, out_dtype=partial_dtype(dtype, inner.accumulate))
+        held = _accumulator(spec, dtype, len(groups[0]), rows[0].shape)
+        if inner.order != FIXED:
+            inner = replace(inner, accumulate=held)
+        inner = replace(inner, out_dtype=partial_dtype(dtype, held))
         count = np.uint64(len(groups))
         sums = [
             self._fold_one(inner, group, places * count + np.uint64(number))
@@ -138,8 +147,8 @@ class _Level:
         changes: dict[str, Any] = {
             name: getattr(spec, name) for name in ("out_dtype", "divisor", "gathered")
         }
-        if across.accumulate is None:
-            changes["accumulate"] = inner.accumulate
+        if across.accumulate is None and across.order != FIXED:
+            changes["accumulate"] = held
         above = replace(across, **changes)
         plan = _plan(inner, dtype, len(groups[0]), (entries, elements))
         blocks = [(a, b) for a, b in pairwise(_edges(plan)) if a < b]
@@ -156,15 +165,19 @@ class _Level:
     def _fold_one(self, spec: FoldSpec, rows: Rows, places: Places) -> NDArray[Any]:
         """A fold without levels."""
         spec = replace(spec, stream=2 * self.number)
-        if spec.wire is None or len(rows) == 1:
-            return run_fold(spec.plain, rows, batch_ndim=1, call=self.call, batch_offset=places)
+        fixed = spec.order == FIXED
+        if len(rows) == 1 or not (spec.wire or fixed):
+            plain = _by_linear(spec)
+            return run_fold(plain, rows, batch_ndim=1, call=self.call, batch_offset=places)
         out = np.empty(rows[0].shape, spec.out_dtype)
         run = _Run(self, spec, rows, places)
         if run.plan.order == EXACT:
             run.fold_exactly(out)
+        elif fixed:
+            run.share(lambda box: run.fold_fixed(box, out))
         else:
             run.share(lambda box: run.fold(box, out))
-        if spec.wire.at_result and spec.gathered:
+        if run.wire.at_result and spec.gathered:
             run.share(lambda box: run.send_result(box, out))
         return out
 
@@ -186,9 +199,8 @@ class _Run:
     """A fold without levels whose messages are rounded."""
 
     def __init__(self, level: _Level, spec: FoldSpec, rows: Rows, places: Places) -> None:
-        assert spec.wire is not None
         self.level, self.spec, self.rows, self.places = level, spec, rows, places
-        self.wire: WireInfo = spec.wire
+        self.wire: WireInfo = spec.wire or UNROUNDED
         self.members, self.shape = len(rows), rows[0].shape
         self.plan = _plan(spec, rows[0].dtype, self.members, self.shape)
         self.arithmetic: Arithmetic = self.plan.arithmetic
@@ -210,6 +222,9 @@ class _Run:
             cuts = sorted({*range(0, elements, limits.SENT_BLOCK), *self.edges[:-1]})
         long = elements >= limits.SENT_BLOCK // 4 * len(self.edges)  # a box for each block
         ends = set(self.edges) if long else ()
+        if self.spec.order == FIXED:
+            units = range(0, elements, UNIT_BLOCK)
+            cuts = [cut for cut in cuts if not cut % UNIT_BLOCK] if self.wire.scale else [*units]
         rows = max(1, min(entries, limits.SENT_BLOCK // max(1, elements)))
         width = max(1, limits.SENT_BLOCK // rows)
         spans, first = [], 0
@@ -261,6 +276,33 @@ class _Run:
         out[...] = run_fold(
             spec, members, batch_ndim=1, call=self.level.call, batch_offset=self.places
         )
+
+    def fold_fixed(self, box: _Box, out: NDArray[Any]) -> None:
+        """Add integers, exactly: multiples of a power of two that leaves room for all members."""
+        starts = np.arange(0, box.end - box.first, UNIT_BLOCK)
+        largest: Any = 0.0
+        for member in range(self.members):
+            magnitudes = np.abs(self._member(member, box)).astype(np.float64)
+            magnitudes[~np.isfinite(magnitudes)] = 0.0
+            largest = np.maximum(largest, np.maximum.reduceat(magnitudes, starts, axis=1))
+        bits = FIXED_TYPES[str(self.spec.accumulate or "int32")]
+        room = (self.members - 1).bit_length()
+        units = np.frexp(largest)[1] + (room - (bits - 2))
+        lengths = np.diff(starts, append=box.end - box.first)
+        exponents = np.repeat(units, lengths, axis=1)
+        total: Any = 0.0
+        special: Any = 0.0
+        for member in range(self.members):
+            values = self._member(member, box).astype(np.float64)
+            finite = np.isfinite(values)
+            total = total + np.rint(np.ldexp(np.where(finite, values, 0.0), -exponents))
+            special = special + np.where(finite, 0.0, values)
+        result = np.where(special != 0, special, np.ldexp(total, exponents))
+        if self.spec.divisor is not None:
+            result /= self.spec.divisor
+        held = np.empty(result.shape, out.dtype)
+        encode(arrived(result, out.dtype), held, own_workspace(limits.BLOCK))
+        out[box.index] = held
 
     def send_result(self, box: _Box, out: NDArray[Any]) -> None:
         """Round a part of the result, in place, as it is sent round."""
@@ -410,13 +452,20 @@ class _BoxDraws:
         return self._run._lanes(self._run.added, self._box, step).reshape(shape)
 
 
+def _by_linear(spec: FoldSpec) -> FoldSpec:
+    """The spec without phases."""
+    if spec.order != FIXED:
+        return spec.plain
+    return replace(spec.plain, order="linear", accumulate=None)
+
+
 def _plan(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> FoldPlan:
-    return plan_fold(spec.plain, None, dtype, members, shape, 1)
+    return plan_fold(_by_linear(spec), None, dtype, members, shape, 1)
 
 
 def _accumulator(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> Any:
     """The accumulator of a level, where its field may be None."""
-    inexact = replace(spec.plain, order="linear") if spec.order == EXACT else spec.plain
+    inexact = replace(spec.plain, order="linear") if spec.order == EXACT else spec
     return _plan(inexact, dtype, members, shape).arithmetic.accumulator
 
 

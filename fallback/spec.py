@@ -13,10 +13,13 @@ from numpy.typing import DTypeLike
 
 from fallback.formats import FormatInfo
 from fallback.operators import check_op
-from fallback.orders import EXACT
+from fallback.orders import EXACT, FIXED
 from fallback.rounding import check_counter, check_rounding
 from fallback.schedules import Order, Schedule, check_order
 from fallback.wires import WireInfo
+
+#: The accumulators of order="fixed", and their bits.
+FIXED_TYPES = {"int8": 8, "int16": 16, "int32": 32}
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,9 @@ class FoldSpec:
     - `op`: "sum", "prod", "max", "min", "logical_and" or "logical_or". "max" and "min" let NaN win
       and put -0 below +0.
     - `order`: "linear", "reverse", "tree", "ring", "exact" (the exact sum of all members, rounded
-      once), or a `fallback.schedules.Schedule`. The last two take all members at once, and a
-      Schedule takes no `cut_axis`.
+      once), "fixed" (a sum of integers, of the dtype `accumulate`, int32 for None), or a
+      `fallback.schedules.Schedule`. The last three take all members at once, and a Schedule takes
+      no `cut_axis`.
     - `accumulate`: the dtype that sums and products are rounded to after every operation. None is
       the members' own, but float32 for bfloat16 and float16 for the 8-bit formats. An exact sum is
       rounded to it once, and None is then `out_dtype`. The two parts of a complex member are
@@ -73,7 +77,7 @@ class FoldSpec:
     groups_of: int | None = None
     across: FoldSpec | None = None
     stream: int = 0
-    #: Whether what is sent is rounded, or members are folded in groups.
+    #: Whether `fallback.sends` folds it: what is sent is rounded, or members are in groups.
     in_phases: bool = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
@@ -87,6 +91,8 @@ class FoldSpec:
             )
         if self.order == EXACT:
             check_exact(self.op, self.accumulate, self.rounding)
+        if self.order == FIXED:
+            check_fixed(self.op, self.accumulate, self.rounding)
         check_sends(self.op, self.order, self.wire, self.groups_of, self.across)
         changed: dict[str, Any] = {"seed": check_counter("seed", self.seed)}
         if self.accumulate is not None and not isinstance(self.accumulate, FormatInfo):
@@ -97,7 +103,7 @@ class FoldSpec:
             object.__setattr__(self, name, value)
         settings = (self.op, self.order, self.accumulate, self.out_dtype, self.rounding)
         numbers = self.seed, self.divisor, self.cut_axis
-        phases = self.wire is not None or self.groups_of is not None
+        phases = self.wire is not None or self.groups_of is not None or self.order == FIXED
         object.__setattr__(self, "in_phases", phases)
         sends = self.wire, self.gathered, self.groups_of, self.across, self.stream
         object.__setattr__(self, "_hash", hash((*settings, *numbers, *sends)))
@@ -137,10 +143,10 @@ def check_sends(op: str, order: Any, wire: WireInfo | None, groups_of: Any, acro
         raise ValueError(f"op={op!r} beside {what}: expected op='sum', in across too")
     if order == "engine" or (across is not None and across.order == "engine"):
         raise ValueError(f"order='engine' beside {what}: expected an order of the contract")
-    if order == EXACT and wire is not None and wire.at_hops:
+    if order in (EXACT, FIXED) and wire is not None and wire.at_hops:
         raise ValueError(
-            "order='exact', wire at='hops': expected at='ends', 'members' or 'result'; an exact "
-            "sum has no partial sums to send"
+            f"order={order!r}, wire at='hops': expected at='ends', 'members' or 'result'; the "
+            "order has no partial sums of the members' kind to send"
         )
 
 
@@ -164,6 +170,19 @@ def check_exact(op: str, accumulate: Any, rounding: str) -> None:
             f"accumulate, a format of {bits} fraction bits, order='exact', rounding='stochastic': "
             "expected at most 19, or rounding='nearest'"
         )
+
+
+def check_fixed(op: str, accumulate: Any, rounding: str) -> None:
+    """ValueError or TypeError for what order="fixed" does not take."""
+    if op != "sum" or rounding != "nearest":
+        raise ValueError(
+            f"op={op!r}, rounding={rounding!r}, order='fixed': expected sums, rounded to nearest"
+        )
+    if accumulate is not None and (
+        isinstance(accumulate, FormatInfo) or np.dtype(accumulate).name not in FIXED_TYPES
+    ):
+        names = ", ".join(FIXED_TYPES)
+        raise TypeError(f"accumulate={accumulate!r}, order='fixed': expected {names} or None")
 
 
 class TreeNodes(NamedTuple):

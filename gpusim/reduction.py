@@ -15,9 +15,9 @@ from numpy.typing import DTypeLike
 
 from fallback.formats import kind_of
 from fallback.operators import OPS
-from fallback.orders import EXACT, ORDERS
+from fallback.orders import EXACT, FIXED, ORDERS
 from fallback.schedules import Schedule
-from fallback.spec import check_exact, check_sends
+from fallback.spec import check_exact, check_fixed, check_sends
 
 from .formats import Format, FormatLike, as_format, kernel_format
 from .twins import TWINS, Twin
@@ -25,7 +25,7 @@ from .wires import Wire, as_wire, wire_info
 
 __all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
 
-_ORDERS = (*ORDERS, EXACT, "engine")
+_ORDERS = (*ORDERS, EXACT, FIXED, "engine")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "op": OPS,
     "rounding": ("nearest", "stochastic"),
@@ -42,13 +42,15 @@ class Reduction:
     - `order`: the order of additions. "linear" is ((x0 + x1) + x2) + ...; "reverse" the same from
       the last; "tree" adds neighbours in pairs, level by level; "ring" cuts the value into as many
       blocks as there are members and starts block b at member b. "exact" rounds the exact sum of
-      all members once, to the same bits in every order. "engine" leaves the sum over the
+      all members once, to the same bits in every order. "fixed" adds integers, as switches do:
+      multiples of a unit that members have in common. "engine" leaves the sum over the
       instances of a World to the engine between them (see `like`). The name of a twin is the order
       of a real engine's all-reduce, and a `fallback.schedules.Schedule` any other one.
     - `accumulate`: the dtype every partial result is rounded to. None is the array's own, but
       float32 for bfloat16 and float16 for the 8-bit formats. A `Format`, or a FormatInfo of gfloat,
       is any other format, more slowly. With "exact", None is the result's own dtype, and any other
-      dtype is what the exact sum is rounded to before it.
+      dtype is what the exact sum is rounded to before it. With "fixed" it is the dtype of the
+      integers: int8, int16 or int32, which is None.
     - `rounding`: "nearest" (ties to even) or "stochastic", wherever a value is rounded to a format
       narrower than float32.
     - `seed`: of stochastic rounding, 0 to 2**64 - 1.
@@ -70,7 +72,7 @@ class Reduction:
     Traceback (most recent call last):
     ...
     ValueError: order='butterfly': expected one of 'linear', 'reverse', 'tree', 'ring', 'exact',
-    'engine', the name of a twin (Reduction.twins() lists them), or a Schedule
+    'fixed', 'engine', the name of a twin (Reduction.twins() lists them), or a Schedule
     """
 
     op: str = "sum"
@@ -101,6 +103,8 @@ class Reduction:
             )
         if self.order == EXACT:
             check_exact(self.op, kernel_format(self.accumulate), self.rounding)
+        if self.order == FIXED:
+            check_fixed(self.op, kernel_format(self.accumulate), self.rounding)
         object.__setattr__(self, "seed", _word("seed", self.seed))
         object.__setattr__(self, "wire", as_wire(self.wire))
         if self.across is not None and not isinstance(self.across, Reduction):
