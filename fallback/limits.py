@@ -21,6 +21,9 @@ HALF_WIDTH = 300
 # Elements of the rows that an exact sum adds at a time, in float64. A box has an eighth.
 EXACT_BLOCK = 64 * 1024
 
+# Elements of a box of a fold whose messages are rounded, which takes several buffers of its size.
+SENT_BLOCK = 64 * 1024
+
 # Blocks smaller than this are converted by NumPy's own casts: slow by the element, but one call.
 CAST_WIDTH = 1024
 

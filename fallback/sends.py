@@ -7,6 +7,7 @@ memory of a few blocks each, which threads share.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -173,6 +174,8 @@ class _Box:
 
     def __init__(self, entries: slice, first: int, end: int) -> None:
         self.entries, self.first, self.end = entries, first, end
+        #: The chains of its elements: the first member of each.
+        self.chains: list[tuple[int, _Box]] = []
 
     @property
     def index(self) -> tuple[slice, slice]:
@@ -204,20 +207,25 @@ class _Run:
             return [_Box(slice(0, entries), 0, elements)]  # their numbers are drawn together
         cuts = self.starts.tolist()
         if self.wire.scale is None:
-            cuts = list(range(0, elements, limits.BLOCK))
-        rows = max(1, min(entries, limits.BLOCK // max(1, elements)))
-        width = max(1, limits.BLOCK // rows)
+            cuts = sorted({*range(0, elements, limits.SENT_BLOCK), *self.edges[:-1]})
+        long = elements >= limits.SENT_BLOCK // 4 * len(self.edges)  # a box for each block
+        ends = set(self.edges) if long else ()
+        rows = max(1, min(entries, limits.SENT_BLOCK // max(1, elements)))
+        width = max(1, limits.SENT_BLOCK // rows)
         spans, first = [], 0
         for cut, following in pairwise([*cuts, elements]):
-            if following - first > width and cut > first:
+            if cut > first and (following - first > width or cut in ends):
                 spans.append((first, cut))
                 first = cut
         spans.append((first, elements))
-        return [
+        boxes = [
             _Box(slice(e, min(e + rows, entries)), a, b)
             for e in range(0, entries, rows)
             for a, b in spans
         ]
+        for box in boxes:
+            box.chains = self._chains(box)
+        return boxes
 
     def share(self, job: Any) -> None:
         def run(box: _Box) -> None:
@@ -267,6 +275,8 @@ class _Run:
     def _chain(self, box: _Box) -> NDArray[Any]:
         workspace, draws = own_workspace(limits.BLOCK), self._draws(box)
         total = self._visited(0, box)
+        if self._in_place:
+            total = total.copy()
         for step in range(1, self.members):
             if self.wire.at_hops:
                 total = self._arrived(self._sent(total, box, step))
@@ -277,18 +287,22 @@ class _Run:
     def _graph(self, box: _Box) -> NDArray[Any]:
         workspace, draws = own_workspace(limits.BLOCK), self._draws(box)
         stack: list[NDArray[Any]] = []
+        own: list[bool] = []  # whether an entry is not a member's own memory
         for instruction in self._postfix:
             if instruction >= 0:
                 stack.append(self._member(instruction, box))
+                own.append(not self._in_place)
                 continue
-            right, left = stack.pop(), stack.pop()
-            if self.wire.at_hops and self._first_is_sent:
-                left = self._arrived(self._sent(left, box, -instruction))
-            elif self.wire.at_hops:
-                right = self._arrived(self._sent(right, box, -instruction))
-            left += right
-            self.arithmetic.round_step(left, -instruction, draws, workspace)
-            stack.append(left)
+            kept, sent = (1, 0) if self._first_is_sent else (0, 1)
+            pair, copied = stack[-2:], not own[-2 + sent]
+            del stack[-2:], own[-2:]
+            total = pair[sent].copy() if copied else pair[sent]
+            if self.wire.at_hops:
+                total = self._arrived(self._sent(total, box, -instruction))
+            total += pair[kept]
+            self.arithmetic.round_step(total, -instruction, draws, workspace)
+            stack.append(total)
+            own.append(True)
         return stack.pop()
 
     @cached_property
@@ -305,29 +319,56 @@ class _Run:
         size = self.rows[0].dtype.itemsize
         return isinstance(order.fold_of(self.members, elements, size), Binary)
 
-    def _visited(self, step: int, box: _Box) -> NDArray[Any]:
-        """What the chains of a box visit at a step, in memory of its own."""
+    def _chains(self, box: _Box) -> list[tuple[int, _Box]]:
+        """The first member of each chain in a box, and the part of the box that it folds."""
         order, members = self.plan.order, self.members
-        if order in ("linear", "reverse"):
-            return self._member(step if order == "linear" else members - 1 - step, box)
-        starts: Sequence[int] = range(members)
-        direction = 1
-        if isinstance(order, ChainSchedule):
-            starts, direction = order.starts, order.step
-        found = np.empty(
-            (box.entries.stop - box.entries.start, box.end - box.first), self.arithmetic.computing
-        )
-        for start, (a, b) in zip(starts, pairwise(self.edges), strict=True):
-            first, end = max(a, box.first), min(b, box.end)
-            if first < end:
-                part = _Box(box.entries, first, end)
-                member = (start + direction * step) % members
-                found[:, first - box.first : end - box.first] = self._member(member, part)
-        return found
+        starts: Sequence[int] = order.starts if isinstance(order, ChainSchedule) else ()
+        if order == "ring":
+            starts = range(members)
+        if starts:
+            first = max(0, bisect_right(self.edges, box.first) - 1)
+            found = []
+            for block in range(first, len(starts)):
+                a, b = self.edges[block], self.edges[block + 1]
+                if a >= box.end:
+                    break
+                if a < b:
+                    part = _Box(box.entries, max(a, box.first), min(b, box.end))
+                    found.append((starts[block], part))
+            return found
+        return [(members - 1 if order == "reverse" else 0, box)]
+
+    @cached_property
+    def _direction(self) -> int:
+        order = self.plan.order
+        return order.step if isinstance(order, ChainSchedule) else -1 if order == "reverse" else 1
+
+    @cached_property
+    def _in_place(self) -> bool:
+        """Whether members are added as they lie in memory."""
+        return self.rows[0].dtype == self.arithmetic.computing and not self.wire.at_members
+
+    def _visited(self, step: int, box: _Box) -> NDArray[Any]:
+        """What the chains of a box visit at a step: a member's own memory if `_in_place`."""
+        members = [(first + self._direction * step) % self.members for first, _ in box.chains]
+        if len(members) == 1:
+            return self._member(members[0], box)
+        shape = box.entries.stop - box.entries.start, box.end - box.first
+        found = np.empty(shape, self.arithmetic.computing)
+        together = self.wire.at_members and not self.wire.draws
+        for member, (_, part) in zip(members, box.chains, strict=True):
+            target = found[:, part.first - box.first : part.end - box.first]
+            if together:
+                decode(self.rows[member][part.index], target)
+            else:
+                target[...] = self._member(member, part)
+        return self._arrived(self._sent(found, box, 0)) if together else found
 
     def _member(self, member: int, box: _Box) -> NDArray[Any]:
         """A member's values in the computing type, as they arrive."""
         part = self.rows[member][box.index]
+        if self._in_place:
+            return part
         values = np.empty(part.shape, self.arithmetic.computing)
         decode(part, values)
         if self.wire.at_members:
@@ -355,7 +396,7 @@ class _Run:
             lanes.draw(count, start=first, step=step, batch_offset=int(place))
             for place in self.places[box.entries]
         ]
-        found = np.stack(drawn)
+        found = drawn[0].reshape(1, -1) if len(drawn) == 1 else np.stack(drawn)
         return found if order is None else found[:, order]
 
 

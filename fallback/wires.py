@@ -140,7 +140,7 @@ def round_message(
     starts: NDArray[np.intp],
     lanes: NDArray[np.uint32] | None,
 ) -> NDArray[Any]:
-    """What becomes of the values (batch, elements), float32 or float64; in new memory.
+    """What becomes of the values (batch, elements), float32 or float64, which it may spoil.
 
     `starts` are the first elements of the blocks that have one scale, `lanes` the random numbers.
     """
@@ -148,7 +148,7 @@ def round_message(
     info = wire.info
     if info is not None and info.carrier == FLOAT64:
         computing = FLOAT64
-    rows = values.astype(computing)
+    rows = values.astype(computing, copy=False)
     if not rows.size:
         return rows.astype(values.dtype, copy=False)
     round_block = rounder(computing, wire.format, wire.draws)
@@ -156,9 +156,8 @@ def round_message(
         _round(rows, round_block, lanes)
         return rows if computing == values.dtype else rows.astype(values.dtype)
     assert info is not None
-    amax = np.maximum.reduceat(np.abs(rows), starts, axis=1)
-    scales = _scales(amax, wire.scale, info)
     lengths = np.diff(starts, append=rows.shape[1])
+    scales = _scales(_largest(rows, starts, lengths), wire.scale, info)
     spread = np.repeat(scales, lengths, axis=1)
     rows /= spread
     np.clip(rows, info.lowest, info.largest, out=rows)  # keeps NaN
@@ -173,6 +172,26 @@ def _round(rows: NDArray[Any], round_block: Any, lanes: NDArray[np.uint32] | Non
         block = rows.reshape(-1)[start : start + limits.BLOCK]
         drawn = None if lanes is None else lanes.reshape(-1)[start : start + limits.BLOCK]
         round_block(block, drawn, workspace)
+
+
+def _largest(
+    rows: NDArray[Any], starts: NDArray[np.intp], lengths: NDArray[np.intp]
+) -> NDArray[Any]:
+    """The largest magnitude of each block, NaN if it has one."""
+    magnitudes = np.abs(rows)
+    length, last = int(lengths[0]), int(lengths[-1])
+    if not length & (length - 1) and last <= length and (lengths[:-1] == length).all():
+        # Neighbours in pairs: NumPy's loop for each block would take longer.
+        whole = magnitudes[:, : rows.shape[1] // length * length]
+        while length > 1:
+            whole = np.maximum(whole[:, ::2], whole[:, 1::2])
+            length //= 2
+        if whole.shape[1] < len(starts):
+            rest = magnitudes[:, -last:].max(axis=1, keepdims=True)
+            whole = np.concatenate([whole, rest], axis=1)
+        return whole
+    found: NDArray[Any] = np.maximum.reduceat(magnitudes, starts, axis=1)
+    return found
 
 
 def _scales(amax: NDArray[Any], rule: str, info: FormatInfo) -> NDArray[Any]:
