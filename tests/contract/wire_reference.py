@@ -98,6 +98,7 @@ def values_of(given: Any) -> Values:
     """The numbers of a dtype, a name or a `gpusim.Format`."""
     if not isinstance(given, gpusim.Format):
         return NAMED[given if given in NAMED else np.dtype(given).name]
+    assert given.mantissa_bits or given.has_subnormals
     assert given.exponent_bits and given.is_signed and given.bias is not None
     assert given.high_nans is not None and given.has_negative_zero is not None
     code = 2 ** (given.exponent_bits + given.mantissa_bits) - 1
@@ -143,9 +144,11 @@ def round_to(
         if x.magnitude < values.smallest:
             low, ulp, share, odd = ZERO, values.smallest, x.magnitude / values.smallest, False
         else:
-            ulp = two(max(floor_log2(x.magnitude), values.min_exponent) - values.fraction_bits)
+            exponent = max(floor_log2(x.magnitude), values.min_exponent)
+            ulp = two(exponent - values.fraction_bits)
             steps, share = divmod(x.magnitude / ulp, 1)
-            low, odd = steps * ulp, steps % 2 == 1
+            code = steps if values.fraction_bits else exponent - values.min_exponent + 1
+            low, odd = steps * ulp, code % 2 == 1
         if lane is None:
             up = share > HALF or (share == HALF and odd)
         else:
@@ -383,14 +386,6 @@ def plan(
     return Plan([m for m, _ in cut], chains, from_zero)
 
 
-def cuts(order: Any, members: int, elements: int, itemsize: int) -> bool:
-    """Whether an order cuts the value."""
-    if isinstance(order, schedules.Schedule):
-        fold = case_of(order, members, elements, itemsize)
-        return isinstance(fold, schedules.Walk) and fold.cut is not None
-    return bool(order == "ring")
-
-
 # Folds, in levels.
 
 
@@ -462,7 +457,7 @@ class Fold:
         order, given = self.how.schedule, self.how.accumulate
         if given is not None:
             return Kind.of(given if isinstance(given, gpusim.Format) else given.name)
-        if order == "exact":
+        if order == "exact" and self.how.groups_of is None:
             return out
         if isinstance(order, schedules.Schedule) and order.hops == "own":
             return self.kind
@@ -493,9 +488,7 @@ class Fold:
                 continue
             chosen = [i for i, m in enumerate(messages) if m == message]
 
-            def drawn(
-                n: int, chosen: list[int] = chosen, at: int = step(message)
-            ) -> int | None:
+            def drawn(n: int, chosen: list[int] = chosen, at: int = step(message)) -> int | None:
                 if wire.rounding == "nearest" or values_of(wire.format).bits >= 32:
                     return None
                 return lane(
@@ -613,28 +606,20 @@ def fold_across(
             total = [own.rounded(x, own.accumulator, 1, i) for i, x in enumerate(total)]
         sums.append(total)
     result: list[Number] = [NAN] * size
-    first = len(groups[0])
-    blocks = block_count(level.how.schedule, first, size, fold.kind.itemsize, planned)
-    for message in sorted(set(planned.messages)):
+    blocks = sorted(set(planned.messages))  # those that are not empty
+    for number, message in enumerate(blocks):
         chosen = [i for i, m in enumerate(planned.messages) if m == message]
         arrived = fold_value(
             [[total[i] for i in chosen] for total in sums],
             [rows[i] for i in chosen],
             level.above,
             fold.accumulator,
-            place.inner(blocks, message),
+            place.inner(len(blocks), number),
             output,
         )
         for i, x in zip(chosen, arrived, strict=True):
             result[i] = x
     return result
-
-
-def block_count(order: Any, members: int, elements: int, itemsize: int, planned: Plan) -> int:
-    """How many blocks a level hands to the next one."""
-    if not cuts(order, members, elements, itemsize):
-        return 1
-    return members if order == "ring" else max(planned.messages, default=0) + 1
 
 
 def reference(
