@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from fallback import limits, memory, threads
 from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
-from fallback.arithmetic import Arithmetic, partial_dtype
+from fallback.arithmetic import Arithmetic
 from fallback.decode import decode, encode
 from fallback.fold import run_fold
-from fallback.formats import FLOAT64, kind_of
+from fallback.formats import FLOAT64, FormatInfo, kind_of
 from fallback.members import Members
 from fallback.orders import EXACT, FIXED, ring_bounds
 from fallback.philox import Lanes
@@ -105,7 +105,7 @@ class _Level:
     """One level of a fold, and those across it.
 
     **Arguments**: `row` is the length of a value's rows; `order` has the elements' numbers, if they
-    are not 0, 1, ...
+    are not 0, 1, ...; `first` is the number of the first element in the value of level 0.
     """
 
     def __init__(
@@ -115,8 +115,10 @@ class _Level:
         row: int,
         order: NDArray[np.intp] | None = None,
         number: int = 0,
+        first: int = 0,
     ) -> None:
-        self.spec, self.call, self.row, self.order, self.number = spec, call, row, order, number
+        self.spec, self.call, self.row, self.order = spec, call, row, order
+        self.number, self.first = number, first
 
     def fold(self, rows: Rows, places: Places) -> NDArray[Any]:
         """The result (entries, elements), as members receive it."""
@@ -138,29 +140,37 @@ class _Level:
         held = _accumulator(spec, dtype, len(groups[0]), rows[0].shape)
         if inner.order != FIXED:
             inner = replace(inner, accumulate=held)
-        inner = replace(inner, out_dtype=partial_dtype(dtype, held))
+        inner = replace(inner, out_dtype=held.carrier if isinstance(held, FormatInfo) else held)
         count = np.uint64(len(groups))
         sums = [
-            self._fold_one(inner, group, places * count + np.uint64(number))
+            self._fold_group(inner, group, places * count + np.uint64(number))
             for number, group in enumerate(groups)
         ]
         changes: dict[str, Any] = {
             name: getattr(spec, name) for name in ("out_dtype", "divisor", "gathered")
         }
-        if across.accumulate is None and across.order != FIXED:
-            changes["accumulate"] = held
+        if isinstance(held, FormatInfo) and across.accumulate is None:
+            if across.order not in (EXACT, FIXED):
+                changes["accumulate"] = held  # the members' type, which no dtype stands for
         above = replace(across, **changes)
         plan = _plan(inner, dtype, len(groups[0]), (entries, elements))
         blocks = [(a, b) for a, b in pairwise(_edges(plan)) if a < b]
         out = np.empty((entries, elements), spec.out_dtype)
         for number, (a, b) in enumerate(blocks):
-            level = _Level(above, self.call, self.row, None, self.number + 1)
+            level = _Level(above, self.call, self.row, None, self.number + 1, self.first + a)
             at = places * np.uint64(len(blocks)) + np.uint64(number)
             out[:, a:b] = level.fold([total[:, a:b] for total in sums], at)
         if spec.wire and spec.wire.at_result and spec.gathered and len(groups[0]) > 1:
             run = _Run(self, replace(inner, out_dtype=spec.out_dtype), groups[0], places)
             run.share(lambda box: run.send_result(box, out))
         return out
+
+    def _fold_group(self, spec: FoldSpec, rows: Rows, places: Places) -> NDArray[Any]:
+        """The sum of a group, rounded to the accumulator also where it is a single member."""
+        if len(rows) == 1:
+            spec = replace(_by_linear(spec), order="linear")
+            rows = [rows[0], np.full_like(rows[0], -0.0)]
+        return self._fold_one(spec, rows, places)
 
     def _fold_one(self, spec: FoldSpec, rows: Rows, places: Places) -> NDArray[Any]:
         """A fold without levels."""
@@ -205,7 +215,7 @@ class _Run:
         self.plan = _plan(spec, rows[0].dtype, self.members, self.shape)
         self.arithmetic: Arithmetic = self.plan.arithmetic
         self.edges = _edges(self.plan)
-        self.starts = self.wire.starts(sorted(set(self.edges)), level.row)
+        self.starts = self.wire.starts(sorted(set(self.edges)), level.row, level.first)
         self.added = Lanes(spec.seed, level.call, 2 * level.number)
         self.sent = Lanes(spec.seed, level.call, 2 * level.number + 1)
 

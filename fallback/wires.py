@@ -127,13 +127,16 @@ class WireInfo:
         """Whether a result that is sent round is rounded."""
         return self.at in ("hops", "ends", "result")
 
-    def starts(self, edges: list[int], row: int) -> NDArray[np.intp]:
-        """Where blocks of one scale begin, in messages from edges[k] to edges[k + 1]."""
+    def starts(self, edges: list[int], row: int, first: int = 0) -> NDArray[np.intp]:
+        """Where blocks of one scale begin, in messages from edges[k] to edges[k + 1].
+
+        `first` elements of the value, whose rows have `row`, lie before these.
+        """
         if self.block is None or len(edges) < 2:
             return np.array(edges[:-1], np.intp)
         length = max(1, row) if self.block == "row" else int(self.block)
         if self.block == "row":
-            rows = range(edges[0], edges[-1], length)
+            rows = range(-first % length, edges[-1], length)
             return np.array(sorted({*edges[:-1], *rows}), np.intp)
         return np.concatenate([np.arange(a, b, length) for a, b in pairwise(edges)]).astype(np.intp)
 

@@ -57,8 +57,8 @@ class Reduction:
     - `wire`: what is sent is rounded to it: a `Wire`, a dtype, a `Format`, or the name of one. For
       sums of arrays on the host.
     - `groups_of`, `across`: sums in levels. Consecutive members are summed in groups of so many by
-      this Reduction, and the groups' sums by the Reduction `across`, whose `accumulate=None` is
-      that of the groups.
+      this Reduction, and the groups' sums, which have the type of its accumulator, by the Reduction
+      `across`.
 
     Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
     TypeError for an `accumulate` that is not a dtype that adds. ValueError for products in "exact"

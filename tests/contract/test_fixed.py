@@ -140,3 +140,12 @@ def test_it_runs_everywhere() -> None:
 def test_what_is_refused(fields: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         Reduction(order="fixed", **fields)
+
+
+def test_groups_of_integers() -> None:
+    x = np.random.default_rng(3).standard_normal((7, 300)).astype(np.float32)
+    across = Reduction(order="fixed", accumulate="int16")
+    levels = Reduction(order="fixed", accumulate="int16", groups_of=3, across=across)
+    sums = [fold(x[a : a + 3], order="fixed", accumulate="int16") for a in (0, 3)] + [x[6]]
+    expected = fold(np.stack(sums), order="fixed", accumulate="int16")
+    assert np.array_equal(gpusim.collectives.psum(x, reduction=levels).value, expected)
