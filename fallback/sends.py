@@ -27,7 +27,7 @@ from fallback.members import Members
 from fallback.orders import EXACT, FIXED, ring_bounds
 from fallback.philox import Lanes
 from fallback.plan import FoldPlan, plan_fold
-from fallback.schedules import Binary, ChainSchedule, ReductionGraph, Schedule, neighbours
+from fallback.schedules import Binary, ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
 from fallback.spec import FIXED_TYPES, FoldSpec
 from fallback.subnormals import require_subnormals
 from fallback.wires import WireInfo, arrived, round_message
@@ -154,7 +154,7 @@ class _Level:
                 changes["accumulate"] = held  # the members' type, which no dtype stands for
         above = replace(across, **changes)
         plan = _plan(inner, dtype, len(groups[0]), (entries, elements))
-        blocks = [(a, b) for a, b in pairwise(_edges(plan)) if a < b]
+        blocks = [(a, b) for a, b in pairwise(_edges(inner, plan, dtype)) if a < b]
         out = np.empty((entries, elements), spec.out_dtype)
         for number, (a, b) in enumerate(blocks):
             level = _Level(above, self.call, self.row, None, self.number + 1, self.first + a)
@@ -214,7 +214,7 @@ class _Run:
         self.members, self.shape = len(rows), rows[0].shape
         self.plan = _plan(spec, rows[0].dtype, self.members, self.shape)
         self.arithmetic: Arithmetic = self.plan.arithmetic
-        self.edges = _edges(self.plan)
+        self.edges = _edges(spec, self.plan, rows[0].dtype)
         self.starts = self.wire.starts(sorted(set(self.edges)), level.row, level.first)
         self.added = Lanes(spec.seed, level.call, 2 * level.number)
         self.sent = Lanes(spec.seed, level.call, 2 * level.number + 1)
@@ -226,7 +226,9 @@ class _Run:
         if not entries or not elements:
             return []
         if self.level.order is not None and (self.wire.draws or self.arithmetic.stochastic):
-            return [_Box(slice(0, entries), 0, elements)]  # their numbers are drawn together
+            box = _Box(slice(0, entries), 0, elements)  # their numbers are drawn together
+            box.chains = self._chains(box)
+            return [box]
         cuts = self.starts.tolist()
         if self.wire.scale is None:
             cuts = sorted({*range(0, elements, limits.SENT_BLOCK), *self.edges[:-1]})
@@ -479,10 +481,14 @@ def _accumulator(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tupl
     return _plan(inexact, dtype, members, shape).arithmetic.accumulator
 
 
-def _edges(plan: FoldPlan) -> list[int]:
+def _edges(spec: FoldSpec, plan: FoldPlan, dtype: np.dtype[Any]) -> list[int]:
     """Where the messages of an order begin and end."""
     if plan.order == "ring":
         return ring_bounds(plan.total, plan.count)
     if isinstance(plan.order, ChainSchedule):
         return list(plan.order.edges)
+    if isinstance(spec.order, Schedule) and plan.count > 1 and plan.total:
+        fold = spec.order.fold_of(plan.count, plan.total, dtype.itemsize)
+        if isinstance(fold, Walk) and fold.cut is not None:  # its chains start at one member
+            return sorted(set(fold.cut.blocks(plan.count, plan.total, dtype.itemsize)))
     return [0, plan.total]

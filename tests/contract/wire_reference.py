@@ -338,6 +338,27 @@ class Plan(NamedTuple):
     from_zero: bool = False
 
 
+def fixed_sum(members: list[list[Number]], integers: str) -> list[Number]:
+    """The exact sum of multiples of a unit that 256 elements of all members have in common."""
+    bits, room = np.iinfo(integers).bits, 0
+    while 2**room < len(members):
+        room += 1
+    columns = list(zip(*members, strict=True))
+    found: list[Number] = []
+    while len(found) < len(columns):
+        block = columns[len(found) : len(found) + 256]
+        finite = [x.magnitude for column in block for x in column if x.finite]
+        largest = max(finite, default=ZERO)
+        unit = two(floor_log2(largest) + 1 + room - bits + 2) if largest else Fraction(1)
+        for column in block:
+            if all(x.finite for x in column):
+                total = sum(round(x.value / unit) for x in column) * unit  # ties to even
+                found.append(Number(total < 0, abs(total)))
+            else:
+                found.append(functools.reduce(add, column))
+    return found
+
+
 def case_of(order: schedules.Schedule, members: int, elements: int, itemsize: int) -> Any:
     power = 2 ** floor_log2(Fraction(members))
     for case in order.cases:
@@ -362,6 +383,7 @@ def plan(
     named = {
         "linear": schedules.Walk(),
         "exact": schedules.Walk(),
+        "fixed": schedules.Walk(),
         "reverse": schedules.Walk(start=-1, step=-1),
         "tree": schedules.Tree(),
         "ring": schedules.Walk(cut=schedules.Balanced()),
@@ -376,7 +398,9 @@ def plan(
         pairs = members - 2 ** floor_log2(Fraction(members)) if fold.pairs_first else 0
         return Plan([0] * elements, {0: tree(members, pairs)}, from_zero)
     cut: Cut = [(0, 0)] * elements
-    if isinstance(fold.cut, schedules.Balanced):
+    if members == 1:  # which sends nothing
+        pass
+    elif isinstance(fold.cut, schedules.Balanced):
         cut = balanced(elements, members)
     elif isinstance(fold.cut, schedules.Segments):
         cut = segments(fold.cut, elements, members, itemsize)
@@ -450,12 +474,14 @@ class Fold:
         self.computing = FLOAT64 if wide or wide_format else FLOAT32
         self.wire = level.how.wire
         self.computing_wire = self.computing
+        if self.how.order == "fixed":
+            self.computing = FLOAT64
         if self.wire is not None and not held_by_float32(values_of(self.wire.format)):
             self.computing_wire = FLOAT64
 
     def _accumulator(self, out: Kind) -> Kind:
         order, given = self.how.schedule, self.how.accumulate
-        if given is not None:
+        if given is not None and order != "fixed":
             return Kind.of(given if isinstance(given, gpusim.Format) else given.name)
         if order == "exact" and self.how.groups_of is None:
             return out
@@ -528,6 +554,8 @@ class Fold:
         if self.how.schedule == "exact":
             total = [functools.reduce(add, column) for column in zip(*members, strict=True)]
             return [self.rounded(x, self.accumulator, 1, i) for i, x in enumerate(total)]
+        if self.how.schedule == "fixed":
+            return fixed_sum(members, str(self.how.accumulate or "int32"))
         hops = self.wire is not None and self.wire.at == "hops"
         result: list[Number] = list(members[0])
         for message in sorted(set(messages)):
@@ -602,7 +630,7 @@ def fold_across(
         total = own.add_up(
             group, rows, plan(level.how.schedule, len(group), size, fold.kind.itemsize)
         )
-        if len(group) == 1:
+        if len(group) == 1 or level.how.order == "fixed":
             total = [own.rounded(x, own.accumulator, 1, i) for i, x in enumerate(total)]
         sums.append(total)
     result: list[Number] = [NAN] * size
