@@ -51,11 +51,6 @@ class FormatInfo:
         return self.min_exponent - self.fraction_bits
 
     @property
-    def is_fixed_point(self) -> bool:
-        """Whether all values are multiples of the smallest one."""
-        return self.fraction_bits > 0 and self.max_exponent == self.min_exponent
-
-    @property
     def overflow(self) -> float:
         """The result for a magnitude beyond the largest finite one."""
         return math.inf if self.has_infinity else math.nan

@@ -39,10 +39,8 @@ class FormatRounder:
 
 def rounded(
     block: NDArray[Any], info: FormatInfo, lanes: NDArray[np.uint32] | None
-) -> NDArray[Any]:
+) -> NDArray[np.float64]:
     """The values of `block` in one rounding to a format. All arithmetic here is exact."""
-    if lanes is None and info.is_fixed_point:
-        return _rounded_to_multiples(block, info)
     magnitudes = np.abs(block).astype(np.float64)
     exponents = np.frexp(magnitudes)[1] - 1
     np.maximum(exponents, info.min_exponent, out=exponents)
@@ -58,17 +56,6 @@ def rounded(
     np.copysign(result, block, out=result)
     if not info.has_negative_zero:
         result += 0.0
-    _overflow(result, info)
-    return result
-
-
-def _rounded_to_multiples(block: NDArray[Any], info: FormatInfo) -> NDArray[Any]:
-    """As `rounded` to nearest, where all values are multiples of the smallest one."""
-    unit = block.dtype.type(info.smallest)
-    result: NDArray[Any] = np.rint(block / unit)
-    result *= unit
-    if not info.has_negative_zero:
-        result += 0
     _overflow(result, info)
     return result
 

@@ -23,7 +23,13 @@ from fallback.formats import (
     kind_of,
 )
 from fallback.philox import Lanes
-from fallback.rounding import check_counter, check_places, check_rounding, rounder
+from fallback.rounding import (
+    check_counter,
+    check_places,
+    check_rounding,
+    round_block,
+    rounder,
+)
 from fallback.subnormals import require_subnormals
 from fallback.workspace import own_workspace
 
@@ -158,9 +164,9 @@ def round_message(
     rows = values.astype(computing, copy=False)
     if not rows.size:
         return rows.astype(values.dtype, copy=False)
-    round_block = rounder(computing, wire.format, wire.draws)
+    rounding = _rounder(wire, computing)
     if wire.scale is None:
-        _round(rows, round_block, lanes)
+        _round(rows, rounding, lanes)
         return rows if computing == values.dtype else rows.astype(values.dtype)
     assert info is not None
     lengths = np.diff(starts, append=rows.shape[1])
@@ -168,7 +174,7 @@ def round_message(
     spread = np.repeat(scales, lengths, axis=1)
     rows /= spread
     np.clip(rows, info.lowest, info.largest, out=rows)  # keeps NaN
-    _round(rows, round_block, lanes)
+    _round(rows, rounding, lanes)
     rows *= spread
     return rows if computing == values.dtype else rows.astype(values.dtype)
 
@@ -217,12 +223,23 @@ def round_to_wire(
     return out.reshape(values.shape)
 
 
-def _round(rows: NDArray[Any], round_block: Any, lanes: NDArray[np.uint32] | None) -> None:
+def _round(rows: NDArray[Any], rounding: Any, lanes: NDArray[np.uint32] | None) -> None:
     workspace = own_workspace(limits.BLOCK)
     for start in range(0, rows.size, limits.BLOCK):
         block = rows.reshape(-1)[start : start + limits.BLOCK]
         drawn = None if lanes is None else lanes.reshape(-1)[start : start + limits.BLOCK]
-        round_block(block, drawn, workspace)
+        rounding(block, drawn, workspace)
+
+
+def _rounder(wire: WireInfo, computing: np.dtype[Any]) -> Any:
+    """A Rounder for the wire's format: the one of dtypes also for formats that are like them."""
+    info = wire.info
+    if not isinstance(info, FormatInfo) or info.dtype is not None or wire.draws:
+        return rounder(computing, wire.format, wire.draws)
+    alike = info.fraction_bits and info.smallest == 2.0**info.min_ulp and info.largest < 2.0**127
+    if not alike or info.lowest != -info.largest:
+        return rounder(computing, wire.format, False)
+    return lambda block, _, workspace: round_block(block, info, None, workspace)
 
 
 def _largest(

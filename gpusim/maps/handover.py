@@ -51,24 +51,26 @@ class HandOver:
         self._lock = threading.Lock()
         self._lock.acquire()
         self._thread = 0  # the kernel's number of the thread that waits
-        self._mask: Any = None  # its cores, while it may run on one only
+        self._system: Any = None
+        self._mask: Any = None  # its cores,
+        self._masked = False  # while it may run on one only
 
     def wait(self) -> None:
         """Wait to be woken, in the one thread that does."""
-        self._thread = self._thread or threading.get_native_id()
+        if not self._thread:
+            self._thread, self._system = threading.get_native_id(), _system()
+            self._mask = ctypes.create_string_buffer(MASK_BYTES)
         self._lock.acquire()
-        mask, self._mask = self._mask, None
-        if mask is not None:
-            _system().sched_setaffinity(0, MASK_BYTES, mask)
+        if self._masked:
+            self._masked = False
+            self._system.sched_setaffinity(0, MASK_BYTES, self._mask)
 
     def wake(self, here: bool = False) -> None:
         """Let the other thread go on: `here`, on this core, if this thread is about to wait."""
-        system = _system() if here and self._thread else None
+        system = self._system if here else None
         if system is not None and 0 <= (core := system.sched_getcpu()) < 8 * MASK_BYTES:
-            mask = ctypes.create_string_buffer(MASK_BYTES)
-            if (
-                system.sched_getaffinity(self._thread, MASK_BYTES, mask) == 0
+            self._masked = (
+                system.sched_getaffinity(self._thread, MASK_BYTES, self._mask) == 0
                 and system.sched_setaffinity(self._thread, MASK_BYTES, _only(core)) == 0
-            ):
-                self._mask = mask
+            )
         self._lock.release()
