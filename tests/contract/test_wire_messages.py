@@ -89,7 +89,7 @@ def test_blocks_count_from_the_start_of_a_message_and_rows_end_in_it() -> None:
 
     def arrives(block: Any, order: str = "ring") -> list[Any]:
         wire = Wire("int4", "floor", block, at="result")
-        return found_by(x, Reduction(order=order, wire=wire)).tolist()  # type: ignore[no-any-return]
+        return found_by(x, Reduction(order=order, wire=wire)).tolist()
 
     assert arrives("row") == [[1, 1, 1, 96], [1, 1, 96, 0]]
     assert arrives(2) == [[1, 1, 1, 96], [0, 1, 96, 0]]

@@ -148,17 +148,19 @@ def cases(draw: st.DrawFn, depth: int = 0) -> tuple[np.ndarray, Reduction, dict[
         "call": draw(st.integers(0, 3)),
         "places": draw(st.integers(0, 2**20)),
     }
+    if not depth:
+        options["out_dtype"] = draw(st.none() | st.sampled_from(REALS))
     return numbers(draw(st.integers(0, 2**30)), (members, *shape), dtype), how, options
 
 
-@settings(max_examples=budget(150, full=6000), deadline=None)
+@settings(max_examples=budget(100, full=3000), deadline=None)
 @given(cases())
 def test_sums_have_the_bits_of_the_contract(case: Any) -> None:
     values, how, options = case
     check(values, how, **options)
 
 
-@settings(max_examples=budget(150, full=6000), deadline=None)
+@settings(max_examples=budget(100, full=3000), deadline=None)
 @given(st.integers(1, 3).flatmap(cases))
 def test_sums_in_levels_have_the_bits_of_the_contract(case: Any) -> None:
     values, how, options = case
@@ -236,7 +238,7 @@ def test_scalars_and_empty_values_are_sums_too(shape: tuple[int, ...]) -> None:
             check(values, Reduction(order=order, wire=wire, groups_of=2, across=across))
 
 
-@settings(max_examples=budget(40, full=1500), deadline=None)
+@settings(max_examples=budget(40, full=800), deadline=None)
 @given(reductions().filter(lambda how: how.order != "fixed"), st.integers(0, 2**30), st.data())
 def test_slices_of_rings_are_messages(how: Reduction, seed: int, data: Any) -> None:
     """psum_scatter in ring order: slices of one axis are the blocks, and no result is sent."""
@@ -249,7 +251,7 @@ def test_slices_of_rings_are_messages(how: Reduction, seed: int, data: Any) -> N
     check(values, how, batch_ndim=1, cut_axis=axis, gathered=False, places=np.array([5, 2**40]))
 
 
-@settings(max_examples=budget(40, full=1500), deadline=None)
+@settings(max_examples=budget(40, full=800), deadline=None)
 @given(st.integers(0, 2).flatmap(cases), st.integers(1, 40), st.integers(1, 40))
 def test_the_bits_do_not_depend_on_how_the_work_is_cut(case: Any, sent: int, block: int) -> None:
     values, how, options = case
