@@ -8,21 +8,26 @@ import gfloat
 import numpy as np
 import pytest
 from gfloat import formats as gfloat_formats
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gpusim
 from gpusim import Format, Reduction, Wire
 from tests.contract.test_wires import (
     FLOAT32,
     FORMATS,
+    REALS,
     WIDE,
     check,
     found_by,
     numbers,
     rounded,
     same,
+    wires,
 )
+from tests.contract.wire_reference import one_message
 from tests.oracles.budget import budget
-from tests.oracles.reference_fold import FLOATS
+from tests.oracles.reference_fold import FLOATS, codes_of
 
 DIRECT = [fmt for fmt in [*FORMATS, *WIDE] if isinstance(fmt, Format) or fmt in FLOATS]
 
@@ -109,6 +114,20 @@ def test_rows_across_are_those_of_the_value() -> None:
         check(values, Reduction(order="ring", groups_of=1, across=Reduction(wire=wire)))
     values = numbers(5, (4, 3, 5), FLOAT32)
     check(values, Reduction(order="ring", groups_of=2, across=Reduction(wire=wire)))
+
+
+@settings(max_examples=budget(60, full=3000), deadline=None)
+@given(wires().filter(bool), st.sampled_from(REALS), st.integers(0, 2**30))
+def test_round_to_a_wire_is_one_message(wire: Wire, dtype: Any, seed: int) -> None:
+    for shape in ((), (0,), (seed % 40,), (3, seed % 5), (2, 0)):
+        x = numbers(seed, shape, dtype)
+        assert codes_of(gpusim.round_to(x, wire, seed=seed)) == one_message(x, wire, seed)
+    values = numbers(seed, (3, 9), dtype)
+    for run in (gpusim.vmap, gpusim.pmap):
+        found = run(lambda x: gpusim.round_to(x, wire, seed=seed), axis_name="i")(values)
+        for replica, x in enumerate(values):
+            expected = one_message(x, wire, seed, replica)
+            assert codes_of(np.asarray(found[replica])) == expected
 
 
 # MX, beside an independent package
