@@ -334,6 +334,42 @@ def ddp(
 
 
 @program
+def ddp_hook(seed: int, hook: str, width: int = 24) -> Results:
+    """DDP whose buckets PyTorch's communication hook of that name sends."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    rank, _ = start()
+    model = nn.parallel.DistributedDataParallel(drawn(Network(width), seed), bucket_cap_mb=0.003)
+    if hook == "powerSGD_hook":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        function = getattr(default_hooks, hook)
+        if hook.endswith("wrapper"):
+            function = function(default_hooks.allreduce_hook)
+        if hook.startswith("bf16"):  # DDP refuses these names without NCCL
+            function = _renamed(function)
+        model.register_comm_hook(None, function)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = {}
+    for number, (x, y) in enumerate(batches(rank, 4, width, seed)):
+        step(model, optimizer, x, y)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            found[f"{number} {name}"] = parameter.grad.clone()
+    return found | weights(model)
+
+
+def _renamed(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def another(state: Any, bucket: Any) -> Any:
+        return hook(state, bucket)
+
+    return another
+
+
+@program
 def ddp_join(seed: int) -> Results:
     """DDP with uneven inputs."""
     rank, _ = start()

@@ -32,6 +32,15 @@ legacy: Any = np.random  # the global generator
 SIZES = [1, 2, 7, 33, 147, 1000]
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8"]
 
+HOOKS = [
+    "allreduce_hook",
+    "fp16_compress_hook",
+    "bf16_compress_hook",
+    "fp16_compress_wrapper",
+    "bf16_compress_wrapper",
+    "powerSGD_hook",
+]
+
 CASES: list[Case] = [
     (
         "collectives",
@@ -41,6 +50,7 @@ CASES: list[Case] = [
     ("groups", 3, {"seed": 0}),
     ("messages", 3, {"seed": 0}),
     ("ddp", 2, {"seed": 0, "dropout": 0.3}),
+    ("ddp_hook", 3, {"seed": 0, "hook": "fp16_compress_hook"}),
     ("fsdp2", 3, {"seed": 0, "low": "bfloat16"}),
     ("autocast", 3, {"seed": 0, "meet": True}),
     ("redistributed", 4, {"seed": 2, "shape": [2, 2]}),
@@ -81,6 +91,8 @@ def all_cases() -> list[Case]:
                 found.append((name, ranks, {"seed": seed}))
             for options in ({}, {"static": True}, {"accumulate": True}, {"dropout": 0.3}):
                 found.append(("ddp", ranks, {"seed": seed, **options}))
+            for hook in HOOKS:
+                found.append(("ddp_hook", ranks, {"seed": seed, "hook": hook}))
             for options in ({}, {"low": "bfloat16"}, {"checkpoint": f"saved-{ranks}-{seed}"}):
                 found.append(("fsdp2", ranks, {"seed": seed, **options}))
             found.append(("tensor_parallel", ranks, {"seed": seed, "sequence": True}))
