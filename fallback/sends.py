@@ -451,7 +451,7 @@ class _Run:
             for place in self.places[box.entries]
         ]
         found = drawn[0].reshape(1, -1) if len(drawn) == 1 else np.stack(drawn)
-        return found if order is None else found[:, order]
+        return found if order is None else found[:, order[box.first : box.end]]
 
 
 class _BoxDraws:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
+import gfloat
 import ml_dtypes
 import numpy as np
 import pytest
+from gfloat import formats as gfloat_formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from fallback import run_fold, threads
+from fallback import fold, run_fold, threads
 from fallback.schedules import Balanced, Binary, Case, Loops, Schedule, Segments, Tree, Walk
 from gpusim import Format, Reduction, Wire, collectives, lax
 from gpusim.collectives.fold import fold_spec
 from tests.contract import wire_reference
-from tests.contract.wire_reference import reference
 from tests.contract.fold_limits import fold_limits
+from tests.contract.wire_reference import reference
 from tests.oracles.budget import budget, slow
 from tests.oracles.reference_fold import FLOATS, codes_of
 
@@ -48,7 +49,7 @@ SCHEDULES: dict[str, Any] = {
     "a binary tree": Binary(),
 }
 ORDERS: list[Any] = ["linear", "reverse", "tree", "ring"]
-ORDERS += [Schedule((Case(fold),)) for fold in SCHEDULES.values()]
+ORDERS += [Schedule((Case(fold),)) for each in SCHEDULES.values()]
 ORDERS += [Schedule((Case(Walk(start=-1, step=-1)),), hops="own")]
 ACCUMULATORS: list[Any] = [*REALS, Format(6, 9), Format(5, 16, has_infinities=False)]
 
@@ -307,3 +308,350 @@ def test_hops_of_chains_trees_and_binary_trees() -> None:
         found_by(interleaved[:, :39], Reduction(order="ring", wire=wire)),
         np.concatenate([part[:13] for part in ring]),
     )
+
+
+def test_members_are_sent_and_their_own_share_too() -> None:
+    x = numbers(2, (3, 40), FLOAT32)
+    sent = gpusim.round_to(x, "float8_e5m2").astype(np.float32)
+    for order in [*ORDERS, "exact"]:
+        only = Wire("float8_e5m2", at="members")
+        total = found_by(sent, Reduction(order=order))
+        same(found_by(x, Reduction(order=order, wire=only)), total)
+        both = dataclasses.replace(only, at="ends")
+        same(found_by(x, Reduction(order=order, wire=both)), rounded(total, both))
+
+
+def test_the_result_is_sent_after_the_division_and_the_rounding_to_its_type() -> None:
+    x = np.array([[1.0], [2.0], [2.0]], np.float16)
+    at = Reduction(wire=Wire("float8_e4m3fn", at="result"), accumulate="float32")
+    mean = np.float16(5 / 3)
+    expected = gpusim.round_to(np.array([mean]), "float8_e4m3fn").astype(np.float16)
+    same(found_by(x, at, mean=True), expected)
+    same(found_by(x, at), np.array([5], np.float16))
+    wide = Reduction(wire="float32", accumulate="float32")
+    same(found_by(x, wide, mean=True), np.array([mean]))
+
+
+def test_a_result_of_slices_is_not_sent() -> None:
+    """Neither in one level nor in several."""
+    x = np.float32([[1, 1.0625], [1, 1.0625]])
+    for how in (
+        Reduction(wire=Wire("float8_e5m2", at="result")),
+        Reduction(groups_of=1, across=Reduction(wire=Wire("float8_e5m2", at="result"))),
+        Reduction(wire=Wire("float8_e5m2", at="result"), groups_of=2, across=Reduction()),
+    ):
+        sent = collectives.psum(x, reduction=how).value
+        same(sent, np.float32([2, 2]))
+        kept = collectives.psum_scatter(x, reduction=how, tiled=True).value
+        same(np.asarray(kept).reshape(-1), np.float32([2, 2.125]))
+
+
+@pytest.mark.parametrize("dtype", REALS, ids=str)
+def test_one_member_alone_sends_nothing(dtype: np.dtype[Any]) -> None:
+    x = numbers(4, (1, 9), dtype)
+    for at in ("hops", "ends", "members", "result"):
+        same(found_by(x, Reduction(wire=Wire("float4_e2m1fn", "floor", at=at))), x[0])
+    groups = collectives.psum(
+        np.repeat(x, 3, axis=0), groups=[[1], [2, 0]], reduction=Reduction(wire="float8_e5m2")
+    ).value
+    same(np.asarray(groups)[1], x[0])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "bool"])
+def test_integers_are_sent_as_they_are(dtype: str) -> None:
+    x = (np.arange(35) * 37 % 256).reshape(5, 7).astype(dtype)
+    wire = Wire("float4_e2m1fn", "amax", 3, "stochastic")
+    expected = collectives.psum(x).value
+    for how in (
+        Reduction(wire=wire),
+        Reduction(order="ring", wire=wire, groups_of=2, across=Reduction(wire=wire)),
+    ):
+        same_integers = np.asarray(collectives.psum(x, reduction=how).value)
+        assert same_integers.dtype == expected.dtype
+        assert same_integers.tolist() == np.asarray(expected).tolist()
+
+
+def test_a_sum_from_zero_has_no_minus_zero() -> None:
+    x = np.full((4, 6), -0.0, np.float32)
+    for each in SCHEDULES.values():
+        how = Reduction(order=Schedule((Case(each),), from_zero=True), wire="float8_e5m2")
+        assert not np.signbit(found_by(x, how)).any()
+        check(x, how)
+        check(x, dataclasses.replace(how, groups_of=2, across=Reduction()))
+        check(np.negative(x), dataclasses.replace(how, groups_of=3, across=how))
+
+
+@pytest.mark.parametrize("name", sorted(Reduction.twins()))
+def test_twins_may_have_wires_and_levels(name: str) -> None:
+    for number, count in enumerate((2, 3, 4, 8)):
+        wire = Wire.mx("float8_e4m3fn", at=["hops", "ends"][number % 2], rounding="stochastic")
+        values = numbers(number, (count, [700, 5, 40, 1][number]), FLOAT32)
+        how = Reduction(order=name, wire=wire, seed=number)
+        check(values, how)
+        check(values, dataclasses.replace(how, groups_of=2, across=how))
+
+
+# What a message becomes
+
+
+DIRECT = [fmt for fmt in [*FORMATS, *WIDE] if isinstance(fmt, Format) or fmt in FLOATS]
+
+
+@pytest.mark.parametrize("fmt", DIRECT, ids=str)
+def test_without_a_scale_values_are_rounded_as_by_round_to(fmt: Any) -> None:
+    x = numbers(15, (400,), np.dtype(np.float64))
+    same(rounded(x, Wire(fmt)), gpusim.round_to(x, fmt).astype(np.float64))
+
+
+INF, NAN = np.inf, np.nan
+SMALLEST, LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
+BELOW_ONE = Format(2, 1, bias=5, has_infinities=False, high_nans=0)  # its largest number is 3/8
+
+#: A wire, a float32 message and what arrives, by hand.
+MESSAGES: list[tuple[Wire, list[float], list[float]]] = [
+    # without a scale, what is too large becomes infinity or NaN; with one, the largest number
+    (Wire("float8_e5m2"), [61439, 61440, -1e9], [57344, INF, -INF]),
+    (Wire("float8_e4m3fn"), [463, 465, -INF], [448, NAN, NAN]),
+    (Wire("float4_e2m1fn"), [6.9, 7.1, -0.0], [6, NAN, -0.0]),
+    (Wire("int8"), [127.4, 127.6, -0.5, -1.5, -0.0], [127, NAN, 0, -2, 0]),
+    (Wire("int8", "floor"), [127.6, -127.6, 1], [127, -127, 1]),
+    (Wire("mxint8", "floor"), [1.999, -1.999, 1 / 64], [127 / 64, -127 / 64, 1 / 64]),
+    (Wire("float8_e4m3fn", "floor"), [480, -500, 1], [448, -448, 1]),
+    # the largest magnitude becomes the largest number
+    (Wire("float8_e4m3fn", "amax"), [896, -1, 0.0, -0.0], [896, -1, 0.0, -0.0]),
+    (Wire("int8", "amax"), [254, 3, 1, -1, -0.0], [254, 4, 0, 0, 0]),
+    (Wire("int4", "amax", 2), [7, 3.4, 14, 3], [7, 3, 14, 4]),
+    # zeros
+    (Wire("float8_e4m3fn", "amax"), [0.0, -0.0], [0.0, -0.0]),
+    (Wire("float8_e4m3fnuz", "ceil"), [0.0, -0.0], [0.0, 0.0]),
+    (Wire("int4", "even"), [0.0, -0.0], [0.0, 0.0]),
+    # infinity and NaN fill their block, and no other
+    (Wire("float8_e5m2", "amax", 2), [1, INF, 2, 4, NAN, 0, 1], [NAN, NAN, 2, 4, NAN, NAN, 1]),
+    (Wire("float8_e5m2", "floor", 2), [1, -INF, 2, 4], [NAN, NAN, 2, 4]),
+    # the scales' limits
+    (Wire("float8_e4m3fn", "amax"), [SMALLEST, -3 * SMALLEST], [SMALLEST, -3 * SMALLEST]),
+    (Wire(BELOW_ONE, "amax"), [LARGEST, 1], [NAN, NAN]),
+    (Wire(BELOW_ONE, "floor"), [LARGEST, 0], [1.5 * 2**125, 0]),
+    (Wire("float8_e5m2", "floor"), [SMALLEST, -(2.0**-140)], [0.0, -(2.0**-140)]),
+    (Wire("float8_e5m2", "floor"), [LARGEST, 2.0**98], [1.75 * 2**127, 2.0**98]),
+    # floor, ceil and even, about powers of two: 2^8 is the largest one of float8_e4m3fn
+    (Wire("float8_e4m3fn", "floor"), [256, 0.01], [256, 0.009765625]),
+    (Wire("float8_e4m3fn", "ceil"), [256, 1 / 512], [256, 1 / 512]),
+    (Wire("float8_e4m3fn", "ceil"), [257, 1 / 512], [256, 0.0]),
+    (Wire("float8_e4m3fn", "even"), [495, 1 / 512], [448, 1 / 512]),
+    (Wire("float8_e4m3fn", "even"), [496, 1 / 512], [512, 0.0]),
+    (Wire("float4_e2m1fn", "even"), [6.99, 0.5], [6, 0.5]),
+    (Wire("float4_e2m1fn", "even"), [7, 0.5], [8, 0.0]),
+    (Wire("float4_e2m1fn", "floor"), [7.9, 0.5], [6, 0.5]),
+    (Wire("float4_e2m1fn", "ceil"), [4.1, 0.5], [4, 0.0]),
+]
+
+
+@pytest.mark.parametrize(("wire", "message", "arrives"), MESSAGES, ids=str)
+def test_messages_by_hand(wire: Wire, message: list[float], arrives: list[float]) -> None:
+    same(rounded(np.float32(message), wire), np.float32(arrives))
+
+
+def test_blocks_count_from_the_start_of_a_message_and_rows_end_in_it() -> None:
+    """A ring of three: messages of 3, 3 and 2 elements of rows of four."""
+    x = np.zeros((3, 2, 4), np.float32)
+    x[0] = [[1, 1, 1, 100], [1, 1, 100, 1]]
+
+    def arrives(block: Any, order: str = "ring") -> list[Any]:
+        wire = Wire("int4", "floor", block, at="result")
+        return found_by(x, Reduction(order=order, wire=wire)).tolist()  # type: ignore[no-any-return]
+
+    assert arrives("row") == [[1, 1, 1, 96], [1, 1, 96, 0]]
+    assert arrives(2) == [[1, 1, 1, 96], [0, 1, 96, 0]]
+    assert arrives(None) == [[1, 1, 1, 96], [0, 0, 96, 0]]
+    assert arrives("row", "linear") == [[0, 0, 0, 96], [0, 0, 96, 0]]
+    assert arrives(2, "linear") == [[1, 1, 0, 96], [1, 1, 96, 0]]
+
+
+def test_rows_across_are_those_of_the_value() -> None:
+    """The second block of the groups' ring begins in the middle of the first row."""
+    x = np.zeros((2, 2, 4), np.float32)
+    x[0, :, :2] = 100
+    x[0, :, 2:] = 1
+    wire = Wire("int4", "floor", "row", at="result")
+    for size in (8, 6):
+        values = x.reshape(2, -1)[:, :size].reshape(2, -1, size // 2)
+        check(values, Reduction(order="ring", groups_of=1, across=Reduction(wire=wire)))
+    values = numbers(5, (4, 3, 5), FLOAT32)
+    check(values, Reduction(order="ring", groups_of=2, across=Reduction(wire=wire)))
+
+
+# Ways to a sum
+
+
+@settings(max_examples=budget(30, full=1000), deadline=None)
+@given(st.integers(0, 2).flatmap(reductions), st.integers(0, 2**30), st.data())
+def test_stacked_collectives_have_the_bits_of_the_contract(
+    how: Reduction, seed: int, data: Any
+) -> None:
+    """Groups of all sizes, other mapped axes, means; arrays, and lists of one for each replica."""
+    replicas, batch = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
+    dtype = data.draw(st.sampled_from(REALS))
+    values = numbers(seed, (replicas, batch, 7), dtype)
+    assignment = data.draw(st.permutations(range(replicas)))
+    cuts = sorted(data.draw(st.sets(st.integers(1, replicas)))) if replicas > 1 else []
+    groups = [list(g) for g in np.split(np.array(assignment), cuts) if len(g)]
+    mean, listed = data.draw(st.booleans()), data.draw(st.booleans())
+    collective = collectives.pmean if mean else collectives.psum
+    given = list(values) if listed else values
+    found = collective(given, groups=groups, batch_ndim=1, reduction=how).value
+    for g, group in enumerate(groups):
+        places = np.arange(batch) * len(groups) + g
+        expected = reference(list(values[group]), how, mean=mean, batch_ndim=1, places=places)
+        for replica in group:
+            assert codes_of(np.asarray(found[replica])) == expected
+
+
+@settings(max_examples=budget(20, full=500), deadline=None)
+@given(st.integers(0, 2).flatmap(reductions), st.integers(0, 2**30), st.data())
+def test_scattered_sums_have_the_bits_of_the_contract(how: Reduction, seed: int, data: Any) -> None:
+    """The slices of a sum that is not sent; a ring's blocks are the slices, except in levels."""
+    replicas, axis = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 1))
+    shape = [3, 3]
+    shape[axis] = replicas * data.draw(st.integers(1, 2))
+    values = numbers(seed, (replicas, *shape), data.draw(st.sampled_from(REALS)))
+    cut = axis if how.order == "ring" else None
+    expected = reference(list(values), how, gathered=False, cut_axis=cut)
+    found = collectives.psum_scatter(values, scatter_dimension=axis, tiled=True, reduction=how)
+    whole = np.concatenate(list(np.asarray(found.value)), axis=axis)
+    assert codes_of(whole) == expected
+
+
+@pytest.mark.parametrize("run", [gpusim.vmap, gpusim.pmap])
+@pytest.mark.parametrize("levels", [False, True])
+def test_maps_have_the_bits_of_the_contract(run: Any, levels: bool) -> None:
+    """A map in a map: the place counts the outer axis, and the context counts leaves as calls."""
+    values = numbers(21, (2, 6, 2, 5), FLOAT32)
+    wire = Wire("float8_e4m3fn", "amax", 4, "stochastic")
+    how = Reduction(order="ring", rounding="stochastic", accumulate="float16", seed=3, wire=wire)
+    if levels:
+        how = dataclasses.replace(how, groups_of=4, across=dataclasses.replace(how, order="tree"))
+    groups = [[0, 5], [1], [4, 2, 3]]
+
+    def sums(x: Any) -> Any:
+        both = lax.psum((x, x), "i"), lax.pmean(x, "i")
+        return both, lax.psum(x, "i", reduction=how, axis_index_groups=groups)
+
+    with gpusim.reduction(how) as state:
+        nested = run(run(sums, axis_name="i"), axis_name="o")(values)
+        assert state.calls == 3
+    ((first, second), mean), grouped = nested
+    for outer in range(2):
+        members = list(values[outer])
+        for call, (found, is_mean) in enumerate([(first, 0), (second, 0), (mean, 1)]):
+            expected = reference(members, how, mean=bool(is_mean), call=call, places=outer)
+            for inner in range(6):
+                assert codes_of(np.asarray(found[outer][inner])) == expected
+        for g, group in enumerate(groups):
+            chosen = [members[m] for m in group]
+            expected = reference(chosen, how, places=outer * len(groups) + g)
+            for inner in group:
+                assert codes_of(np.asarray(grouped[outer][inner])) == expected
+
+
+def test_a_context_has_wires_and_levels() -> None:
+    values = numbers(3, (5, 8), FLOAT32)
+    total = gpusim.vmap(lambda x: lax.psum(x, "i"), out_axes=None, axis_name="i")
+    how = Reduction(order="ring", wire="bfloat16", groups_of=2, across=Reduction(order="tree"))
+    with gpusim.reduction(how):
+        assert codes_of(np.asarray(total(values))) == reference(list(values), how)
+    with gpusim.reduction(order="tree", wire=Wire.mx("int8")):
+        expected = reference(
+            list(values), Reduction(order="tree", wire=Wire("mxint8", "floor", 32))
+        )
+        assert codes_of(np.asarray(total(values))) == expected
+
+
+# What is refused
+
+F32 = np.ones((3, 4), np.float32)
+BF16 = Reduction(wire="bfloat16")
+LEVELS: dict[str, Any] = {"groups_of": 2, "across": Reduction()}
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (lambda: Reduction(op="max", wire="bfloat16"), ValueError, "op='max'"),
+    (lambda: Reduction(op="prod", **LEVELS), ValueError, "op='prod'"),
+    (lambda: Reduction(groups_of=2, across=Reduction(op="max")), ValueError, "op="),
+    (lambda: Reduction(order="engine", wire="bfloat16"), ValueError, "order='engine'"),
+    (lambda: Reduction(order="engine", **LEVELS), ValueError, "order='engine'"),
+    (lambda: Reduction(groups_of=2, across=Reduction(order="engine")), ValueError, "'engine'"),
+    (lambda: Reduction(order="exact", wire="bfloat16"), ValueError, "at='hops'"),
+    (lambda: Reduction(order="fixed", wire="bfloat16"), ValueError, "at='hops'"),
+    (lambda: Reduction(groups_of=2), ValueError, "across=None"),
+    (lambda: Reduction(across=Reduction()), ValueError, "groups_of=None"),
+    (lambda: Reduction(groups_of=0, across=Reduction()), ValueError, "groups_of=0"),
+    (lambda: Reduction(groups_of=2.5, across=Reduction()), ValueError, "groups_of=2.5"),
+    (lambda: Reduction(groups_of=True, across=Reduction()), ValueError, "groups_of=True"),
+    (lambda: Reduction(groups_of=2, across="ring"), TypeError, "across='ring'"),
+    (lambda: Wire("float32", "amax"), ValueError, "scale='amax'"),
+    (lambda: Wire("float64", "floor"), ValueError, "scale='floor'"),
+    (lambda: Wire(Format(8, 23), "even"), ValueError, "scale='even'"),
+    (lambda: Wire("bfloat16", block=3), ValueError, "block=3"),
+    (lambda: Wire("bfloat16", "amax", 0), ValueError, "block=0"),
+    (lambda: Wire("bfloat16", "amax", "column"), ValueError, "block='column'"),
+    (lambda: Wire("bfloat16", "mean"), ValueError, "scale='mean'"),
+    (lambda: Wire("bfloat16", rounding="up"), ValueError, "rounding='up'"),
+    (lambda: Wire("bfloat16", at="start"), ValueError, "at='start'"),
+    (lambda: Wire(Format(4, 3, is_signed=False)), ValueError, "unsigned"),
+    (lambda: Wire("int32"), TypeError, "int32"),
+    (lambda: Wire("complex64"), TypeError, "complex64"),
+    (lambda: Wire("bool"), TypeError, "bool"),
+    (lambda: Wire("float7"), TypeError, "float7"),
+    (lambda: Reduction(wire="int32"), TypeError, "int32"),
+    (lambda: Wire.mx("bfloat16"), ValueError, "bfloat16"),
+    (lambda: found_by(F32.astype(complex), BF16), TypeError, "complex128"),
+    (lambda: found_by(F32.astype("c8"), Reduction(**LEVELS)), TypeError, "complex64"),
+    *(
+        (lambda how=how, part=part: fold(F32, **how, **part), ValueError, "wire, groups_of")
+        for how in ({"wire": BF16.wire.info}, {"groups_of": 2, "across": fold_spec(Reduction())})
+        for part in (
+            {"final": False},
+            {"partial": F32[0], "before": 1},
+            {"window": (0, 4)},
+            {"order": "tree", "nodes": (0, 0, 3)},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_what_has_no_meaning_is_refused(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+# MX, beside an independent package
+
+ELEMENTS = {
+    "float8_e4m3fn": gfloat_formats.format_info_mxfp8_e4m3,
+    "float8_e5m2": gfloat_formats.format_info_mxfp8_e5m2,
+    "float6_e2m3fn": gfloat_formats.format_info_mxfp6_e2m3,
+    "float6_e3m2fn": gfloat_formats.format_info_mxfp6_e3m2,
+    "float4_e2m1fn": gfloat_formats.format_info_mxfp4_e2m1,
+    "int8": gfloat_formats.format_info_mxint8,
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_mx_blocks_are_gfloats(name: str) -> None:
+    """gfloat has the scale of the OCP specification, "floor"; elements of two's complement reach
+    -2 there, and -127/64 here."""
+    random = np.random.default_rng(list(ELEMENTS).index(name))
+    blocks = budget(40, full=4000)
+    values = np.ldexp(random.normal(size=(blocks, 32)), random.integers(-9, 9, (blocks, 32)))
+    values = np.ldexp(values, random.integers(-160, 110, (blocks, 1))).astype(np.float32)
+    values[::5] = np.round(values[::5] * 2.0**20) * 2.0**-20  # ties, zeros
+    found = rounded(values.reshape(-1), Wire.mx(name)).reshape(blocks, 32)
+    wanted = np.empty_like(found)
+    for row, block in enumerate(values.astype(np.float64)):
+        arrived = gfloat.quantize_block(ELEMENTS[name], block, gfloat.compute_scale_amax)
+        if name == "int8":
+            scale = gfloat.compute_scale_amax(ELEMENTS[name].etype.emax, block)
+            arrived = np.maximum(arrived, -127 / 64 * scale) + 0.0
+        wanted[row] = arrived
+    same(found, wanted)
