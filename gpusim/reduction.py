@@ -17,7 +17,7 @@ from fallback.formats import kind_of
 from fallback.operators import OPS
 from fallback.orders import EXACT, FIXED, ORDERS
 from fallback.schedules import Schedule
-from fallback.spec import check_exact, check_fixed, check_sends
+from fallback.spec import check_divide, check_exact, check_fixed, check_sends
 
 from .formats import Format, FormatLike, as_format, kernel_format
 from .twins import TWINS, Twin
@@ -59,6 +59,8 @@ class Reduction:
     - `groups_of`, `across`: sums in levels. Consecutive members are summed in groups of so many by
       this Reduction, and the groups' sums, which have the type of its accumulator, by the Reduction
       `across`.
+    - `divide`: what a mean divides: the "result", or the "members": each as it arrives, before it is
+      added. The quotients are rounded to the accumulator.
 
     Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
     TypeError for an `accumulate` that is not a dtype that adds. ValueError for products in "exact"
@@ -83,6 +85,7 @@ class Reduction:
     wire: Wire | DTypeLike | FormatLike | None = None
     groups_of: int | None = None
     across: Reduction | None = None
+    divide: str = "result"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -110,6 +113,7 @@ class Reduction:
         if self.across is not None and not isinstance(self.across, Reduction):
             raise TypeError(f"across={self.across!r}: expected a gpusim.Reduction")
         check_sends(self.op, self.order, wire_info(self.wire), self.groups_of, self.across)
+        check_divide(self.op, self.order, self.divide, self.across)
 
     @classmethod
     def like(cls, name: str) -> Reduction:
@@ -169,7 +173,7 @@ class Reduction:
         own, others = (
             (
                 *(x.op, x.order, x.accumulate is None, x.accumulate, x.rounding, x.seed),
-                *(x.wire, x.groups_of, x.across),
+                *(x.wire, x.groups_of, x.across, x.divide),
             )
             for x in (self, other)
         )

@@ -139,6 +139,7 @@ def reductions(draw: st.DrawFn, depth: int = 0) -> Reduction:
 @st.composite
 def cases(draw: st.DrawFn, depth: int = 0) -> tuple[np.ndarray, Reduction, dict[str, Any]]:
     how = draw(reductions(depth))
+    how = dataclasses.replace(how, divide=draw(st.sampled_from(["result", "result", "members"])))
     dtype = draw(st.sampled_from(REALS))
     members = draw(st.integers(1, 9))
     shape = tuple(draw(st.lists(st.integers(1, 7), max_size=3)))

@@ -350,8 +350,9 @@ def ddp_hook(seed: int, hook: str, width: int = 24) -> Results:
         if hook.endswith("wrapper"):
             function = function(default_hooks.allreduce_hook)
         if hook.startswith("bf16"):  # DDP refuses these names without NCCL
-            function = _renamed(function)
-        model.register_comm_hook(None, function)
+            model.register_comm_hook(None, lambda state, bucket: function(state, bucket))
+        else:
+            model.register_comm_hook(None, function)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     found = {}
     for number, (x, y) in enumerate(batches(rank, 4, width, seed)):
@@ -360,13 +361,6 @@ def ddp_hook(seed: int, hook: str, width: int = 24) -> Results:
             assert parameter.grad is not None
             found[f"{number} {name}"] = parameter.grad.clone()
     return found | weights(model)
-
-
-def _renamed(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def another(state: Any, bucket: Any) -> Any:
-        return hook(state, bucket)
-
-    return another
 
 
 @program
