@@ -166,6 +166,16 @@ class Reduction:
             return TWINS[self.order].schedule
         return self.order
 
+    @property
+    def draws(self) -> bool:
+        """Whether its sums take random numbers: of additions, on the wire, or across.
+
+        >>> Reduction().draws, Reduction(wire=Wire("bfloat16", rounding="stochastic")).draws
+        (False, True)
+        """
+        ways = [self.rounding, *([self.wire.rounding] if isinstance(self.wire, Wire) else [])]
+        return "stochastic" in ways or (self.across is not None and self.across.draws)
+
     def __eq__(self, other: object) -> bool:
         # None is compared first: np.dtype("float64") == None.
         if not isinstance(other, Reduction):

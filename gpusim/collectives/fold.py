@@ -53,7 +53,7 @@ class Fold(NamedTuple):
 
     def offsets(self, operand: Operand) -> Any:
         """The batch offset of each batch entry; 0 where no random bits are drawn."""
-        if self.reduction.rounding != "stochastic":
+        if not self.reduction.draws:
             return 0
         if self.batch_offset is None:
             shape = operand.batch_shape

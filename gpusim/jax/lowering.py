@@ -130,7 +130,7 @@ def lower_call(
         backend_config={"call": mlir.ir.StringAttr.get(json.dumps(terms._asdict()))},
         api_version=4,
         # A random sum stays in its loop, where each round has its own numbers.
-        has_side_effect=reduction is not None and reduction.rounding == "stochastic",
+        has_side_effect=reduction is not None and reduction.draws,
         operand_layouts=[row_major(kind) for kind in given],
         result_layouts=[row_major(kind) for kind in results],
     )

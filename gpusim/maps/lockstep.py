@@ -223,7 +223,7 @@ def _unstack(result: Result, group: Axes, batch: Axes) -> Stacked:
 
 def is_stochastic(call: Resolved) -> bool:
     """Whether random bits are drawn."""
-    return call.reduction is not None and call.reduction.rounding == "stochastic"
+    return call.reduction is not None and call.reduction.draws
 
 
 def batch_axes(call: Resolved, axes: Axes, group: Axes, enclosing: Axes) -> Axes:

@@ -130,7 +130,7 @@ def _run(
 def _needed(plan: CollectivePlan, entries: Sequence[AxisEntry]) -> list[TensorAxis]:
     """The axes that operands must be batched over: the collective's own, and where random bits
     are drawn for each place, all."""
-    stochastic = plan.rounding == "stochastic"  # the backward pass may sum where this does not
+    stochastic = plan.draws  # the backward pass may sum where this does not
     chosen = axis_environment() if stochastic else entries
     return [entry for entry in chosen if isinstance(entry, TensorAxis)]
 

@@ -182,9 +182,9 @@ class CollectivePlan:
         return self.operation.replicated and self.spec.groups is None
 
     @property
-    def rounding(self) -> str:
-        """How sums are rounded: by the given reduction, or by that of the context."""
-        return (self.spec.reduction or current().reduction).rounding
+    def draws(self) -> bool:
+        """Whether sums take random numbers, by the given reduction, or that of the context."""
+        return (self.spec.reduction or current().reduction).draws
 
     def transposed(self) -> CollectivePlan | None:
         """The collective of the cotangents; None where there is none."""

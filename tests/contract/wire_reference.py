@@ -136,12 +136,10 @@ def round_to(
     x: Number, values: Values, lane: int | None = None, *, saturate: bool = False
 ) -> Number:
     """Round to the nearest, ties to even, or with a lane to one of the neighbours."""
-    if x.magnitude == INFINITE and saturate:
-        return Number(x.negative, values.largest)
-    if x.magnitude == "nan" or (x.magnitude == INFINITE and values.has_infinity):
+    if x.magnitude == "nan":
         return x
     if x.magnitude == INFINITE:
-        return NAN
+        return Number(x.negative, values.largest if saturate else values.overflow)
     if x.magnitude != 0:
         if x.magnitude < values.smallest:
             low, ulp, share, odd = ZERO, values.smallest, x.magnitude / values.smallest, False

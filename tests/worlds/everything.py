@@ -59,6 +59,11 @@ def reductions() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "linear, float32", {"accumulate": np.float32}
     yield "tree, float16", {"order": "tree", "accumulate": np.float16}
     yield "ring, e4m3", {"order": "ring", "accumulate": ml_dtypes.float8_e4m3fn}
+    eight = gpusim.Wire("int8", scale="amax", block=16, rounding="stochastic")
+    across = gpusim.Reduction(order="ring", wire=gpusim.Wire("float16", at="ends"))
+    yield "wires, ring", {"order": "ring", "wire": eight, "seed": 5}
+    yield "wires, levels", {"order": "tree", "groups_of": 3, "across": across}
+    yield "wires, integers", {"order": "fixed", "accumulate": "int16"}
     yield "linear, a format", {"accumulate": gpusim.Format(6, 3)}
 
 
@@ -69,6 +74,8 @@ def fold_cases(replicas: int) -> Iterator[Case]:
             x = values(replicas, size, dtype)
             for name, how in reductions():
                 if "format" in name and size == LARGE:
+                    continue
+                if "wires" in name and np.dtype(dtype).kind == "c":
                     continue
                 reduction = gpusim.Reduction(**how)
                 label = f"{name}, {np.dtype(dtype)}{list(size)}"
