@@ -20,7 +20,7 @@ from fallback.schedules import Schedule
 from fallback.spec import check_divide, check_exact, check_fixed, check_sends
 
 from .formats import Format, FormatLike, as_format, kernel_format
-from .twins import TWINS, Twin
+from .twins import SETTINGS, TWINS, Twin
 from .wires import Wire, as_wire, wire_info
 
 __all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
@@ -93,6 +93,11 @@ class Reduction:
             if not isinstance(given, str) or given not in choices:
                 expected = ", ".join(map(repr, choices))
                 raise ValueError(f"{name}={given!r}: expected one of {expected}")
+        if isinstance(self.order, str) and self.order in SETTINGS:
+            raise ValueError(
+                f"order={self.order!r}: the twin is more than an order; expected "
+                f"Reduction.like({self.order!r})"
+            )
         if not isinstance(self.order, Schedule) and self.order not in (*_ORDERS, *TWINS):
             raise ValueError(
                 f"order={self.order!r}: expected one of {', '.join(map(repr, _ORDERS))}, "
@@ -124,6 +129,8 @@ class Reduction:
         and MPI or NCCL adds up the sums. The fastest way there is, and exempt from the contract:
         the bits may differ between numbers of instances. On one instance it is `linear`.
 
+        Some twins are more than an order: `like("torch-fp16-hook")` has a wire, and divides members.
+
         ValueError for any other name. A fold raises ValueError where it is not known what the
         engine does with so many members, and TypeError for types that it adds in another way.
 
@@ -140,8 +147,11 @@ class Reduction:
         openmpi-linear 2052.0
         mpich 2050.0
         """
+        if name in SETTINGS:
+            twin = SETTINGS[name]
+            return cls(order=twin.schedule, **dict(twin.fields))
         if name != "engine" and name not in TWINS:
-            expected = ", ".join(map(repr, ("engine", *TWINS)))
+            expected = ", ".join(map(repr, ("engine", *TWINS, *SETTINGS)))
             raise ValueError(f"like({name!r}): expected one of {expected}")
         return cls(order=name)
 
@@ -153,7 +163,7 @@ class Reduction:
         >>> mpich.engine, mpich.checked
         ('MPICH 5.0.2', 'run against the engine')
         """
-        return dict(TWINS)
+        return TWINS | SETTINGS
 
     @property
     def schedule(self) -> str | Schedule:
