@@ -18,6 +18,7 @@ from fallback import fold, run_fold, threads
 from fallback.schedules import Balanced, Binary, Case, Loops, Schedule, Segments, Tree, Walk
 from gpusim import Format, Reduction, Wire, collectives, lax
 from gpusim.collectives.fold import fold_spec
+from gpusim.twins import TWINS
 from tests.contract import wire_reference
 from tests.contract.fold_limits import fold_limits
 from tests.contract.wire_reference import reference
@@ -382,7 +383,7 @@ def test_a_sum_from_zero_has_no_minus_zero() -> None:
         check(np.negative(x), dataclasses.replace(how, groups_of=3, across=how))
 
 
-@pytest.mark.parametrize("name", sorted(Reduction.twins()))
+@pytest.mark.parametrize("name", sorted(TWINS))
 def test_twins_may_have_wires_and_levels(name: str) -> None:
     for number, count in enumerate((2, 3, 4, 8)):
         wire = Wire.mx("float8_e4m3fn", at=["hops", "ends"][number % 2], rounding="stochastic")
