@@ -697,3 +697,21 @@ def reference(
         found = fold_value(numbers, rows, Level(0, reduction), Kind.of(name), place, output)
         results += [(encode(x, FLOATS[out.given]),) for x in found]
     return results
+
+
+def one_message(
+    x: np.ndarray, wire: gpusim.Wire, seed: int = 0, place: int = 0
+) -> list[tuple[int | None, ...]]:
+    """Return the codes of `round_to(x, wire)`, whose random numbers are those of `round_to`."""
+    name, values = x.dtype.name, values_of(wire.format)
+    wide = name == "float64" or not held_by_float32(values)
+    draws = wire.rounding == "stochastic" and values.bits < 32
+    row = max(1, x.shape[-1] if x.shape else 1)
+    arrived = send(
+        [decode(int(code), FLOATS[name]) for code in part_codes(x).reshape(-1)],
+        [i // row for i in range(x.size)],
+        wire,
+        FLOAT64 if wide else FLOAT32,
+        lambda i: lane(seed, 0, 1, 0, place, i) if draws else None,
+    )
+    return [(encode(round_to(each, DTYPES[name]), FLOATS[name]),) for each in arrived]
