@@ -42,9 +42,9 @@ class FoldSpec:
     - `out_dtype`: the dtype of the result, of the members' kind. None is the members' dtype.
     - `rounding`, `seed`: "nearest" or "stochastic", and the key of its random numbers. Complex
       values are always rounded to nearest.
-    - `divisor`: divides the fold in the computing type, before the one rounding to `out_dtype`. With
-      `divide="members"` it divides each member instead, and the quotient is rounded, to nearest, to
-      the accumulator.
+    - `divisor`: divides the fold in the computing type, before the one rounding to `out_dtype`.
+      With `divide="members"` it divides each member instead, and the quotient is rounded, to
+      nearest, to the accumulator.
     - `cut_axis`: for "ring" only: the value axis (0 is the first after the batch) that is cut into
       equal slices, one per member. None cuts the flattened value.
     - `wire`: what is sent is rounded to it, a `fallback.wires.WireInfo`. `gathered` says whether
@@ -80,7 +80,7 @@ class FoldSpec:
     across: FoldSpec | None = None
     stream: int = 0
     divide: str = "result"
-    #: Whether `fallback.sends` folds it: what is sent is rounded, members are in groups or divided.
+    #: Whether `fallback.sends` folds it: what is sent is rounded, or members grouped or divided.
     in_phases: bool = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 

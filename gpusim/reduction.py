@@ -59,8 +59,8 @@ class Reduction:
     - `groups_of`, `across`: sums in levels. Consecutive members are summed in groups of so many by
       this Reduction, and the groups' sums, which have the type of its accumulator, by the Reduction
       `across`.
-    - `divide`: what a mean divides: the "result", or the "members": each as it arrives, before it is
-      added. The quotients are rounded to the accumulator.
+    - `divide`: what a mean divides: the "result", or the "members", each as it arrives, before it
+      is added. The quotients are rounded to the accumulator.
 
     Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
     TypeError for an `accumulate` that is not a dtype that adds. ValueError for products in "exact"
@@ -129,7 +129,7 @@ class Reduction:
         and MPI or NCCL adds up the sums. The fastest way there is, and exempt from the contract:
         the bits may differ between numbers of instances. On one instance it is `linear`.
 
-        Some twins are more than an order: `like("torch-fp16-hook")` has a wire, and divides members.
+        Some twins are more than an order: `like("torch-fp16-hook")` has a wire and divides members.
 
         ValueError for any other name. A fold raises ValueError where it is not known what the
         engine does with so many members, and TypeError for types that it adds in another way.

@@ -30,8 +30,9 @@ LAYERS = """
     runtime
     cuda
     figures reduction
+    twins
     deprecated recording wires
-    errors files formats groups libraries module_alias optional trees twins version
+    errors files formats groups libraries module_alias optional trees version
     fallback
 """
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import gpusim
 from gpusim import Reduction, lax
 from gpusim.collectives.distributed import algorithms, job, layout
-from gpusim.twins import TWINS
+from gpusim.twins import SETTINGS, TWINS
 from tests.worlds.everything import values
 
 LARGE = 9_001  # elements, in several blocks
@@ -21,16 +22,16 @@ LARGE = 9_001  # elements, in several blocks
 def cases(replicas: int) -> Iterator[tuple[str, Any, np.ndarray]]:
     """A name, what each replica does, and the values of all replicas."""
     halves = [list(range(0, replicas, 2)), list(range(1, replicas, 2))]
-    for name in TWINS:
+    for name in (*TWINS, *SETTINGS):
         how = {"reduction": Reduction.like(name)}
-        random = {"reduction": Reduction(order=name, rounding="stochastic", seed=3)}
+        random = {"reduction": replace(Reduction.like(name), rounding="stochastic", seed=3)}
         for size in (5, LARGE):
             x = values(replicas, (size,), np.float32)
             yield f"{name} {size}", lambda v, how=how: lax.psum(v, "i", **how), x
             yield f"{name} mean {size}", lambda v, how=how: lax.pmean(v, "i", **how), x
             groups = {"axis_index_groups": halves, **how}
             yield f"{name} groups {size}", lambda v, g=groups: lax.psum(v, "i", **g), x
-            if "float16" in TWINS[name].dtypes:
+            if "float16" in Reduction.twins()[name].dtypes:
                 half = x.astype(np.float16)
                 yield f"{name} random {size}", lambda v, r=random: lax.psum(v, "i", **r), half
         y = values(replicas, (replicas, 400), np.float32)

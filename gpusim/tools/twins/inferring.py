@@ -115,8 +115,10 @@ def _checked(inputs: NDArray[Any], total: NDArray[Any]) -> tuple[NDArray[Any], N
 def candidates(members: int, dtype: np.dtype[Any]) -> Iterator[Candidate]:
     """The twins, the named orders, and other rings, with each accumulator."""
     for name, twin in TWINS.items():
+        schedule = twin.schedule
+        assert isinstance(schedule, Schedule)
         try:
-            yield Candidate(name, twin.schedule, twin.schedule.accumulator("sum", dtype))
+            yield Candidate(name, schedule, schedule.accumulator("sum", dtype))
         except TypeError:
             continue  # the engine adds such values in another way
     real = real_of(dtype)

@@ -21,7 +21,7 @@ from ...collectives.fold import fold_spec
 from ...collectives.kernels import replace_fields, run_fold
 from ...libraries import call_on_bits
 from ...reduction import Reduction, current
-from ...twins import SETTINGS, TWINS
+from ...twins import SETTINGS, TWINS, nccl_ring
 from .memory import Array
 
 __all__ = [
@@ -238,7 +238,7 @@ TWIN_ORDERS: dict[tuple[str, str], Callable[[int], str | Schedule]] = {
 
 
 def _nccl(walk: Walk) -> Schedule:
-    return replace(TWINS["nccl-ring"].schedule, cases=(Case(walk),))
+    return replace(nccl_ring(), cases=(Case(walk),))
 
 
 def for_operation(reduction: Reduction, operation: str, root: int = 0) -> Reduction:
