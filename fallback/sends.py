@@ -75,7 +75,11 @@ def fold_sent(
     row = value[-1] if value else 1
     if cut is not None and cut == len(value) - 1:
         row //= group.count
-    level = _Level(replace(spec, cut_axis=None, out_dtype=result), call, row, order)
+    divisor = spec.divisor if spec.divide == "members" else None
+    spec = replace(spec, cut_axis=None, out_dtype=result, divide="result")
+    if divisor is not None:
+        spec = replace(spec, divisor=None)
+    level = _Level(spec, call, row, order, divisor=divisor)
     total = level.fold(rows, places)
     target = out.reshape(entries, size)
     if order is None:
@@ -95,7 +99,7 @@ def _slices_first(value: tuple[int, ...], axis: int, members: int) -> NDArray[np
 
 
 #: The wire of values that are sent as they are.
-UNROUNDED = WireInfo(FLOAT64, at="members")
+UNROUNDED = WireInfo(FLOAT64, at="result")
 
 UNIT_BLOCK = 256
 """Elements that have a unit in common in the order "fixed"."""
@@ -105,7 +109,8 @@ class _Level:
     """One level of a fold, and those across it.
 
     **Arguments**: `row` is the length of a value's rows; `order` has the elements' numbers, if they
-    are not 0, 1, ...; `first` is the number of the first element in the value of level 0.
+    are not 0, 1, ...; `first` is the number of the first element in the value of level 0; `divisor`
+    divides members.
     """
 
     def __init__(
@@ -116,9 +121,10 @@ class _Level:
         order: NDArray[np.intp] | None = None,
         number: int = 0,
         first: int = 0,
+        divisor: int | None = None,
     ) -> None:
         self.spec, self.call, self.row, self.order = spec, call, row, order
-        self.number, self.first = number, first
+        self.number, self.first, self.divisor = number, first, divisor
 
     def fold(self, rows: Rows, places: Places) -> NDArray[Any]:
         """The result (entries, elements), as members receive it."""
@@ -168,7 +174,7 @@ class _Level:
     def _fold_group(self, spec: FoldSpec, rows: Rows, places: Places) -> NDArray[Any]:
         """The sum of a group, rounded to the accumulator also where it is a single member."""
         if len(rows) == 1:
-            spec = replace(_by_linear(spec), order="linear")
+            spec = replace(_by_linear(spec), order="linear")  # which sends nothing
             rows = [rows[0], np.full_like(rows[0], -0.0)]
         return self._fold_one(spec, rows, places)
 
@@ -176,7 +182,7 @@ class _Level:
         """A fold without levels."""
         spec = replace(spec, stream=2 * self.number)
         fixed = spec.order == FIXED
-        if len(rows) == 1 or not (spec.wire or fixed):
+        if len(rows) == 1 or not (spec.wire or fixed or self.divisor):
             plain = _by_linear(spec)
             return run_fold(plain, rows, batch_ndim=1, call=self.call, batch_offset=places)
         out = np.empty(rows[0].shape, spec.out_dtype)
@@ -187,7 +193,7 @@ class _Level:
             run.share(lambda box: run.fold_fixed(box, out))
         else:
             run.share(lambda box: run.fold(box, out))
-        if run.wire.at_result and spec.gathered:
+        if spec.wire and spec.wire.at_result and spec.gathered:
             run.share(lambda box: run.send_result(box, out))
         return out
 
@@ -400,7 +406,8 @@ class _Run:
     @cached_property
     def _in_place(self) -> bool:
         """Whether members are added as they lie in memory."""
-        return self.rows[0].dtype == self.arithmetic.computing and not self.wire.at_members
+        given = self.rows[0].dtype == self.arithmetic.computing
+        return given and not (self.wire.at_members or self.level.divisor)
 
     def _visited(self, step: int, box: _Box) -> NDArray[Any]:
         """What the chains of a box visit at a step: a member's own memory if `_in_place`."""
@@ -409,7 +416,7 @@ class _Run:
             return self._member(members[0], box)
         shape = box.entries.stop - box.entries.start, box.end - box.first
         found = np.empty(shape, self.arithmetic.computing)
-        together = self.wire.at_members and not self.wire.draws
+        together = self.wire.at_members and not self.wire.draws and not self.level.divisor
         for member, (_, part) in zip(members, box.chains, strict=True):
             target = found[:, part.first - box.first : part.end - box.first]
             if together:
@@ -427,6 +434,8 @@ class _Run:
         decode(part, values)
         if self.wire.at_members:
             values = self._arrived(self._sent(values, box, self.members + 1 + member))
+        if self.level.divisor:
+            values = self._arrived(values / values.dtype.type(self.level.divisor))
         return values
 
     def _sent(self, values: NDArray[Any], box: _Box, step: int) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from fallback import fold, run_fold, threads
 from fallback.schedules import Balanced, Binary, Case, Loops, Schedule, Segments, Tree, Walk
 from gpusim import Format, Reduction, Wire, collectives, lax
 from gpusim.collectives.fold import fold_spec
+from gpusim.twins import TWINS
 from tests.contract import wire_reference
 from tests.contract.fold_limits import fold_limits
 from tests.contract.wire_reference import reference
@@ -137,6 +138,7 @@ def reductions(draw: st.DrawFn, depth: int = 0) -> Reduction:
 @st.composite
 def cases(draw: st.DrawFn, depth: int = 0) -> tuple[np.ndarray, Reduction, dict[str, Any]]:
     how = draw(reductions(depth))
+    how = dataclasses.replace(how, divide=draw(st.sampled_from(["result", "result", "members"])))
     dtype = draw(st.sampled_from(REALS))
     members = draw(st.integers(1, 9))
     shape = tuple(draw(st.lists(st.integers(1, 7), max_size=3)))
@@ -381,7 +383,7 @@ def test_a_sum_from_zero_has_no_minus_zero() -> None:
         check(np.negative(x), dataclasses.replace(how, groups_of=3, across=how))
 
 
-@pytest.mark.parametrize("name", sorted(Reduction.twins()))
+@pytest.mark.parametrize("name", sorted(TWINS))
 def test_twins_may_have_wires_and_levels(name: str) -> None:
     for number, count in enumerate((2, 3, 4, 8)):
         wire = Wire.mx("float8_e4m3fn", at=["hops", "ends"][number % 2], rounding="stochastic")
