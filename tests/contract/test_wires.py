@@ -117,7 +117,7 @@ def wires(draw: st.DrawFn, orders: Any = None) -> Any:
 
 
 @st.composite
-def reductions(draw: st.DrawFn, depth: int = 0) -> Reduction:
+def reductions(draw: st.DrawFn, depth: int = 0, outer: bool = True) -> Reduction:
     """Sums of up to `depth` levels below the last one."""
     order = draw(st.sampled_from([*ORDERS, "exact", "fixed"]))
     rounding = draw(st.sampled_from(["nearest", "nearest", "stochastic"]))
@@ -131,7 +131,8 @@ def reductions(draw: st.DrawFn, depth: int = 0) -> Reduction:
         seed=draw(st.integers(0, 2**64 - 1)),
         wire=draw(wires(order)),
         groups_of=draw(st.integers(1, 5)) if depth else None,
-        across=draw(reductions(depth - 1)) if depth else None,
+        across=draw(reductions(depth - 1, False)) if depth else None,
+        divide=draw(st.sampled_from(["result", "result", "members"])) if outer else "result",
     )
 
 
