@@ -20,6 +20,7 @@ from ..collectives.record import COLLECTIVES, ShapeDtype
 from ..formats import Format
 from ..groups import Groups
 from ..reduction import Reduction, current
+from ..wires import Wire
 from .axes import EnclosingAxis
 from .local import identity, own_slice, own_slice_transpose
 
@@ -104,7 +105,7 @@ def _tuples(value: Any) -> Any:
 #: The classes whose values are serialized field by field: the parts of a Reduction.
 SERIALIZABLE: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Reduction, Format, *vars(schedules).values())
+    for kind in (Reduction, Format, Wire, *vars(schedules).values())
     if isinstance(kind, type) and is_dataclass(kind)
 }
 

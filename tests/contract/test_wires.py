@@ -42,7 +42,7 @@ SCHEDULES: dict[str, Any] = {
     "gloo's ring": Walk(start=-1, step=-1, cut=Segments(most=16)),
     "a ring the other way": Walk(start=2, step=-1, cut=Balanced()),
     "NCCL's ring": Walk(start=1, cut=Loops(chunk=16, align=4, channels=2)),
-    "loops of one chain": Walk(cut=Loops(chunk=64, align=4, channels=3)),
+    "loops of one chain": Walk(cut=Loops(chunk=64, align=16, channels=2)),
     "pairs first": Tree(pairs_first=True),
     "a tree": Tree(),
     "a binary tree": Binary(),
@@ -117,7 +117,7 @@ def wires(draw: st.DrawFn, orders: Any = None) -> Any:
 
 
 @st.composite
-def reductions(draw: st.DrawFn, depth: int = 0) -> Reduction:
+def reductions(draw: st.DrawFn, depth: int = 0, outer: bool = True) -> Reduction:
     """Sums of up to `depth` levels below the last one."""
     order = draw(st.sampled_from([*ORDERS, "exact", "fixed"]))
     rounding = draw(st.sampled_from(["nearest", "nearest", "stochastic"]))
@@ -131,7 +131,8 @@ def reductions(draw: st.DrawFn, depth: int = 0) -> Reduction:
         seed=draw(st.integers(0, 2**64 - 1)),
         wire=draw(wires(order)),
         groups_of=draw(st.integers(1, 5)) if depth else None,
-        across=draw(reductions(depth - 1)) if depth else None,
+        across=draw(reductions(depth - 1, False)) if depth else None,
+        divide=draw(st.sampled_from(["result", "result", "members"])) if outer else "result",
     )
 
 
@@ -391,6 +392,52 @@ def test_twins_may_have_wires_and_levels(name: str) -> None:
         how = Reduction(order=name, wire=wire, seed=number)
         check(values, how)
         check(values, dataclasses.replace(how, groups_of=2, across=how))
+
+
+def test_loops_are_messages_also_where_all_start_at_one_member() -> None:
+    """Two channels of four elements, each of which fits into the first member's chunk."""
+    x = np.zeros((3, 8), np.float32)
+    x[0] = [100, 1, 1, 1, 1, 1, 1, 1]
+    order = Schedule((Case(SCHEDULES["loops of one chain"]),))
+    wire = Wire("int4", "floor")
+    expected = np.float32([96, 0, 0, 0, 1, 1, 1, 1])
+    same(found_by(x, Reduction(order=order, wire=wire)), expected)
+    across = Reduction(order=order, groups_of=2, across=Reduction(wire=wire))
+    same(found_by(x, across), expected)
+
+
+@pytest.mark.parametrize("accumulate", [Format(5, 3), np.dtype(np.float16)], ids=str)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_lone_members_are_rounded_to_the_accumulator(accumulate: Any, rounding: str) -> None:
+    """Three groups of one, one group of one, and a last group of one; the level across has the
+    accumulator's type."""
+    values = numbers(2, (3, 40), FLOAT32)
+    values[:, ::3] = numbers(5, (3, 14), FLOAT32)
+    for count, of in ((3, 1), (1, 4), (3, 2)):
+        for order in ("linear", "ring", "exact"):
+            how = Reduction(
+                order=order,
+                accumulate=accumulate,
+                rounding=rounding,
+                groups_of=of,
+                across=Reduction(order="tree"),
+            )
+            check(values[:count], how)
+            if count == 1 and rounding == "nearest":
+                once = gpusim.round_to(values[0], accumulate).astype(np.float32)
+                same(found_by(values[:1], how), once)
+
+
+def test_across_has_the_default_accumulator_of_the_groups_type() -> None:
+    """bfloat16 sums are added in float32, with own hops in bfloat16, exactly with one rounding."""
+    x = np.full((600, 1), 1, np.float32)
+    narrow = {"accumulate": ml_dtypes.bfloat16, "groups_of": 1}
+    same(found_by(x, Reduction(across=Reduction(), **narrow)), np.float32([600]))
+    own = Schedule((Case(Walk()),), hops="own")
+    same(found_by(x, Reduction(across=Reduction(order=own), **narrow)), np.float32([256]))
+    y = np.array([[1.0], [2.0**-8], [2.0**-40]]).astype(ml_dtypes.bfloat16)  # above a tie
+    exact = Reduction(groups_of=1, across=Reduction(order="exact"))
+    same(found_by(y, exact), np.array([1 + 2.0**-7]).astype(ml_dtypes.bfloat16))
 
 
 # Ways to a sum

@@ -461,6 +461,7 @@ class Output:
     divisor: int | None
     gathered: bool
     slices: list[int] | None
+    members_divided: bool
 
 
 class Fold:
@@ -475,6 +476,7 @@ class Fold:
         self.computing = FLOAT64 if wide or wide_format else FLOAT32
         self.wire = level.how.wire
         self.computing_wire = self.computing
+        self.computing_quotient = self.computing
         if self.how.order == "fixed":
             self.computing = FLOAT64
         if self.wire is not None and not held_by_float32(values_of(self.wire.format)):
@@ -538,6 +540,12 @@ class Fold:
                 arrived[i] = x
         return arrived
 
+    def divided(self, xs: Iterable[Number], divisor: int | None) -> list[Number]:
+        """Members as they are added; quotients are rounded to the accumulator."""
+        if divisor is None:
+            return list(xs)
+        return self.received(round_to(divide(x, divisor), self.computing_quotient) for x in xs)
+
     def received(self, xs: Iterable[Number]) -> list[Number]:
         return [round_to(x, self.accumulator.values) for x in xs]
 
@@ -547,8 +555,17 @@ class Fold:
             return xs
         return self.received(self.in_c(divide(x, self.divisor)) for x in xs)
 
-    def add_up(self, members: list[list[Number]], rows: list[int], planned: Plan) -> list[Number]:
-        """The sum, rounded to the accumulator unless it is that of one member."""
+    def add_up(
+        self,
+        members: list[list[Number]],
+        rows: list[int],
+        planned: Plan,
+        divisor: int | None = None,
+    ) -> list[Number]:
+        """The sum, rounded to the accumulator unless it is that of one member.
+
+        `divisor` divides each member.
+        """
         count = len(members)
         if count == 1:
             return self.quotients(members[0])
@@ -558,6 +575,7 @@ class Fold:
                 self.received(self.sent(x, messages, rows, lambda _, m=m: count + 1 + m))
                 for m, x in enumerate(members)
             ]
+        members = [self.divided(x, divisor) for x in members]
         members = [self.quotients(x) for x in members]
         if self.how.schedule == "exact":
             total = [functools.reduce(add, column) for column in zip(*members, strict=True)]
@@ -613,8 +631,9 @@ def fold_value(
     first = min(group, count)  # the members of the first group
     planned = plan(order, first, size, kind.itemsize, output.slices)
     if level.how.groups_of is None:
-        total = fold.add_up(members, rows, planned)
-        if output.divisor is not None:
+        by_member = output.divisor if level.how.divide == "members" else None
+        total = fold.add_up(members, rows, planned, by_member)
+        if output.divisor is not None and not output.members_divided:
             total = [fold.in_c(divide(x, output.divisor)) for x in total]
         result = [fold.rounded(x, output.kind, count, i) for i, x in enumerate(total)]
     else:
@@ -634,13 +653,16 @@ def fold_across(
     of = level.how.groups_of
     assert of is not None
     groups = [members[first : first + of] for first in range(0, len(members), of)]
+    by_member = output.divisor if level.how.divide == "members" else None
     sums = []
     for g, group in enumerate(groups):
         own = Fold(level, fold.kind, place.inner(len(groups), g), output.kind)
         own.divisor = fold.divisor
         total = own.add_up(
-            group, rows, plan(level.how.schedule, len(group), size, fold.kind.itemsize)
+            group, rows, plan(level.how.schedule, len(group), size, fold.kind.itemsize), by_member
         )
+        if len(group) == 1:
+            total = own.divided(total, by_member)
         if len(group) == 1 or level.how.order == "fixed":
             total = [own.rounded(x, own.accumulator, 1, i) for i, x in enumerate(total)]
         sums.append(total)
@@ -687,7 +709,9 @@ def reference(
         length = value[cut_axis] // len(arrays)
         slices = [index[cut_axis] // length for index in product(*map(range, value))]
     out = Kind.of(name if out_dtype is None else np.dtype(out_dtype).name)
-    output = Output(out, len(arrays) if mean else None, gathered, slices)
+    output = Output(
+        out, len(arrays) if mean else None, gathered, slices, reduction.divide == "members"
+    )
     spread = np.broadcast_to(np.asarray(places), batch)
     codes = [part_codes(array).reshape(*batch, size) for array in arrays]
     results = []

@@ -220,6 +220,22 @@ def test_a_given_reduction_counts_the_leaves_from_0() -> None:
         assert bits(of_tensors[number]) == bits(of_arrays[number])
 
 
+@pytest.mark.parametrize("levels", [False, True])
+def test_wires_and_levels_have_the_bits_of_arrays(levels: bool) -> None:
+    """Random numbers are drawn on the wire alone, and differ along the outer axis."""
+    wire = gpusim.Wire(gpusim.Format(4, 3), "amax", 2, rounding="stochastic")
+    how = gpusim.Reduction(order="tree", wire=wire)
+    if levels:
+        how = gpusim.Reduction(groups_of=2, across=how)
+    x = values((OUTER, INNER, 6), np.dtype(np.float32))
+    expected = gpusim.vmap(
+        gpusim.vmap(lambda v: lax.psum(v, "i", reduction=how), axis_name="i"), axis_name="j"
+    )(x)
+    for run in (gt.vmap, gt.pmap):
+        inside = run(lambda v: gt.psum(v, "i", reduction=how), axis_name="i")
+        assert bits(run(inside, axis_name="j")(tensor_of(x))) == bits(expected)
+
+
 def test_ragged_rows_land_where_those_of_arrays_do() -> None:
     rows = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
     start, received = np.array([[0, 0], [1, 2]]), np.array([[1, 1], [2, 2]])
