@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
 from fallback.formats import FLOAT32, FLOAT64, kind_of
 from fallback.orders import EXACT, FIXED
-from fallback.rounding import check_counter
+from fallback.rounding import check_counter, check_places
 from fallback.sends import Level, Places, Rows, Run, by_linear
 from fallback.spec import FoldSpec
-from fallback.wires import SCALES
+from fallback.wires import SCALES, WireInfo
 
 from ..libraries import as_bits
 from .device import Array, Device, Kernel, Launch
@@ -83,6 +83,36 @@ def fold_sent(
     return out
 
 
+def round_to_wire(
+    device: Device,
+    x: Any,
+    wire: WireInfo,
+    *,
+    rounding: str = "nearest",
+    seed: int = 0,
+    step: int = 1,
+    call: int = 0,
+    place: Any = 0,
+    batch_ndim: int = 0,
+) -> Array:
+    """`fallback.wires.round_to_wire` for arrays of `device`: the same arguments and bits."""
+    if kind_of(x.dtype) != "float":
+        raise TypeError(f"x: {x.dtype} given, expected a floating-point dtype")
+    batch, value = x.shape[:batch_ndim], x.shape[batch_ndim:]
+    common, listed = check_places(place, batch)
+    places = np.full(math.prod(batch), common, np.uint64) if listed is None else listed.reshape(-1)
+    check_counter("step", step)
+    check_counter("call", call)
+    if not math.prod(x.shape):
+        return device.empty(x.shape, x.dtype)
+    row = device.contiguous(x).reshape(len(places), math.prod(value))
+    spec = FoldSpec(wire=wire, seed=seed, out_dtype=x.dtype)
+    last = value[-1] if value else 1
+    level = DeviceLevel(device, spec, call, last, (1, row.shape[1]))
+    run = DeviceRun(level, spec, [row], places, stream=0)
+    return run.hop(Operand(result=row), step).reshape(x.shape)
+
+
 def _check_orders(spec: FoldSpec | None) -> None:
     """ValueError for an order of any level that has no kernels."""
     while spec is not None:
@@ -146,8 +176,16 @@ class DeviceRun(Run):
 
     level: DeviceLevel
 
-    def __init__(self, level: DeviceLevel, spec: FoldSpec, rows: Rows, places: Places) -> None:
+    def __init__(
+        self,
+        level: DeviceLevel,
+        spec: FoldSpec,
+        rows: Rows,
+        places: Places,
+        stream: int | None = None,
+    ) -> None:
         super().__init__(level, spec, rows, places)
+        self._stream = 2 * level.number + 1 if stream is None else stream
         self.device = level.device
         self.computing: np.dtype[Any] = self.arithmetic.computing
         self.numbers = Numbers(self.plan)
@@ -361,7 +399,7 @@ class DeviceRun(Run):
         slices, slice = self.level.slices
         arguments = struct(
             HOP,
-            stream=2 * number + 1,
+            stream=self._stream,
             messages=len(messages),
             members=self.members,
             length=length,

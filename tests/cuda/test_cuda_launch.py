@@ -3,6 +3,7 @@ The stand-in checks the calls' form; only a GPU can check CuPy itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 import fallback
+import gpusim
+from gpusim.collectives.fold import fold_spec
 from gpusim.collectives.kernels import kernels
 from gpusim.cuda import cache, launch
 from gpusim.cuda import compile as compiling
@@ -89,6 +92,20 @@ def test_round_and_ragged_copy_launch_too(cupy: SimpleNamespace) -> None:
     output = pointed(np.zeros((2, 50)))
     kernels(output).ragged_copy(pointed(x), output, np.array([[0, 5, 1, 40, 10]]))
     assert np.array_equal(np.asarray(output)[1, 40:], x[0, 5:15]) and not output[0].any()
+
+
+def test_wires_and_levels_launch_too(cupy: SimpleNamespace) -> None:
+    """Windows of groups' sums are slices of the library's arrays."""
+    x = np.random.default_rng(0).normal(size=(5, 100)).astype(np.float32)
+    wire = gpusim.Wire("float8_e5m2", "amax", 48, rounding="stochastic")
+    how = gpusim.Reduction(order="ring", wire=wire, seed=3)
+    for reduction in (how, dataclasses.replace(how, groups_of=2, across=how)):
+        spec = fold_spec(reduction)
+        for members in (pointed(x), [pointed(member) for member in x]):
+            found = kernels(pointed(x)).run_fold(spec, members)
+            assert np.array_equal(np.asarray(found), fallback.run_fold(spec, x))
+    one = np.asarray(gpusim.round_to(pointed(x), wire))
+    assert np.array_equal(one, gpusim.round_to(x, wire))
 
 
 def test_other_arrays_are_refused(cupy: SimpleNamespace) -> None:
