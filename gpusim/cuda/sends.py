@@ -202,8 +202,8 @@ class DeviceRun(Run):
             plain = replace(plain, accumulate=self.arithmetic.accumulator)
             return self.level.fold_plain(plain, members, self.places)
         if self.plan.in_blocks or self.plan.order in ("linear", "reverse"):
-            return self._chain()
-        return self._graph()
+            return self._add_chain()
+        return self._add_graph()
 
     def send_results(self, out: Array) -> Array:
         return self.hop(Operand(result=out), self.members)
@@ -211,21 +211,21 @@ class DeviceRun(Run):
     def member(self, number: int) -> Operand:
         return Operand(number)
 
-    def _visited(self, step: int, box: Any = None) -> Any:
+    def _at_step(self, step: int) -> Operand:
         return Operand(self.direction * step % self.members, chained=True)
 
     def _member_step(self, number: int = 0) -> int | None:
         return self.members + 1 + number if self.wire.at_members else None
 
-    def _chain(self) -> Array:
-        total = self._visited(0)
+    def _add_chain(self) -> Array:
+        total = self._at_step(0)
         if self.wire.at_members:
             total = Operand(partial=self.hop(total, self._member_step(), by_member=True))
         for step in range(1, self.members):
             how: dict[str, Any] = {"sum_step": step, "last": step == self.members - 1}
             if not how["last"]:
                 how["out"] = total.partial
-            member = self._visited(step)
+            member = self._at_step(step)
             if self.wire.at_members:
                 found = self.hop(member, self._member_step(), total, by_member=True, **how)
             else:
@@ -233,7 +233,7 @@ class DeviceRun(Run):
             total = Operand(partial=found)
         return total.partial
 
-    def _graph(self) -> Array:
+    def _add_graph(self) -> Array:
         stack: list[Operand] = []
         for instruction in self.postfix:
             if instruction >= 0:
