@@ -121,7 +121,8 @@ def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -
         accumulator = np.dtype(accumulator)
     from_zero = False
     if isinstance(spec.order, Schedule):
-        accumulator = accumulator or spec.order.accumulator(spec.op, dtype)
+        own = spec.order.accumulator(spec.op, dtype)  # which checks the type
+        accumulator = accumulator or own
         from_zero = spec.order.adds_zero(spec.op, dtype, count)
     out = dtype if spec.out_dtype is None else np.dtype(spec.out_dtype)
     exact = spec.order == EXACT and spec.op == "sum" and kind_of(dtype) in ("float", "complex")

@@ -75,7 +75,11 @@ def fold_sent(
     row = value[-1] if value else 1
     if cut is not None and cut == len(value) - 1:
         row //= group.count
-    level = Level(replace(spec, cut_axis=None, out_dtype=result), call, row, order)
+    divisor = spec.divisor if spec.divide == "members" else None
+    spec = replace(spec, cut_axis=None, out_dtype=result, divide="result")
+    if divisor is not None:
+        spec = replace(spec, divisor=None)
+    level = Level(spec, call, row, order, divisor=divisor)
     total = level.fold(rows, places)
     target = out.reshape(entries, size)
     if order is None:
@@ -95,7 +99,7 @@ def _slices_first(value: tuple[int, ...], axis: int, members: int) -> NDArray[np
 
 
 #: The wire of values that are sent as they are.
-UNROUNDED = WireInfo(FLOAT64, at="members")
+UNROUNDED = WireInfo(FLOAT64, at="result")
 
 UNIT_BLOCK = 256
 """Elements that have a unit in common in the order "fixed"."""
@@ -105,7 +109,8 @@ class Level:
     """One level of a fold, and those across it.
 
     **Arguments**: `row` is the length of a value's rows; `order` has the elements' numbers, if they
-    are not 0, 1, ...; `first` is the number of the first element in the value of level 0.
+    are not 0, 1, ...; `first` is the number of the first element in the value of level 0; `divisor`
+    divides members.
     """
 
     def __init__(
@@ -116,9 +121,10 @@ class Level:
         order: NDArray[np.intp] | None = None,
         number: int = 0,
         first: int = 0,
+        divisor: int | None = None,
     ) -> None:
         self.spec, self.call, self.row, self.order = spec, call, row, order
-        self.number, self.first = number, first
+        self.number, self.first, self.divisor = number, first, divisor
 
     def fold(self, rows: Rows, places: Places) -> NDArray[Any]:
         """The result (entries, elements), as members receive it."""
@@ -175,11 +181,11 @@ class Level:
     def _fold_one(self, spec: FoldSpec, rows: Rows, places: Places) -> Any:
         """A fold without levels."""
         spec = replace(spec, stream=2 * self.number)
-        if len(rows) == 1 or not (spec.wire or spec.order == FIXED):
+        if len(rows) == 1 or not (spec.wire or spec.order == FIXED or self.divisor):
             return self.fold_plain(by_linear(spec), rows, places)
         run = self.run(spec, rows, places)
         out = run.fold_all()
-        return run.send_results(out) if run.wire.at_result and spec.gathered else out
+        return run.send_results(out) if spec.wire and spec.wire.at_result and spec.gathered else out
 
     # What depends on where the arrays are
 
@@ -188,7 +194,7 @@ class Level:
 
     def fold_lone(self, spec: FoldSpec, row: Any, places: Places) -> Any:
         """The sum of a member and -0."""
-        return self.fold_plain(spec, [row, np.full_like(row, -0.0)], places)
+        return self._fold_one(spec, [row, np.full_like(row, -0.0)], places)
 
     def copy(self, source: Any, target: Any) -> None:
         target[...] = source
@@ -437,7 +443,8 @@ class Run:
     @cached_property
     def _in_place(self) -> bool:
         """Whether members are added as they lie in memory."""
-        return self.rows[0].dtype == self.arithmetic.computing and not self.wire.at_members
+        given = self.rows[0].dtype == self.arithmetic.computing
+        return given and not (self.wire.at_members or self.level.divisor)
 
     def _visited(self, step: int, box: _Box) -> NDArray[Any]:
         """What the chains of a box visit at a step: a member's own memory if `_in_place`."""
@@ -446,7 +453,7 @@ class Run:
             return self._member(members[0], box)
         shape = box.entries.stop - box.entries.start, box.end - box.first
         found = np.empty(shape, self.arithmetic.computing)
-        together = self.wire.at_members and not self.wire.draws
+        together = self.wire.at_members and not self.wire.draws and not self.level.divisor
         for member, (_, part) in zip(members, box.chains, strict=True):
             target = found[:, part.first - box.first : part.end - box.first]
             if together:
@@ -464,6 +471,8 @@ class Run:
         decode(part, values)
         if self.wire.at_members:
             values = self._arrived(self._sent(values, box, self.members + 1 + member))
+        if self.level.divisor:
+            values = self._arrived(values / values.dtype.type(self.level.divisor))
         return values
 
     def _sent(self, values: NDArray[Any], box: _Box, step: int) -> NDArray[Any]:

@@ -42,7 +42,9 @@ class FoldSpec:
     - `out_dtype`: the dtype of the result, of the members' kind. None is the members' dtype.
     - `rounding`, `seed`: "nearest" or "stochastic", and the key of its random numbers. Complex
       values are always rounded to nearest.
-    - `divisor`: divides the fold in the computing type, before the one rounding to `out_dtype`.
+    - `divisor`: divides the fold in the computing type, before the one rounding to `out_dtype`. With
+      `divide="members"` it divides each member instead, and the quotient is rounded, to nearest, to
+      the accumulator.
     - `cut_axis`: for "ring" only: the value axis (0 is the first after the batch) that is cut into
       equal slices, one per member. None cuts the flattened value.
     - `wire`: what is sent is rounded to it, a `fallback.wires.WireInfo`. `gathered` says whether
@@ -77,7 +79,8 @@ class FoldSpec:
     groups_of: int | None = None
     across: FoldSpec | None = None
     stream: int = 0
-    #: Whether `fallback.sends` folds it: what is sent is rounded, or members are in groups.
+    divide: str = "result"
+    #: Whether `fallback.sends` folds it: what is sent is rounded, members are in groups or divided.
     in_phases: bool = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
@@ -94,6 +97,7 @@ class FoldSpec:
         if self.order == FIXED:
             check_fixed(self.op, self.accumulate, self.rounding)
         check_sends(self.op, self.order, self.wire, self.groups_of, self.across)
+        check_divide(self.op, self.order, self.divide, self.across)
         changed: dict[str, Any] = {"seed": check_counter("seed", self.seed)}
         if self.accumulate is not None and not isinstance(self.accumulate, FormatInfo):
             changed["accumulate"] = np.dtype(self.accumulate)
@@ -104,8 +108,8 @@ class FoldSpec:
         settings = (self.op, self.order, self.accumulate, self.out_dtype, self.rounding)
         numbers = self.seed, self.divisor, self.cut_axis
         phases = self.wire is not None or self.groups_of is not None or self.order == FIXED
-        object.__setattr__(self, "in_phases", phases)
-        sends = self.wire, self.gathered, self.groups_of, self.across, self.stream
+        object.__setattr__(self, "in_phases", phases or self.divide != "result")
+        sends = self.wire, self.gathered, self.groups_of, self.across, self.stream, self.divide
         object.__setattr__(self, "_hash", hash((*settings, *numbers, *sends)))
 
     def __hash__(self) -> int:
@@ -121,7 +125,8 @@ class FoldSpec:
         """The spec without wire and levels."""
         if not self.in_phases and self.gathered:
             return self
-        return replace(self, wire=None, gathered=True, groups_of=None, across=None)
+        none: dict[str, Any] = {"wire": None, "groups_of": None, "across": None}
+        return replace(self, gathered=True, divide="result", **none)
 
 
 def check_sends(op: str, order: Any, wire: WireInfo | None, groups_of: Any, across: Any) -> None:
@@ -148,6 +153,16 @@ def check_sends(op: str, order: Any, wire: WireInfo | None, groups_of: Any, acro
             f"order={order!r}, wire at='hops': expected at='ends', 'members' or 'result'; the "
             "order has no partial sums of the members' kind to send"
         )
+
+
+def check_divide(op: str, order: Any, divide: str, across: Any) -> None:
+    """ValueError for a division that an operator or an order does not take."""
+    if divide not in ("result", "members"):
+        raise ValueError(f"divide={divide!r}: expected 'result' or 'members'")
+    if divide == "members" and (op != "sum" or order == "engine"):
+        raise ValueError(f"divide='members', op={op!r}, order={order!r}: expected sums in an order")
+    if across is not None and across.divide != "result":
+        raise ValueError("divide='members' in across: expected it beside groups_of")
 
 
 def check_exact(op: str, accumulate: Any, rounding: str) -> None:

@@ -17,10 +17,10 @@ from fallback.formats import kind_of
 from fallback.operators import OPS
 from fallback.orders import EXACT, FIXED, ORDERS
 from fallback.schedules import Schedule
-from fallback.spec import check_exact, check_fixed, check_sends
+from fallback.spec import check_divide, check_exact, check_fixed, check_sends
 
 from .formats import Format, FormatLike, as_format, kernel_format
-from .twins import TWINS, Twin
+from .twins import SETTINGS, TWINS, Twin
 from .wires import Wire, as_wire, wire_info
 
 __all__ = ["Reduction", "State", "current", "entered", "forked", "reduction"]
@@ -59,6 +59,8 @@ class Reduction:
     - `groups_of`, `across`: sums in levels. Consecutive members are summed in groups of so many by
       this Reduction, and the groups' sums, which have the type of its accumulator, by the Reduction
       `across`.
+    - `divide`: what a mean divides: the "result", or the "members": each as it arrives, before it is
+      added. The quotients are rounded to the accumulator.
 
     Reductions are immutable, hashable and compare by value. ValueError for a field outside these,
     TypeError for an `accumulate` that is not a dtype that adds. ValueError for products in "exact"
@@ -83,6 +85,7 @@ class Reduction:
     wire: Wire | DTypeLike | FormatLike | None = None
     groups_of: int | None = None
     across: Reduction | None = None
+    divide: str = "result"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -90,6 +93,11 @@ class Reduction:
             if not isinstance(given, str) or given not in choices:
                 expected = ", ".join(map(repr, choices))
                 raise ValueError(f"{name}={given!r}: expected one of {expected}")
+        if isinstance(self.order, str) and self.order in SETTINGS:
+            raise ValueError(
+                f"order={self.order!r}: the twin is more than an order; expected "
+                f"Reduction.like({self.order!r})"
+            )
         if not isinstance(self.order, Schedule) and self.order not in (*_ORDERS, *TWINS):
             raise ValueError(
                 f"order={self.order!r}: expected one of {', '.join(map(repr, _ORDERS))}, "
@@ -110,6 +118,7 @@ class Reduction:
         if self.across is not None and not isinstance(self.across, Reduction):
             raise TypeError(f"across={self.across!r}: expected a gpusim.Reduction")
         check_sends(self.op, self.order, wire_info(self.wire), self.groups_of, self.across)
+        check_divide(self.op, self.order, self.divide, self.across)
 
     @classmethod
     def like(cls, name: str) -> Reduction:
@@ -119,6 +128,8 @@ class Reduction:
         the engine of the World around: each instance sums its own replicas in `linear` order,
         and MPI or NCCL adds up the sums. The fastest way there is, and exempt from the contract:
         the bits may differ between numbers of instances. On one instance it is `linear`.
+
+        Some twins are more than an order: `like("torch-fp16-hook")` has a wire, and divides members.
 
         ValueError for any other name. A fold raises ValueError where it is not known what the
         engine does with so many members, and TypeError for types that it adds in another way.
@@ -136,8 +147,11 @@ class Reduction:
         openmpi-linear 2052.0
         mpich 2050.0
         """
+        if name in SETTINGS:
+            twin = SETTINGS[name]
+            return cls(order=twin.schedule, **dict(twin.fields))
         if name != "engine" and name not in TWINS:
-            expected = ", ".join(map(repr, ("engine", *TWINS)))
+            expected = ", ".join(map(repr, ("engine", *TWINS, *SETTINGS)))
             raise ValueError(f"like({name!r}): expected one of {expected}")
         return cls(order=name)
 
@@ -149,7 +163,7 @@ class Reduction:
         >>> mpich.engine, mpich.checked
         ('MPICH 5.0.2', 'run against the engine')
         """
-        return dict(TWINS)
+        return TWINS | SETTINGS
 
     @property
     def schedule(self) -> str | Schedule:
@@ -179,7 +193,7 @@ class Reduction:
         own, others = (
             (
                 *(x.op, x.order, x.accumulate is None, x.accumulate, x.rounding, x.seed),
-                *(x.wire, x.groups_of, x.across),
+                *(x.wire, x.groups_of, x.across, x.divide),
             )
             for x in (self, other)
         )

@@ -6,6 +6,7 @@ Plain data; `gpusim twin check` compares it with the engines.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fallback.schedules import (
     Balanced,
@@ -19,7 +20,9 @@ from fallback.schedules import (
     Walk,
 )
 
-__all__ = ["HALVES", "TWINS", "Twin", "nccl_ring"]
+from .wires import Wire
+
+__all__ = ["HALVES", "SETTINGS", "TWINS", "Twin", "nccl_ring"]
 
 KI = 1 << 10
 MI = 1 << 20
@@ -33,28 +36,30 @@ HALVES = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Twin:
-    """A named order that reproduces an engine's all-reduce.
+    """A named Reduction that reproduces an engine's all-reduce.
 
     **Attributes**:
 
-    - `name`: the value of `Reduction.order`.
+    - `name`: the argument of `Reduction.like`; without `fields` also a `Reduction.order`.
     - `engine`: the engine that it reproduces, with the version of the check.
     - `fold`: its fold, in words.
-    - `schedule`: its fold, for kernels.
+    - `schedule`: its order, for kernels.
     - `checked`: how the equality was checked.
     - `dtypes`: the floating-point and complex types that were compared.
     - `worker`: the engine that `gpusim twin check` runs, or "".
     - `settings`: the settings of that engine.
+    - `fields`: the other fields of its Reduction.
     """
 
     name: str
     engine: str
     fold: str
-    schedule: Schedule
+    schedule: Schedule | str
     checked: str = ENGINE
     dtypes: tuple[str, ...] = MPI_FORMATS
     worker: str = ""
     settings: tuple[tuple[str, int], ...] = ()
+    fields: tuple[tuple[str, Any], ...] = ()
 
 
 def _always(
@@ -210,5 +215,38 @@ _ALL = (
     ),
 )
 
-#: All twins by name, in the order of the documentation.
+#: The twins that are orders, by name, in the order of the documentation.
 TWINS: dict[str, Twin] = {twin.name: twin for twin in _ALL}
+
+
+def _torch_hook(name: str, dtype: str) -> Twin:
+    # gloo cuts values of 16 bits: as many elements in 2 MiB of float32 as in 1 MiB of these.
+    ring = Walk(start=-1, step=-1, cut=Segments(most=2 * MI))
+    return Twin(
+        f"torch-{name}-hook",
+        f"DDP's {name}_compress_hook over gloo, by PyTorch 2.13.0",
+        f"pmean: each member rounded to {dtype}, divided by R in {dtype}, then gloo's ring with "
+        f"{dtype} partial sums",
+        _always(ring, formats=("float32",)),
+        checked="gradients of DDP in real gloo processes, bit by bit; 2, 3, 4, 5 and 8 ranks; "
+        "float32",
+        dtypes=("float32",),
+        fields=(("accumulate", dtype), ("wire", Wire(dtype, at="members")), ("divide", "members")),
+    )
+
+
+_WITH_FIELDS = (
+    _torch_hook("fp16", "float16"),
+    _torch_hook("bf16", "bfloat16"),
+    Twin(
+        "nccl-nvls-float32",
+        "NCCL's NVLS, the sum in NVSwitch, for float32 alone",
+        "exact, rounded once; bfloat16 is added in another way, which is not known",
+        "exact",
+        checked="reported by Megatron-LM's pull request 6634, not checked here",
+        dtypes=("float32",),
+    ),
+)
+
+#: The twins that are more than an order, by name: `Reduction.like` makes them.
+SETTINGS: dict[str, Twin] = {twin.name: twin for twin in _WITH_FIELDS}

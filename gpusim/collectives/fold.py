@@ -73,6 +73,7 @@ def fold_spec(reduction: Reduction) -> FoldSpec:
         wire=wire_info(reduction.wire),
         groups_of=reduction.groups_of,
         across=None if reduction.across is None else fold_spec(reduction.across),
+        divide=reduction.divide,
     )
 
 

@@ -43,7 +43,7 @@ def fold_sent(
 ) -> Array:
     """`fallback.sends.fold_sent` for arrays of `device`: the same arguments, errors and bits.
 
-    **Raises**: also ValueError for order="fixed".
+    **Raises**: also ValueError for order="fixed", and for means that divide="members".
     """
     group = Members.of(members, device)
     dtype, shape, count = group.layout.dtype, group.layout.shape, group.layout.number
@@ -55,6 +55,8 @@ def fold_sent(
         plain = replace(by_linear(spec), order="linear", cut_axis=None)
         return run_fold(device, plain, members, batch_ndim=batch_ndim, out=out)
     _check_orders(spec)
+    if spec.divide == "members" and spec.divisor is not None:
+        raise ValueError("divide='members': expected NumPy arrays; GPUs have no kernels for it")
     check_counter("call", call)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
     places = np.broadcast_to(check_batch_offset(batch_offset, batch), batch).reshape(-1)
@@ -75,7 +77,8 @@ def fold_sent(
         rows = [stacked[member] for member in range(count)]
     else:
         rows = [array.reshape(entries, size) for array in arrays]
-    level = DeviceLevel(device, replace(spec, cut_axis=None, out_dtype=result), call, row, slices)
+    spec = replace(spec, cut_axis=None, out_dtype=result, divide="result")
+    level = DeviceLevel(device, spec, call, row, slices)
     total = level.fold(rows, places).reshape(shape)
     if out is None:
         return total

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from typing import Any, NamedTuple
@@ -469,6 +469,7 @@ class Fold:
     def __init__(self, level: Level, kind: Kind, place: Place, out: Kind) -> None:
         self.level, self.kind, self.place, self.how = level, kind, place, level.how
         self.accumulator = self._accumulator(out)
+        self.divisor: int | None = None  # of members
         wide = {FLOAT64} & {kind.values, self.accumulator.values}
         wide_format = not held_by_float32(self.accumulator.values)
         self.computing = FLOAT64 if wide or wide_format else FLOAT32
@@ -540,17 +541,24 @@ class Fold:
     def received(self, xs: Iterable[Number]) -> list[Number]:
         return [round_to(x, self.accumulator.values) for x in xs]
 
+    def quotients(self, xs: list[Number]) -> list[Number]:
+        """A member, divided where a mean divides members; that of one member alone is itself."""
+        if self.divisor is None or self.divisor == 1:
+            return xs
+        return self.received(self.in_c(divide(x, self.divisor)) for x in xs)
+
     def add_up(self, members: list[list[Number]], rows: list[int], planned: Plan) -> list[Number]:
         """The sum, rounded to the accumulator unless it is that of one member."""
         count = len(members)
         if count == 1:
-            return members[0]
+            return self.quotients(members[0])
         messages = planned.messages
         if self.wire is not None and self.wire.at in ("ends", "members"):
             members = [
                 self.received(self.sent(x, messages, rows, lambda _, m=m: count + 1 + m))
                 for m, x in enumerate(members)
             ]
+        members = [self.quotients(x) for x in members]
         if self.how.schedule == "exact":
             total = [functools.reduce(add, column) for column in zip(*members, strict=True)]
             return [self.rounded(x, self.accumulator, 1, i) for i, x in enumerate(total)]
@@ -599,6 +607,8 @@ def fold_value(
     """The result of a level and those above it, as it arrives at every member."""
     count, size = len(members), len(rows)
     fold = Fold(level, kind, place, output.kind)
+    if level.how.divide == "members":
+        fold.divisor, output = output.divisor, replace(output, divisor=None)
     order, group = level.how.schedule, level.how.groups_of or count
     first = min(group, count)  # the members of the first group
     planned = plan(order, first, size, kind.itemsize, output.slices)
@@ -627,6 +637,7 @@ def fold_across(
     sums = []
     for g, group in enumerate(groups):
         own = Fold(level, fold.kind, place.inner(len(groups), g), output.kind)
+        own.divisor = fold.divisor
         total = own.add_up(
             group, rows, plan(level.how.schedule, len(group), size, fold.kind.itemsize)
         )
@@ -686,3 +697,21 @@ def reference(
         found = fold_value(numbers, rows, Level(0, reduction), Kind.of(name), place, output)
         results += [(encode(x, FLOATS[out.given]),) for x in found]
     return results
+
+
+def one_message(
+    x: np.ndarray, wire: gpusim.Wire, seed: int = 0, place: int = 0
+) -> list[tuple[int | None, ...]]:
+    """Return the codes of `round_to(x, wire)`, whose random numbers are those of `round_to`."""
+    name, values = x.dtype.name, values_of(wire.format)
+    wide = name == "float64" or not held_by_float32(values)
+    draws = wire.rounding == "stochastic" and values.bits < 32
+    row = max(1, x.shape[-1] if x.shape else 1)
+    arrived = send(
+        [decode(int(code), FLOATS[name]) for code in part_codes(x).reshape(-1)],
+        [i // row for i in range(x.size)],
+        wire,
+        FLOAT64 if wide else FLOAT32,
+        lambda i: lane(seed, 0, 1, 0, place, i) if draws else None,
+    )
+    return [(encode(round_to(each, DTYPES[name]), FLOATS[name]),) for each in arrived]

@@ -334,6 +334,90 @@ def ddp(
 
 
 @program
+def ddp_hook(seed: int, hook: str, width: int = 24) -> Results:
+    """DDP whose buckets PyTorch's communication hook of that name sends."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    rank, _ = start()
+    model = nn.parallel.DistributedDataParallel(drawn(Network(width), seed), bucket_cap_mb=0.003)
+    if hook == "powerSGD_hook":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        function = getattr(default_hooks, hook)
+        if hook.endswith("wrapper"):
+            function = function(default_hooks.allreduce_hook)
+        if hook.startswith("bf16"):  # DDP refuses these names without NCCL
+            model.register_comm_hook(None, lambda state, bucket: function(state, bucket))
+        else:
+            model.register_comm_hook(None, function)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    found = {}
+    for number, (x, y) in enumerate(batches(rank, 4, width, seed)):
+        step(model, optimizer, x, y)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            found[f"{number} {name}"] = parameter.grad.clone()
+    return found | weights(model)
+
+
+class Gradient(nn.Module):
+    """A parameter whose gradient is the input."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
+def spread(seed: int, rank: int, *shape: int) -> Tensor:
+    """Numbers of many sizes, down to float16's subnormal ones, of a rank's own."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    exponents = torch.randint(-24, 12, shape, generator=generator)
+    return torch.ldexp(torch.randn(shape, generator=generator), exponents)
+
+
+@program
+def hooked_means(seed: int, hook: str, sizes: list[int]) -> Results:
+    """What a communication hook of DDP makes of gradients, and the rank's own ones."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    rank, _ = start()
+    function, found = getattr(default_hooks, hook), {}
+    for size in sizes:
+        model = nn.parallel.DistributedDataParallel(Gradient(size))
+        model.register_comm_hook(None, lambda state, bucket: function(state, bucket))
+        found[f"own {size}"] = spread(seed + size, rank, size)
+        model(found[f"own {size}"]).backward()
+        found[f"mean {size}"] = model.module.weight.grad.clone()
+    return found
+
+
+@program
+def hybrid_means(seed: int, replicas: int, sizes: list[int]) -> Results:
+    """What fully_shard on a mesh of replicas and shards makes of gradients; the rank's own ones."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    rank, ranks = start()
+    mesh = init_device_mesh(
+        "cpu", (replicas, ranks // replicas), mesh_dim_names=("replicate", "shard")
+    )
+    found = {}
+    for size in sizes:  # even shards of so many rows of two elements
+        model: Any = Gradient(ranks // replicas * size, 2)
+        fully_shard(model, mesh=mesh)
+        found[f"own {size}"] = spread(seed + size, rank, ranks // replicas * size, 2)
+        model(found[f"own {size}"]).backward()
+        found[f"mean {size}"] = model.weight.grad.full_tensor()
+    return found
+
+
+@program
 def ddp_join(seed: int) -> Results:
     """DDP with uneven inputs."""
     rank, _ = start()

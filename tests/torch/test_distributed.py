@@ -32,6 +32,15 @@ legacy: Any = np.random  # the global generator
 SIZES = [1, 2, 7, 33, 147, 1000]
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8"]
 
+HOOKS = [
+    "allreduce_hook",
+    "fp16_compress_hook",
+    "bf16_compress_hook",
+    "fp16_compress_wrapper",
+    "bf16_compress_wrapper",
+    "powerSGD_hook",
+]
+
 CASES: list[Case] = [
     (
         "collectives",
@@ -41,6 +50,9 @@ CASES: list[Case] = [
     ("groups", 3, {"seed": 0}),
     ("messages", 3, {"seed": 0}),
     ("ddp", 2, {"seed": 0, "dropout": 0.3}),
+    ("ddp_hook", 3, {"seed": 0, "hook": "fp16_compress_hook"}),
+    ("hooked_means", 3, {"seed": 0, "hook": "bf16_compress_hook", "sizes": [1, 4001]}),
+    ("hybrid_means", 4, {"seed": 0, "replicas": 2, "sizes": [33]}),
     ("fsdp2", 3, {"seed": 0, "low": "bfloat16"}),
     ("autocast", 3, {"seed": 0, "meet": True}),
     ("redistributed", 4, {"seed": 2, "shape": [2, 2]}),
@@ -81,6 +93,8 @@ def all_cases() -> list[Case]:
                 found.append((name, ranks, {"seed": seed}))
             for options in ({}, {"static": True}, {"accumulate": True}, {"dropout": 0.3}):
                 found.append(("ddp", ranks, {"seed": seed, **options}))
+            for hook in HOOKS:
+                found.append(("ddp_hook", ranks, {"seed": seed, "hook": hook}))
             for options in ({}, {"low": "bfloat16"}, {"checkpoint": f"saved-{ranks}-{seed}"}):
                 found.append(("fsdp2", ranks, {"seed": seed, **options}))
             found.append(("tensor_parallel", ranks, {"seed": seed, "sequence": True}))
@@ -88,6 +102,12 @@ def all_cases() -> list[Case]:
             found.append(("planned", ranks, {"seed": seed, "checkpoint": f"p-{ranks}-{seed}"}))
             shape = {4: [2, 2], 8: [2, 4]}.get(ranks, [ranks, 1])
             found.append(("redistributed", ranks, {"seed": seed, "shape": shape}))
+            for hook in ("fp16_compress_hook", "bf16_compress_hook"):
+                options = {"seed": seed, "hook": hook, "sizes": [*SIZES, 2_200_003]}
+                found.append(("hooked_means", ranks, options))
+            for replicas in (r for r in range(2, ranks) if ranks % r == 0):
+                options = {"seed": seed, "replicas": replicas, "sizes": [1, 33, 4000]}
+                found.append(("hybrid_means", ranks, options))
             if ranks % 4 == 0:
                 found.append(("tensor_parallel", ranks, {"seed": seed, "sharded": 2}))
                 found.append(("fsdp2", ranks, {"seed": seed, "replicas": 2}))

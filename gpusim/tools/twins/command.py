@@ -97,22 +97,23 @@ def _ranks(text: str) -> Sequence[int]:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Run all engines that are found; 1 if a twin disagrees, or if no engine was found."""
-    from ...twins import TWINS
+    from ...twins import SETTINGS, TWINS
     from . import report
     from .checking import Agreement, check
     from .run_engines import EngineFailed, engines
 
+    known = TWINS | SETTINGS
     for name in arguments.twins:
-        if name not in TWINS:
-            raise ValueError(f"{name!r}: expected one of {', '.join(TWINS)}")
-    twins = arguments.twins or list(TWINS)
+        if name not in known:
+            raise ValueError(f"{name!r}: expected one of {', '.join(known)}")
+    twins = arguments.twins or list(known)
     if arguments.list:
         report.twins(twins)
         return 0
     rows: list[Agreement] = []
     failed = False
     for engine in engines(arguments.python):
-        if all(TWINS[name].worker != engine.name for name in twins):
+        if all(known[name].worker != engine.name for name in twins):
             continue
         print(f"running {engine.name} ...", file=sys.stderr)
         try:

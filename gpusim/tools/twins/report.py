@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...twins import TWINS
+from ...twins import SETTINGS, TWINS
 from ..tables import print_table
 from .checking import Agreement
 from .inferring import Match
@@ -18,7 +18,8 @@ __all__ = ["check", "infer", "markdown", "twins"]
 
 def twins(names: Sequence[str]) -> None:
     """All twins, and how each was checked."""
-    rows = [[name, TWINS[name].engine, TWINS[name].checked, TWINS[name].fold] for name in names]
+    known = TWINS | SETTINGS
+    rows = [[name, known[name].engine, known[name].checked, known[name].fold] for name in names]
     headings = ["twin", "engine", "checked", "fold"]
     print_table("Twins", headings, rows, left=headings)
 
@@ -71,7 +72,7 @@ def markdown(rows: Sequence[Agreement], names: Sequence[str]) -> None:
     print("| twin | engine | its fold | compared |")
     print("|---|---|---|---|")
     for name in names:
-        twin = TWINS[name]
+        twin = (TWINS | SETTINGS)[name]
         found = [row for row in rows if row.twin == name]
         print(f"| `{name}` | {twin.engine} | {twin.fold} | {_compared(found, twin.checked)} |")
 

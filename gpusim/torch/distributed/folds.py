@@ -21,7 +21,7 @@ from ...collectives.fold import fold_spec
 from ...collectives.kernels import replace_fields, run_fold
 from ...libraries import call_on_bits
 from ...reduction import Reduction, current
-from ...twins import TWINS
+from ...twins import SETTINGS, TWINS
 from .memory import Array
 
 __all__ = [
@@ -86,7 +86,7 @@ def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
 
 def _as_reduction(given: Any, what: str) -> Reduction:
     if isinstance(given, str):
-        given = Reduction(order=given)
+        given = Reduction.like(given) if given in SETTINGS else Reduction(order=given)
     if not isinstance(given, Reduction):
         raise TypeError(f"{what}: expected a gpusim.Reduction or its order's name, got {given!r}")
     if given.op != "sum":
