@@ -91,8 +91,8 @@ def plan_fold(
     """
     if spec.in_phases:
         raise ValueError(
-            "wire, groups_of: expected NumPy arrays, folded as a whole; GPUs, and folds in parts, "
-            "do not take them"
+            "wire, groups_of, order='fixed': expected a fold as a whole; folds in parts do not "
+            "take them"
         )
     extent = extent or Extent()
     arithmetic = _arithmetic(spec, extent.final, dtype, count)

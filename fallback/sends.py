@@ -56,7 +56,7 @@ def fold_sent(
         raise TypeError(f"{group.dtype} members: expected real ones beside wire and groups_of")
     check_batch(batch_ndim, shape)
     if kind != "float":  # integers wrap, in any order
-        plain = replace(_by_linear(spec), order="linear", cut_axis=None)
+        plain = replace(by_linear(spec), order="linear", cut_axis=None)
         members = [group.block(m, ()) for m in range(group.count)]
         return run_fold(plain, members, batch_ndim=batch_ndim, out=out)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
@@ -79,7 +79,7 @@ def fold_sent(
     spec = replace(spec, cut_axis=None, out_dtype=result, divide="result")
     if divisor is not None:
         spec = replace(spec, divisor=None)
-    level = _Level(spec, call, row, order, divisor=divisor)
+    level = Level(spec, call, row, order, divisor=divisor)
     total = level.fold(rows, places)
     target = out.reshape(entries, size)
     if order is None:
@@ -105,7 +105,7 @@ UNIT_BLOCK = 256
 """Elements that have a unit in common in the order "fixed"."""
 
 
-class _Level:
+class Level:
     """One level of a fold, and those across it.
 
     **Arguments**: `row` is the length of a value's rows; `order` has the elements' numbers, if they
@@ -161,41 +161,53 @@ class _Level:
         above = replace(across, **changes)
         plan = _plan(inner, dtype, len(groups[0]), (entries, elements))
         blocks = [(a, b) for a, b in pairwise(_edges(inner, plan, dtype)) if a < b]
-        out = np.empty((entries, elements), spec.out_dtype)
+        out = self.empty((entries, elements), spec.out_dtype)
         for number, (a, b) in enumerate(blocks):
-            level = _Level(above, self.call, self.row, None, self.number + 1, self.first + a)
+            level = self.above(above, self.first + a)
             at = places * np.uint64(len(blocks)) + np.uint64(number)
-            out[:, a:b] = level.fold([total[:, a:b] for total in sums], at)
+            self.copy(level.fold([total[:, a:b] for total in sums], at), out[:, a:b])
         if spec.wire and spec.wire.at_result and spec.gathered and len(groups[0]) > 1:
-            run = _Run(self, replace(inner, out_dtype=spec.out_dtype), groups[0], places)
-            run.share(lambda box: run.send_result(box, out))
+            run = self.run(replace(inner, out_dtype=spec.out_dtype), groups[0], places)
+            return run.send_results(out)
         return out
 
-    def _fold_group(self, spec: FoldSpec, rows: Rows, places: Places) -> NDArray[Any]:
+    def _fold_group(self, spec: FoldSpec, rows: Rows, places: Places) -> Any:
         """The sum of a group, rounded to the accumulator also where it is a single member."""
-        if len(rows) == 1:
-            spec = replace(_by_linear(spec), order="linear")  # which sends nothing
-            rows = [rows[0], np.full_like(rows[0], -0.0)]
-        return self._fold_one(spec, rows, places)
+        if len(rows) > 1:
+            return self._fold_one(spec, rows, places)
+        lone = replace(by_linear(spec), order="linear", stream=2 * self.number)
+        return self.fold_lone(lone, rows[0], places)
 
-    def _fold_one(self, spec: FoldSpec, rows: Rows, places: Places) -> NDArray[Any]:
+    def _fold_one(self, spec: FoldSpec, rows: Rows, places: Places) -> Any:
         """A fold without levels."""
         spec = replace(spec, stream=2 * self.number)
-        fixed = spec.order == FIXED
-        if len(rows) == 1 or not (spec.wire or fixed or self.divisor):
-            plain = _by_linear(spec)
-            return run_fold(plain, rows, batch_ndim=1, call=self.call, batch_offset=places)
-        out = np.empty(rows[0].shape, spec.out_dtype)
-        run = _Run(self, spec, rows, places)
-        if run.plan.order == EXACT:
-            run.fold_exactly(out)
-        elif fixed:
-            run.share(lambda box: run.fold_fixed(box, out))
-        else:
-            run.share(lambda box: run.fold(box, out))
-        if spec.wire and spec.wire.at_result and spec.gathered:
-            run.share(lambda box: run.send_result(box, out))
-        return out
+        if len(rows) == 1 or not (spec.wire or spec.order == FIXED or self.divisor):
+            return self.fold_plain(by_linear(spec), rows, places)
+        run = self.run(spec, rows, places)
+        out = run.fold_all()
+        return run.send_results(out) if spec.wire and spec.wire.at_result and spec.gathered else out
+
+    # What depends on where the arrays are
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    def fold_lone(self, spec: FoldSpec, row: Any, places: Places) -> Any:
+        """The sum of a member and -0."""
+        return self._fold_one(spec, [row, np.full_like(row, -0.0)], places)
+
+    def copy(self, source: Any, target: Any) -> None:
+        target[...] = source
+
+    def above(self, spec: FoldSpec, first: int) -> Level:
+        """The level across, of the elements from `first` on."""
+        return Level(spec, self.call, self.row, None, self.number + 1, first)
+
+    def run(self, spec: FoldSpec, rows: Rows, places: Places) -> Run:
+        return Run(self, spec, rows, places)
+
+    def fold_plain(self, spec: FoldSpec, rows: Rows, places: Places) -> Any:
+        return run_fold(spec, rows, batch_ndim=1, call=self.call, batch_offset=places)
 
 
 class _Box:
@@ -211,19 +223,34 @@ class _Box:
         return self.entries, slice(self.first, self.end)
 
 
-class _Run:
+class Run:
     """A fold without levels whose messages are rounded."""
 
-    def __init__(self, level: _Level, spec: FoldSpec, rows: Rows, places: Places) -> None:
+    def __init__(self, level: Level, spec: FoldSpec, rows: Rows, places: Places) -> None:
         self.level, self.spec, self.rows, self.places = level, spec, rows, places
         self.wire: WireInfo = spec.wire or UNROUNDED
         self.members, self.shape = len(rows), rows[0].shape
         self.plan = _plan(spec, rows[0].dtype, self.members, self.shape)
         self.arithmetic: Arithmetic = self.plan.arithmetic
         self.edges = _edges(spec, self.plan, rows[0].dtype)
-        self.starts = self.wire.starts(sorted(set(self.edges)), level.row, level.first)
         self.added = Lanes(spec.seed, level.call, 2 * level.number)
         self.sent = Lanes(spec.seed, level.call, 2 * level.number + 1)
+
+    def fold_all(self) -> Any:
+        """The result (entries, elements), not yet sent round."""
+        out = np.empty(self.shape, self.spec.out_dtype)
+        if self.plan.order == EXACT:
+            self.fold_exactly(out)
+        elif self.spec.order == FIXED:
+            self.share(lambda box: self.fold_fixed(box, out))
+        else:
+            self.share(lambda box: self.fold(box, out))
+        return out
+
+    def send_results(self, out: Any) -> Any:
+        """The result as it is sent round; may be in the same memory."""
+        self.share(lambda box: self.send_result(box, out))
+        return out
 
     # How the work is cut
 
@@ -348,12 +375,12 @@ class _Run:
         workspace, draws = own_workspace(limits.BLOCK), self._draws(box)
         stack: list[NDArray[Any]] = []
         own: list[bool] = []  # whether an entry is not a member's own memory
-        for instruction in self._postfix:
+        for instruction in self.postfix:
             if instruction >= 0:
                 stack.append(self._member(instruction, box))
                 own.append(not self._in_place)
                 continue
-            kept, sent = (1, 0) if self._first_is_sent else (0, 1)
+            kept, sent = (1, 0) if self.first_is_sent else (0, 1)
             pair, copied = stack[-2:], not own[-2 + sent]
             del stack[-2:], own[-2:]
             total = pair[sent].copy() if copied else pair[sent]
@@ -366,13 +393,18 @@ class _Run:
         return stack.pop()
 
     @cached_property
-    def _postfix(self) -> tuple[int, ...]:
+    def starts(self) -> NDArray[np.intp]:
+        """The first elements of the blocks that have one scale."""
+        return self.wire.starts(sorted(set(self.edges)), self.level.row, self.level.first)
+
+    @cached_property
+    def postfix(self) -> tuple[int, ...]:
         order = self.plan.order
         graph = order if isinstance(order, ReductionGraph) else neighbours(self.members)
         return graph.postfix
 
     @cached_property
-    def _first_is_sent(self) -> bool:
+    def first_is_sent(self) -> bool:
         order, (_, elements) = self.spec.order, self.shape
         if not isinstance(order, Schedule):
             return False
@@ -381,10 +413,7 @@ class _Run:
 
     def _chains(self, box: _Box) -> list[tuple[int, _Box]]:
         """The first member of each chain in a box, and the part of the box that it folds."""
-        order, members = self.plan.order, self.members
-        starts: Sequence[int] = order.starts if isinstance(order, ChainSchedule) else ()
-        if order == "ring":
-            starts = range(members)
+        starts = self.chain_starts
         if starts:
             first = max(0, bisect_right(self.edges, box.first) - 1)
             found = []
@@ -396,10 +425,18 @@ class _Run:
                     part = _Box(box.entries, max(a, box.first), min(b, box.end))
                     found.append((starts[block], part))
             return found
-        return [(members - 1 if order == "reverse" else 0, box)]
+        return [(self.members - 1 if self.plan.order == "reverse" else 0, box)]
 
     @cached_property
-    def _direction(self) -> int:
+    def chain_starts(self) -> Sequence[int]:
+        """The first member of each message's chain; none if all are alike."""
+        order = self.plan.order
+        if order == "ring":
+            return range(self.members)
+        return order.starts if isinstance(order, ChainSchedule) else ()
+
+    @cached_property
+    def direction(self) -> int:
         order = self.plan.order
         return order.step if isinstance(order, ChainSchedule) else -1 if order == "reverse" else 1
 
@@ -411,7 +448,7 @@ class _Run:
 
     def _visited(self, step: int, box: _Box) -> NDArray[Any]:
         """What the chains of a box visit at a step: a member's own memory if `_in_place`."""
-        members = [(first + self._direction * step) % self.members for first, _ in box.chains]
+        members = [(first + self.direction * step) % self.members for first, _ in box.chains]
         if len(members) == 1:
             return self._member(members[0], box)
         shape = box.entries.stop - box.entries.start, box.end - box.first
@@ -466,14 +503,14 @@ class _Run:
 class _BoxDraws:
     """The lanes of a box's additions, as `fallback.draws.Draws`."""
 
-    def __init__(self, run: _Run, box: _Box) -> None:
+    def __init__(self, run: Run, box: _Box) -> None:
         self._run, self._box = run, box
 
     def draw(self, shape: tuple[int, ...], step: int) -> NDArray[np.uint32]:
         return self._run._lanes(self._run.added, self._box, step).reshape(shape)
 
 
-def _by_linear(spec: FoldSpec) -> FoldSpec:
+def by_linear(spec: FoldSpec) -> FoldSpec:
     """The spec without phases."""
     if spec.order != FIXED:
         return spec.plain
@@ -481,7 +518,7 @@ def _by_linear(spec: FoldSpec) -> FoldSpec:
 
 
 def _plan(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> FoldPlan:
-    return plan_fold(_by_linear(spec), None, dtype, members, shape, 1)
+    return plan_fold(by_linear(spec), None, dtype, members, shape, 1)
 
 
 def _accumulator(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> Any:

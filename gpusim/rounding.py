@@ -201,9 +201,7 @@ def _round(
     seeds, seed_axes = _seeds(seed)
     entries = axis_environment() if axis_name is None else resolve_names(axis_name)
     round_to: Callable[..., Array] = kernels(data).round_to
-    if isinstance(target, WireInfo):
-        if on_device(data):
-            raise TypeError("round_to a Wire: expected an array on the host, got one on a GPU")
+    if isinstance(target, WireInfo) and not on_device(data):
         round_to = round_to_wire
     narrow = is_sub_32_bit(target.format if isinstance(target, WireInfo) else target)
     if rounding != "stochastic" or not narrow:

@@ -29,6 +29,7 @@ ARGUMENTS = {
     "exact.cu": "Exact",
     "logical.cu": "Logical",
     "round.cu": "Round",
+    "wire.cu": "Hop",
     "ragged.cu": "Ragged",
     "scatter.cu": "Scatter",
 }

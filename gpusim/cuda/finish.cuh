@@ -14,7 +14,7 @@ struct Finish {
   i64 divides;
   i64 rounding, encoding;
   i64 drawn;  // whether the rounding is stochastic
-  u64 seed, step, call, batch_offset;
+  u64 stream, seed, step, call, batch_offset;
   u64 batch_offsets;  // the address of one offset per batch entry, or 0: all have `batch_offset`
   Target target;
   i64 from_zero;          // whether +0 is added, so that no sum is -0
@@ -24,17 +24,17 @@ struct Finish {
 
 // The random numbers of a chunk's elements.
 struct Draw {
-  u64 seed, call, batch_offset, block;
+  u64 stream, seed, call, batch_offset, block;
 
   __device__ __forceinline__ Block at(u64 step, int further = 0) const {
-    return philox(seed, block + further, step, call, batch_offset);
+    return philox(seed, block + further, step, call, batch_offset, stream);
   }
 };
 
 __device__ __forceinline__ Draw draw_of(const Finish& finish, const Chunk& chunk) {
   u64 batch_offset = finish.batch_offsets ? __ldg(reinterpret_cast<const u64*>(finish.batch_offsets) + chunk.entry)
                             : finish.batch_offset;
-  return {finish.seed, finish.call, batch_offset, 1 + static_cast<u64>(chunk.index >> 3)};
+  return {finish.stream, finish.seed, finish.call, batch_offset, 1 + static_cast<u64>(chunk.index >> 3)};
 }
 
 // A fold's last value: divided, and rounded to the output's format. One copy of this serves all

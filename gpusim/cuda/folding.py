@@ -132,6 +132,18 @@ def run_fold(
     out: Any = None,
 ) -> Array:
     """`fallback.run_fold` for arrays of `device`: the same arguments, errors and bits."""
+    if spec.in_phases and part is None:
+        from .sends import fold_sent  # which folds by this
+
+        return fold_sent(
+            device,
+            spec,
+            members,
+            batch_ndim=batch_ndim,
+            call=call,
+            batch_offset=batch_offset,
+            out=out,
+        )
     group = Members.of(members, device)
     extent = None if part is None else part.extent
     launch = plan_launch(spec, extent, group.layout, batch_ndim, device.busy_threads)
@@ -337,11 +349,12 @@ def _plan_numbers(
         arguments["stored"] = ENCODINGS.index("integer" if integer else encoding_of(stored))
     arguments["level"], arguments["node"], arguments["leaves"] = plan.tree
     finish = arguments["finish"]
-    finish["seed"], finish["step"] = plan.spec.seed, numbers.members
+    finish["stream"], finish["seed"] = plan.spec.stream, plan.spec.seed
+    finish["step"] = numbers.members
     if integer:
         _finish_integer(finish, numbers)
     else:
-        _finish_numbers(finish, numbers)
+        finish_numbers(finish, numbers)
     threads = thread_count(arguments["layout"])
     # Small blocks where there are few threads: they spread over more multiprocessors.
     shares = -(-plan.count // share) if share else 1
@@ -480,8 +493,9 @@ def _plan_exact(plan: FoldPlan, members: MemberLayout, busy_threads: int) -> Fol
         arguments["rounding"] = ROUNDINGS.index("float32" if single else "target")
         arguments["accumulator"] = target(numbers.accumulator)
     finish = arguments["finish"]
-    finish["seed"], finish["step"] = plan.spec.seed, numbers.members
-    _finish_numbers(finish, numbers)
+    finish["stream"], finish["seed"] = plan.spec.stream, plan.spec.seed
+    finish["step"] = numbers.members
+    finish_numbers(finish, numbers)
     threads = thread_count(arguments["layout"])
     kernel = exact_template(numbers.source, numbers.computing)
     block = 64 if threads < busy_threads else 256
@@ -493,7 +507,7 @@ def exact_template(source: np.dtype[Any], computing: np.dtype[Any]) -> Kernel:
     return Kernel("exact.cu", f"exact<{NAMES[source]}, {C_NAMES[computing]}>")
 
 
-def _finish_numbers(finish: NDArray[Any], numbers: Numbers) -> None:
+def finish_numbers(finish: NDArray[Any], numbers: Numbers) -> None:
     finish_float(
         finish,
         numbers.computing,

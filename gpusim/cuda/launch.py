@@ -15,10 +15,11 @@ from numpy.typing import DTypeLike, NDArray
 from fallback.arguments import NO_MEMBERS
 from fallback.formats import FormatInfo
 from fallback.spec import FoldSpec, run_arguments
+from fallback.wires import WireInfo
 
 from ..libraries import allocate, contiguous
 from ..optional import load
-from . import folding, ragged, scatter
+from . import folding, ragged, scatter, sends
 from . import rounding as rounding_on_device
 from .cache import once
 from .compile import OPTIONS, machine_code, mangled
@@ -166,10 +167,13 @@ def run_fold(spec: FoldSpec, members: Any, **arguments: Any) -> Array:
         return folding.run_fold(device, spec, members, **arguments)
 
 
-def round_to(x: Any, dtype: DTypeLike | FormatInfo, **arguments: Any) -> Array:
-    """`fallback.round_to` for CuPy arrays: the same arguments, errors and bits."""
+def round_to(x: Any, dtype: DTypeLike | FormatInfo | WireInfo, **arguments: Any) -> Array:
+    """`fallback.round_to`, or `fallback.wires.round_to_wire`, for CuPy arrays: the same arguments,
+    errors and bits."""
     context, device = _on(x)
     with context:
+        if isinstance(dtype, WireInfo):
+            return sends.round_to_wire(device, x, dtype, **arguments)
         return rounding_on_device.round_to(device, x, dtype, **arguments)
 
 

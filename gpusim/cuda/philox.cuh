@@ -1,5 +1,5 @@
 // Philox4x64-10, the counter-based generator of stochastic rounding: any block at any time.
-// The key is (seed, 0); a block's four words are eight lanes of 32 bits, low halves first.
+// The key is (seed, stream); a block's four words are eight lanes of 32 bits, low halves first.
 #pragma once
 
 #include "intrinsics.cuh"
@@ -18,9 +18,10 @@ struct Block {
 
 __device__ __forceinline__ Block philox(unsigned long long seed, unsigned long long c0,
                                         unsigned long long c1, unsigned long long c2,
-                                        unsigned long long c3) {
+                                        unsigned long long c3,
+                                        unsigned long long stream) {
   const unsigned long long even = 0xD2E7470EE14C6C93ull, odd = 0xCA5A826395121157ull;
-  unsigned long long k0 = seed, k1 = 0;
+  unsigned long long k0 = seed, k1 = stream;
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
     unsigned long long high0 = __umul64hi(even, c0), low0 = even * c0;

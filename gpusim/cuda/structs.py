@@ -53,6 +53,7 @@ FINISH = np.dtype(
         ("rounding", "i8"),
         ("encoding", "i8"),
         ("drawn", "i8"),
+        ("stream", "u8"),
         ("seed", "u8"),
         ("step", "u8"),
         ("call", "u8"),
@@ -114,6 +115,28 @@ LOGICAL = np.dtype(
     ]
 )
 ROUND = np.dtype([("layout", LAYOUT), ("finish", FINISH)])
+OPERAND = np.dtype([(name, "i8") for name in ("base", "table", "pitch", "member", "chained")])
+HOP = np.dtype(
+    [
+        ("sent", OPERAND),
+        ("kept", OPERAND),
+        *((name, "i8") for name in ("adds", "rule", "rounding", "wide", "drawn", "max_exponent")),
+        *((name, "u8") for name in ("stream", "step")),
+        ("by_member", "i8"),
+        ("target", TARGET),
+        *((name, "i8") for name in ("arrives", "rounds", "sum_drawn")),
+        ("sum_step", "u8"),
+        ("accumulator", TARGET),
+        ("finish", FINISH),
+        *((name, "u8") for name in ("edges", "blocks", "bases", "starts")),
+        *((name, "i8") for name in ("messages", "members", "length")),
+        *((name, "i8") for name in ("entries", "elements", "units", "width")),
+        ("amax", "u8"),
+        *((name, "i8") for name in ("pieces", "reduces", "slices", "slice")),
+        ("out", "u8"),
+        *((name, "i8") for name in ("out_pitch", "out_placed")),
+    ]
+)
 ROWS = np.dtype(
     [
         ("base", "u8"),
@@ -158,6 +181,7 @@ OF_SOURCE = {
     "exact.cu": EXACT,
     "logical.cu": LOGICAL,
     "round.cu": ROUND,
+    "wire.cu": HOP,
     "ragged.cu": RAGGED,
     "scatter.cu": SCATTER,
 }

@@ -20,7 +20,7 @@ from fallback.formats import (
 from fallback.plan import plan_fold
 from fallback.spec import FoldSpec
 
-from . import folding, ragged, rounding, scatter
+from . import folding, ragged, rounding, scatter, sends
 from .device import Kernel
 from .folding import Numbers
 from .targets import NAMES, info_of
@@ -96,6 +96,12 @@ def units() -> dict[str, list[Kernel]]:
             for source in FLOATS
             for computing in (FLOAT32, FLOAT64)
             if computing == FLOAT64 or source != FLOAT64
+        ],
+        "wire": [
+            sends.template(name, source, computing)
+            for name in ("hop", "amax")
+            for source in FLOATS
+            for computing in (FLOAT32, FLOAT64)
         ],
         "ragged": [
             Kernel("ragged.cu", "ragged_check"),

@@ -66,6 +66,24 @@ def test_the_other_kernels_compile_and_do_not_spill(architecture: str, unit: str
         assert needs.spill_stores == 0, kernel
 
 
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("architecture", "sources"),
+    [("sm_90", ["float32", "bfloat16"]), *slow(("sm_75", None), ("sm_80", None), ("sm_100", None))],
+)
+def test_the_hops_of_wires_compile_and_do_not_spill(
+    architecture: str, sources: list[str] | None
+) -> None:
+    kernels = templates.units()["wire"]
+    if sources is not None:
+        names = [f"{kind}<{each}, float>" for kind in ("hop", "amax") for each in sources]
+        kernels = [kernel for kernel in kernels if kernel.name in names]
+    assert len(kernels) in (4, 32)
+    for kernel, needs in compiling.resources(kernels, architecture).items():
+        assert (needs.stack, needs.spill_stores, needs.spill_loads) == (0, 0, 0), kernel
+        assert needs.registers <= 128, kernel  # two blocks of 256 threads on a multiprocessor
+
+
 needs_disassembler = pytest.mark.skipif(
     sass.disassembler() is None, reason="nvdisasm is not installed (nvidia-cuda-nvdisasm)"
 )

@@ -3,6 +3,7 @@ The stand-in checks the calls' form; only a GPU can check CuPy itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 import fallback
-from gpusim.collectives.kernels import kernels
+import gpusim
+from gpusim.collectives.fold import fold_spec
 from gpusim.cuda import cache, launch
 from gpusim.cuda import compile as compiling
 from tests.cuda.host_cuda.driver import driver
@@ -55,7 +57,12 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleName
     stream = SimpleNamespace(ptr=0)
     fake = SimpleNamespace(
         ndarray=CupyArray,
-        cuda=SimpleNamespace(Device=Device, get_current_stream=lambda: stream, **driver()),
+        cuda=SimpleNamespace(
+            Device=Device,
+            get_current_stream=lambda: stream,
+            runtime=SimpleNamespace(getDevice=lambda: 0),
+            **driver(),
+        ),
         empty=lambda shape, dtype: pointed(np.empty(shape, dtype)).reshape(shape),
         asarray=pointed,
         asnumpy=np.asarray,
@@ -76,19 +83,33 @@ def test_fold_launches_on_the_arrays_device(cupy: SimpleNamespace, order: str) -
     x = np.random.default_rng(0).normal(size=(9, 100)).astype(np.float16)
     given = pointed(x)
     for members in (given, list(given)):
-        found = kernels(given).fold(members, order=order, rounding="stochastic", seed=2)
+        found = launch.fold(members, order=order, rounding="stochastic", seed=2)
         expected = fallback.fold(x, order=order, rounding="stochastic", seed=2)
         assert np.array_equal(np.asarray(found), expected)
 
 
 def test_round_and_ragged_copy_launch_too(cupy: SimpleNamespace) -> None:
     x = np.linspace(-3, 3, 100).reshape(2, 50)
-    found = kernels(pointed(x)).round_to(pointed(x), np.float16, rounding="stochastic")
+    found = launch.round_to(pointed(x), np.float16, rounding="stochastic")
     expected = fallback.round_to(x, np.float16, rounding="stochastic")
     assert np.array_equal(np.asarray(found), expected)
     output = pointed(np.zeros((2, 50)))
-    kernels(output).ragged_copy(pointed(x), output, np.array([[0, 5, 1, 40, 10]]))
+    launch.ragged_copy(pointed(x), output, np.array([[0, 5, 1, 40, 10]]))
     assert np.array_equal(np.asarray(output)[1, 40:], x[0, 5:15]) and not output[0].any()
+
+
+def test_wires_and_levels_launch_too(cupy: SimpleNamespace) -> None:
+    """Windows of groups' sums are slices of the library's arrays."""
+    x = np.random.default_rng(0).normal(size=(5, 100)).astype(np.float32)
+    wire = gpusim.Wire("float8_e5m2", "amax", 48, rounding="stochastic")
+    how = gpusim.Reduction(order="ring", wire=wire, seed=3)
+    for reduction in (how, dataclasses.replace(how, groups_of=2, across=how)):
+        spec = fold_spec(reduction)
+        for members in (pointed(x), [pointed(member) for member in x]):
+            found = launch.run_fold(spec, members)
+            assert np.array_equal(np.asarray(found), fallback.run_fold(spec, x))
+    one = np.asarray(launch.round_to(pointed(x), wire.info))
+    assert np.array_equal(one, gpusim.round_to(x, wire))
 
 
 def test_other_arrays_are_refused(cupy: SimpleNamespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import product
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 import fallback
+import gpusim
+from gpusim.collectives.fold import fold_spec
 from gpusim.collectives.kernels import kernels
 from tests.contract.test_fold_passed_on import passed_on, subtrees
 from tests.contract.test_ragged_copy import random_segments, row_by_row
@@ -106,6 +109,23 @@ def test_round_has_the_bits_of_fallback(rounding: str) -> None:
         x = values((70_001,), source)
         found = kernels(cupy.zeros(1)).round_to(to_device(x), target, rounding=rounding, seed=4)
         same(to_host(found), fallback.round_to(x, target, rounding=rounding, seed=4))
+
+
+@pytest.mark.parametrize("order", ["linear", "reverse", "tree", "ring"])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("scale", [None, "amax", "floor", "even"])
+def test_wires_and_levels_have_the_bits_of_fallback(order: str, rounding: str, scale: Any) -> None:
+    for dtype, length in (("float32", 100_003), ("bfloat16", 777), ("float64", 4096)):
+        x = values((5, 2, length), dtype)
+        for block, at in product((None, 32, 1000) if scale else (None,), ("hops", "ends")):
+            wire = gpusim.Wire("float8_e4m3fn", scale, block, rounding, at)
+            how = gpusim.Reduction(order=order, wire=wire, rounding=rounding, seed=3)
+            for each in (how, dataclasses.replace(how, groups_of=2, across=how)):
+                spec = fold_spec(each)
+                found = kernels(cupy.zeros(1)).run_fold(spec, to_device(x), batch_ndim=1)
+                same(to_host(found), fallback.run_fold(spec, x, batch_ndim=1))
+            sent = gpusim.round_to(to_device(x), wire)
+            same(to_host(sent), gpusim.round_to(x, wire))
 
 
 @pytest.mark.parametrize("row", [(), (3,), (16,), (1024,)])

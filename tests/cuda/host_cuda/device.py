@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fallback.spec import run_arguments
-from gpusim.cuda import folding, ragged, rounding, templates
+from gpusim.cuda import folding, ragged, rounding, sends, templates
 from gpusim.cuda.compile import ARGUMENTS, SOURCES
 from gpusim.cuda.device import Kernel, Launch
 from tests.oracles.machine_time import PATIENCE
@@ -78,6 +78,7 @@ class HostDevice:
         }
         self.run_fold = partial(folding.run_fold, self)
         self.round_to = partial(rounding.round_to, self)
+        self.round_to_wire = partial(sends.round_to_wire, self)
         self.ragged_copy = partial(ragged.ragged_copy, self)
 
     def fold(self, members: Any, **keywords: Any) -> NDArray[Any]:
