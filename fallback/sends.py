@@ -156,7 +156,8 @@ class Level:
             name: getattr(spec, name) for name in ("out_dtype", "divisor", "gathered")
         }
         if isinstance(held, FormatInfo) and across.accumulate is None:
-            if across.order not in (EXACT, FIXED):
+            grouped = across.groups_of and across.order == EXACT
+            if grouped or across.order not in (EXACT, FIXED):
                 changes["accumulate"] = held  # the members' type, which no dtype stands for
         above = replace(across, **changes)
         plan = _plan(inner, dtype, len(groups[0]), (entries, elements))

@@ -435,6 +435,13 @@ def test_across_has_the_default_accumulator_of_the_groups_type() -> None:
     same(found_by(x, Reduction(across=Reduction(), **narrow)), np.float32([600]))
     own = Schedule((Case(Walk()),), hops="own")
     same(found_by(x, Reduction(across=Reduction(order=own), **narrow)), np.float32([256]))
+    z = np.float32([[3.0], [0.25], [0.25]])  # sums of groups have three fraction bits
+    two = Reduction(order="exact", groups_of=3, across=Reduction())
+    same(
+        found_by(z, Reduction(accumulate=Format(5, 3), groups_of=1, across=two)), np.float32([3.5])
+    )
+    z[1:] = 0.0625
+    same(found_by(z, Reduction(accumulate=Format(5, 3), groups_of=1, across=two)), np.float32([3]))
     y = np.array([[1.0], [2.0**-8], [2.0**-40]]).astype(ml_dtypes.bfloat16)  # above a tie
     exact = Reduction(groups_of=1, across=Reduction(order="exact"))
     same(found_by(y, exact), np.array([1 + 2.0**-7]).astype(ml_dtypes.bfloat16))

@@ -490,6 +490,8 @@ class Fold:
             return out
         if isinstance(order, schedules.Schedule) and order.hops == "own":
             return self.kind
+        if order == "fixed" and isinstance(self.kind.given, gpusim.Format):
+            return Kind.of("float32" if held_by_float32(self.kind.values) else "float64")
         if self.kind.given == "bfloat16":
             return Kind.of("float32")
         narrow = isinstance(self.kind.given, str) and self.kind.given.startswith("float8")
