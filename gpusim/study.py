@@ -8,6 +8,17 @@ from gpusim.tools.study.results import Measurement, Row, Study
 from gpusim.tools.study.settings import Setting
 from gpusim.tools.study.short_study import short
 from gpusim.tools.study.sweeping import sweep
+from gpusim.tools.study.traffic import bytes_sent
 from gpusim.tools.study.training import Training, train
 
-__all__ = ["Measurement", "Row", "Setting", "Study", "Training", "short", "sweep", "train"]
+__all__ = [
+    "Measurement",
+    "Row",
+    "Setting",
+    "Study",
+    "Training",
+    "bytes_sent",
+    "short",
+    "sweep",
+    "train",
+]

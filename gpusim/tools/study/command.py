@@ -32,6 +32,9 @@ mantissa. --replicas 2..1024 doubles from 2 to 1,024, --seeds 0..7 counts.
 Partial sums have the format that travels between replicas (--accumulate wire):
 that of the values, or what the engine of a twin uses. --accumulate contract is
 gpusim's default, float32 for bfloat16 and float16 for 8-bit formats.
+A wire is FORMAT, FORMAT:SCALE or FORMAT:SCALE:BLOCK, such as int8:amax:64, and
+@hops (each partial sum, and the result), @ends (each value, and the result),
+@members or @result; mx:FORMAT is an MX format. It rounds as --rounding says.
 An interrupted sweep keeps its measurements; the same command with --resume continues.
 `gpusim study train` trains a network in narrow formats: gpusim study train --help.
 """
@@ -115,6 +118,8 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         ("rounding", None, "nearest, stochastic"),
         ("dtype", "float16", "formats of the values (default: %(default)s)"),
         ("op", "sum", "sum, mean (default: %(default)s)"),
+        ("wire", None, "what is sent is rounded: none, bfloat16, int8:amax:64@ends, mx:..."),
+        ("hierarchy", None, "replicas of a group, and the order across: none, 8, 8:tree"),
         ("replicas", None, "numbers of replicas (default: 2..1024, as far as the input has them)"),
         ("seeds", "0..7", "seeds of stochastic rounding (default: %(default)s)"),
     ):
@@ -138,6 +143,13 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the figure that --plot shows: relative_error, input_error, max_ulp, bias, cosine, "
         "error_p50, error_p99, sign_flips, correct, overflowed, ... (default: %(default)s)",
+    )
+    outputs.add_argument(
+        "--against",
+        default="replicas",
+        choices=("replicas", "bytes"),
+        help="what --plot shows it against: replicas, or the bytes that each sends "
+        "(default: %(default)s)",
     )
     outputs.add_argument(
         "--figures",
@@ -209,7 +221,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         with kept:
             study = sweeping.run(planned, kept, threads=arguments.threads, show=True)
             study.show(_figures(arguments))
-            _write(study, arguments, metric=arguments.metric)
+            _write(study, arguments, metric=arguments.metric, against=arguments.against)
     except ValueError as error:  # a value of the input, found on the way
         return _refused(error)
     except BaseException:
@@ -276,6 +288,8 @@ def _plan(arguments: argparse.Namespace) -> Sweep:
             input_seed=arguments.input_seed,
             epoch=arguments.epoch,
             tensor=arguments.tensor,
+            wires=arguments.wire,
+            hierarchies=arguments.hierarchy,
         )
     for warning in caught:
         print(f"gpusim study: {warning.message}", file=sys.stderr)

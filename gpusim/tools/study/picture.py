@@ -72,13 +72,55 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
         yield Figure(figsize=(width, height), layout="constrained")
 
 
-def write(study: Study, path: Path, metric: str = "relative_error") -> Path:
+AGAINST = ("replicas", "bytes")
+
+
+def write(
+    study: Study, path: Path, metric: str = "relative_error", against: str = "replicas"
+) -> Path:
     """Draw one figure of a study into `path`; returns it."""
     figures.check_suffix(path)
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
-    with drawn(study, metric) as figure:
+    if against not in AGAINST:
+        raise ValueError(f"against={against!r}: expected one of {', '.join(AGAINST)}")
+    with (trade_off if against == "bytes" else drawn)(study, metric) as figure:
         return figures.write(figure, path)
+
+
+@contextmanager
+def trade_off(study: Study, metric: str) -> Iterator[Figure]:
+    """A figure against the bytes that a replica sends: a mark for each setting, at the most
+    replicas, and small ones for fewer."""
+    styles = _styles(study.settings)
+    most = max(row.replicas for row in study.rows)
+    with _figure(6.5, 3.4 + 0.17 * len(styles)) as figure:
+        axes = figure.subplots()
+        axes.set_title(_title(study, f"{most:,}"))
+        from matplotlib.ticker import EngFormatter
+
+        axes.set_xscale("log")
+        for which in ("major", "minor"):
+            getattr(axes.xaxis, f"set_{which}_formatter")(EngFormatter("B"))
+        axes.set_xlabel("bytes that each replica sends")
+        axes.set_ylabel(_label(metric))
+        axes.grid(True)
+        _scale(axes, "y", metric)
+        for setting, style in styles.items():
+            rows = study.of(setting)
+            values, spread = _values(rows, metric)
+            y = np.where(np.isfinite(values) & ((values > 0) | (metric in SHARES)), values, np.nan)
+            x = [row.bytes_sent for row in rows]
+            look = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
+            fill = "white" if setting.stochastic else style["color"]
+            axes.plot(x[:-1], y[:-1], **look, markersize=2.5, alpha=0.5)
+            bar = spread[-1:] if math.isfinite(spread[-1]) else None
+            axes.errorbar(
+                x[-1:], y[-1:], yerr=bar, **look, markerfacecolor=fill, label=style["label"]
+            )
+        _limits(axes, "y", metric)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", frameon=False)
+        yield figure
 
 
 @contextmanager
@@ -197,15 +239,15 @@ def _styles(settings: list[Setting]) -> dict[Setting, dict[str, Any]]:
     The order has its marker.
     """
     colours = (*COLOURS, *MORE_COLOURS)
-    kinds = dict.fromkeys((s.dtype, s.accumulate, s.op, s.order) for s in settings)
+    kinds = dict.fromkeys(_kind(s, s.order) for s in settings)
     if len(kinds) > len(colours):  # the marker has to tell the orders apart
-        kinds = dict.fromkeys((s.dtype, s.accumulate, s.op, "") for s in settings)
+        kinds = dict.fromkeys(_kind(s, "") for s in settings)
     by_kind = dict(zip(kinds, cycle(colours), strict=False))
     styles = {}
     for setting in settings:
-        kind = (setting.dtype, setting.accumulate, setting.op, setting.order)
+        kind = _kind(setting, setting.order)
         if kind not in by_kind:
-            kind = (*kind[:3], "")
+            kind = _kind(setting, "")
         styles[setting] = {
             "color": by_kind[kind],
             "linestyle": DASHED if setting.stochastic else "-",
@@ -213,6 +255,11 @@ def _styles(settings: list[Setting]) -> dict[Setting, dict[str, Any]]:
             "label": setting.name,
         }
     return styles
+
+
+def _kind(setting: Setting, order: str) -> tuple[Any, ...]:
+    wire = setting.wire, setting.groups
+    return setting.dtype, setting.accumulate, setting.op, order, wire
 
 
 def _values(rows: list[Row], metric: str) -> tuple[Any, Any]:

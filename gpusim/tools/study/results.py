@@ -31,6 +31,8 @@ class Measurement:
     metrics: Metrics
     tensor: str | None = None
     """One of the input's arrays; None is all of the input."""
+    bytes_sent: float = math.nan
+    """By each replica, on average."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Row:
     mean: Metrics
     spread: Metrics
     tensor: str | None = None
+    bytes_sent: float = math.nan
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement]) -> Row:
@@ -59,6 +62,7 @@ class Row:
             Metrics(**{name: _mean(values) for name, values in columns.items()}),
             Metrics(**{name: _deviation(values) for name, values in columns.items()}),
             one.tensor,
+            one.bytes_sent,
         )
 
     @property
@@ -70,7 +74,9 @@ class Row:
             figures[f"{name}_spread"] = getattr(self.spread, name)
         many = len(self.seeds) if self.setting.stochastic else None
         place = {"tensor": self.tensor, "replicas": self.replicas}
-        return {**place, **self.setting.record, "seeds": many, **figures}
+        more = {"wire": None, "hierarchy": None}
+        fields = more | self.setting.record | {"bytes_sent": self.bytes_sent}
+        return {**place, **fields, "seeds": many, **figures}
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,20 @@ class Study:
             file.write("\n")
         return Path(path)
 
-    def plot(self, path: str | PathLike[str], metric: str = "relative_error") -> Path:
-        """Draw a figure against the number of replicas: .png, .svg or .pdf. Returns the path."""
+    def plot(
+        self,
+        path: str | PathLike[str],
+        metric: str = "relative_error",
+        against: str = "replicas",
+    ) -> Path:
+        """Draw a figure: .png, .svg or .pdf. Returns the path.
+
+        It is drawn `against` the number of "replicas", or, for the largest one, the "bytes" that
+        each replica sends.
+        """
         from gpusim.tools.study.picture import write
 
-        return write(self, Path(path), metric)
+        return write(self, Path(path), metric, against)
 
     def report(self, path: str | PathLike[str]) -> Path:
         """Write a page with the table and all pictures inside it. Returns the path."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -20,6 +20,7 @@ from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo, default_a
 from fallback.schedules import Schedule
 from gpusim.formats import Format, as_format
 from gpusim.reduction import Reduction
+from gpusim.wires import NAMED, Wire
 
 __all__ = [
     "FORMATS",
@@ -32,10 +33,14 @@ __all__ = [
     "floating",
     "format_name",
     "grid",
+    "hierarchy",
+    "hierarchy_name",
     "items",
     "narrow_info",
     "value_format",
     "whole_numbers",
+    "wire",
+    "wire_name",
 ]
 
 ValueFormat = np.dtype[Any] | Format
@@ -126,6 +131,77 @@ def narrow_info(given: ValueFormat) -> FormatInfo | None:
     return SUB_32_BIT.get(given)
 
 
+def wire(given: Any) -> Wire | None:
+    """A Wire, or its text: FORMAT, FORMAT:SCALE or FORMAT:SCALE:BLOCK, and @AT; None for "none".
+
+    "mx:FORMAT" and "mx:FORMAT:SCALE" are `Wire.mx`.
+
+    >>> wire("int8:amax:64@ends")
+    Wire('int8', scale='amax', block=64, at='ends')
+    >>> wire_name(wire("mx:float4_e2m1fn:even"))
+    'float4_e2m1fn:even:32'
+    """
+    if given is None or (isinstance(given, str) and given == "none"):
+        return None
+    if not isinstance(given, (str, Wire)):
+        given = Wire(given)
+    if isinstance(given, str):
+        text, _, at = given.partition("@")
+        name, *rest = text.removeprefix("mx:").split(":")
+        more: dict[str, Any] = {"at": at} if at else {}
+        if len(rest) > 2 - text.startswith("mx:") or not all(rest):
+            raise ValueError(
+                f"wire={given!r}: expected FORMAT, FORMAT:SCALE, FORMAT:SCALE:BLOCK or mx:FORMAT, "
+                "and @hops, @ends, @members or @result"
+            )
+        if len(rest) == 2:
+            more["block"] = int(rest[1]) if rest[1].isdigit() else rest[1]
+        try:
+            if text.startswith("mx:"):
+                given = Wire.mx(name, *rest[:1], **more)
+            else:
+                known = name if name in NAMED else accumulator(name, "wire")
+                given = Wire(known, *rest[:1], **more)
+        except ValueError as error:
+            raise ValueError(f"wire={given!r}: {error}") from None
+    if given.block == "row":
+        raise ValueError("wire block='row': expected a number; a study's values have no rows")
+    return given
+
+
+def wire_name(given: Wire) -> str:
+    """The text that `wire` takes; the rounding is the setting's."""
+    name = given.format if isinstance(given.format, str) else format_name(given.format)  # type: ignore[arg-type]
+    parts = [name, *([given.scale] if given.scale else [])]
+    parts += [str(given.block)] if given.block is not None else []
+    return ":".join(parts) + (f"@{given.at}" if given.at != "hops" else "")
+
+
+Hierarchy = tuple[int, str | None]
+"""The members of a group, and the order across the groups; None: the order of the groups."""
+
+
+def hierarchy(given: Any) -> Hierarchy | None:
+    """Groups of so many, from a number or a text such as "8" or "8:tree"; None for "none"."""
+    if given is None or (isinstance(given, str) and given == "none"):
+        return None
+    if isinstance(given, tuple):
+        return given
+    size, _, order = str(given).partition(":")
+    if not size.isdigit() or int(size) < 1 or (":" in str(given) and not order):
+        raise ValueError(
+            f"hierarchy={given!r}: expected the replicas of a group, and the order across the "
+            "groups, such as 8 or 8:tree"
+        )
+    return int(size), order or None
+
+
+def hierarchy_name(given: Hierarchy) -> str:
+    """The text that `hierarchy` takes."""
+    size, order = given
+    return str(size) if order is None else f"{size}:{order}"
+
+
 @dataclass(frozen=True)
 class Setting:
     """A format in which values travel, and how they are added; everything but the seed.
@@ -139,10 +215,17 @@ class Setting:
     order: str
     rounding: str
     op: str = "sum"
+    wire: Wire | None = None
+    groups: Hierarchy | None = None
 
     @property
     def name(self) -> str:
-        parts = [f"{format_name(self.dtype)} added in {format_name(self.accumulate)}", self.order]
+        held = "int32" if self.order == "fixed" else format_name(self.accumulate)
+        parts = [f"{format_name(self.dtype)} added in {held}", self.order]
+        if self.groups is not None:
+            size, across = self.groups
+            parts[1] += f" in groups of {size}, {across or self.order} across"
+        parts += [f"wire {wire_name(self.wire)}"] if self.wire is not None else []
         parts += ["stochastic"] if self.stochastic else []
         return ", ".join([*parts, "mean"] if self.op == "mean" else parts)
 
@@ -154,17 +237,33 @@ class Setting:
     @property
     def record(self) -> dict[str, str]:
         """The fields as text, for files."""
-        return {
+        fields = {
             "dtype": format_name(self.dtype),
             "accumulate": format_name(self.accumulate),
             "order": self.order,
             "rounding": self.rounding,
             "op": self.op,
         }
+        fields |= {} if self.wire is None else {"wire": wire_name(self.wire)}
+        return fields | ({} if self.groups is None else {"hierarchy": hierarchy_name(self.groups)})
+
+    @property
+    def in_phases(self) -> bool:
+        """Whether messages are rounded, or replicas grouped, so that a value is folded whole."""
+        return self.wire is not None or self.groups is not None or self.order == "fixed"
 
     def reduction(self, seed: int) -> Reduction:
         """The Reduction that this setting is, with a seed."""
-        return Reduction("sum", self.order, self.accumulate, self.rounding, seed)
+        integers = self.order == "fixed"
+        rounding = "nearest" if integers else self.rounding
+        sent = None if self.wire is None else replace(self.wire, rounding=self.rounding)
+        held = None if integers else self.accumulate
+        plain = Reduction("sum", self.order, held, rounding, seed, wire=sent)
+        if self.groups is None:
+            return plain
+        size, across = self.groups
+        above = plain if across is None else replace(plain, order=across)
+        return replace(plain, groups_of=size, across=above)
 
 
 def grid(
@@ -174,6 +273,8 @@ def grid(
     roundings: Iterable[str],
     ops: Iterable[str] = ("sum",),
     left_out: list[str] | None = None,
+    wires: Iterable[Any] = (None,),
+    hierarchies: Iterable[Any] = (None,),
 ) -> list[Setting]:
     """Every combination once.
 
@@ -196,6 +297,8 @@ def grid(
         "orders": list(orders),
         "roundings": list(roundings),
         "ops": list(ops),
+        "wires": list(map(wire, wires)),
+        "hierarchies": list(map(hierarchy, hierarchies)),
     }
     for name, values in lists.items():
         if not values:
@@ -204,7 +307,7 @@ def grid(
     for op in lists["ops"]:
         if op not in ("sum", "mean"):
             raise ValueError(f"op={op!r}: expected 'sum' or 'mean'")
-    for dtype, accumulate, order, rounding, op in product(*lists.values()):
+    for dtype, accumulate, order, rounding, op, sent, groups in product(*lists.values()):
         try:
             a = _chosen(accumulate, dtype, order)
         except TypeError:
@@ -213,9 +316,11 @@ def grid(
             text = f"{order} does not add {format_name(dtype)}: left out"
             left_out += [] if text in left_out else [text]
             continue
-        Reduction("sum", order, a, rounding)  # checks its arguments
-        draws = narrow_info(dtype) or narrow_info(a)
-        found[Setting(dtype, a, order, rounding if draws else "nearest", op)] = None
+        draws = narrow_info(dtype) or narrow_info(a) or (sent is not None and sent.bits < 32)
+        draws = draws and (order != "fixed" or sent is not None)
+        setting = Setting(dtype, a, order, rounding if draws else "nearest", op, sent, groups)
+        setting.reduction(0)  # checks its arguments
+        found[setting] = None
     if not found and left_out:
         raise ValueError("; ".join(left_out))
     return list(found)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback import fold, round_to
+from fallback import fold, round_to, run_fold
 from fallback.formats import FLOAT64
 from fallback.schedules import Schedule
+from gpusim.collectives.fold import fold_spec
 from gpusim.formats import Format, FormatLike, kernel_format
 from gpusim.tools.info import usable_cores
 from gpusim.tools.progress import Advance, progress, silent
@@ -34,12 +35,18 @@ from gpusim.tools.study.settings import (
     carrier,
     format_name,
     grid,
+    hierarchy,
+    hierarchy_name,
     items,
     value_format,
     whole_numbers,
+    wire,
+    wire_name,
 )
 from gpusim.tools.study.sources import GRADIENTS, Source, open_sources
 from gpusim.tools.study.store import Point, Store
+from gpusim.tools.study.traffic import bytes_sent
+from gpusim.wires import Wire
 
 __all__ = ["Sweep", "plan", "run", "sweep"]
 
@@ -49,6 +56,8 @@ WIDTH = 1 << 20
 """The most elements that are measured at a time: each takes some 100 bytes of exact sums."""
 CHUNK = 1 << 18
 """Elements that one thread draws and rounds at a time."""
+WHOLE = 2**30
+"""The most bytes of input, over all replicas, of values that are folded whole."""
 REPLICAS = tuple(2**n for n in range(1, 11))
 SEEDS = tuple(range(8))
 
@@ -101,6 +110,9 @@ class Sweep:
     ) -> Iterator[tuple[int, int]]:
         """The first element and the length of each window."""
         elements = self.sources[tensor].elements
+        if any(setting.in_phases for setting in self.settings):
+            yield 0, elements
+            return
         width = min(WIDTH, max(1, WINDOW // (replicas * dtype.itemsize)))
         width -= width % 8 if width > 8 else 0  # the generator's blocks
         for first in range(0, elements, width):
@@ -143,6 +155,8 @@ OPTIONS = {
     "orders": "--order",
     "roundings": "--rounding",
     "ops": "--op",
+    "wires": "--wire",
+    "hierarchies": "--hierarchy",
     "seeds": "--seeds",
 }
 """The options of the command by the arguments of `sweep`."""
@@ -201,6 +215,8 @@ def plan(
     input_seed: int = 0,
     epoch: int = 5,
     tensor: str | None = None,
+    wires: Iterable[Wire | DTypeLike | None] | Wire | DTypeLike | None = None,
+    hierarchies: Iterable[int | str | None] | int | str | None = None,
 ) -> Sweep:
     """Check the arguments of `sweep`, whose docstring describes them and the errors."""
     if preset not in PRESETS:
@@ -211,6 +227,9 @@ def plan(
     formats = [value_format(dtype) for dtype in items(dtypes)]
     rules = list(map(accumulator_rule, given["accumulators"]))
     notes: list[str] = []
+    sent = [wire(each) for each in ([None] if wires is None else items(wires))]
+    groups = [None] if hierarchies is None else items(hierarchies)
+    levels = [hierarchy(each) for each in groups]
     settings = grid(
         formats,
         rules,
@@ -218,6 +237,8 @@ def plan(
         given["roundings"],
         items(ops),
         left_out=notes if orders is None else None,
+        wires=sent,
+        hierarchies=levels,
     )
     words = whole_numbers("seeds", seeds, 0)
     if max(words) >= 2**64:
@@ -238,6 +259,7 @@ def plan(
     if not 0 < factor < float("inf"):
         raise ValueError(f"scale={scale!r}: expected a positive number")
     _check_cases(settings, counts, sources)
+    _check_whole(settings, counts, sources)
     arguments: dict[str, Any] = {
         "input": fspath(input) if isinstance(input, (str, PathLike)) else None,
         "tensor": tensor,
@@ -253,6 +275,10 @@ def plan(
         "orders": None if notes else given["orders"],
         "roundings": given["roundings"],
         "ops": items(ops),
+        "wires": ["none" if w is None else wire_name(w) for w in sent] if wires else None,
+        "hierarchies": ["none" if h is None else hierarchy_name(h) for h in levels]
+        if hierarchies
+        else None,
         "seeds": words,
     }
     arguments = {k: v for k, v in arguments.items() if v is not None or k == "input"}
@@ -275,6 +301,22 @@ def _check_cases(
                     raise ValueError(f"order={setting.order!r}: {error}") from None
 
 
+def _check_whole(
+    settings: list[Setting], replicas: list[int], sources: dict[str | None, Source]
+) -> None:
+    """ValueError if values that are folded whole take too much memory."""
+    if not any(setting.in_phases for setting in settings):
+        return
+    width = max(carrier(setting.dtype).itemsize for setting in settings)
+    elements = max(source.elements for source in sources.values())
+    most = WHOLE // (max(replicas) * width)
+    if elements > most:
+        raise ValueError(
+            f"elements: {elements:,} of each of {max(replicas):,} replicas; wires, groups and "
+            f"fixed-point sums fold them at once: expected at most {most:,}"
+        )
+
+
 def sweep(
     input: str | PathLike[str] | NDArray[Any] | Source = GRADIENTS,
     *,
@@ -291,6 +333,8 @@ def sweep(
     input_seed: int = 0,
     epoch: int = 5,
     tensor: str | None = None,
+    wires: Iterable[Wire | DTypeLike | None] | Wire | DTypeLike | None = None,
+    hierarchies: Iterable[int | str | None] | int | str | None = None,
     store: str | PathLike[str] | None = None,
     resume: bool = False,
     threads: int | None = None,
@@ -330,6 +374,12 @@ def sweep(
     - `epoch`: how many epochs the digits network is trained before its gradients are taken.
     - `tensor`: the name of the array, in a file that holds several, or a pattern such as "*" or
       "layer.*": each array that matches is reduced alone and has rows of its own.
+    - `wires`: what is sent is rounded to them: None or "none"; a `gpusim.Wire`; a format; or a text
+      such as "int8:amax:64@ends" (format, scale, block, at) or "mx:float8_e4m3fn". They round as
+      `roundings` says. With wires, hierarchies or the order "fixed" values are folded whole, up to
+      1 GiB over all replicas.
+    - `hierarchies`: None or "none"; the replicas of a group, 8; or with the order across the
+      groups, "8:tree". Else that is the order in the groups.
     - `store`: a file that keeps every measurement as soon as it is made. If the input cannot be
       measured, a store that this call made is removed.
     - `resume`: go on with what `store` holds; it may have been swept with other settings.
@@ -371,6 +421,8 @@ def sweep(
         input_seed=input_seed,
         epoch=epoch,
         tensor=tensor,
+        wires=wires,
+        hierarchies=hierarchies,
     )
     path = None if store is None else Path(store)
     with Store(planned.identity, path, resume=resume) as kept:
@@ -412,7 +464,14 @@ def _gathered(planned: Sweep, store: Store) -> list[Measurement]:
         whole = [part for found_parts in parts.values() for part in found_parts]
         for tensor, some in [(None, whole), *((name, parts[name]) for name in several)]:
             metrics = merged([part for part in some if part is not None])
-            found.append(Measurement(setting, replicas, seed, metrics, tensor))
+            names = planned.sources if tensor is None else [tensor]
+            sent = sum(
+                bytes_sent(
+                    setting.reduction(seed), replicas, planned.sources[n].elements, setting.dtype
+                )
+                for n in names
+            )
+            found.append(Measurement(setting, replicas, seed, metrics, tensor, sent))
     return found
 
 
@@ -508,18 +567,32 @@ def _measure(
     )
 
 
+def _whole(point: Point, members: NDArray[Any]) -> NDArray[Any]:
+    setting = point.setting
+    spec = replace(
+        fold_spec(setting.reduction(point.seed)),
+        out_dtype=FLOAT64 if isinstance(setting.dtype, Format) else None,
+        divisor=len(members) if setting.op == "mean" else None,
+    )
+    return run_fold(spec, members)
+
+
 def _result(point: Point, members: NDArray[Any], total: int) -> NDArray[Any]:
     setting, dtype = point.setting, point.setting.dtype
     window = point.first, total
-    result = fold(
-        members,
-        order=setting.reduction(point.seed).schedule,
-        accumulate=kernel_format(setting.accumulate),
-        out_dtype=FLOAT64 if isinstance(dtype, Format) else None,
-        rounding=setting.rounding,
-        seed=point.seed,
-        divisor=len(members) if setting.op == "mean" else None,
-        window=window,
+    result = (
+        _whole(point, members)
+        if setting.in_phases
+        else fold(
+            members,
+            order=setting.reduction(point.seed).schedule,
+            accumulate=kernel_format(setting.accumulate),
+            out_dtype=FLOAT64 if isinstance(dtype, Format) else None,
+            rounding=setting.rounding,
+            seed=point.seed,
+            divisor=len(members) if setting.op == "mean" else None,
+            window=window,
+        )
     )
     if not isinstance(dtype, Format):
         return result

@@ -76,7 +76,7 @@ def columns(study: Study, chosen: Sequence[str] = MAIN) -> list[str]:
     """The headings of a table of some figures."""
     first = ["tensor"] if study.tensors else []
     headings = [COLUMNS[name].heading for name in figures(study, chosen)]
-    return [*first, "replicas", "setting", *headings]
+    return [*first, "replicas", "setting", *_sent(study), *headings]
 
 
 def cells(study: Study, chosen: Sequence[str] = MAIN) -> Cells:
@@ -86,8 +86,14 @@ def cells(study: Study, chosen: Sequence[str] = MAIN) -> Cells:
     for row in study.rows:
         first = [row.tensor or "all"] if study.tensors else []
         found = [_cell(row, name) for name in names]
-        rows.append([*first, f"{row.replicas:,}", row.setting.name, *found])
+        sent = [f"{row.bytes_sent:,.0f}" for _ in _sent(study)]
+        rows.append([*first, f"{row.replicas:,}", row.setting.name, *sent, *found])
     return rows
+
+
+def _sent(study: Study) -> list[str]:
+    """The heading of the bytes that are sent, where settings differ in what they send."""
+    return ["bytes sent"] if any(setting.in_phases for setting in study.settings) else []
 
 
 def _cell(row: Row, name: str) -> str:

@@ -1,0 +1,196 @@
+"""Studies of wires and levels: their sums, the bytes that they send, and their pictures."""
+
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fallback.orders import ring_bounds
+from gpusim import Reduction, Wire, collectives, study
+from gpusim.study import bytes_sent
+from gpusim.tools.cli import main
+from gpusim.tools.study.settings import hierarchy, hierarchy_name, wire, wire_name
+
+WIRES = ["none", "bfloat16", "e5m6", "float4_e2m1fn", "int8:amax:64@ends", "int4:amax@members"]
+
+
+# Texts
+
+
+@pytest.mark.parametrize("text", [*WIRES, "mx:float8_e4m3fn", "mx:int8:even@result"])
+def test_a_wire_is_its_text(text: str) -> None:
+    found = wire(text)
+    assert (found is None) == (text == "none")
+    if found is not None:
+        assert wire(wire_name(found)) == found
+        assert wire(found) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bfloat17", "'bfloat17'"),
+        ("int8:amax:64:3", "expected FORMAT"),
+        ("int8:", "expected FORMAT"),
+        ("mx:float8_e4m3fn:floor:32", "expected FORMAT"),
+        ("mx:float16", "Wire.mx"),
+        ("int8:largest", "scale='largest'"),
+        ("int8:amax:0", "block=0"),
+        ("int8:amax:x", "block='x'"),
+        ("int8:amax:row", "no rows"),
+        ("bfloat16::64", "expected FORMAT"),
+        ("bfloat16@never", "at='never'"),
+    ],
+)
+def test_a_wrong_wire_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        wire(text)
+
+
+def test_a_hierarchy_is_its_text() -> None:
+    assert hierarchy("none") is hierarchy(None) is None
+    for text in ("8", "3:tree"):
+        found = hierarchy(text)
+        assert found is not None and hierarchy_name(found) == text
+    assert hierarchy(8) == (8, None)
+    for wrong in ("0", "tree", "8:", "-1", "8:tree:2"):
+        with pytest.raises(ValueError, match=r"hierarchy|order="):
+            study.sweep("normal", elements=8, replicas=2, hierarchies=wrong)
+
+
+# Sums
+
+
+def test_sums_are_those_of_the_collectives() -> None:
+    x = np.random.default_rng(0).standard_normal((7, 300)).astype(np.float32)
+    found = study.sweep(
+        x,
+        replicas=7,
+        dtypes="float32",
+        orders="ring,tree",
+        roundings="nearest,stochastic",
+        wires="none,int8:amax:16,bfloat16@ends",
+        hierarchies="none,3:reverse",
+        ops="sum,mean",
+        seeds="3",
+    )
+    assert len(found.rows) == 2 * 3 * 2 * 2 * 2 - 2 * 2 * 2  # float32 itself draws nothing
+    exact = x.astype(np.float64).sum(0)
+    for row in found.rows:
+        reduction = row.setting.reduction(3)
+        mean = row.setting.op == "mean"
+        call: Any = collectives.pmean if mean else collectives.psum
+        total = call(x, reduction=reduction, call=0).value.astype(np.float64)
+        right = exact / 7 if mean else exact
+        error = np.linalg.norm(total - right) / np.linalg.norm(right)
+        assert row.mean.relative_error == pytest.approx(error, rel=1e-6)
+        assert row.bytes_sent == bytes_sent(reduction, 7, 300, np.float32)
+
+
+def test_fixed_sums_have_integers() -> None:
+    found = study.sweep("normal", elements=64, replicas=8, dtypes="float32", orders="fixed")
+    (row,) = found.rows
+    assert row.setting.name == "float32 added in int32, fixed"
+    assert 0 < row.mean.relative_error < 1e-6
+
+
+def test_formats_without_a_dtype_have_wires() -> None:
+    found = study.sweep("normal", elements=64, replicas=8, dtypes="e5m6", wires="none,e5m2")
+    errors = [row.mean.relative_error for row in found.rows if row.setting.order == "linear"]
+    assert errors[0] < errors[-1]
+
+
+def test_large_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="fold them at once: expected at most 262,144"):
+        study.sweep("normal", elements=300_000, replicas=2048, dtypes="float16", wires="float16")
+
+
+# Bytes
+
+
+def walked(reduction: Reduction, members: int, elements: int, values: int, held: int) -> float:
+    """The bytes of all messages of a ring, a chain or a tree, one after the other."""
+    sent: Any = reduction.wire
+    cut = reduction.order == "ring"
+    edges = ring_bounds(elements, members) if cut else [0, elements]
+
+    def message(length: int, rounded: bool, width: int) -> int:
+        if not rounded:
+            return length * width
+        blocks = -(-length // (sent.block or max(length, 1))) if sent.scale else 0
+        return length * sent.bits + blocks * sent.scale_bits
+
+    bits = 0
+    at = None if sent is None else sent.at
+    for first, end in pairwise(edges):
+        for _ in range(members - 1):  # to the next member, or the right operand to the left
+            width = values if at == "members" else held
+            bits += message(end - first, at in ("hops", "ends", "members"), width)
+        for _ in range(members - 1):  # the result to all others
+            bits += message(end - first, at in ("hops", "ends", "result"), values)
+    return bits / 8 / members
+
+
+@pytest.mark.parametrize("order", ["linear", "ring", "tree"])
+@pytest.mark.parametrize("members", [1, 2, 3, 8])
+@pytest.mark.parametrize("elements", [0, 1, 7, 100])
+def test_bytes_are_those_of_all_messages(order: str, members: int, elements: int) -> None:
+    wires = [None, Wire("bfloat16"), *(Wire("int4", "amax", 16, at=at) for at in ("hops", "ends"))]
+    wires += [Wire.mx("float6_e2m3fn", at=at) for at in ("members", "result")]
+    for each in wires:
+        reduction = Reduction(order=order, wire=each)
+        expected = walked(reduction, members, elements, 32, 32)
+        assert bytes_sent(reduction, members, elements, np.float32) == expected
+        wide = Reduction(order=order, wire=each, accumulate="float32")
+        assert bytes_sent(wide, members, elements, np.float16) == walked(
+            wide, members, elements, 16, 32
+        )
+
+
+def test_bytes_of_levels_are_those_of_their_groups() -> None:
+    def ring(members: int, elements: int, width: int) -> float:
+        return (members - 1) * elements * 2 * width / 8
+
+    levels = Reduction(order="ring", groups_of=4, across=Reduction(order="ring", wire="float16"))
+    inside = 2 * ring(4, 100, 32) + ring(3, 100, 32)
+    assert bytes_sent(levels, 11, 100, "float32") == (inside + ring(3, 100, 16)) / 11
+    scattered = bytes_sent(Reduction(order="ring"), 4, 100, "float32", gathered=False)
+    assert scattered == bytes_sent(Reduction(order="ring"), 4, 100, "float32") / 2
+
+
+# The command
+
+
+def test_the_command_writes_bytes_and_draws_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = "--input normal --elements 100 --dtype float32 --order ring --rounding nearest"
+    wires = "--wire none,int8:amax:16@ends --hierarchy none,2:tree --replicas 2..8"
+    outputs = "--csv a.csv --json a.json --report a.html --plot a.svg --against bytes"
+    assert main(["study", *options.split(), *wires.split(), *outputs.split()]) == 0
+    printed = capsys.readouterr().out
+    assert "bytes sent" in printed
+    assert "float32 added in float32, ring in groups of 2, tree across, wire int8:" in printed
+    with open("a.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["wire"], row["hierarchy"]) for row in rows[:4]] == [
+        ("", ""),
+        ("", "2:tree"),
+        ("int8:amax:16@ends", ""),
+        ("int8:amax:16@ends", "2:tree"),
+    ]
+    assert float(rows[0]["bytes_sent"]) == 400.0
+    picture = Path("a.svg").read_text()
+    assert "bytes that each replica sends" in picture
+    report = Path("a.html").read_text()
+    repeated = "--wire none,int8:amax:16@ends --hierarchy none,2:tree"
+    assert repeated in report
+
+    assert main(["study", *options.split(), "--order", "exact", "--wire", "bfloat16"]) == 2
+    assert "wire at=" in capsys.readouterr().err
