@@ -75,7 +75,7 @@ def fold_sent(
     row = value[-1] if value else 1
     if cut is not None and cut == len(value) - 1:
         row //= group.count
-    divisor = spec.divisor if spec.divide == "members" else None
+    divisor = spec.divisor if spec.divide == "members" and group.count > 1 else None
     spec = replace(spec, cut_axis=None, out_dtype=result, divide="result")
     if divisor is not None:
         spec = replace(spec, divisor=None)
@@ -182,6 +182,8 @@ class Level:
     def _fold_one(self, spec: FoldSpec, rows: Rows, places: Places) -> Any:
         """A fold without levels."""
         spec = replace(spec, stream=2 * self.number)
+        if len(rows) == 1 and spec.order == FIXED and spec.divisor is not None:
+            rows = [rows[0].astype(np.float64)]  # in which its means are divided
         if len(rows) == 1 or not (spec.wire or spec.order == FIXED or self.divisor):
             return self.fold_plain(by_linear(spec), rows, places)
         run = self.run(spec, rows, places)
