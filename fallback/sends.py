@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -89,7 +89,6 @@ def fold_sent(
     return out
 
 
-@lru_cache(maxsize=64)
 def _slices_first(value: tuple[int, ...], axis: int, members: int) -> NDArray[np.intp]:
     """The elements of a value, slice by slice of an axis that is cut for its members."""
     length = check_cut(axis, value, members)
