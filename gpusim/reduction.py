@@ -54,8 +54,7 @@ class Reduction:
     - `rounding`: "nearest" (ties to even) or "stochastic", wherever a value is rounded to a format
       narrower than float32.
     - `seed`: of stochastic rounding, 0 to 2**64 - 1.
-    - `wire`: what is sent is rounded to it: a `Wire`, a dtype, a `Format`, or the name of one. For
-      sums of arrays on the host.
+    - `wire`: what a sum sends is rounded to it: a `Wire`, a dtype, a `Format`, or a name of one.
     - `groups_of`, `across`: sums in levels. Consecutive members are summed in groups of so many by
       this Reduction, and the groups' sums, which have the type of its accumulator, by the Reduction
       `across`.

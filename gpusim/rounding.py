@@ -45,7 +45,7 @@ def round_to(
       MappedArray.
     - `dtype`: float64, float32, float16, bfloat16, one of float8_e5m2, float8_e4m3fn,
       float8_e5m2fnuz and float8_e4m3fnuz; or a `Format`, or a FormatInfo of gfloat. Or a `Wire`:
-      the whole value is a message, which arrives in the dtype of `x`. (On the host.)
+      the whole value is a message, which arrives in the dtype of `x`.
     - `rounding`: ``"nearest"``, ties to even, or ``"stochastic"``, which takes the upper neighbour
       with the probability that makes the mean exact. Stochastic rounding applies to formats of
       fewer bits than float32. A Wire has its own.
