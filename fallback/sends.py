@@ -55,10 +55,14 @@ def fold_sent(
     if kind == "complex":
         raise TypeError(f"{group.dtype} members: expected real ones beside wire and groups_of")
     check_batch(batch_ndim, shape)
+    members = [group.block(m, ()) for m in range(group.count)]
     if kind != "float":  # integers wrap, in any order
         plain = replace(by_linear(spec), order="linear", cut_axis=None)
-        members = [group.block(m, ()) for m in range(group.count)]
         return run_fold(plain, members, batch_ndim=batch_ndim, out=out)
+    divisor = spec.divisor if spec.divide == "members" and group.count > 1 else None
+    if not (spec.wire or spec.groups_of or spec.order == FIXED or divisor):
+        numbers: dict[str, Any] = {"call": call, "batch_offset": batch_offset}
+        return run_fold(spec.plain, members, batch_ndim=batch_ndim, out=out, **numbers)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
     places = np.broadcast_to(check_batch_offset(batch_offset, batch), batch).reshape(-1)
     result = np.dtype(spec.out_dtype or group.dtype)
@@ -75,7 +79,6 @@ def fold_sent(
     row = value[-1] if value else 1
     if cut is not None and cut == len(value) - 1:
         row //= group.count
-    divisor = spec.divisor if spec.divide == "members" and group.count > 1 else None
     spec = replace(spec, cut_axis=None, out_dtype=result, divide="result")
     if divisor is not None:
         spec = replace(spec, divisor=None)

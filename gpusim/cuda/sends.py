@@ -58,6 +58,9 @@ def fold_sent(
     if spec.divide == "members" and spec.divisor is not None:
         raise ValueError("divide='members': expected NumPy arrays; GPUs have no kernels for it")
     check_counter("call", call)
+    if not (spec.wire or spec.groups_of):
+        numbers = {"call": call, "batch_offset": batch_offset}
+        return run_fold(device, spec.plain, members, batch_ndim=batch_ndim, out=out, **numbers)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
     places = np.broadcast_to(check_batch_offset(batch_offset, batch), batch).reshape(-1)
     result = np.dtype(spec.out_dtype or dtype)

@@ -180,7 +180,7 @@ __device__ __forceinline__ void store(const Hop& hop, i64 at, C value) {
 }
 
 template <class S, class C>
-__global__ void __launch_bounds__(256, 1) hop(const Hop hop) {
+__global__ void __launch_bounds__(256, 2) hop(const Hop hop) {
   typedef Bits<C> B;
   const i64 thread = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (thread >= hop.entries * hop.units) return;
