@@ -35,6 +35,8 @@ def run(world: gpusim.World, cupy: Any) -> dict[str, np.ndarray]:
     with world:
         chosen = [*cases(world.replicas), *nested_cases(world.replicas)]
         for name, f, arguments in chosen:
+            if "wires, integers" in name:  # order="fixed", which GPUs refuse by name
+                continue
             local = [to_library_of(like, argument[here]) for argument in arguments]
             results: Any = gpusim.vmap(f, axis_name="i")(*local)
             for number, leaf in enumerate(gpusim.trees.flatten(results)[0]):
