@@ -281,11 +281,16 @@ def prompt_interrupts() -> Iterator[None]:
     again = threading.Timer(GRACE, _thread.interrupt_main)
     again.daemon = True
     process = os.getpid()
+    starts = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal starts
         if os.getpid() != process:  # a worker of a DataLoader, maybe in the midst of its start
             os._exit(INTERRUPTED)
         if again.ident is None:
+            if starts:  # another Ctrl-C inside of start(), which must not be cut off
+                return
+            starts = True
             again.start()
         signal.default_int_handler(number, frame)
 

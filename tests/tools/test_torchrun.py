@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from textwrap import dedent
@@ -428,6 +429,22 @@ def test_ctrl_c_ends_all(what: str, tmp_path: Path) -> None:
         assert took < 20  # on a busy machine; else less than a second
         with pytest.raises(ProcessLookupError):
             os.killpg(ranks.pid, 0)
+
+
+def test_a_ctrl_c_inside_of_another_starts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = []
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            starts.append(self)
+            if len(starts) == 1:
+                signal.raise_signal(signal.SIGINT)
+            super().start()
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    with pytest.raises(KeyboardInterrupt), torchrun.prompt_interrupts():
+        signal.raise_signal(signal.SIGINT)
+    assert len(starts) == 1
 
 
 def test_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
