@@ -145,7 +145,7 @@ class Level:
             gathered=False,
             divisor=None,
         )
-        held = _accumulator(spec, dtype, len(groups[0]), rows[0].shape)
+        held = accumulator_of(spec, dtype, len(groups[0]), rows[0].shape)
         if inner.order != FIXED:
             inner = replace(inner, accumulate=held)
         inner = replace(inner, out_dtype=held.carrier if isinstance(held, FormatInfo) else held)
@@ -162,8 +162,8 @@ class Level:
             if grouped or across.order not in (EXACT, FIXED):
                 changes["accumulate"] = held  # the members' type, which no dtype stands for
         above = replace(across, **changes)
-        plan = _plan(inner, dtype, len(groups[0]), (entries, elements))
-        blocks = [(a, b) for a, b in pairwise(_edges(inner, plan, dtype)) if a < b]
+        plan = plan_of(inner, dtype, len(groups[0]), (entries, elements))
+        blocks = [(a, b) for a, b in pairwise(edges_of(inner, plan, dtype)) if a < b]
         out = self.empty((entries, elements), spec.out_dtype)
         for number, (a, b) in enumerate(blocks):
             level = self.above(above, self.first + a)
@@ -235,9 +235,9 @@ class Run:
         self.level, self.spec, self.rows, self.places = level, spec, rows, places
         self.wire: WireInfo = spec.wire or UNROUNDED
         self.members, self.shape = len(rows), rows[0].shape
-        self.plan = _plan(spec, rows[0].dtype, self.members, self.shape)
+        self.plan = plan_of(spec, rows[0].dtype, self.members, self.shape)
         self.arithmetic: Arithmetic = self.plan.arithmetic
-        self.edges = _edges(spec, self.plan, rows[0].dtype)
+        self.edges = edges_of(spec, self.plan, rows[0].dtype)
         self.added = Lanes(spec.seed, level.call, 2 * level.number)
         self.sent = Lanes(spec.seed, level.call, 2 * level.number + 1)
 
@@ -522,17 +522,19 @@ def by_linear(spec: FoldSpec) -> FoldSpec:
     return replace(spec.plain, order="linear", accumulate=None)
 
 
-def _plan(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> FoldPlan:
+def plan_of(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> FoldPlan:
     return plan_fold(by_linear(spec), None, dtype, members, shape, 1)
 
 
-def _accumulator(spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]) -> Any:
+def accumulator_of(
+    spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]
+) -> Any:
     """The accumulator of a level, where its field may be None."""
     inexact = replace(spec.plain, order="linear") if spec.order == EXACT else spec
-    return _plan(inexact, dtype, members, shape).arithmetic.accumulator
+    return plan_of(inexact, dtype, members, shape).arithmetic.accumulator
 
 
-def _edges(spec: FoldSpec, plan: FoldPlan, dtype: np.dtype[Any]) -> list[int]:
+def edges_of(spec: FoldSpec, plan: FoldPlan, dtype: np.dtype[Any]) -> list[int]:
     """Where the messages of an order begin and end."""
     if plan.order == "ring":
         return ring_bounds(plan.total, plan.count)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import itertools
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fallback import sends
 from fallback.orders import ring_bounds
 from gpusim import Reduction, Wire, collectives, study
 from gpusim.study import bytes_sent
@@ -190,7 +193,69 @@ def test_the_command_writes_bytes_and_draws_them(
     assert "bytes that each replica sends" in picture
     report = Path("a.html").read_text()
     repeated = "--wire none,int8:amax:16@ends --hierarchy none,2:tree"
-    assert repeated in report
+    assert repeated in report and "Error and bytes sent" in report
 
     assert main(["study", *options.split(), "--order", "exact", "--wire", "bfloat16"]) == 2
     assert "wire at=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("order", ["linear", "ring", "tree", "gloo-ring", "nccl-ring"])
+@pytest.mark.parametrize("groups", [None, 2, 3])
+def test_bytes_are_those_of_what_folds_round(
+    order: str, groups: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every message that a fold rounds is counted, as often as it is sent."""
+    sent: list[float] = []
+    times: list[int] = []
+
+    def rounded(values: Any, info: Any, starts: Any, lanes: Any) -> Any:
+        blocks = len(starts) if info.scale else 0
+        bits = values.shape[-1] * each.bits + blocks * each.scale_bits
+        sent.append(bits * (times[-1] if times else 1))
+        return round_message(values, info, starts, lanes)
+
+    def sent_round(run: sends.Run, box: Any, out: Any) -> Any:
+        size = run.level.spec.groups_of
+        inside = sum(min(size, members - a) - 1 for a in range(0, members, size)) if size else 0
+        times.append(inside if size else run.members - 1)
+        try:
+            return send_result(run, box, out)
+        finally:
+            times.pop()
+
+    round_message, send_result = sends.round_message, sends.Run.send_result
+    monkeypatch.setattr(sends, "round_message", rounded)
+    monkeypatch.setattr(sends.Run, "send_result", sent_round)
+    for each in (Wire("int8", "amax", 16), Wire("int4", "amax"), Wire("bfloat16")):
+        for members, elements in itertools.product((2, 4, 5, 7, 11), (1, 7, 100)):
+            reduction = Reduction(order=order, wire=each)
+            if groups is not None:
+                reduction = replace(reduction, groups_of=groups, across=reduction)
+            x = np.ones((members, elements), np.float32)
+            sent.clear()
+            collectives.psum(x, reduction=reduction)
+            assert bytes_sent(reduction, members, elements, "float32") == sum(sent) / 8 / members
+
+
+def test_partial_sums_travel_in_their_own_format() -> None:
+    def sent(dtype: str, **how: Any) -> float:
+        return bytes_sent(Reduction(**how), 4, 1000, dtype)
+
+    across = Reduction()
+    assert sent("float32", accumulate="float64", groups_of=2, across=across) == sent(
+        "float32", accumulate="float64", groups_of=2, across=Reduction(accumulate="float64")
+    )
+    exact = Reduction(order="exact")
+    inside, there, back = 2 * 1000 * (4 + 2), 1000 * 4, 1000 * 2
+    assert sent("bfloat16", groups_of=2, across=exact) == (inside + there + back) / 4
+    assert sent("bfloat16", order="gloo-ring") == 3000.0
+    assert sent("bfloat16", order="ring") == 4500.0
+
+
+@pytest.mark.parametrize(
+    ("members", "elements", "wire"),
+    [(0, 4, None), (2, -1, None), (2, 4, Wire("int8", "amax", "row"))],
+)
+def test_bytes_of_nothing_are_refused(members: int, elements: int, wire: Wire | None) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        bytes_sent(Reduction(wire=wire), members, elements, "float32")

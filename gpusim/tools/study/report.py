@@ -49,6 +49,9 @@ def write(study: Study, path: Path) -> Path:
                 f"<h2>{escape(METRICS[metric].capitalize())}</h2>",
                 image(figure, METRICS[metric]),
             ]
+    if any(setting.in_phases for setting in study.settings):
+        with picture.trade_off(study, "relative_error") as figure:
+            parts += ["<h2>Error and bytes sent</h2>", image(figure, "error against bytes sent")]
     for title, chosen in (("Errors", table.MAIN), ("Errors of elements", table.DETAILS)):
         cells, columns = table.cells(study, chosen), table.columns(study, chosen)
         parts += [f"<h2>{title}</h2>", html_table(columns, cells, table.breaks(study), table.LEFT)]

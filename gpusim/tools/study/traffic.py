@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import default_accumulator
-from fallback.orders import ring_bounds
-from fallback.schedules import ChainSchedule, compile_order
+from fallback.formats import FormatInfo
+from fallback.orders import EXACT, FIXED
+from fallback.sends import accumulator_of, edges_of, plan_of
+from gpusim.collectives.fold import fold_spec
 from gpusim.formats import Format, FormatLike
 from gpusim.reduction import Reduction
 from gpusim.tools.study.settings import ValueFormat, carrier, value_format
-from gpusim.wires import as_wire
+from gpusim.wires import Wire, as_wire
 
 __all__ = ["bytes_sent"]
 
@@ -43,7 +45,8 @@ def bytes_sent(
 
     **Returns**: bytes; codes of fewer than 8 bits are packed.
 
-    **Raises**: ValueError where a twin's order is not known for so many members.
+    **Raises**: ValueError for a number of members or elements that is none, for blocks of rows,
+    and where a twin's order is not known for so many members.
 
     >>> from gpusim import Reduction, Wire
     >>> bytes_sent(Reduction(order="ring"), 4, 1000, "float32")
@@ -54,58 +57,92 @@ def bytes_sent(
     >>> bytes_sent(Reduction(order="ring", groups_of=2, across=across), 4, 1000, "float32")
     5000.0
     """
-    return _bits(reduction, members, elements, value_format(dtype), gathered) / 8 / members
+    if operator.index(members) < 1 or operator.index(elements) < 0:
+        raise ValueError(
+            f"members={members}, elements={elements}: expected at least one member, and no fewer "
+            "than 0 elements"
+        )
+    values = value_format(dtype)
+    sent = _Values(carrier(values), _width(values))
+    return _bits(reduction, members, elements, sent, sent.width, gathered) / 8 / members
+
+
+class _Values(NamedTuple):
+    """The members of a level: the dtype that holds them, and the bits of one."""
+
+    dtype: np.dtype[Any]
+    width: int
 
 
 def _bits(
-    reduction: Reduction, members: int, elements: int, values: ValueFormat, gathered: bool
+    reduction: Reduction, members: int, elements: int, values: _Values, result: int, gathered: bool
 ) -> int:
-    """The bits that all members send."""
-    if reduction.across is None:
-        there = _value_bits(reduction, members, elements, values, summed=True)
-        back = _value_bits(reduction, members, elements, values, summed=False) if gathered else 0
-        return (members - 1) * (there + back)
-    size = reduction.groups_of or 1
-    counts = [min(size, members - first) for first in range(0, members, size)]
+    """The bits that all members send; `result` are those of an element of the result."""
     inner = replace(reduction, groups_of=None, across=None)
-    bits = sum(_bits(inner, count, elements, values, gathered) for count in counts)
+    size = reduction.groups_of or members
+    counts = [min(size, members - first) for first in range(0, members, size)]
+    bits = sum((count - 1) * _summed(inner, count, elements, values) for count in counts)
+    if gathered:  # cut as for the first group
+        bits += (members - len(counts)) * _sent_round(inner, counts[0], elements, values, result)
+    across = reduction.across
+    if across is None:
+        return bits
+    held = _held(inner, counts[0], elements, values)
+    if isinstance(inner.accumulate, Format) and across.accumulate is None:
+        if across.order not in (EXACT, FIXED):
+            across = replace(across, accumulate=inner.accumulate)
     for a, b in pairwise(_edges(inner, counts[0], elements, values)):  # each is folded alone
-        bits += _bits(reduction.across, len(counts), b - a, values, gathered)
+        bits += _bits(across, len(counts), b - a, held, result, gathered)
     return bits
 
 
-def _value_bits(
-    reduction: Reduction, members: int, elements: int, values: ValueFormat, *, summed: bool
-) -> int:
-    """The bits of one value that is sent: to be summed, or as the result."""
+def _summed(reduction: Reduction, members: int, elements: int, values: _Values) -> int:
+    """The bits of a value that is sent to be added."""
     wire = as_wire(reduction.wire)
-    if wire is not None and wire.at in ("ends", "hops", "members" if summed else "result"):
-        blocks = 0
-        if wire.scale is not None:
-            edges = _edges(reduction, members, elements, values)
-            blocks = len(wire.info.starts(edges, elements))
-        return elements * wire.bits + blocks * wire.scale_bits
-    held: Any = values
-    own = reduction.order in ("exact", "fixed") or (wire is not None and wire.at == "members")
-    if summed and not own:
-        held = reduction.accumulate or default_accumulator(carrier(values))
-    return elements * _width(held)
+    if wire is not None and wire.at != "result":
+        return _message(wire, reduction, members, elements, values)
+    if reduction.order in (EXACT, FIXED):
+        return elements * values.width
+    return elements * _held(reduction, members, elements, values).width
 
 
-def _width(given: Any) -> int:
-    return given.bits if isinstance(given, Format) else 8 * np.dtype(given).itemsize
+def _sent_round(
+    reduction: Reduction, members: int, elements: int, values: _Values, result: int
+) -> int:
+    """The bits of a result that is sent round."""
+    wire = as_wire(reduction.wire)
+    if wire is not None and wire.at != "members":
+        return _message(wire, reduction, members, elements, values)
+    return elements * result
 
 
-def _edges(reduction: Reduction, members: int, elements: int, values: ValueFormat) -> list[int]:
+def _message(wire: Wire, reduction: Reduction, members: int, elements: int, values: _Values) -> int:
+    """The bits of a value on the wire, with its scales."""
+    if wire.block == "row":
+        raise ValueError("wire block='row': expected a number, as a value has no rows here")
+    if wire.scale is None:
+        return elements * wire.bits
+    edges = _edges(reduction, members, elements, values)
+    return elements * wire.bits + len(wire.info.starts(edges, elements)) * wire.scale_bits
+
+
+def _held(reduction: Reduction, members: int, elements: int, values: _Values) -> _Values:
+    """The partial sums."""
+    if isinstance(reduction.accumulate, Format):
+        return _Values(reduction.accumulate.carrier, reduction.accumulate.bits)
+    spec = replace(fold_spec(reduction), out_dtype=values.dtype)
+    held = accumulator_of(spec, values.dtype, members, (1, elements))
+    assert not isinstance(held, FormatInfo)
+    return _Values(held, 8 * held.itemsize)
+
+
+def _width(given: ValueFormat) -> int:
+    return given.bits if isinstance(given, Format) else 8 * given.itemsize
+
+
+def _edges(reduction: Reduction, members: int, elements: int, values: _Values) -> list[int]:
     """Where the messages of an order begin and end."""
-    order = reduction.schedule
-    if order in ("exact", "fixed"):
-        order = "linear"
-    itemsize = carrier(values).itemsize
-    compiled = compile_order(order, members=members, elements=elements, itemsize=itemsize)
-    edges = [0, elements]
-    if compiled == "ring":
-        edges = ring_bounds(elements, members)
-    elif isinstance(compiled, ChainSchedule):
-        edges = list(compiled.edges)
-    return sorted(set(edges))
+    spec = fold_spec(reduction)
+    return sorted(
+        {*edges_of(spec, plan_of(spec, values.dtype, members, (1, elements)), values.dtype)}
+    )
