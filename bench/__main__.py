@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +13,21 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import machine, memory, overhead, popxl, ranks, small, table, training, worlds
+from bench import (
+    machine,
+    memory,
+    overhead,
+    picture,
+    popxl,
+    ranks,
+    small,
+    start,
+    table,
+    training,
+    worlds,
+)
 from bench.cases import (
     COLLECTIVES,
-    DEFAULT_VARIANTS,
     VARIANTS,
     Case,
     Size,
@@ -36,7 +48,7 @@ WORLDS, QUICK_WORLDS = (3.0, worlds.SIZES), (1.0, worlds.QUICK_SIZES)
 TRAININGS, QUICK_TRAININGS = (4.0, training.REPLICAS), (1.5, training.QUICK_REPLICAS)
 # Seconds for a case of simulated ranks, and the cases.
 RANKS, QUICK_RANKS = (40.0, ranks.CASES), (8.0, ranks.QUICK_CASES)
-PARTS = ("memory", "overhead", "small", "worlds", "training", "ranks", "cases")
+PARTS = ("memory", "overhead", "small", "start", "worlds", "training", "ranks", "cases")
 LATEST = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -78,8 +90,7 @@ def parser() -> argparse.ArgumentParser:
         "--dtypes",
         metavar="NAMES",
         type=listed("dtype", list(VARIANTS)),
-        default=list(DEFAULT_VARIANTS),
-        help=f"{', '.join(VARIANTS)}; default all but the last",
+        help=f"{', '.join(VARIANTS)}; default: all for psum, three for the others",
     )
     add("--sizes", metavar="SIZES", type=sizes, help="replicas x elements, such as 8x4Mi,64x256Ki")
     add(
@@ -116,6 +127,12 @@ def parser() -> argparse.ArgumentParser:
         help="an older checkout of gpusim, whose small calls are measured in turns with these",
     )
     add(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help="draw each participant's time over the memory's limit (.svg, .png or .pdf)",
+    )
+    add(
         "--show", metavar="FILE", type=Path, help="show results of another run, and measure nothing"
     )
     return made  # fmt: skip
@@ -123,19 +140,20 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
+    if (problem := refused(given)) is not None:
+        print(problem, file=sys.stderr)
+        return 2
     if given.show:
-        results = Results.load(given.show)
+        try:
+            results = Results.load(given.show)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            print(f"--show {given.show}: not results of the bench: {error}", file=sys.stderr)
+            return 2
         results.targets = judge(results)
         table.show(results)
-        return 0
-    if not given.json.parent.is_dir():
-        print(f"--json {given.json}: there is no such folder", file=sys.stderr)
-        return 2
-    if given.beside and not (given.beside / "gpusim").is_dir():
-        print(f"--beside {given.beside}: there is no gpusim in it", file=sys.stderr)
-        return 2
+        return plotted(results, given.plot)
     results = Results(machine.survey(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", machine.load())
-    start = time.monotonic()
+    began = time.monotonic()
     budget = given.budget or (QUICK_BUDGET if given.quick else BUDGET)
     cases = list(select(given.collectives, given.dtypes, given.sizes))
     if given.quick and given.sizes is None:
@@ -147,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for case in counted(cases, "cases"):
                     results.outcomes.append(measure(case, peers, budget))
                     print(line(results.outcomes[-1]), file=sys.stderr)
-                    keep(results, start, given.json, peers)
+                    keep(results, began, given.json, peers)
         if "overhead" not in given.without:
             seconds = 0.1 if given.quick else 0.3
             results.overheads += overhead.overheads(seconds)
@@ -157,28 +175,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
             beside = given.beside and given.beside.resolve()
             for call in small.small_calls(seconds, beside):
                 results.small.append(call)
-                keep(results, start, given.json, peers)
+                keep(results, began, given.json, peers)
+        if "start" not in given.without:
+            for found_start in start.starts():
+                results.starts.append(found_start)
+                keep(results, began, given.json, peers)
         if "worlds" not in given.without:
             for exchange in worlds.exchanges(*QUICK_WORLDS if given.quick else WORLDS):
                 results.exchanges.append(exchange)
-                keep(results, start, given.json, peers)
+                keep(results, began, given.json, peers)
         if "training" not in given.without:
             for found in training.trainings(*QUICK_TRAININGS if given.quick else TRAININGS):
                 results.trainings.append(found)
-                keep(results, start, given.json, peers)
+                keep(results, began, given.json, peers)
         if "ranks" not in given.without:
             for case_of_ranks in ranks.ranks_cases(*QUICK_RANKS if given.quick else RANKS):
                 results.ranks.append(case_of_ranks)
-                keep(results, start, given.json, peers)
+                keep(results, began, given.json, peers)
         if "memory" not in given.without:
             for k, outcome in enumerate(results.outcomes):
                 results.outcomes[k] = replace(outcome, extra_bytes=memory.extra_bytes(outcome.case))
     except KeyboardInterrupt:
         results.interrupted = True
         print("interrupted", file=sys.stderr)
-    keep(results, start, given.json, peers)
+    keep(results, began, given.json, peers)
     table.show(Results.load(given.json))  # rounded as in the file, so that --show shows the same
-    return 130 if results.interrupted else 0
+    code = plotted(results, given.plot)
+    return 130 if results.interrupted else code
+
+
+def refused(given: argparse.Namespace) -> str | None:
+    """The first fault of the arguments, found before anything is measured."""
+    if given.plot:
+        try:
+            picture.check(given.plot)
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            return f"--plot {error}" if str(given.plot) in str(error) else f"--plot: {error}"
+        if not given.show and ("cases" in given.without or "limit" not in given.peers):
+            return "--plot: the picture is of the part cases, beside the peer limit"
+    if given.show:
+        return None
+    if not given.json.parent.is_dir():
+        return f"--json {given.json}: there is no such folder"
+    if given.json.is_dir() or not os.access(given.json.parent, os.W_OK):
+        return f"--json {given.json}: it cannot be written"
+    if given.beside and not (given.beside / "gpusim").is_dir():
+        return f"--beside {given.beside}: there is no gpusim in it"
+    return None
+
+
+def plotted(results: Results, path: Path | None) -> int:
+    """Draw the picture, if one is asked for. **Returns**: the exit code."""
+    if path is None:
+        return 0
+    try:
+        picture.draw(results, path)
+    except (ValueError, OSError) as error:
+        print(f"--plot {path}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def keep(results: Results, start: float, path: Path, peers: Sequence[Peer]) -> None:

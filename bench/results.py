@@ -36,6 +36,7 @@ class Outcome:
     entries: dict[str, Entry]
     load: float | None
     extra_bytes: int | None = None  # gpusim's peak memory beyond the inputs
+    kernels: str | None = None  # gpusim's: "compiled" or "numpy"
 
     def seconds(self, name: str) -> float | None:
         """A participant's fastest call."""
@@ -132,10 +133,31 @@ class Training:
         names = ("ours", "model", "loop", "whole")
         return cls(**given | {name: given[name] and Timing(**given[name]) for name in names})
 
-    def ratio(self, name: str = "loop") -> float | None:
-        """How many times as long as gpusim another way takes."""
+    def ratio(self, name: str = "loop", over: str = "ours") -> float | None:
+        """How many times as long as `over` another way takes."""
         other: Timing | None = getattr(self, name)
-        return other.min / self.ours.min if other and self.ours else None
+        ours: Timing | None = getattr(self, over)
+        return other.min / ours.min if other and ours else None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The seconds of a process's first psum by a compiled kernel.
+
+    **Attributes**:
+
+    - `variant`: of the sum.
+    - `cold_import`, `cold`: of `import gpusim` and of the psum, with an empty cache.
+    - `later_import`, `later`: the same, of the fastest process that found the kernel in the cache.
+    - `problem`: the reason if there are no times, which are then 0.
+    """
+
+    variant: str
+    cold_import: float = 0.0
+    cold: float = 0.0
+    later_import: float = 0.0
+    later: float = 0.0
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -238,6 +260,7 @@ class Results:
     outcomes: list[Outcome] = field(default_factory=list)
     overheads: list[Overhead] = field(default_factory=list)
     small: list[SmallCall] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     trainings: list[Training] = field(default_factory=list)
     ranks: list[RanksCase] = field(default_factory=list)
@@ -250,6 +273,7 @@ class Results:
             "cases": [_outcome_to_dict(outcome) for outcome in self.outcomes],
             "overheads": [asdict(overhead) for overhead in self.overheads],
             "small": [asdict(call) for call in self.small],
+            "starts": [asdict(start) for start in self.starts],
             "worlds": [asdict(exchange) for exchange in self.exchanges],
             "trainings": [asdict(training) for training in self.trainings],
             "ranks": [asdict(case) for case in self.ranks],
@@ -258,7 +282,9 @@ class Results:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Results:
-        """The inverse of `to_dict`. **Raises**: ValueError for another version."""
+        """The inverse of `to_dict`. **Raises**: ValueError for another version or thing."""
+        if not isinstance(given, dict):
+            raise ValueError(f"a JSON {type(given).__name__}: expected an object")
         if given.get("schema") != SCHEMA:
             raise ValueError(f"schema {given.get('schema')!r}: expected {SCHEMA}")
         return cls(
@@ -266,6 +292,7 @@ class Results:
             outcomes=[_outcome_of(case) for case in given["cases"]],
             overheads=[Overhead(**overhead) for overhead in given["overheads"]],
             small=[SmallCall.of(call) for call in given.get("small", [])],
+            starts=[Start(**start) for start in given.get("starts", [])],
             exchanges=[Exchange.of(exchange) for exchange in given.get("worlds", [])],
             trainings=[Training.of(training) for training in given.get("trainings", [])],
             ranks=[RanksCase.of(case) for case in given.get("ranks", [])],
@@ -290,6 +317,7 @@ def _outcome_to_dict(outcome: Outcome) -> dict[str, Any]:
         "input_bytes": outcome.case.input_bytes,
         "extra_bytes": outcome.extra_bytes,
         "load": outcome.load,
+        "kernels": outcome.kernels,
         "ratios": {
             name: {by: outcome.ratio(name, by=by) for by in ("min", "median")} for name in names
         },
@@ -302,7 +330,9 @@ def _outcome_of(given: dict[str, Any]) -> Outcome:
     for entry in given["entries"]:
         timing = Timing(**entry["timing"]) if entry["timing"] else None
         entries[entry["name"]] = Entry(**(entry | {"timing": timing}))
-    return Outcome(Case.of(given), entries, given["load"], given["extra_bytes"])
+    return Outcome(
+        Case.of(given), entries, given["load"], given["extra_bytes"], given.get("kernels")
+    )
 
 
 def _rounded(value: Any) -> Any:

@@ -23,15 +23,18 @@ PEERS = {
 #: gpusim's other ways to the same result; the tables show their times.
 WAYS = {
     "gpusim": "gpusim",
-    "gpusim, copied": "copied",
+    "gpusim, NumPy kernels": "NumPy k.",
+    "gpusim, copied": "copied",  # in older files
     "gpusim, nearest": "nearest",
+    "gpusim, segments": "segments",
+    "memcpy": "memcpy",
     "gpusim.collectives": "stacked",
     "gpusim pmap": "pmap",
     "gpusim in JAX": "in JAX",
     LIMIT: "limit",
 }
 #: They take part in some cases only; their absence needs no reason.
-SPECIAL = ("gpusim, copied", "gpusim, nearest")
+SPECIAL = ("gpusim, nearest", "gpusim, segments", "memcpy")
 LEFT = set("collective dtype order instances target bound operation note".split())
 LEFT |= {"", "measured on"}
 
@@ -92,6 +95,8 @@ def tables(results: Results) -> list[Table]:
         made.append(overhead_table(results))
     if results.small:
         made.append(small_table(results))
+    if results.starts:
+        made.append(starts_table(results))
     if results.exchanges:
         made.append(worlds_table(results))
     if results.trainings:
@@ -162,6 +167,19 @@ def small_table(results: Results) -> Table:
     return Table("Small calls", headings, rows, tuple(notes))
 
 
+def starts_table(results: Results) -> Table:
+    """The first psum of a process, which compiles its kernel or finds it in the cache."""
+    rows, notes = [], []
+    for found in results.starts:
+        if found.problem:
+            notes.append(f"{found.variant}: {found.problem}")
+            continue
+        times = (found.cold_import, found.cold, found.later_import, found.later)
+        rows.append([found.variant, *map(duration, times)])
+    headings = ["dtype", "import", "empty cache", "import", "later process"]
+    return Table("The first psum by a compiled kernel", headings, rows, tuple(notes))
+
+
 def worlds_table(results: Results) -> Table:
     """Collectives between instances: against raw MPI, and times."""
     rows, notes = [], []
@@ -226,7 +244,7 @@ def targets_table(results: Results) -> Table:
         [VERDICTS[v.met], factor(v.ratio), v.target, v.description, v.basis]
         for v in results.targets
     ]
-    return Table("Targets", ["", "ratio", "bound", "target", "measured on"], rows)
+    return Table("Targets", ["", "measured", "bound", "target", "measured on"], rows)
 
 
 def heading(results: Results) -> str:
@@ -236,7 +254,7 @@ def heading(results: Results) -> str:
     gib = (machine["memory_bytes"] or 0) / 2**30
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, {gib:.0f} GiB, {machine['system']}",
-        f"Python {machine['python']}, {packages}",
+        f"Python {machine['python']}, {packages}, kernels: {machine.get('kernels', 'numpy')}",
         f"commit {machine['commit']}, {results.started}, {results.seconds:.0f} s, load average "
         f"{results.load_before} before and {results.load_after} after",
         f"copies {(results.bandwidth or 0) / 1e9:.1f} GB/s, read and written",

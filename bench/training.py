@@ -16,7 +16,7 @@ from bench.results import Training
 from bench.timing import Timing, interleave, timed
 
 REPLICAS = (2, 8, 64, 256)
-QUICK_REPLICAS = (64,)
+QUICK_REPLICAS = (2, 64)
 BATCH = 4  # samples of a replica
 LAYERS = (64, 32, 10)
 RATE = 0.1

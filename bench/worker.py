@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from bench.cases import Case
+from bench.machine import kernel_set
 from bench.peers.base import Peer, Unserved
 from bench.peers.inputs import forget
 
@@ -26,6 +27,10 @@ def make(name: str) -> Peer:
         from bench.peers import mpi
 
         return mpi.Mpi()
+    if name.startswith("gpusim"):
+        from bench.peers import ours
+
+        return ours.Vmap()
     from bench.peers import torch
 
     return torch.Local()
@@ -44,6 +49,8 @@ def answer(peer: Peer, command: dict[str, Any]) -> Any:
         case "release":
             peer.release()
             return forget()
+        case "kernels":
+            return kernel_set()
         case other:
             raise ValueError(f"unknown command {other!r}")
 

@@ -15,9 +15,11 @@ OURS = "gpusim"
 
 
 def _gpusim() -> list[Peer]:
-    from .ours import Collectives, Copied, Nearest, Pmap, Vmap
+    from .ours import Collectives, Memcpy, Nearest, Pmap, Segments, Vmap
+    from .remote import NumPyKernels
 
-    return [Vmap(), Collectives(), Pmap(), Copied(), Nearest()]
+    ways = [Vmap(), Collectives(), Pmap(), Nearest(), Segments(), Memcpy()]
+    return [*ways, NumPyKernels("gpusim, NumPy kernels")]
 
 
 def _limit() -> list[Peer]:

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from bench.cases import FOLDS, SOURCE, Case
+from bench.cases import FOLDS, RAGGED, SOURCE, Case
 
 from .base import Peer, Samples, Unserved, pick
 
@@ -221,6 +221,5 @@ MAKERS: dict[str, Callable[[Case, Array], Call]] = {
     "pbroadcast": _broadcast,
     "all_to_all": _all_to_all,
     "ppermute": _shift,
-    "ragged_all_to_all": _ragged,
-    "ragged_all_to_all_uneven": _ragged,
+    **dict.fromkeys(RAGGED, _ragged),
 }

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+import fallback
 import gpusim
-from bench.cases import SOURCE, SUMS, Case
+from bench.cases import SHORT, SOURCE, SUMS, Case
 from bench.programs import program
 from gpusim import collectives, lax
 
@@ -17,7 +18,6 @@ from .base import LocalPeer, Unserved
 from .inputs import stacked
 
 MAX_PMAP_REPLICAS = 64
-VIEWS = ("all_gather", "pbroadcast", "all_to_all")
 
 
 def reduction(case: Case) -> dict[str, Any]:
@@ -41,18 +41,6 @@ class Vmap(LocalPeer):
         return lambda: mapped(*arguments)
 
 
-class Copied(Vmap):
-    """The same, and a view that it returns is copied to memory of its own."""
-
-    name = "gpusim, copied"
-
-    def operation(self, case: Case) -> Callable[[], Any]:
-        if case.collective not in VIEWS:
-            raise Unserved("its result is no view")
-        call = super().operation(case)
-        return lambda: np.array(call(), order="C", copy=True)
-
-
 class Nearest(Vmap):
     """The same sum without stochastic rounding."""
 
@@ -66,6 +54,46 @@ class Nearest(Vmap):
         f = program(case, lax, reduction=how)
         mapped = gpusim.vmap(f, axis_name="i", out_axes=0 if case.mapped else None)
         return lambda: mapped(*arguments)
+
+
+class Segments(LocalPeer):
+    """The copies of a ragged_all_to_all alone, by `fallback.ragged_copy`, with a list of segments
+    that is made before."""
+
+    name = "gpusim, segments"
+
+    def operation(self, case: Case) -> Callable[[], Any]:
+        if case.collective != SHORT:
+            raise Unserved("measured for short rows")
+        source, output, *_ = stacked(case)
+        result = output.copy()
+        sender, receiver = np.indices(case.plan.sizes.shape)
+        columns = (sender, case.plan.input_offsets, receiver, case.plan.output_offsets)
+        segments = np.stack([*columns, case.plan.sizes], axis=-1).reshape(-1, 5)
+
+        def copy() -> Any:
+            fallback.ragged_copy(source, result, segments)
+            return result
+
+        return copy
+
+
+class Memcpy(LocalPeer):
+    """A copy of the result, which is made before: as many bytes, without a gap."""
+
+    name = "memcpy"
+
+    def operation(self, case: Case) -> Callable[[], Any]:
+        if case.collective != SHORT:
+            raise Unserved("measured for short rows")
+        result = collectives.ragged_all_to_all(*stacked(case)).value
+        copied = np.empty_like(result)
+
+        def copy() -> Any:
+            np.copyto(copied, result)
+            return copied
+
+        return copy
 
 
 class Pmap(LocalPeer):

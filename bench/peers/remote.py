@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bench import mpirun
-from bench.cases import Case, Size
+from bench.cases import FOLDS, Case, Size
+from bench.machine import kernel_set
 
 from .base import Peer, Samples, Unserved
 
@@ -163,6 +164,21 @@ class Worker(Peer):
             if "problem" in answer:
                 raise Unserved(answer["problem"])
         return [answer["value"] for answer in answers]
+
+
+class NumPyKernels(Worker):
+    """gpusim with NumPy's kernels, where compiled ones run in this process."""
+
+    def prepare(self, case: Case) -> None:
+        if kernel_set() == "numpy":
+            raise Unserved("gpusim itself runs them")
+        narrow = case.collective in FOLDS and case.dtype.itemsize < 4
+        if not narrow and not case.ragged:
+            raise Unserved("gpusim itself runs them")
+        super().prepare(case)
+
+    def _environment(self, case: Case) -> dict[str, str]:
+        return os.environ | {"GPUSIM_KERNELS": "numpy"}
 
 
 class JaxWorker(Worker):

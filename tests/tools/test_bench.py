@@ -9,21 +9,45 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from bench import __main__ as command
+from bench import (
+    machine,
+    memory,
+    mpirun,
+    picture,
+    ranks,
+    small,
+    start,
+    table,
+    training,
+    worker,
+    worlds,
+)
 from bench import measure as measuring
-from bench import memory, mpirun, ranks, small, table, training, worker, worlds
-from bench.cases import COLLECTIVES, VARIANTS, Case, RaggedSlices, parse_size, select
+from bench.cases import (
+    COLLECTIVES,
+    LARGE,
+    SHORT,
+    SHORT_SIZES,
+    VARIANTS,
+    Case,
+    RaggedSlices,
+    parse_size,
+    select,
+)
 from bench.measure import measure
 from bench.overhead import LAUNCH, NUMPY_CALL
 from bench.peers import Peer, Unserved, roster
 from bench.peers.base import Samples
+from bench.peers.inputs import stacked
 from bench.peers.limit import Limit
-from bench.peers.ours import Vmap
-from bench.peers.remote import Worker
+from bench.peers.ours import Collectives, Vmap
+from bench.peers.remote import NumPyKernels, Worker
 from bench.popxl import NOTE
 from bench.results import (
     LIMIT,
@@ -35,10 +59,13 @@ from bench.results import (
     RanksCase,
     Results,
     SmallCall,
+    Start,
     Training,
 )
 from bench.targets import judge
 from bench.timing import Timing, interleave
+from fallback import kernels
+from gpusim import figures
 from tests.oracles.machine_time import PATIENCE
 
 TINY = list(select(variants=VARIANTS, sizes=[(4, 16)]))
@@ -66,15 +93,16 @@ class Stand(Peer):
         self.released += 1
 
 
-def fail(error: BaseException) -> Callable[[], float]:
-    def run() -> float:
+def fail(error: BaseException) -> Callable[..., float]:
+    def run(*given: object) -> float:
         raise error
 
     return run
 
 
 def local() -> list[Peer]:
-    peers = roster(["numpy"])
+    """The peers of this process."""
+    peers = [peer for peer in roster(["numpy"]) if not peer.elsewhere]
     return [*peers, Limit(COPY_BYTES)]
 
 
@@ -113,6 +141,27 @@ def test_a_size_that_is_none_is_refused() -> None:
             parse_size(text)
 
 
+def test_a_standard_run_has_each_collective_in_three_dtypes_and_psum_in_all() -> None:
+    found = list(select())
+    others = {case.variant for case in found if case.collective not in ("psum", SHORT)}
+    assert others == {"float32", "float16", "bfloat16"}
+    for size in LARGE:
+        at_size = [case.variant for case in found if (case.collective, case.size) == ("psum", size)]
+        assert at_size == list(VARIANTS)
+    short = [(case.variant, case.size) for case in found if case.collective == SHORT]
+    assert short == [("float32", size) for size in SHORT_SIZES]
+    assert {case.row * 4 for case in found if case.collective == SHORT} == {64}
+    named = select(["pmean"], ["float8_e5m2"], [(8, 64)])
+    assert [str(case) for case in named] == ["pmean float8_e5m2 8 x 64"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_zeros_are_a_wrong_sum_in_every_format(variant: str) -> None:
+    case = Case("psum", variant, 256, 512)
+    zeros = np.zeros_like(case.expected())
+    assert not measuring.compare(case, zeros, None)[0]
+
+
 @pytest.mark.parametrize("uneven", [False, True])
 def test_ragged_slices_fill_each_receiver_without_gaps(uneven: bool) -> None:
     plan = RaggedSlices.make(5, 3, uneven=uneven)
@@ -144,14 +193,49 @@ def test_numpy_and_gpusim_agree_with_the_definition(case: Case) -> None:
     assert entries["gpusim.collectives"].agreement == "equal"
 
 
-def test_a_view_is_also_measured_copied() -> None:
-    entries = measure(Case("all_gather", "float32", 4, 16), local(), 0.0).entries
-    assert entries["gpusim, copied"].timing is not None
+@pytest.mark.parametrize("collective", ["all_gather", "pbroadcast", "all_to_all"])
+def test_a_view_is_measured_by_the_collectives_and_its_copy_by_the_maps(collective: str) -> None:
+    case = Case(collective, "float32", 4, 16)
+    (x,) = stacked(case)
+    assert np.shares_memory(Collectives().operation(case)(), x)
+    assert not np.shares_memory(Vmap().operation(case)(), x)
 
 
 def test_stochastic_rounding_is_measured_beside_nearest() -> None:
     entries = measure(Case("psum", "float16-sr", 4, 16), local(), 0.0).entries
     assert entries["gpusim, nearest"].timing is not None
+
+
+def test_copies_of_short_rows_are_measured_alone_and_beside_memcpy() -> None:
+    entries = measure(Case(SHORT, "float32", 4, 64), local(), 0.0).entries
+    for name in ("gpusim, segments", "memcpy"):
+        assert entries[name].agreement == "equal" and entries[name].timing is not None
+
+
+def test_each_case_and_run_say_which_kernels_ran(tmp_path: Path) -> None:
+    for choice in ("numpy", "compiled"):
+        with kernels.chosen(choice):
+            outcome = measure(TINY[0], [Vmap()], 0.0)
+            assert (outcome.kernels, machine.survey()["kernels"]) == (choice, choice)
+    made = results([outcome])
+    made.save(tmp_path / "r.json")
+    assert Results.load(tmp_path / "r.json").outcomes[0].kernels == "compiled"
+
+
+def test_numpys_kernels_are_measured_beside_compiled_ones() -> None:
+    narrow, wide = (Case("psum", variant, 8, 4096) for variant in ("float16", "float32"))
+    with kernels.chosen("compiled"):
+        peers = [Vmap(), NumPyKernels("gpusim, NumPy kernels")]
+        try:
+            entry = measure(narrow, peers, 0.0).entries["gpusim, NumPy kernels"]
+            assert entry.agreement == "equal" and entry.timing is not None, entry.problem
+            assert peers[1]._ask(do="kernels") == ["numpy"]
+            entry = measure(wide, peers, 0.0).entries["gpusim, NumPy kernels"]
+            assert entry.problem == "gpusim itself runs them"
+        finally:
+            peers[1].close()
+    with kernels.chosen("numpy"), pytest.raises(Unserved, match="itself runs them"):
+        NumPyKernels("gpusim, NumPy kernels").prepare(narrow)
 
 
 def test_a_peer_that_fails_is_a_row_with_the_reason() -> None:
@@ -194,6 +278,7 @@ def test_the_limit_is_the_bytes_at_the_speed_of_the_fastest_copy() -> None:
 def test_memory_beyond_the_inputs_is_measured_in_another_process() -> None:
     extra = memory.extra_bytes(Case("psum", "float32", 2, 2**21))
     assert extra is not None and 2**22 < extra < 2**25  # the result has 2**23 bytes
+    assert memory.extra_bytes(Case("psum", "float32", 2, 2**10)) is None
 
 
 # ---------------------------------------------------------------- other processes
@@ -326,15 +411,28 @@ def test_more_replicas_than_a_training_model_may_have_run_in_lockstep(
 
 def test_the_number_of_replicas_that_the_target_names_is_judged() -> None:
     found = results([])
-    assert judge(found)[-3].met is None
-    times = [Timing(seconds, seconds, 3) for seconds in (1.0, 1.5, 6.0, 0.2)]
-    found.trainings = [Training(2, 4, times[2], *times[1:]), Training(64, 4, *times)]
-    (verdict,) = (v for v in judge(found) if v.description.startswith("a step of training"))
-    assert (verdict.ratio, verdict.met) == (6.0, True)
+
+    def verdicts() -> list[tuple[float | None, bool | None, str]]:
+        named = [v for v in judge(found) if v.description.startswith("a step of training")]
+        return [(v.ratio, v.met, v.basis) for v in named]
+
+    assert verdicts() == [(None, None, ""), (None, None, "")]
+    times = [Timing(seconds, seconds, 3) for seconds in (1.0, 1.5, 12.0, 0.2)]
+    two = [Timing(seconds, seconds, 3) for seconds in (1.0, 1.1, 1.0)]
+    found.trainings = [Training(2, 4, *two), Training(8, 4, *two), Training(64, 4, *times)]
+    assert verdicts() == [(1.1, True, "trainingModel"), (8.0, True, "trainingModel")]
+    found.trainings = [Training(2, 4, two[1], two[0], two[0]), Training(64, 4, *times)]
+    assert verdicts()[0] == (1.1, True, "lockstep")
     made = table.trainings_table(found)
     assert made.rows[1] == [
-        "64 x 4", "6.00", "0.20", "1.00 s", "1.50 s", "6.00 s", "200 ms", "64"
+        "64 x 4", "12.0", "0.20", "1.00 s", "1.50 s", "12.0 s", "200 ms", "64"
     ]  # fmt: skip
+    slow = Timing(1.6, 1.6, 3)
+    found.trainings = [
+        Training(2, 4, two[0], slow, two[0]),
+        Training(64, 4, times[0], slow, times[2]),
+    ]
+    assert verdicts() == [(1.6, False, "trainingModel"), (7.5, False, "trainingModel")]
 
 
 # ---------------------------------------------------------------- simulated ranks
@@ -389,6 +487,7 @@ def test_results_survive_their_json(tmp_path: Path) -> None:
         Training(4, 4, problem="it broke"),
     ]
     made.ranks = [RanksCase("ddp", 4, {"turns": Timing(1.0, 2.0, 3)}, {"free": "it broke"}, 0.5)]
+    made.starts = [Start("float16", 0.5, 4.0, 0.5, 0.1), Start("", problem="it broke")]
     made.targets = judge(made)
     path = tmp_path / "results.json"
     made.save(path)
@@ -424,6 +523,77 @@ def test_a_target_is_judged_by_its_worst_case() -> None:
     assert verdicts["psum bfloat16, than JAX shard_map"].met is None
 
 
+@pytest.mark.parametrize("variant", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(("ratio", "met"), [(1.5, True), (1.6, False)])
+def test_narrow_folds_are_judged_by_the_memory_limit(variant: str, ratio: float, met: bool) -> None:
+    cases = [Case("psum", variant, *size) for size in LARGE]
+    found = results([outcome(cases[0], **{OURS: 1.0, LIMIT: 1.0})])
+    found.outcomes.append(outcome(cases[1], **{OURS: ratio, LIMIT: 1.0}))
+    verdicts = {verdict.description: verdict for verdict in judge(found)}
+    verdict = verdicts[f"psum {variant}, of the memory limit"]
+    assert (verdict.ratio, verdict.met) == (ratio, met) and "256 x 64 Ki" in verdict.basis
+
+
+@pytest.mark.parametrize("variant", ["float16-sr16", "bfloat16-srb16"])
+@pytest.mark.parametrize(("nanoseconds", "met"), [(1.19, True), (1.21, False)])
+def test_stochastic_rounding_is_judged_by_nanoseconds_an_element(
+    variant: str, nanoseconds: float, met: bool
+) -> None:
+    cases = [Case("psum", variant, *size) for size in LARGE]
+    elements = LARGE[0][0] * LARGE[0][1]
+    seconds = [nanoseconds * 1e-9 * elements, 1.0e-9 * LARGE[1][0] * LARGE[1][1]]
+    found = results([outcome(c, **{OURS: s}) for c, s in zip(cases, seconds, strict=True)])
+    verdicts = {verdict.description: verdict for verdict in judge(found)}
+    verdict = verdicts[f"psum {variant}, stochastic rounding at every step"]
+    assert verdict.ratio == pytest.approx(nanoseconds) and verdict.met is met
+    assert (verdict.target, verdict.basis) == ("≤ 1.2 ns an element", str(cases[0]))
+
+
+def test_short_rows_are_judged_by_memcpy() -> None:
+    times = {OURS: 2.5, "gpusim, segments": 1.9, "memcpy": 1.0, LIMIT: 9.0}
+    found = results([outcome(Case(SHORT, "float32", *size), **times) for size in SHORT_SIZES])
+    verdicts = [v for v in judge(found) if v.description.endswith("of memcpy")]
+    assert [(v.ratio, v.met) for v in verdicts] == [(2.5, False), (pytest.approx(1.9), True)]
+
+
+def test_first_sums_are_judged_by_the_slowest() -> None:
+    def verdicts() -> list[tuple[float | None, bool | None, str]]:
+        named = [v for v in judge(found) if v.description.startswith("the first psum")]
+        return [(v.ratio, v.met, v.basis) for v in named]
+
+    found = results([])
+    found.starts = [Start("", problem="NumPy's kernels run")]
+    assert verdicts() == [(None, None, ""), (None, None, "")]
+    found.starts += [
+        Start("float16", 0.5, 4.0, 9.0, 0.1),
+        Start("float16-sr16", 0.5, 1.0, 0.5, 0.2),
+    ]
+    assert verdicts() == [(4.5, True, "float16"), (0.2, True, "float16-sr16")]
+    made = table.starts_table(found)
+    assert made.rows[0] == ["float16", "500 ms", "4.00 s", "9.00 s", "100 ms"]
+    assert made.notes == (": NumPy's kernels run",)
+    found.starts = [Start("float16", 0.5, 4.6, 0.5, 0.31)]
+    assert verdicts() == [(5.1, False, "float16"), (0.31, False, "float16")]
+
+
+@pytest.mark.slow  # it compiles a kernel and starts four processes
+def test_the_first_psum_compiles_a_kernel_that_later_processes_find() -> None:
+    with kernels.chosen("compiled"):
+        (found,) = start.starts(["float16"])
+    assert found.problem is None
+    assert 0 < found.later < found.cold and found.cold_import > 0 < found.later_import
+
+
+def test_a_first_psum_without_compiled_kernels_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with kernels.chosen("numpy"):
+        (found,) = start.starts()
+    assert "pip install" in (found.problem or "")
+    monkeypatch.setattr(machine, "kernel_set", lambda: "compiled")
+    monkeypatch.setattr(start, "PROGRAM", Path("nowhere.py"))
+    (found,) = start.starts(["float16"])
+    assert "nowhere.py" in (found.problem or "")
+
+
 def test_dispatch_is_judged_by_the_costliest_operation() -> None:
     found = results([])
     found.overheads = [Overhead(f"vmap, {us}", us, NUMPY_CALL) for us in (3.0, 11.0, 2.0)]
@@ -456,12 +626,22 @@ def test_a_checkout_without_gpusim_says_why(tmp_path: Path) -> None:
 
 def test_small_calls_are_judged_by_python_calls_and_time() -> None:
     found = results([])
-    timing = {"ours": Timing(1e-5, 1e-5, 3), "old": Timing(3e-5, 3e-5, 3)}
-    found.small = [SmallCall("psum of 8", 254, 110, **timing), SmallCall("PopTorch step", 754, 401)]
+    timing = {
+        "ours": Timing(1e-5, 1e-5, 3),
+        "old": Timing(3e-5, 3e-5, 3),
+        "numpy": Timing(5e-7, 5e-7, 3),
+    }
+    found.small = [SmallCall("psum of 8", 254, 85, **timing), SmallCall("PopTorch step", 754, 301)]
     verdicts = {v.description: (v.ratio, v.met) for v in judge(found)}
-    assert verdicts["Python calls of a small psum"] == (110, True)
-    assert verdicts["Python calls of a small PopTorch step"] == (401, False)
+    assert verdicts["Python calls of a small psum"] == (85, True)
+    assert verdicts["Python calls of a small PopTorch step"] == (301, False)
+    (reduce,) = [v for name, v in verdicts.items() if "np.add.reduce" in name]
+    assert reduce == (pytest.approx(20), False)
     assert [v for name, v in verdicts.items() if "(--beside)" in name] == [(pytest.approx(3), True)]
+    for ratio, met in ((12.0, True), (12.5, False)):
+        found.small = [SmallCall("psum", 254, 110, Timing(ratio, ratio, 3), Timing(1.0, 1.0, 3))]
+        (verdict,) = [v for v in judge(found) if v.description.endswith("of np.add.reduce")]
+        assert (verdict.ratio, verdict.met) == (ratio, met)
     threads = {"ours": Timing(3e-3, 4e-3, 3), "numpy": Timing(2e-3, 2e-3, 3)}
     for times, met in ((1, True), (2, False)):
         threads["ours"] = Timing(3e-3 * times, 4e-3, 3)
@@ -497,7 +677,7 @@ def test_tables_print_without_rich(
 def run_command(path: Path, *arguments: str) -> int:
     options = ("--sizes", "4x16", "--dtypes", "float32", "--budget", "0.001", "--json", str(path))
     return command.main(
-        [*options, "--without", "memory,overhead,small,worlds,training,ranks", *arguments]
+        [*options, "--without", "memory,overhead,small,start,worlds,training,ranks", *arguments]
     )
 
 
@@ -542,8 +722,8 @@ def test_worlds_are_a_part_of_the_command_that_can_be_left_out(
     monkeypatch.setattr(worlds, "exchanges", found)
     path = tmp_path / "r.json"
     for parts, count in (
-        ("cases,memory,overhead,small,training,ranks", 1),
-        ("cases,memory,overhead,small,training,ranks,worlds", 0),
+        ("cases,memory,overhead,small,start,training,ranks", 1),
+        ("cases,memory,overhead,small,start,training,ranks,worlds", 0),
     ):
         assert command.main(["--quick", "--json", str(path), "--without", parts]) == 0
         assert len(Results.load(path).exchanges) == count
@@ -569,3 +749,82 @@ def test_a_folder_that_is_not_there_is_an_error_before_anything_is_measured(
 ) -> None:
     assert run_command(tmp_path / "nowhere" / "r.json") == 2
     assert run_command(tmp_path / "r.json", "--beside", str(tmp_path)) == 2
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def pictured() -> Results:
+    """psum in two dtypes and sizes, and an all_gather that has no limit."""
+    times = {OURS: 1.5, "gpusim, NumPy kernels": 9.0, "JAX shard_map": 30.0, LIMIT: 1.0}
+    found = results(
+        [
+            outcome(Case("psum", "float16", 8, 2**22), **times),
+            outcome(Case("psum", "float16", 8, 2**10), **{OURS: 99.0, LIMIT: 1.0}),
+            outcome(Case("psum", "float32", 256, 2**16), **{OURS: 1.25, LIMIT: 1.0}),
+            outcome(Case("all_gather", "float32", 8, 2**22), **{OURS: 1.0}),
+            outcome(Case("pmax", "float32", 8, 2**22), **times),
+        ]
+    )
+    found.bandwidth = 41e9
+    return found
+
+
+def test_the_picture_has_a_row_for_each_collective_and_dtype(tmp_path: Path) -> None:
+    path = tmp_path / "limit.svg"
+    with figures.styled({"svg.fonttype": "none"}):  # text stays text
+        picture.draw(pictured(), path)
+    text = " ".join(ElementTree.parse(path).getroot().itertext())
+    assert "psum float16 " in text and "psum float32, 256 x 64 Ki" in text
+    assert "pmax float32" in text and "all_gather" not in text
+    assert all(label in text for label in ("1.50", "1.25", "41 GB/s", "8 x 4 Mi elements"))
+    legend = ("gpusim, NumPy's kernels", "JAX shard_map", picture.LIMITED)
+    assert all(label in text for label in legend) and "LocalTensor" not in text
+    assert "99.0" not in text  # of each collective and dtype the largest size
+
+
+def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        picture.draw(results([outcome(TINY[0], **{OURS: 1.0})]), tmp_path / "x.svg")
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_of_another_run_are_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, path = tmp_path / "r.json", tmp_path / "limit.png"
+    pictured().save(source)
+    assert command.main(["--show", str(source), "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    results([]).save(source)
+    assert command.main(["--show", str(source), "--plot", str(path)]) == 1
+    assert "nothing to draw" in capsys.readouterr().err
+
+
+def test_a_run_draws_what_it_has_measured(tmp_path: Path) -> None:
+    path = tmp_path / "limit.svg"
+    options = ("--peers", "limit", "--collectives", "psum", "--plot", str(path))
+    assert run_command(tmp_path / "r.json", *options) == 0
+    assert path.stat().st_size
+
+
+def test_arguments_are_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "measure", fail(AssertionError()))
+    good, json_path = str(tmp_path / "x.svg"), tmp_path / "r.json"
+
+    def refusal(*arguments: str) -> str:
+        assert run_command(json_path, *arguments) == 2
+        return capsys.readouterr().err
+
+    assert "no such folder" in refusal("--plot", str(tmp_path / "nowhere" / "x.svg"))
+    assert "ends in .png or .svg" in refusal("--plot", str(tmp_path / "x.gif"))
+    assert "the part cases" in refusal("--plot", good, "--peers", "numpy")
+    assert "the part cases" in refusal("--plot", good, "--without", "cases")
+    assert "cannot be written" in refusal("--json", str(tmp_path))
+    assert "not results" in refusal("--show", str(tmp_path / "missing.json"))
+    json_path.write_text("[1]")
+    assert "not results" in refusal("--show", str(json_path))
+    monkeypatch.setattr(picture, "require", fail(ModuleNotFoundError("no matplotlib")))
+    assert "--plot: no matplotlib" in refusal("--plot", good)
