@@ -280,8 +280,11 @@ class Recorder:
         """End the record, with the error that ended the launch."""
         with self._lock:
             if self._file is not None:
-                failure = {} if error is None else {"error": f"{type(error).__name__}: {error}"}
-                self._write({"kind": "end", "calls": sum(self._made.values()), **failure})
+                end: dict[str, Any] = {"kind": "end", "calls": sum(self._made.values())}
+                if error is not None:
+                    text = f": {error}" if str(error) else ""
+                    end["error"] = f"{type(error).__name__}{text}"
+                self._write(end)
             if self._arrays is not None:
                 self._arrays.flush()
                 self._arrays = None

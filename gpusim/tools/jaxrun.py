@@ -83,6 +83,8 @@ def run(options: argparse.Namespace) -> int:
     except NoProgramError as error:
         print(f"gpusim jaxrun: {error}", file=sys.stderr)
         return error.code
+    except Exception as error:  # a syntax error, or a package that fails
+        return program.ended(error)
     choose_devices(options.devices)
     program.lead_path(script.folder)
     from gpusim.jax import install  # not before: importing jax reads the environment

@@ -21,7 +21,7 @@ __all__ = ["run", "split"]
 
 CANNOT_OPEN, FAILED = 2, 1  # Python's exit codes
 IMPORTING = ("_bootstrap", "_bootstrap_external", "util")
-OURS = (__file__, *(f"<frozen importlib.{part}>" for part in IMPORTING))
+OURS = tuple(f"<frozen importlib.{part}>" for part in IMPORTING)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,10 @@ def ended(error: BaseException) -> int:
 
 
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that is neither this file's nor the import system's."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename in OURS:
+    """The traceback from the first frame on that is neither a tool's nor the import system's."""
+    while traceback is not None and (
+        traceback.tb_frame.f_code.co_filename in OURS
+        or traceback.tb_frame.f_globals.get("__name__", "").startswith("gpusim.tools.")
+    ):
         traceback = traceback.tb_next
     return traceback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import logging
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from bdb import BdbQuit
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +20,11 @@ from shutil import get_terminal_size
 from types import FrameType
 from typing import Any, TextIO
 
+from fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.errors import GpusimError, InstanceError, ReplicaError
 from gpusim.maps.scheduler import quiet_ends
 from gpusim.recording import RecordedCall, Recorder
+from gpusim.reduction import Reduction
 from gpusim.runtime import environment
 from gpusim.runtime.world import World
 from gpusim.tools import program
@@ -50,6 +54,8 @@ NO_GPU = (
     "CPU play it"
 )
 
+NO_INPUT = "ranks that are processes have no standard input; --only-rank R gives it to rank R"
+
 ACCEPTED = (
     "rdzv-backend",
     "rdzv-endpoint",
@@ -59,8 +65,13 @@ ACCEPTED = (
     "max-restarts",
     "monitor-interval",
     "start-method",
+    "event-log-handler",
+    "local-addr",
+    "numa-binding",
+    "shutdown-timeout",
+    "signals-to-handle",
 )
-"""Options of torchrun that say how processes find each other, or begin anew."""
+"""Options of torchrun that say how processes find each other, begin anew or end."""
 
 
 def add(commands: Any) -> None:
@@ -70,13 +81,19 @@ def add(commands: Any) -> None:
         usage="gpusim torchrun [OPTIONS] [-m] SCRIPT ...",
         help="run a PyTorch script of torchrun's on simulated ranks",
         description="Run a script for torchrun on simulated ranks, threads of one process that "
-        "take turns. The script's backend, such as nccl or gloo, is replaced by gpusim's. Options "
-        "about how processes meet are accepted and have no effect.",
+        "take turns. The script's backend, such as nccl or gloo, is replaced by gpusim's. "
+        "torchrun's options about how processes meet, such as --rdzv-backend, are accepted and "
+        "have no effect.",
+        epilog="Ctrl-C ends all ranks. The exit code is 0 if all ranks end well, 1 if one fails, "
+        "2 after a wrong argument, 130 after Ctrl-C.",
     )
-    count = {"type": whole_number(1), "default": 1, "metavar": "N"}
+    count = {"type": simulated_count, "default": 1, "metavar": "N"}
     parser.add_argument("--nnodes", help="the number of nodes (default: %(default)s)", **count)
     parser.add_argument(
-        "--nproc-per-node", "--nproc_per_node", help="the ranks of each node", **count
+        "--nproc-per-node",
+        "--nproc_per_node",
+        help="the number of ranks of each node (default: %(default)s)",
+        **count,
     )
     parser.add_argument("--standalone", action="store_true", help="accepted, without effect")
     for name in ACCEPTED:
@@ -93,8 +110,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--reduction",
         metavar="ORDER",
-        help="how sums are added: an order of gpusim.Reduction or the name of a twin, such as "
-        "gloo-ring (default: linear)",
+        help=f"how sums are added: an order ({', '.join((*ORDERS, EXACT, FIXED))}) or the name of "
+        f"a twin ({', '.join(Reduction.twins())}) (default: linear)",
     )
     parser.add_argument(
         "--schedule",
@@ -126,7 +143,8 @@ def add(commands: Any) -> None:
         "--only-rank",
         type=whole_number(0),
         metavar="R",
-        help="show the output of this rank alone, without its tag",
+        help="show the output of this rank alone, without its tag; breakpoint() stops in this "
+        "rank alone",
     )
     parser.add_argument(
         "--summary", action="store_true", help="print a table of all collectives at the end"
@@ -151,8 +169,17 @@ def add(commands: Any) -> None:
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
-    )
+    ).required = False
     parser.set_defaults(run=run)
+
+
+def simulated_count(text: str) -> int:
+    """An argparse type: a number of ranks or nodes, which torchrun may find out by itself."""
+    if text in ("auto", "cpu", "gpu", "xpu") or ":" in text:
+        raise argparse.ArgumentTypeError(
+            f"a whole number is needed, as no machine is asked how many there are; got {text!r}"
+        )
+    return whole_number(1)(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -171,6 +198,8 @@ def run(options: argparse.Namespace) -> int:
     except NoProgramError as error:
         print(f"gpusim torchrun: {error}", file=sys.stderr)
         return error.code
+    except Exception as error:  # a syntax error, or a package that fails
+        return program.ended(error)
     program.lead_path(script.folder)
     more = {
         "MASTER_ADDR": options.master_addr,
@@ -184,6 +213,10 @@ def run(options: argparse.Namespace) -> int:
     environments = [
         environment_of(rank, ranks, options.nproc_per_node, **more) for rank in range(ranks)
     ]
+    if options.only_rank is not None:
+        for rank, variables in enumerate(environments):
+            if rank != options.only_rank:
+                variables["PYTHONBREAKPOINT"] = "0"  # breakpoint() does nothing
     workers = multiprocessing.active_children()
     world = world_of(options.instances, ranks)
     code = 0
@@ -214,6 +247,7 @@ def run_on(
     ):
 
         def body(rank: Any) -> None:
+            outputs.follow_process(rank.index)
             run_script(script, options.arguments)
 
         how = (options.reduction, options.schedule, recorder)
@@ -235,7 +269,7 @@ def run_on(
         return 0
     if world.instance:
         return 1
-    show(failure)
+    show(failure, options.only_rank is not None or not options.processes)
     if options.device is None and asks_for_gpu(failure.__cause__):
         print(NO_GPU, file=sys.stderr)
     return 1
@@ -244,6 +278,7 @@ def run_on(
 def world_of(instances: int, ranks: int) -> World:
     """The instances that share the ranks; this process alone unless --instances says more."""
     if instances == 1:
+        note_instances(ranks)
         return World([ranks])
     found = environment.read().instances
     if found != instances:
@@ -252,6 +287,21 @@ def world_of(instances: int, ranks: int) -> World:
             f"start it by mpirun -n {instances} gpusim torchrun --instances {instances} ..."
         )
     return World.from_environment(replicas=ranks)
+
+
+def note_instances(ranks: int) -> None:
+    """Say it if mpirun or srun has started several of this command, and each runs all ranks."""
+    try:
+        launch = environment.read()
+    except ValueError:  # of variables that mean nothing here
+        return
+    if launch.launcher in ("openmpi", "mpich", "slurm") and launch.instances > 1 > launch.instance:
+        print(
+            f"gpusim torchrun: {launch.launcher} has started {launch.instances} instances of this "
+            f"command, and each runs all {ranks} ranks; --instances {launch.instances} spreads the "
+            "ranks over them",
+            file=sys.stderr,
+        )
 
 
 def end(code: int, known: Sequence[Any]) -> int:
@@ -386,14 +436,21 @@ def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
             raise ExitCodeError(str(ended.code)) from None
 
 
-def show(error: GpusimError) -> None:
-    """The traceback of a rank's own exception, with the rank as its tag, and what went wrong."""
+def show(error: GpusimError, has_input: bool) -> None:
+    """The traceback of a rank's own exception, with the rank as its tag, and what went wrong.
+
+    Without `has_input` a debugger ends as it has nothing to read.
+    """
     from gpusim.torch.distributed.wire import RemoteTraceback
 
     cause = error.__cause__
     if isinstance(error, ReplicaError) and cause is not None:
         if isinstance(cause, ExitCodeError):
             print(f"gpusim torchrun: rank {error.index} ended with {cause}", file=sys.stderr)
+            return
+        if isinstance(cause, BdbQuit):
+            text = f"gpusim torchrun: rank {error.index} ended in the debugger"
+            print(text if has_input else f"{text}: {NO_INPUT}", file=sys.stderr)
             return
         trace = cause.__traceback__
         while trace is not None and trace.tb_frame.f_code is not run_script.__code__:
@@ -415,6 +472,10 @@ class RankOutputs:
 
     def __init__(self, only: int | None, terminal: TextIO | None) -> None:
         self.only, self.terminal = only, terminal
+        self.tagged: Any = ()
+        self.process = os.getpid()
+        #: The rank and the terminal of a line without an end: a prompt, or a bar of progress.
+        self.open: tuple[int | None, TextIO] | None = None
         self.local = threading.local()
         self.lock = threading.Lock()
         self.begun = self.last = time.monotonic()
@@ -426,7 +487,7 @@ class RankOutputs:
         with self.lock:
             self.calls += 1
             now = time.monotonic()
-            if self.terminal is None or now - self.last < INTERVAL:
+            if self.terminal is None or self.open or now - self.last < INTERVAL:
                 return
             self.last = now
             minutes, seconds = divmod(int(now - self.begun), 60)
@@ -463,26 +524,50 @@ class RankOutputs:
         partial: Mapping[TextIO, str] = self.local.partial
         for stream, text in partial.items():
             if text:
-                self.line(stream, text)
+                self.put(stream, f"{text}\n", f"[rank{self.local.rank}]: ")
         self.local.rank = None
 
-    def line(self, stream: TextIO, text: str) -> None:
+    def follow_process(self, rank: int) -> None:
+        """In a rank's process: what logs keep of the streams is its own; one rank has the input."""
+        if os.getpid() == self.process:
+            return
+        self.lock = threading.Lock()
+        redirect_logs(self.tagged, (sys.stdout, sys.stderr))
+        if rank == self.only:
+            # Of another number than 0, as input() then writes its prompt to the rank's own output.
+            sys.stdin = open(os.dup(0))
+
+    def put(self, stream: TextIO, text: str, tag: str) -> None:
+        """Write a line or a part of one, which goes on in the line that the rank has open."""
+        me = getattr(self.local, "rank", None), stream
         with self.lock:
             self.erase_progress()
-            stream.write(f"[rank{self.local.rank}]: {text}\n")
+            if self.open == me:
+                tag = ""
+            elif self.open:
+                self.open[1].write("\n")
+            stream.write(tag + text)
+            self.open = me if not text.endswith("\n") and stream.isatty() else None
 
     def write(self, stream: TextIO, text: str) -> int:
         rank = getattr(self.local, "rank", None)
         if rank in (None, self.only):  # as it comes: a debugger's prompt has no end of line
-            with self.lock:
-                self.erase_progress()
-                return stream.write(text)
-        if self.only is None:
+            if text:
+                self.put(stream, text, "")
+        elif self.only is None:
             *lines, rest = (self.local.partial.get(stream, "") + text).split("\n")
             for line in lines:
-                self.line(stream, line)
+                tag = f"[rank{rank}]: "
+                self.put(stream, f"{line}\n", "" if line.startswith(tag[:-1]) else tag)  # of a log
             self.local.partial[stream] = rest
         return len(text)
+
+    def flush(self, stream: TextIO) -> None:
+        """Show a line's beginning on a terminal, where it may be a prompt."""
+        partial = getattr(self.local, "partial", {})
+        if partial.get(stream) and stream.isatty():
+            self.put(stream, partial.pop(stream), f"[rank{self.local.rank}]: ")
+        stream.flush()
 
 
 class TaggedStream:
@@ -490,6 +575,9 @@ class TaggedStream:
 
     def __init__(self, stream: TextIO, outputs: RankOutputs) -> None:
         self._stream, self._outputs = stream, outputs
+
+    def flush(self) -> None:
+        self._outputs.flush(self._stream)
 
     def write(self, text: str) -> int:
         return self._outputs.write(self._stream, text)
@@ -505,12 +593,24 @@ class TaggedStream:
 @contextmanager
 def tagged_output(only: int | None) -> Iterator[RankOutputs]:
     """A block in which standard output and error are tagged."""
-    outputs = RankOutputs(only, sys.stderr if sys.stderr.isatty() else None)
     streams = sys.stdout, sys.stderr
+    outputs = RankOutputs(only, sys.stderr if sys.stderr.isatty() else None)
     tagged: Any = [TaggedStream(stream, outputs) for stream in streams]
+    outputs.tagged = tagged
     sys.stdout, sys.stderr = tagged
+    redirect_logs(streams, tagged)
     try:
         yield outputs
     finally:
+        redirect_logs(tagged, streams)
         sys.stdout, sys.stderr = streams
         outputs.erase_progress()
+
+
+def redirect_logs(streams: Sequence[Any], others: Sequence[Any]) -> None:
+    """Let the loggers that write to a stream, as torch's do, write to another in its place."""
+    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+        for handler in getattr(logger, "handlers", ()):
+            stream = vars(handler).get("stream")  # elsewhere it is a property: the stream of now
+            if isinstance(handler, logging.StreamHandler) and stream in streams:
+                handler.setStream(others[streams.index(stream)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import random
 import re
@@ -17,6 +18,7 @@ from textwrap import dedent
 
 import pytest
 
+from gpusim.recording import RecordedCall
 from gpusim.tools import torchrun
 from gpusim.tools.cli import main
 from gpusim.tools.compare.runs import read
@@ -254,6 +256,57 @@ def test_the_table_fits_on_a_screen(
     assert rows[0].startswith(f"{tmp_path.name}/train.py:33")
 
 
+@pytest.mark.parametrize("more", [[], ["--processes"]])
+def test_breakpoint_is_called_in_the_shown_rank_alone(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONBREAKPOINT", "os.mkdir")
+    path = script(tmp_path, 'import os\nbreakpoint("made by " + os.environ["RANK"])')
+    monkeypatch.chdir(tmp_path)
+    assert main(["torchrun", "--nproc-per-node=3", "--only-rank=1", *more, path]) == 0
+    assert [each.name for each in tmp_path.glob("made*")] == ["made by 1"]
+    assert main(["torchrun", "--nproc-per-node=3", *more, path]) == 1  # made by 1 exists
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--processes"]])
+def test_the_debugger_of_the_shown_rank(more: list[str], tmp_path: Path) -> None:
+    text = """
+        import torch, torch.distributed as dist
+        dist.init_process_group()
+        x = torch.ones(2) + dist.get_rank()
+        breakpoint()
+        dist.all_reduce(x)
+        print("sum", x.tolist())
+    """
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=3", "--only-rank=1"]
+    ranks = subprocess.run(
+        [*command, *more, script(tmp_path, text)],
+        input="p x * 10\nc\n",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    prompted = ranks.stdout.partition("(Pdb) ")[2]
+    assert prompted == "tensor([20., 20.])\n(Pdb) sum [6.0, 6.0]\n", ranks
+    assert ranks.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_debugger_without_input_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=2", "--processes"]
+    ranks = subprocess.run(
+        [*command, script(tmp_path, "breakpoint()")],
+        input="c\n" * 9,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ranks.returncode == 1
+    said = " ended in the debugger: ranks that are processes have no standard input"
+    assert said in ranks.stderr and "Traceback" not in ranks.stderr
+
+
 class Terminal(io.StringIO):
     """What is written to a terminal."""
 
@@ -289,6 +342,73 @@ def test_progress_on_a_terminal(
     ranks = [1] if options[:1] == ["--only-rank"] else [0, 1]
     tags = ["" if len(ranks) == 1 else f"[rank{rank}]: " for rank in ranks]
     assert sorted(remains) == sorted(f"{tag}step {n}" for tag in tags for n in range(3))
+
+
+def test_a_prompt_is_shown_when_it_is_flushed() -> None:
+    """With the rank's tag, on a terminal; the line goes on, unless another rank writes."""
+    terminal, file = Terminal(), io.StringIO()
+    outputs = torchrun.RankOutputs(None, terminal)
+    shown, hidden = (torchrun.TaggedStream(each, outputs) for each in (terminal, file))
+    call = RecordedCall(0, 0, "0", None, "barrier", (), (), 0, "train.py:1")
+
+    def other() -> None:
+        with outputs.of_rank(1):
+            shown.write("other\n")
+
+    with outputs.of_rank(0):
+        for text in ("a? ", "b? "):
+            for stream in (shown, hidden):
+                stream.write(text)
+                stream.flush()
+            outputs.last = -torchrun.INTERVAL
+            outputs.show_progress(call)  # not in the line of the prompt
+            if text == "a? ":
+                assert (terminal.getvalue(), file.getvalue()) == ("[rank0]: a? ", "")
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        for stream in (shown, hidden):
+            stream.write("c\n")
+    assert terminal.getvalue() == "[rank0]: a? b? \n[rank1]: other\n[rank0]: c\n"
+    assert file.getvalue() == "[rank0]: a? b? c\n"
+
+
+@pytest.mark.parametrize("more", [[], ["--processes"]])
+@pytest.mark.parametrize("only", [[], ["--only-rank", "1"]])
+def test_logs_are_those_of_the_rank(
+    only: list[str], more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the logger has the process's standard error, as torch's loggers do."""
+    text = """
+        import logging, os
+        logging.getLogger("library").warning("[rank%s]:log", os.environ["RANK"])
+        logging.getLogger("library").warning("line of %s", os.environ["RANK"])
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger("library").addHandler(handler)
+    stream = handler.stream
+    try:
+        assert main(["torchrun", "--nproc-per-node=2", *only, *more, script(tmp_path, text)]) == 0
+        assert handler.stream is stream
+    finally:
+        logging.getLogger("library").removeHandler(handler)
+    lines = [["[rank0]:log", "[rank0]: line of 0"], ["[rank1]:log", "[rank1]: line of 1"]]
+    shown = sorted(capsys.readouterr().err.splitlines())
+    assert shown == (["[rank1]:log", "line of 1"] if only else sorted(lines[0] + lines[1]))
+
+
+def test_several_instances_that_each_run_all_ranks_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = script(tmp_path, "")
+    for instance in (0, 1):
+        for name, value in (("SIZE", 2), ("RANK", instance), ("LOCAL_RANK", instance)):
+            monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+        assert main(["torchrun", "--nproc-per-node", "3", path]) == 0
+        said = "each runs all 3 ranks; --instances 2 spreads the ranks over them"
+        assert (said in capsys.readouterr().err) == (instance == 0)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "many")  # which has no meaning here
+    assert main(["torchrun", path]) == 0
 
 
 def test_no_progress_where_there_is_no_terminal(
@@ -453,6 +573,22 @@ def test_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["torchrun", "--nproc-per-node", "0", "train.py"])
     assert "--nproc-per-node" in capsys.readouterr().err
+
+
+def test_a_script_that_is_no_python_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import nothing_of_this_name")
+    monkeypatch.chdir(tmp_path)
+    for arguments, said in (
+        ([script(tmp_path, "x = (")], "SyntaxError: "),
+        (["-m", "package.train"], "No module named 'nothing_of_this_name'"),
+    ):
+        assert main(["torchrun", *arguments]) == 1
+        shown = capsys.readouterr().err
+        assert said in shown and "gpusim/tools" not in shown
 
 
 def test_a_record_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -324,7 +325,7 @@ def test_launch_arguments() -> None:
         launch(print, 0)
     with pytest.raises(ValueError, match="schedule='quick': expected one of"):
         launch(print, 2, schedule="quick")
-    with pytest.raises(ValueError, match="order='nope'"):
+    with pytest.raises(ValueError, match="reduction='nope': expected an order"):
         launch(print, 2, reduction="nope")
     with pytest.raises(ValueError, match="expected op='sum'"):
         launch(print, 2, reduction=Reduction(op="max"))
@@ -612,7 +613,11 @@ def other_message(rank: int) -> None:
     [
         (
             other_operation,
-            ["all_reduce\\(float32\\[4\\], SUM", "broadcast\\(float32\\[4\\], root 0"],
+            [
+                "all_reduce\\(float32\\[4\\], SUM",
+                "broadcast\\(float32\\[4\\], root 0",
+                "differ in operation$",
+            ],
         ),
         (other_strides, ["differ in strides"]),
         (other_shape, ["float32\\[4\\]", "float32\\[5\\]", "differ in tensors"]),
@@ -635,6 +640,71 @@ def test_ranks_whose_calls_differ(
     assert "rank 0" in text or "rank 1" in text
     if wrong not in (other_groups, other_message):
         assert "ranks of group '0' (ranks 0 to 2) do not make the same call 1" in text
+
+
+def test_a_name_that_is_no_reduction_is_answered_by_all_names() -> None:
+    said = "launch: reduction='ncclring': expected an order (linear, reverse, tree, ring, exact, "
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        launch(start_alone, 2, reduction="ncclring")
+    named = re.findall("[a-z0-9-]+", str(caught.value))
+    assert {"nccl-ring", "gloo-ring", "torch-bf16-hook", *Reduction.twins()} <= set(named)
+
+
+def start_alone(rank: int) -> None:
+    dist.init_process_group("nccl")
+
+
+def test_an_nccl_that_is_not_there_is_not_warned_of() -> None:
+    """All backends are gpusim's, also those of other groups."""
+
+    def program(rank: int) -> None:
+        start_alone(rank)
+        dist.new_group([0, 1], backend="nccl")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        launch(program, 2)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "GLOO", "mpi", "ucc", "cpu:gloo,cuda:nccl", None])
+def test_backends_are_those_of_torch(backend: str | None) -> None:
+    def program(rank: int) -> tuple[str, float]:
+        dist.init_process_group(backend)
+        x = torch.tensor(rank + 1.0)
+        dist.all_reduce(x)
+        y = torch.ones(())
+        dist.all_reduce(y, group=dist.new_group([0, 1], backend=backend))
+        return dist.get_backend(), x.item() + y.item()
+
+    assert launch(program, 2) == [((backend or "undefined").lower(), 5.0)] * 2
+
+
+@pytest.mark.parametrize("backend", ["ncl", "cpu:gloo,cuda:ncl"])
+def test_a_backend_that_torch_does_not_know(backend: str) -> None:
+    def program(rank: int) -> None:
+        dist.init_process_group(backend)
+
+    fails(program, 2, ReplicaError, "raised AssertionError: Unknown backend type (cuda:)?ncl")
+
+
+@pytest.mark.parametrize("start_them", ["spawn", "start_processes"])
+def test_processes_that_are_no_ranks_are_noted(start_them: str) -> None:
+    def program(rank: int) -> None:
+        with pytest.warns(RuntimeWarning, match="are not simulated ranks; .*launch") as noted:
+            getattr(torch.multiprocessing, start_them)(start_alone, nprocs=0)
+        assert noted[0].filename == __file__ or start_them == "start_processes"
+
+    launch(program, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.multiprocessing.spawn(start_alone, nprocs=0)
+
+
+def test_an_exception_without_a_text_is_named() -> None:
+    def program(rank: int) -> None:
+        raise EOFError
+
+    fails(program, 1, ReplicaError, "rank 0 raised EOFError$")
 
 
 def returns_early(rank: int) -> None:

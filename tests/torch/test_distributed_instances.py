@@ -290,7 +290,11 @@ def test_a_rank_that_raises(culprit: int) -> None:
 
 
 def test_a_result_that_cannot_be_sent() -> None:
-    fails(lambda rank: object(), ReplicaError, "returned a object that cannot be handed back")
+    fails(
+        lambda rank: object(),
+        ReplicaError,
+        "returned <object object at .*>, which cannot be handed back",
+    )
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, 7])

@@ -441,3 +441,14 @@ def test_digests_need_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         launch(disagree_not, 2, recorder=Recorder(tmp_path / "file", digests=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(KeyboardInterrupt(), "KeyboardInterrupt"), (OSError("x"), "OSError: x")]
+)
+def test_the_last_line_names_the_error(error: BaseException, said: str, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "calls.jsonl")
+    recorder.begin(1)
+    recorder.end(error)
+    last = (tmp_path / "calls.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last) == {"kind": "end", "calls": 0, "error": said}

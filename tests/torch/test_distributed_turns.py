@@ -6,6 +6,7 @@ import ctypes
 import os
 import random
 import weakref
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -71,21 +72,113 @@ def test_states_that_no_rank_uses_are_not_read(monkeypatch: pytest.MonkeyPatch) 
     assert read
 
 
-def test_a_python_whose_generator_is_not_in_memory_is_asked(
+def test_hooks_belong_to_the_rank_that_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no rank has one, the turn exchanges no containers of hooks; then each has its own."""
+    from torch.nn.modules import module
+
+    monkeypatch.setattr(module, "_global_forward_hooks", OrderedDict())
+    before: Any = module._global_forward_hooks
+
+    def body(rank: int) -> list[list[int]]:
+        dist.init_process_group()
+        layer = torch.nn.Identity()
+        called: list[int] = []
+        seen: list[list[int]] = []
+
+        def look() -> None:
+            called.clear()
+            dist.barrier()
+            layer(torch.ones(1))
+            seen.append(called.copy())
+            dist.barrier()
+
+        def add(number: int) -> Any:
+            return module.register_module_forward_hook(lambda *call: called.append(number))
+
+        look()
+        first = add(rank) if rank in (1, 2) else None
+        look()
+        second = add(10) if rank == 2 else None
+        if rank == 1 and first is not None:
+            first.remove()
+        look()
+        if rank == 2 and first is not None and second is not None:
+            first.remove()
+            second.remove()
+        if rank == 0:
+            add(20)  # it is still there at the end
+        look()
+        return seen
+
+    assert launch(body, 4) == [
+        [[], [], [], [20]],
+        [[], [1], [], []],
+        [[], [2], [2, 10], []],
+        [[], [], [], []],
+    ]
+    assert module._global_forward_hooks is before and not before
+
+
+def test_states_of_torch_that_no_rank_changes_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also not set; and each draw, also of the second of two normal numbers, is seen."""
+    state = torch.get_rng_state
+    calls: list[int] = []
+
+    def get_rng_state() -> torch.Tensor:
+        calls.append(1)
+        return state()
+
+    monkeypatch.setattr(torch, "get_rng_state", get_rng_state)
+
+    def body(rank: int) -> tuple[int, list[float]]:
+        dist.init_process_group()
+        torch.manual_seed(rank)
+        dist.barrier()
+        first = len(calls)
+        for _ in range(20):
+            dist.barrier()
+        read = len(calls) - first
+        drawn = []
+        for _ in range(3):
+            drawn.append(torch.randn(1).item())
+            dist.barrier()
+            drawn.append(torch.randn((), dtype=torch.float64).item())
+            dist.barrier()
+        return read, drawn
+
+    def alone(rank: int) -> list[float]:
+        torch.manual_seed(rank)
+        draws = ((1, torch.float32), ((), torch.float64)) * 3
+        return [torch.randn(shape, dtype=dtype).item() for shape, dtype in draws]
+
+    before = torch.get_rng_state()
+    try:
+        found = launch(body, 3)
+        assert [drawn for _, drawn in found] == [alone(rank) for rank in range(3)]
+        assert max(read for read, _ in found) <= 3
+    finally:
+        torch.set_rng_state(before)
+
+
+def test_generators_that_are_not_in_memory_are_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def body(rank: int) -> list[float]:
         dist.init_process_group()
         random.seed(rank)
+        torch.manual_seed(rank)
         found = []
         for _ in range(3):
-            found += [random.random(), random.gauss(0, 1)]
+            found += [random.random(), random.gauss(0, 1), torch.rand(1).item()]
             dist.barrier()
         return found
 
     expected = launch(body, 3)
-    assert ranks._PYTHON_IN_MEMORY  # on CPython
+    assert ranks._PYTHON_IN_MEMORY and ranks._torch_memory is not None  # on CPython
     monkeypatch.setattr(ranks, "_PYTHON_IN_MEMORY", False)
+    monkeypatch.setattr(ranks, "_torch_memory", None)
     assert launch(body, 3) == expected
 
 

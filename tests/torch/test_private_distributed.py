@@ -34,6 +34,10 @@ def test_torch_looks_up_these_names_in_its_module() -> None:
     init = inspect.getsource(c10d.init_process_group)
     assert "_new_process_group_helper(" in init and "rendezvous(" in init
     assert "_new_process_group_helper(" in inspect.getsource(c10d._new_group_with_tag)
+    assert "_get_default_timeout(" in init
+    helper = inspect.getsource(c10d._new_process_group_helper)
+    assert "not in Backend.backend_type_map" in helper and "Unknown backend type" in helper
+    assert "start_processes(" in inspect.getsource(torch.multiprocessing.spawn)
     names = list(inspect.signature(c10d._new_process_group_helper).parameters)
     assert names[:4] == ["group_size", "group_rank", "global_ranks_in_group", "backend"]
 
@@ -279,6 +283,33 @@ def test_ranks_have_meshes_of_their_own() -> None:
     meshes = [mesh for mesh, _ in (*first, *second)]
     assert len({number for _, number in (*first, *second)}) == 8
     assert all(a != b for i, a in enumerate(meshes) for b in meshes[:i])
+
+
+def test_the_memory_of_the_generator_is_its_state() -> None:
+    """It changes with each draw and seed, and with nothing else."""
+    memory = private.generator_memory()
+    assert memory is not None
+    before = torch.get_rng_state()
+    try:
+        torch.manual_seed(3)
+        first = memory.raw
+        state = torch.get_rng_state()
+        assert memory.raw == first
+        seen = {first}
+        for draw in (
+            lambda: torch.rand(1),
+            lambda: torch.randn((), dtype=torch.float64),
+            lambda: torch.randn((), dtype=torch.float64),  # that is left over
+            lambda: torch.rand(623),
+            lambda: torch.manual_seed(4),
+        ):
+            draw()
+            assert memory.raw not in seen
+            seen.add(memory.raw)
+        torch.set_rng_state(state)
+        assert memory.raw[20:2516] == first[20:2516]
+    finally:
+        torch.set_rng_state(before)
 
 
 def test_torch_has_the_settings_that_ranks_exchange() -> None:

@@ -185,7 +185,8 @@ class Exchange:
         self.descriptions: dict[GroupKey, str] = {}
         self.groups: dict[GroupKey, RecordedGroup] = {}
         self.lock = threading.Lock()
-        self.calls: dict[tuple[GroupKey, int], Pending] = {}
+        #: By the name and copy of the group, which are one group's alone, and the call's number.
+        self.calls: dict[tuple[str, tuple[int, int], int], Pending] = {}
         self.makers: dict[tuple[str, tuple[int, int]], tuple[tuple[int, ...], int, str]] = {}
         self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
 
@@ -231,12 +232,13 @@ class Exchange:
             made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
         involved = [*outputs, *tensors]
         ready = streams.record(involved)
+        slot = key.name, key.copy, number
         with self.lock:
-            pending = self.calls.get((key, number))
+            pending = self.calls.get(slot)
             if pending is None:
                 title = f"{describe(terms)}, call {number} of {key},"
                 pending = Pending(title, Completion(self.launch.scheduler), terms)
-                self.calls[key, number] = pending
+                self.calls[slot] = pending
             differ = pending.terms != terms
             if not differ:
                 pending.parts[place], pending.sites[place] = part, site
@@ -246,11 +248,13 @@ class Exchange:
                 pending.ready.append(ready)
             complete = len(pending.parts) == len(key.ranks)
             if complete:
-                del self.calls[key, number]
+                del self.calls[slot]
         if differ:
             other = next(iter(pending.parts))
             both = {**pending.terms, **terms}
             names = [name for name in both if pending.terms.get(name) != terms.get(name)]
+            if "operation" in names:  # of which the others follow
+                names = ["operation"]
             self._mismatch(
                 f"ranks of {key} do not make the same call {number}: rank {key.ranks[other]} calls "
                 f"{describe(pending.terms)} at {pending.sites[other]}, rank {rank.index} calls "

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fallback.orders import EXACT, FIXED, ORDERS
 from fallback.schedules import Balanced, Case, Schedule, Walk
 
 from ... import collectives
@@ -86,6 +87,12 @@ def as_chooser(given: ReductionLike | None, what: str) -> Chooser | None:
 
 def _as_reduction(given: Any, what: str) -> Reduction:
     if isinstance(given, str):
+        orders = (*ORDERS, EXACT, FIXED)
+        if given not in (*orders, *Reduction.twins(), "engine"):
+            raise ValueError(
+                f"{what}={given!r}: expected an order ({', '.join(orders)}) or "
+                f"the name of a twin ({', '.join(Reduction.twins())})"
+            )
         given = Reduction.like(given) if given in SETTINGS else Reduction(order=given)
     if not isinstance(given, Reduction):
         raise TypeError(f"{what}: expected a gpusim.Reduction or its order's name, got {given!r}")

@@ -176,19 +176,21 @@ class RankGroup(ProcessGroup):
     def _reduce(
         self,
         operation: str,
-        op: Any,
+        name: str,
         tensors: Sequence[Tensor],
         part: Any,
         outputs: list[Tensor],
         compute: Callable[[list[Any], str, Any, int], None],
         **terms: Any,
     ) -> RankWork:
-        """Post a call that reduces; `compute` gets also the operator, Reduction and number."""
+        """Post a call that reduces by the operator of this name.
+
+        `compute` gets also the operator, Reduction and number.
+        """
         self._check_open(operation)
-        name = _name_of(op)
         reduction, number = None, 0
         if tensors:
-            size = sum(tensor.nbytes for tensor in tensors)
+            size = sum([tensor.nbytes for tensor in tensors])
             told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
             reduction, number = self._settle(told, len(tensors))
         if name == "PREMUL_SUM" and reduction is not None and reduction.order == "gloo-ring":
@@ -226,7 +228,8 @@ class RankGroup(ProcessGroup):
         given = _listed(tensors)
         op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         what = "all_reduce"
-        part = [_target_and_member(tensor, op, what) for tensor in given]
+        name = _name_of(op)
+        part = [_target_and_member(tensor, op, name, what) for tensor in given]
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             leaves = list(zip(*parts, strict=True))
@@ -235,7 +238,7 @@ class RankGroup(ProcessGroup):
             for leaf, total in zip(leaves, totals, strict=True):
                 move([(target, total) for target, _ in leaf])
 
-        return self._reduce(what, op, given, part, given, compute)
+        return self._reduce(what, name, given, part, given, compute)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RankWork:
         return self.allreduce(tensors, opts)
@@ -246,14 +249,15 @@ class RankGroup(ProcessGroup):
         given, what = _listed(tensors), "reduce"
         if not isinstance(root, int):
             root, op = root.rootRank, root.reduceOp
-        part = [_target_and_member(tensor, op, what) for tensor in given]
+        name = _name_of(op)
+        part = [_target_and_member(tensor, op, name, what) for tensor in given]
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             for number_of_leaf, leaf in enumerate(zip(*parts, strict=True), number):
                 members = [member for _, member in leaf]
                 move([(leaf[root][0], fold(members, op, what, reduction, number_of_leaf, root))])
 
-        return self._reduce(what, op, given, part, given, compute, root=root)
+        return self._reduce(what, name, given, part, given, compute, root=root)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
@@ -265,14 +269,16 @@ class RankGroup(ProcessGroup):
         self._check_count(what, given)
         for tensor in given:
             _check_like(what, "inputs", tensor, out)
-        part = (_packed(out, what), [_target_and_member(tensor, op, what)[1] for tensor in given])
+        name = _name_of(op)
+        members = [_target_and_member(tensor, op, name, what)[1] for tensor in given]
+        part = (_packed(out, what), members)
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             members = [slices for _, slices in parts]
             results = fold_lists(members, op, what, reduction, number)
             move([(target, result) for (target, _), result in zip(parts, results, strict=True)])
 
-        return self._reduce(what, op, given, part, [out], compute)
+        return self._reduce(what, name, given, part, [out], compute)
 
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
@@ -284,7 +290,7 @@ class RankGroup(ProcessGroup):
     ) -> RankWork:
         what, count = "reduce_scatter", self.size()
         op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-        part = []
+        name, part = _name_of(op), []
         for output, given in zip(outputs, inputs, strict=True):
             if output.dtype != given.dtype or output.numel() * count != given.numel():
                 raise ValueError(
@@ -292,7 +298,7 @@ class RankGroup(ProcessGroup):
                     f"elements and its dtype, got {kind_of(given)!r} for {kind_of(output)!r}"
                 )
             target = _packed(output, what)
-            member = _target_and_member(given, op, what)[1]
+            member = _target_and_member(given, op, name, what)[1]
             part.append((target, member.reshape(count, *target.shape)))
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
@@ -301,7 +307,7 @@ class RankGroup(ProcessGroup):
                 results = fold_slices(members, op, what, reduction, number + leaf)
                 move([(target, one) for (target, _), one in zip(pairs, results, strict=True)])
 
-        return self._reduce(what, op, inputs, part, outputs, compute)
+        return self._reduce(what, name, inputs, part, outputs, compute)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -554,6 +560,7 @@ class _AllWorks(dist.Work):
 
 
 _OPS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
+_OP_NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
 
 def _listed(tensors: Tensors) -> list[Tensor]:
@@ -561,7 +568,7 @@ def _listed(tensors: Tensors) -> list[Tensor]:
 
 
 def _name_of(op: Any) -> str:
-    return str(getattr(op, "op", op)).rpartition(".")[2]
+    return _OP_NAMES[getattr(op, "op", op).value]
 
 
 def _packed(tensor: Tensor, what: str) -> Array:
@@ -589,7 +596,7 @@ def _without_gaps(array: Array, what: str) -> Array:
     return array
 
 
-def _target_and_member(tensor: Tensor, op: Any, what: str) -> tuple[Array, Array]:
+def _target_and_member(tensor: Tensor, op: Any, name: str, what: str) -> tuple[Array, Array]:
     """A tensor's memory as what is written and what is added.
 
     For a PREMUL_SUM the latter is a copy, times the factor of its rank.
@@ -597,7 +604,7 @@ def _target_and_member(tensor: Tensor, op: Any, what: str) -> tuple[Array, Array
     **Raises**: TypeError as NCCL's backend: for other dtypes, and for a factor of another one; and
     for an operator that complex numbers lack.
     """
-    array, name = _packed(tensor, what), _name_of(op)
+    array = _packed(tensor, what)
     if tensor.is_complex() and name not in ("SUM", "AVG"):
         raise TypeError(f"{what}: ReduceOp.{name} is not defined for {tensor.dtype}")
     if name != "PREMUL_SUM":
@@ -620,7 +627,7 @@ def _device_of(what: str, tensors: list[Tensor]) -> str:
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         raise TypeError(f"{what}: expected tensors of one device, got {sorted(map(str, devices))}")
-    return str(next(iter(devices), "cpu"))
+    return str(devices.pop()) if devices else "cpu"
 
 
 def _row(tensors: Any) -> list[Tensor]:

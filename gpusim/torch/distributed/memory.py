@@ -16,7 +16,6 @@ from ...collectives.dispatch import OperandKind
 from ...cuda.launch import require_cupy
 from ...libraries import lacks_kernels, on_device
 from ..tensors import TO_NUMPY
-from . import streams
 
 __all__ = ["array_of", "bits_of", "flat_bits", "kind_of", "move"]
 
@@ -73,7 +72,8 @@ def _is_same(target: Any, source: Any) -> bool:
 
 
 def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
-    if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
+    on_host = tensor.is_cpu
+    if not (on_host or tensor.is_cuda) or tensor.layout != torch.strided:
         raise TypeError(
             f"{what}: expected a dense tensor on the host or on a GPU, got one of layout "
             f"{tensor.layout} on {tensor.device}"
@@ -81,15 +81,23 @@ def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
     if tensor.is_conj() or tensor.is_neg():
         raise TypeError(f"{what}: expected a tensor without lazy conjugation; use resolve_conj()")
     shape, width = tuple(tensor.shape), dtype.itemsize
-    steps = tuple([width * stride for stride in tensor.stride()])
-    span = width + sum([(size - 1) * step for size, step in zip(shape, steps, strict=True)])
-    if streams.is_on_gpu(tensor):
-        return _view_on_gpu(tensor, dtype, shape, steps, span)
-    if not math.prod(shape):
+    if not on_host:
+        return _view_on_gpu(tensor, dtype, shape, *_strides(tensor, width))
+    steps, span = None, width * tensor.numel()
+    if span and not tensor.is_contiguous():
+        steps, span = _strides(tensor, width)
+    if not span:
         return np.empty(shape, dtype)
     memory: Any = (ctypes.c_char * span).from_address(tensor.data_ptr())
     memory.tensor = tensor  # C++ may drop its own reference before other ranks read it
     return np.ndarray(shape, dtype, memory, strides=steps)
+
+
+def _strides(tensor: Tensor, width: int) -> tuple[tuple[int, ...], int]:
+    """The tensor's strides in bytes, and how many bytes it reaches over."""
+    steps = tuple([width * stride for stride in tensor.stride()])
+    last = sum([(size - 1) * step for size, step in zip(tensor.shape, steps, strict=True)])
+    return steps, width + last
 
 
 def _view_on_gpu(

@@ -6,11 +6,13 @@ is shown by `tests/torch/test_private_distributed.py`.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import itertools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +40,7 @@ __all__ = [
     "RanksWorld",
     "autocast_module",
     "core",
+    "generator_memory",
     "has_gpu",
     "leave_groups",
     "parse_to",
@@ -64,6 +67,7 @@ dispatch: Any = _python_dispatch
 dispatcher: Any = vars(_DTensor)["_op_dispatcher"]
 profiler: Any = _profiler
 redistribute: Any = _redistribute
+spawning: Any = importlib.import_module("torch.multiprocessing.spawn")  # torch has a function there
 
 
 def _set_mode_flag(on: bool) -> None:
@@ -114,6 +118,13 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 #: The same of what C++ keeps: how to read it, and how to set what was read.
 FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (
+        lambda: (
+            core._get_deterministic_algorithms(),
+            core._get_deterministic_algorithms_warn_only(),
+        ),
+        lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1]),
+    ),
     (core._get_cudnn_benchmark, core._set_cudnn_benchmark),
     (core._get_cudnn_deterministic, core._set_cudnn_deterministic),
     (core._get_cudnn_enabled, core._set_cudnn_enabled),
@@ -136,6 +147,22 @@ serialization: Any = _serialization  # default_restore_location
 #: What Module.to reads its arguments by.
 parse_to: Any = core._nn._parse_to
 
+
+def generator_memory() -> ctypes.Array[ctypes.c_char] | None:
+    """The state of torch's global generator as memory: reading it copies 5 times less than asking.
+
+    It is found by its words of 32 bits, which the state that torch hands out has. Before them are
+    the seed and the position, behind them normal numbers that are left over. None if it is not
+    where it is looked for.
+    """
+    generator: Any = torch.default_generator
+    words = generator.get_state().numpy()[24 : 24 + 624 * 8].view("u8").astype("u4").tobytes()
+    at = ctypes.string_at(generator._cdata, 128 + len(words)).find(words)
+    if at < 20:
+        return None
+    return (ctypes.c_char * (20 + len(words) + 24)).from_address(generator._cdata + at - 20)
+
+
 if TYPE_CHECKING:
 
     class ProcessGroup:
@@ -147,7 +174,7 @@ else:
     ProcessGroup = c10d.ProcessGroup
 
 
-class RanksWorld:
+class RanksWorld(threading.local):
     """torch's record of a process's groups, for each rank's thread its own.
 
     torch keeps it in `distributed_c10d._world`, "an experimental extension point to override it".
@@ -158,38 +185,35 @@ class RanksWorld:
     ranks = itertools.count(1)
 
     def __init__(self, original: Any) -> None:
-        vars(self).update(original=original, local=threading.local())
+        vars(self)["original"] = original  # in each thread that uses it
 
     def enter(self) -> None:
         """Give the calling thread a record of its own."""
         names = [n for n, v in vars(type(self.original)).items() if isinstance(v, property)]
-        own = {}
         for name in names:
             if name != "pg_config_info":  # made from the others
                 value = getattr(self.original, name)
-                own[name] = None if name == "default_pg" else type(value)()
-        self.local.own, self.local.rank = own, next(self.ranks)
+                vars(self)[name] = None if name == "default_pg" else type(value)()
+        vars(self)["rank"] = next(self.ranks)
 
     def leave(self) -> None:
         """Forget the calling thread's record."""
-        self.local.own = None
+        original = self.original
+        vars(self).clear()
+        vars(self)["original"] = original
 
     def is_rank(self) -> bool:
         """Whether the calling thread has a record of its own."""
-        return getattr(self.local, "own", None) is not None
+        return "rank" in vars(self)
 
     def __getattr__(self, name: str) -> Any:
-        own = getattr(self.local, "own", None)
-        if own is None or name not in own:
-            return getattr(self.original, name)
-        return own[name]
+        return getattr(self.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = getattr(self.local, "own", None)
-        if own is None:
-            setattr(self.original, name, value)
+        if self.is_rank():
+            vars(self)[name] = value
         else:
-            own[name] = value
+            setattr(self.original, name, value)
 
     @property
     def pg_config_info(self) -> Any:
@@ -211,10 +235,17 @@ def ranks_as_threads(
     world = RanksWorld(c10d._world)
     make_group, torchs_rendezvous = c10d._new_process_group_helper, c10d.rendezvous
     make_mesh, split_group = DeviceMesh.__init__, c10d.split_group
+    torchs_timeout, torchs_start = c10d._get_default_timeout, spawning.start_processes
 
     def make(size: int, rank: int, ranks: list[int], backend: str, *rest: Any, **named: Any) -> Any:
         if not world.is_rank():
             return make_group(size, rank, ranks, backend, *rest, **named)
+        for name in backend.split(","):
+            if name.rpartition(":")[2].lower() not in c10d.Backend.backend_type_map:
+                raise AssertionError(f"Unknown backend type {name}")  # as torch says it
+        if size == -1:  # of "mpi", as mpirun knows it
+            store, rank, size = next(rendezvous(rank, size))
+            rest = (dist.PrefixStore("default_pg", store), *rest[1:])
         admit(size, rank, ranks, backend)
         device = named.pop("device_id", None)
         group, store = make_group(size, rank, ranks, "gpusim", *rest, **named)
@@ -233,7 +264,22 @@ def ranks_as_threads(
         make_mesh(mesh, *given, **named)
         # Caches of DTensor find a rank's own place by its mesh. Meshes are equal only if this is.
         if world.is_rank():
-            mesh._thread_id = world.local.rank
+            mesh._thread_id = world.rank
+
+    def timeout_of(backend: str) -> Any:
+        """torch's own of NCCL warns where torch is built without it. Here time-outs do nothing."""
+        return c10d.default_pg_timeout if world.is_rank() else torchs_timeout(backend)
+
+    def start_processes(*args: Any, **named: Any) -> Any:
+        if world.is_rank():
+            warnings.warn(
+                "the processes that torch.multiprocessing starts are not simulated ranks; if they "
+                "are to be ranks, call gpusim.torch.distributed.launch(f, n, args) in place of "
+                "spawn(f, args, n)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return torchs_start(*args, **named)
 
     def describe(name: str, *args: Any, **named: Any) -> dict[str, Any]:
         """For torch's log, which asks NCCL for its version where a script has named NCCL."""
@@ -248,6 +294,9 @@ def ranks_as_threads(
         replace(stack, c10d, "_world", world)
         replace(stack, c10d, "_new_process_group_helper", make)
         replace(stack, c10d, "rendezvous", meet)
+        replace(stack, c10d, "_get_default_timeout", timeout_of)
+        replace(stack, spawning, "start_processes", start_processes)
+        replace(stack, torch.multiprocessing, "start_processes", start_processes)
         replace(stack, c10d, "split_group", split)
         replace(stack, dist, "split_group", split)
         replace(stack, c10d, "_maybe_attach_flight_recorder", lambda *args: None)  # calls in C++
@@ -276,7 +325,7 @@ def _keep_profiler_of_one(stack: ExitStack, world: RanksWorld) -> None:
 
     def claim(start: Callable[..., Any]) -> Callable[..., Any]:
         def begin(*given: Any, **named: Any) -> Any:
-            me = getattr(world.local, "rank", 0)
+            me = world.rank if world.is_rank() else 0
             if profiling and profiling != [me]:
                 raise GpusimError(
                     "torch's profiler: another rank profiles now, and a process has one profiler; "

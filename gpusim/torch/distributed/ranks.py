@@ -34,7 +34,7 @@ from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
-from .private import has_gpu, leave_groups, ranks_as_threads
+from .private import generator_memory, has_gpu, leave_groups, ranks_as_threads
 from .settings import Settings
 from .store import RankStore
 
@@ -144,13 +144,12 @@ class Globals:
     """
 
     def __init__(self) -> None:
-        self.torch = torch.get_rng_state()
+        self.torch_bits, self.torch = _torch_bits(), torch.get_rng_state()
         self.cuda = _cuda_states()
         self.python_bits, self.python = _python_bits(), random.getstate()
         self.numpy_bits = _numpy_bits()
         self.numpy: Any = _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
-        self.deterministic = _deterministic()
         self.folder = os.getcwd()
         self.argv = sys.argv
         self.main = sys.modules["__main__"]
@@ -164,8 +163,11 @@ class Globals:
 
     def save(self) -> None:
         """Take what is there now; states that are slow to read only if they have been used."""
-        self.torch = torch.get_rng_state()
-        self.cuda = _cuda_states()
+        bits: Any = _torch_bits()
+        if bits != self.torch_bits:
+            self.torch_bits, self.torch = bits, torch.get_rng_state()
+        if torch.cuda.default_generators:
+            self.cuda = _cuda_states()
         bits = _python_bits()
         if bits != self.python_bits:
             self.python_bits, self.python = bits, random.getstate()
@@ -174,14 +176,15 @@ class Globals:
         if bits != self.numpy_bits or self.numpy["has_gauss"]:
             self.numpy_bits, self.numpy = bits, _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
-        self.deterministic = _deterministic()
         self.folder, self.argv = os.getcwd(), sys.argv
         self.main = sys.modules["__main__"]
         self.settings.save()
 
     def restore(self, now: Globals) -> None:
         """Put this in place of `now`."""
-        torch.set_rng_state(self.torch)
+        if self.torch_bits != now.torch_bits:
+            torch.set_rng_state(self.torch)
+            self.torch_bits = _torch_bits()  # with other bytes in a normal number that is not there
         for generator, state in zip(torch.cuda.default_generators, self.cuda, strict=True):
             generator.set_state(state)
         if self.python_bits != now.python_bits:
@@ -191,9 +194,6 @@ class Globals:
             _numpy.set_state(self.numpy)
         if self.dtype != now.dtype:
             torch.set_default_dtype(self.dtype)
-        if self.deterministic != now.deterministic:
-            mode, warn = self.deterministic
-            torch.use_deterministic_algorithms(mode, warn_only=warn)
         if self.folder != now.folder:
             os.chdir(self.folder)
         sys.argv = self.argv
@@ -206,17 +206,24 @@ def _cuda_states() -> list[torch.Tensor]:
     return [generator.get_state() for generator in torch.cuda.default_generators]
 
 
-def _deterministic() -> tuple[bool, bool]:
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.are_deterministic_algorithms_enabled(), warn
+def _torch_bits() -> Any:
+    """The state of torch's global generator as memory, if it is there as `private` finds it."""
+    return _torch_memory.raw if _torch_memory is not None else _torch_bytes()
+
+
+def _torch_bytes() -> bytes:
+    found: bytes = torch.get_rng_state().numpy().tobytes()
+    return found
+
+
+_torch_memory = generator_memory()
 
 
 _python: Any = random.random
 _python = _python.__self__  # the global generator
 _python_type: Any = type(_python).__base__  # in C
-_PYTHON_STATE = (
-    id(_python) + object.__basicsize__,
-    _python_type.__basicsize__ - object.__basicsize__,
+_python_memory = (ctypes.c_char * (_python_type.__basicsize__ - object.__basicsize__)).from_address(
+    id(_python) + object.__basicsize__
 )
 
 
@@ -224,7 +231,7 @@ def _python_bits() -> Any:
     """The state of Python's global generator as memory; 20 times faster to read than getstate()."""
     if not _PYTHON_IN_MEMORY:
         return random.getstate()
-    return ctypes.string_at(*_PYTHON_STATE), _python.gauss_next
+    return _python_memory.raw, _python.gauss_next
 
 
 def _python_in_memory() -> bool:
@@ -232,7 +239,7 @@ def _python_in_memory() -> bool:
     if sys.implementation.name != "cpython":
         return False
     words, position = random.getstate()[1][:-1], random.getstate()[1][-1]
-    memory = ctypes.string_at(*_PYTHON_STATE)
+    memory = _python_memory.raw
     at = memory.find(np.array(words, np.uint32).tobytes())
     return at >= 4 and memory[at - 4 : at] == np.array([position], np.int32).tobytes()
 
@@ -242,13 +249,17 @@ _PYTHON_IN_MEMORY = _python_in_memory()
 
 def _numpy_bits() -> bytes:
     """The state of NumPy's global generator as memory; 30 times faster to read than as an array."""
-    bits = _numpy.get_bit_generator()
+    return _memory_of(_numpy.get_bit_generator()).raw
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_of(bits: Any) -> ctypes.Array[ctypes.c_char]:
     if not isinstance(bits, np.random.MT19937):
         raise GpusimError(
             f"NumPy's global generator has the bit generator {type(bits).__name__}; ranks can "
             "share MT19937 only, which np.random.set_bit_generator replaced"
         )
-    return ctypes.string_at(bits.ctypes.state_address, 625 * 4)
+    return (ctypes.c_char * (625 * 4)).from_address(bits.ctypes.state_address)
 
 
 class _RankEnvironments(MutableMapping[bytes, bytes]):
@@ -263,6 +274,7 @@ class _RankEnvironments(MutableMapping[bytes, bytes]):
             return self.process
         if changed is not None:
             rank.own_names.add(changed)
+            rank.launch.changes.clear()
         return rank.environment
 
     def __getitem__(self, name: bytes) -> bytes:
@@ -334,6 +346,8 @@ class Launch:
         self.base = Globals()
         self.globals = [self.base.copy() for _ in self.ranks]
         self.last: Rank | None = None
+        #: What changes in C's environment with a rank's turn, by the rank: after which rank's.
+        self.changes: dict[Rank | None, tuple[Rank | None, list[tuple[bytes, bytes | None]]]] = {}
         for index in range(self.size):
             self.call.add(AxisEntry("rank", self.size, 0, index), contextvars.copy_context())
 
@@ -408,20 +422,25 @@ class Launch:
 
         None gives it the process's. What it has is that of the last rank.
         """
+        last, changes = self.changes.get(rank, (rank, []))
+        if last is not self.last or last is rank:
+            changes = self._differences(rank)
+            self.changes[rank] = self.last, changes
+        for name, value in changes:
+            if value is None:
+                os.unsetenv(name)
+            else:
+                os.putenv(name, value)
+
+    def _differences(self, rank: Rank | None) -> list[tuple[bytes, bytes | None]]:
+        """The variables that differ between the last rank, or the process, and a rank."""
         names: set[bytes] = set()
         before = own = self.process
         if self.last is not None:
             names, before = self.last.own_names, self.last.environment
         if rank is not None:
             names, own = names | rank.own_names, rank.environment
-        for name in names:
-            value = own.get(name)
-            if value == before.get(name):
-                continue
-            if value is None:
-                os.unsetenv(name)
-            else:
-                os.putenv(name, value)
+        return [(name, own.get(name)) for name in names if own.get(name) != before.get(name)]
 
     # What torch asks for
 
@@ -449,7 +468,8 @@ class Launch:
         if isinstance(error, GpusimError):
             error.add_note(f"raised in rank {index}")
             return error
-        failure = ReplicaError(index, f"rank {index} raised {type(error).__name__}: {error}")
+        text = f": {error}" if str(error) else ""
+        failure = ReplicaError(index, f"rank {index} raised {type(error).__name__}{text}")
         failure.__cause__ = error
         return failure
 

@@ -10,10 +10,12 @@ import builtins
 import copy
 import gc
 import logging
+import operator
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 from .private import ATTRIBUTES, FLAGS
@@ -36,12 +38,15 @@ def _set_collecting(on: bool) -> None:
 
 
 #: An owner and the name of its attribute.
-PLACES: tuple[tuple[Any, str], ...] = (
+Place = tuple[Any, str]
+
+PLACES: tuple[Place, ...] = (
     (builtins, "print"),
     (logging.root, "handlers"),
     (sys, "stderr"),
     (sys, "stdout"),
     (warnings, "_showwarnmsg_impl"),
+    (warnings, "filters"),
     (warnings, "showwarning"),
     *((pkgutil.resolve_name(owner), name) for owner in ATTRIBUTES for name in ATTRIBUTES[owner]),
 )
@@ -49,11 +54,31 @@ PLACES: tuple[tuple[Any, str], ...] = (
 #: How to read a setting, and how to set what was read.
 FUNCTIONS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (gc.isenabled, _set_collecting),
-    (lambda: _warnings.filters, _set_filters),
     (lambda: logging.root.level, logging.root.setLevel),
     (lambda: logging.root.manager.disable, logging.disable),
     *FLAGS,
 )
+READS = [read for read, _ in FUNCTIONS]
+
+
+def _is_empty(place: Place) -> bool:
+    value = getattr(*place)
+    return isinstance(value, (dict, list)) and not value
+
+
+#: Places of containers that are empty as a rule, as those of hooks. While all are, ranks share
+#: them; the rank that fills one keeps it, and the next rank gets a new one.
+CONTAINERS = [place for place in PLACES if _is_empty(place)]
+KINDS: list[Callable[[], Any]] = [type(getattr(*place)) for place in CONTAINERS]
+OTHERS = [place for place in PLACES if place not in CONTAINERS]
+
+
+def _reader(places: Sequence[Place]) -> Callable[[], list[Any]]:
+    spaces, names = [vars(owner) for owner, _ in places], [name for _, name in places]
+    return lambda: list(map(operator.getitem, spaces, names))
+
+
+_read_containers, _read_others = _reader(CONTAINERS), _reader(OTHERS)
 
 
 class Settings:
@@ -61,26 +86,40 @@ class Settings:
 
     def __init__(self) -> None:
         self.save()
+        self.containers: list[Any] | None = _read_containers()
 
     def save(self) -> None:
         """Take what is there now."""
-        self.attributes = [getattr(owner, name) for owner, name in PLACES]
-        self.others = [read() for read, _ in FUNCTIONS]
+        containers = _read_containers()
+        self.containers = containers if any(containers) else None
+        self.attributes = _read_others()
+        self.values = [read() for read in READS]
 
     def copy(self) -> Settings:
         """The same for another rank, with lists and dictionaries of its own."""
         found = object.__new__(Settings)
-        found.attributes, found.others = (
-            [copy.copy(value) if isinstance(value, (dict, list)) else value for value in values]
-            for values in (self.attributes, self.others)
-        )
+        own = self.containers or ()
+        found.containers = _copied(own) if any(own) else None
+        found.attributes, found.values = _copied(self.attributes), _copied(self.values)
         return found
 
     def restore(self, now: Settings) -> None:
         """Put this in place of `now`."""
-        for (owner, name), own, other in zip(PLACES, self.attributes, now.attributes, strict=True):
-            if own is not other:
+        if self.containers is not None or now.containers is not None:
+            containers = self.containers or [kind() for kind in KINDS]
+            for (owner, name), own in zip(CONTAINERS, containers, strict=True):
                 setattr(owner, name, own)
-        for (_, write), own, other in zip(FUNCTIONS, self.others, now.others, strict=True):
-            if own is not other and (isinstance(own, list) or own != other):
-                write(own)
+        differ = map(operator.is_not, self.attributes, now.attributes)
+        for (owner, name), own in compress(zip(OTHERS, self.attributes, strict=True), differ):
+            if name == "filters":
+                _set_filters(own)
+            else:
+                setattr(owner, name, own)
+        if self.values != now.values:
+            for (_, write), own, other in zip(FUNCTIONS, self.values, now.values, strict=True):
+                if own != other:
+                    write(own)
+
+
+def _copied(values: Sequence[Any]) -> list[Any]:
+    return [copy.copy(value) if isinstance(value, (dict, list)) else value for value in values]

@@ -392,7 +392,7 @@ def dump(value: Any) -> memoryview:
         load(content)
     except Exception as error:
         raise TypeError(
-            f"a rank's process returned a {type(value).__qualname__} that cannot be handed back: "
+            f"a rank's process returned {value!r:.60}, which cannot be handed back: "
             "expected tensors, NumPy arrays, numbers, texts, and lists, tuples, dicts and sets of "
             f"them ({str(error).splitlines()[-1].strip() or type(error).__name__})"
         ) from None
