@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -175,7 +176,7 @@ class Reduction:
             return TWINS[self.order].schedule
         return self.order
 
-    @property
+    @cached_property
     def draws(self) -> bool:
         """Whether its sums take random numbers: of additions, on the wire, or across.
 

@@ -17,7 +17,8 @@ NAMESPACE = "gpusim"
 """optree's registry in which `gpusim.tree` registers classes; those of its global one are nodes
 too."""
 
-_LEAF: Structure = optree.treespec_leaf()
+LEAF: Structure = optree.treespec_leaf()
+"""The structure of a tree that is a leaf."""
 
 LEAF_TYPES: set[type] = {np.ndarray, int, float, complex, bool}
 """Types whose values are known to be leaves."""
@@ -26,14 +27,14 @@ LEAF_TYPES: set[type] = {np.ndarray, int, float, complex, bool}
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """The leaves of `tree`, in order, and its structure."""
     if type(tree) in LEAF_TYPES:
-        return [tree], _LEAF
+        return [tree], LEAF
     leaves, structure = optree.tree_flatten(tree, namespace=NAMESPACE)
     return leaves, structure
 
 
 def unflatten(structure: Structure, leaves: list[Any]) -> Any:
     """The tree of that structure with these leaves."""
-    if structure is _LEAF and len(leaves) == 1:
+    if structure is LEAF and len(leaves) == 1:
         return leaves[0]
     return optree.tree_unflatten(structure, leaves)
 

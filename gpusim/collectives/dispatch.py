@@ -43,7 +43,7 @@ class Leaf(NamedTuple):
       replicas are numbered without axes.
     """
 
-    operands: tuple[Any, ...]
+    operands: Sequence[Any]
     batch_ndim: int = 0
     batch_offset: Any = None
     layout: Layout | None = None
@@ -113,34 +113,30 @@ def run(
     if agreement is not None:
         with agreement:
             return run(call, leaves)
-    results = []
-    for number, leaf in enumerate(leaves, call.number):
-        found = _run_leaf(call, leaf, number)
-        results.append(found if leaf.finish is None else leaf.finish(found))
-    return results
+    return [run_leaf(call, leaf, number) for number, leaf in enumerate(leaves, call.number)]
 
 
-def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
+def run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Any]:
+    """Run a collective on one leaf, whose call has this number: its results, as for `run`."""
     collective, layout = call.collective, leaf.layout
     if leaf.scalar_size is not None:
-        assert collective.scalar is not None
-        return [Result(collective.scalar(leaf.operands[0], leaf.scalar_size), False)]
+        assert collective.scalar is not None and leaf.finish is not None
+        return leaf.finish([Result(collective.scalar(leaf.operands[0], leaf.scalar_size), False)])
     operands = []
     for name, values in zip(collective.operand_names, leaf.operands, strict=True):
         is_operand = type(values) is Operand
         operands.append(values if is_operand else Operand(values, leaf.batch_ndim, name))
-    options: dict[str, Any] = dict(call.parameters)
+    options = {**call.parameters}
     if collective.groups is not None:
         options["groups"] = call.groups
-    if collective.folds:
-        assert call.reduction is not None
+    if call.reduction is not None:
         options["fold"] = Fold(call.reduction, number, leaf.batch_offset)
-    assert collective.local is not None
     recorded = None if record_call is None else record_call(call, leaf, number, operands)
     held = operands[0].dtype
     bits = collective.moves and lacks_kernels(held) and on_device(operands[0].array)
     if bits:
         operands[0] = operands[0].view(f"u{held.itemsize}")
+    assert collective.local is not None
     if layout is None:
         results = collective.local(*operands, **options)
     else:
@@ -154,18 +150,21 @@ def _run_leaf(call: Resolved, leaf: Leaf, number: int) -> list[Result]:
             else:
                 results = collective.distributed(layout, *operands, **options)
     found = [results] if type(results) is Result else list(results)
-    found = [_view(result, held) for result in found] if bits else found
+    if bits:
+        found = _view(found, held)
     if recorded is not None:
         recorded(found)
-    return found
+    return found if leaf.finish is None else leaf.finish(found)
 
 
-def _view(result: Result, dtype: np.dtype[Any]) -> Result:
-    """The result with its bits in another dtype of the same width."""
-    value, mapped = result
-    if isinstance(value, list):
-        return Result([part.view(dtype) for part in value], mapped)
-    return Result(value.view(dtype), mapped)
+def _view(results: Sequence[Result], dtype: np.dtype[Any]) -> list[Result]:
+    """The results with their bits in another dtype of the same width."""
+    return [
+        Result([part.view(dtype) for part in value], mapped)
+        if isinstance(value, list)
+        else Result(value.view(dtype), mapped)
+        for value, mapped in results
+    ]
 
 
 def _gather_and_run(
@@ -268,8 +267,8 @@ def run_leaves(
     for leaf in leaves:
         operands = []
         for name, values in zip(collective.operand_names, leaf, strict=True):
-            operands.append(Operand(values, batch_ndim, name))
-        ready.append(Leaf(tuple(operands), batch_ndim, batch_offset, layout))
+            operands.append(Operand.of(values, batch_ndim, name))
+        ready.append(Leaf(operands, batch_ndim, batch_offset, layout))
     size = ready[0].operands[0].size if layout is None else layout.size
     groups = as_groups(call.groups, size, collective.name, uneven=collective.groups == "any")
     resolved = resolve(call, groups, len(leaves), number)

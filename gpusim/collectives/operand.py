@@ -58,52 +58,41 @@ class Operand:
         "varies",
     )
 
-    def __init__(self, values: Values, batch_ndim: int, collective: str) -> None:
+    def __init__(self, values: Any, batch_ndim: int, collective: str) -> None:
         self.collective = collective
         self.varies = True  # between instances, if there are several
-        self.values: Any
-        if isinstance(values, (list, tuple)):
-            self.listed = True
-            self.values = self._each(values)
-            self.same = all(value is values[0] for value in values)
-            self.size, shape = len(self.values), self.values[0].shape
-            self.dtype = self.values[0].dtype
+        self.values = values
+        self.listed = isinstance(values, list)
+        if self.listed:
+            first = values[0]
+            self.same = len(set(map(id, values))) == 1
+            self.size, shape, self.dtype = len(values), first.shape, first.dtype
         else:
-            self.listed = False
-            array: Any = as_array(values)  # type: ignore[arg-type]  # not a list, as checked
-            self.values = array
-            if array.ndim == 0 or array.shape[0] == 0:
+            self.same = values.strides[0] == 0
+            self.size, shape, self.dtype = len(values), values.shape[1:], values.dtype
+        self.batch_ndim = batch_ndim
+        self.batch_shape, self.shape = shape[:batch_ndim], shape[batch_ndim:]
+
+    @classmethod
+    def of(cls, values: Values, batch_ndim: int, collective: str) -> Operand:
+        """Check the caller's values. ValueError for other values than R of one shape and dtype."""
+        if isinstance(values, (list, tuple)):
+            checked: Any = _each(values, collective)
+        else:
+            checked = as_array(values)  # type: ignore[arg-type]  # not a list, as checked
+            if not checked.ndim or not len(checked):
                 raise ValueError(
                     f"{collective} needs a stacked array (replicas, ...) with at least one "
-                    f"replica, got shape {array.shape}"
+                    f"replica, got shape {checked.shape}"
                 )
-            self.same = array.strides[0] == 0
-            self.size, shape = array.shape[0], array.shape[1:]
-            self.dtype = array.dtype
-        batch_ndim = as_index(batch_ndim)
-        if not 0 <= batch_ndim <= len(shape):
+        operand = cls(checked, as_index(batch_ndim), collective)
+        shape = operand.batch_shape + operand.shape
+        if not 0 <= operand.batch_ndim <= len(shape):
             raise ValueError(
                 f"{collective}: batch_ndim must be 0 to {len(shape)} for values of shape "
                 f"{shape}, got {batch_ndim}"
             )
-        self.batch_ndim = batch_ndim
-        self.batch_shape, self.shape = shape[:batch_ndim], shape[batch_ndim:]
-
-    def _each(self, values: Sequence[ArrayLike]) -> list[Array]:
-        if not values:
-            raise ValueError(f"{self.collective} needs at least one replica, got an empty list")
-        first = as_array(values[0])
-        each = [first]
-        for replica, value in enumerate(values[1:], start=1):
-            array = first if value is values[0] else as_array(value)
-            if array.shape != first.shape or array.dtype != first.dtype:
-                raise ValueError(
-                    f"{self.collective} needs equal shapes and dtypes on all replicas, got "
-                    f"{first.dtype}{list(first.shape)} on replica 0 and "
-                    f"{array.dtype}{list(array.shape)} on replica {replica}"
-                )
-            each.append(array)
-        return each
+        return operand
 
     @property
     def ndim(self) -> int:
@@ -165,6 +154,23 @@ class Operand:
     def mapped(self, stacked: Array) -> Result:
         """A mapped result in the operand's own form: for a list, the views of a stacked one."""
         return Result(unstack(stacked) if self.listed else stacked, True)
+
+
+def _each(values: Sequence[ArrayLike], collective: str) -> list[Array]:
+    if not values:
+        raise ValueError(f"{collective} needs at least one replica, got an empty list")
+    first = as_array(values[0])
+    each = [first]
+    for replica, value in enumerate(values[1:], start=1):
+        array = first if value is values[0] else as_array(value)
+        if array.shape != first.shape or array.dtype != first.dtype:
+            raise ValueError(
+                f"{collective} needs equal shapes and dtypes on all replicas, got "
+                f"{first.dtype}{list(first.shape)} on replica 0 and "
+                f"{array.dtype}{list(array.shape)} on replica {replica}"
+            )
+        each.append(array)
+    return each
 
 
 def as_groups(

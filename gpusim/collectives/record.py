@@ -164,14 +164,17 @@ class Collective(Generic[P]):
         for name in options:
             if name not in self.__signature__.parameters:
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {name!r}")
-        counters = [options.pop(name, None) for name in ("call", "places")]
+        number, places = options.pop("call", None), options.pop("places", None)
         batch_ndim, groups = options.pop("batch_ndim", 0), options.pop("groups", None)
         if len(args) > self._axis_position:
             args = (*args[: self._axis_position], None, *args[self._axis_position :])
         else:
             options[self._axis] = None
-        call = self.call(*args, **options)._replace(groups=groups)
-        (results,) = dispatch.run_leaves(call, [call.operands], world, batch_ndim, *counters)
+        call = self.call(*args, **options)
+        if groups is not None:
+            call = call._replace(groups=groups)
+        operands = [call.operands]
+        (results,) = dispatch.run_leaves(call, operands, world, batch_ndim, number, places)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _operand_names(self) -> tuple[str, ...]:

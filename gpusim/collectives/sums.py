@@ -19,10 +19,6 @@ from .record import AxisIndexGroups, AxisName, Call, ShapeDtype, collective
 # psum, pmean and all_reduce
 
 
-def _sum(x: Operand, *, groups: Groups | None, fold: Fold) -> Result:
-    return _reduce(x, groups, fold)
-
-
 def _sum_distributed(layout: Layout, x: Operand, *, groups: Groups | None, fold: Fold) -> Result:
     return algorithms.reduce(layout, _summable(x, fold), groups, fold)
 
@@ -32,7 +28,7 @@ def _sum_result(operands: list[ShapeDtype], members: int) -> list[ShapeDtype]:
     return [(shape, np.dtype(np.int32) if dtype.kind == "b" else dtype)]
 
 
-def _reduce(x: Operand, groups: Groups | None, fold: Fold, *, mean: bool = False) -> Result:
+def _sum(x: Operand, *, groups: Groups | None, fold: Fold, mean: bool = False) -> Result:
     x = _summable(x, fold)
     if groups is None:
         return Result(fold_all(x, fold, mean=mean), False)
@@ -41,7 +37,7 @@ def _reduce(x: Operand, groups: Groups | None, fold: Fold, *, mean: bool = False
 
 def _summable(x: Operand, fold: Fold) -> Operand:
     """bool is summed and multiplied as int32."""
-    if x.dtype == np.bool_ and fold.reduction.op in ("sum", "prod"):
+    if x.dtype.kind == "b" and fold.reduction.op in ("sum", "prod"):
         return x.astype(np.dtype(np.int32))
     return x
 
@@ -97,8 +93,8 @@ psum.transpose = psum  # every replica receives the sum, so every replica's cota
 
 def _mean(x: Operand, *, groups: Groups | None, fold: Fold) -> Result:
     if x.dtype.kind not in "biu":
-        return _reduce(x, groups, fold, mean=True)
-    total, mapped = _reduce(x, groups, fold)
+        return _sum(x, groups=groups, fold=fold, mean=True)
+    total, mapped = _sum(x, groups=groups, fold=fold)
     floating = _quotient_dtype(x.dtype)
     if groups is None:
         return Result(_quotient(total, x.size, floating), mapped)

@@ -191,7 +191,7 @@ def refuse_diverging(what: str, entries: Sequence[AxisEntry]) -> None:
 
     - GpusimError: if the code around it runs where a predicate differs along one of the axes.
     """
-    for entry in diverging_axes():
+    for entry in _diverging.get()[0]:
         if entry.mesh and entry in entries:
             raise GpusimError(
                 f"{what} over mesh axis {entry.name!r} in a cond, switch or while_loop whose "

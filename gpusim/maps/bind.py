@@ -16,7 +16,7 @@ from ..collectives.dispatch import Resolved, resolve
 from ..groups import Groups
 from ..libraries import copy_array, on_device
 from .agreement import agreement
-from .arguments import as_array
+from .arguments import as_array, as_stacked
 from .axis_environment import axis_environment, lockstep_axes, refuse_diverging
 from .axis_environment import resolve as resolve_name
 from .call_site import call_site
@@ -68,15 +68,13 @@ def bind(call: Call) -> Any:
 
     **Raises**: NameError for an axis name that is not bound, and the errors of the collective.
     """
-    if call.collective.operands > 1:
-        (results,) = bind_leaves(call, [call.operands])
-        return results[0] if len(results) == 1 else tuple(results)
-    leaves, structure = trees.flatten(call.operands[0])
-    if len(leaves) == 1:
-        found = bind_leaves(call, (leaves,), structure)
-    else:
+    single = call.collective.operands == 1
+    if single and type(call.operands[0]) not in trees.LEAF_TYPES:
+        leaves, structure = trees.flatten(call.operands[0])
         found = bind_leaves(call, [(leaf,) for leaf in leaves], structure)
-    return trees.unflatten(structure, [result for (result,) in found])
+        return trees.unflatten(structure, [result for (result,) in found])
+    (results,) = bind_leaves(call, (call.operands,), trees.LEAF if single else None)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def bind_leaves(
@@ -89,16 +87,16 @@ def bind_leaves(
 
     **Returns** for each leaf its results (most collectives have one).
     """
-    names = split_names(call.axis_name)
+    collective, names = call.collective, split_names(call.axis_name)
     entries, positional = [], False
     for name in names:
         if type(name) is not str and is_positional(name):
             positional = True
         else:
             entries.append(resolve_name(name))
-    if positional and call.collective.identity is None:
-        refuse_positional(call.collective.name, call.axis_name)
-    refuse_diverging(call.collective.name, entries)
+    if positional and collective.identity is None:
+        refuse_positional(collective.name, call.axis_name)
+    refuse_diverging(collective.name, entries)
     groups = None if call.groups is None else read_groups(call, positional)
     if not names:
         return [[_lift(operand) for operand in operands] for operands in leaves]
@@ -139,13 +137,12 @@ def read_groups(call: Call, positional: bool = False) -> Groups:
 def _ready(operands: Sequence[Any], call: Resolved) -> list[Any]:
     """Operands as stacked data; a Python number stays one where the collective has a rule for
     it."""
-    first = operands[0]
-    if call.collective.scalar is not None and is_scalar(first):
+    if is_scalar(operands[0]) and call.collective.scalar is not None:
         if call.groups is None or call.groups.even:
-            return [first]
-    ready = []
+            return [operands[0]]
+    ready: list[Any] = []
     for operand in operands:
-        ready.append(unpack(as_array(operand, f"{call.collective.name}'s operand")))
+        ready.append(as_stacked(operand, f"{call.collective.name}'s operand"))
     return ready
 
 

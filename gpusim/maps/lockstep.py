@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..collectives import Result, dispatch
-from ..collectives.dispatch import Leaf, Resolved
+from ..collectives import Result
+from ..collectives.dispatch import Leaf, Resolved, run_leaf
 from ..collectives.distributed.layout import Layout
 from ..libraries import call_on_bits, copy_array, owner, reshaped_view
 from ..runtime.world import CHANNELS
@@ -45,35 +46,33 @@ def run_lockstep(
     **Returns** for each leaf its results, as the code around sees them.
     """
 
-    def prepared(operands: Sequence[Any]) -> Leaf:
-        if type(operands[0]) is tuple:
-            return prepare(call, names, entries, operands, enclosing)
-        return scalar_leaf(operands[0], call, entries)
-
-    delivered = dispatch.run(call, map(prepared, leaves), agreement)
-    for values, operands in zip(delivered, leaves, strict=True):
-        for number, value in enumerate(values):
+    if agreement is not None:
+        with agreement:
+            return run_lockstep(call, names, entries, leaves, enclosing)
+    delivered = []
+    for number, operands in enumerate(leaves, call.number):
+        values = run_leaf(call, prepare(call, names, entries, operands, enclosing), number)
+        for place, value in enumerate(values):
             if type(value) is tuple:
                 data, axes = value
                 if _is_shared(data, operands):
                     data = copy_array(data)
-                values[number] = deliver(data, axes, enclosing)
+                values[place] = deliver(data, axes, enclosing)
+        delivered.append(values)
     return delivered
 
 
 def _is_shared(data: Array, operands: Sequence[Any]) -> bool:
     """Whether a result has memory of an operand, or cannot be written: then it is copied."""
-    if type(data) is np.ndarray:
-        if not data.flags.writeable:
-            return True
-        for operand in operands:
-            if type(operand) is tuple and np.may_share_memory(data, operand[0]):
-                return True
-        return False
     if isinstance(data, np.generic):
         return False
-    root = owner(data)
-    return any(type(o) is tuple and owner(o[0]) is root for o in operands) or not is_writable(data)
+    if not is_writable(data):
+        return True
+    root = data if data.base is None else owner(data)
+    for operand in operands:
+        if type(operand) is tuple and owner(operand[0]) is root:
+            return True
+    return False
 
 
 def scalar_leaf(value: Any, call: Resolved, entries: Sequence[AxisEntry]) -> Leaf:
@@ -101,47 +100,41 @@ def prepare(
     call: Resolved,
     names: tuple[AxisName, ...],
     entries: Sequence[AxisEntry],
-    operands: Sequence[Stacked],
+    operands: Sequence[Any],
     enclosing: Axes,
 ) -> Leaf:
     """A leaf for the dispatcher, whose results become stacked data again."""
+    if type(operands[0]) is not tuple:
+        return scalar_leaf(operands[0], call, entries)
     if len(entries) < len(names):
-        exposed = [_expose_positional(call, names, entries, o, len(enclosing)) for o in operands]
-        operands, entries = [operand for operand, _ in exposed], exposed[0][1]
+        (operand,) = operands  # collectives of several take no positional axes
+        operand, entries = _expose_positional(call, names, entries, operand, len(enclosing))
+        operands = (operand,)
     group = tuple(entries)
-    axes: Axes = ()
-    for _, own in operands:
+    axes: Axes = operands[0][1]
+    for _, own in operands[1:]:
         axes = union(axes, own)
     shared = sharded_axis(group)
     if shared is not None and shared not in axes:
         return _prepare_equal(call, names, group, operands, enclosing, shared)
-    if axes == group and len(operands) == 1 and len(group) == 1 and not is_stochastic(call):
-        return _prepare_simple(operands[0][0], group, shared, enclosing)
-    batch = batch_axes(call, axes, group, enclosing)
-    return Leaf(
-        tuple(_members(operand, group, batch) for operand in operands),
-        len(batch),
-        batch_offset(call, group, batch, enclosing),
-        None if shared is None else layout_of(group, enclosing),
-        None if shared is None else tuple(shared in own for _, own in operands),
-        finish=lambda results: [_unstack(result, group, batch) for result in results],
-        axes=(group, batch),
-    )
+    batch: Axes = ()
+    offset: Any = 0
+    if axes != group or is_stochastic(call):
+        batch = batch_axes(call, axes, group, enclosing)
+        offset = batch_offset(call, group, batch, enclosing)
+    members = []
+    for operand in operands:
+        members.append(_members(operand, group, batch))
+    layout = varies = None
+    if shared is not None:
+        layout = layout_of(group, enclosing)
+        varies = _vary_along(shared, operands)
+    finish = partial(_unstack, group, batch)
+    return Leaf(members, len(batch), offset, layout, varies, None, finish, (group, batch))
 
 
-def _prepare_simple(data: Array, group: Axes, shared: AxisEntry | None, enclosing: Axes) -> Leaf:
-    """One operand, mapped over the collective's only axis and over no other."""
-
-    def finish(results: list[Result]) -> list[Stacked]:
-        value, mapped = results[0]
-        if not mapped:
-            return [(value, ())]
-        if isinstance(value, list):
-            value = call_on_bits(np.stack, value)
-        return [(value, group)]
-
-    layout = None if shared is None else layout_of(group, enclosing)
-    return Leaf((data,), layout=layout, finish=finish, axes=(group, ()))
+def _vary_along(axis: AxisEntry, operands: Sequence[Stacked]) -> tuple[bool, ...]:
+    return tuple(axis in axes for _, axes in operands)
 
 
 def _prepare_equal(
@@ -186,7 +179,7 @@ def _members(operand: Stacked, group: Axes, batch: Axes) -> Array | list[Array]:
         return data if len(group) == 1 else _merge_axes(data, group)
     stacked_axes = sorted((*group, *batch), key=lambda entry: entry.depth)
     full = expand(data, axes, tuple(stacked_axes))
-    order = [stacked_axes.index(entry) for entry in (*group, *batch)]
+    order = [*map(stacked_axes.index, (*group, *batch))]
     full = full.transpose(*order, *range(len(order), full.ndim))
     return full if len(group) == 1 else _merge_axes(full, group)
 
@@ -198,24 +191,28 @@ def _merge_axes(full: Array, group: Axes) -> Array | list[Array]:
     try:
         return reshaped_view(full, (count, *rest))
     except ValueError:
-        return [full[place] for place in np.ndindex(*sizes(group))]
+        return [full[(*place, ...)] for place in np.ndindex(*sizes(group))]
 
 
-def _unstack(result: Result, group: Axes, batch: Axes) -> Stacked:
-    """A result as stacked data, its mapped axes in their order of depth."""
-    value, mapped = result
-    if not mapped:
-        return value, batch
-    if isinstance(value, list):
-        value = call_on_bits(np.stack, value)
-    axes = (*group, *batch)
-    if len(axes) == 1:
-        return value, axes
-    value = value.reshape(sizes(group) + value.shape[1:])
-    order = sorted(range(len(axes)), key=lambda place: axes[place].depth)
-    if order != list(range(len(axes))):
-        value = value.transpose(*order, *range(len(order), value.ndim))
-    return value, tuple(axes[place] for place in order)
+def _unstack(group: Axes, batch: Axes, results: list[Result]) -> list[Stacked]:
+    """Results as stacked data, their mapped axes in their order of depth."""
+    found: list[Stacked] = []
+    for value, mapped in results:
+        if not mapped:
+            found.append((value, batch))
+            continue
+        if isinstance(value, list):
+            value = call_on_bits(np.stack, value)
+        axes = (*group, *batch)
+        if len(axes) > 1:
+            value = value.reshape(sizes(group) + value.shape[1:])
+            outermost_first = tuple(sorted(axes, key=lambda entry: entry.depth))
+            if axes != outermost_first:
+                order = [*map(axes.index, outermost_first)]
+                value = value.transpose(*order, *range(len(order), value.ndim))
+                axes = outermost_first
+        found.append((value, axes))
+    return found
 
 
 # The other mapped axes

@@ -28,8 +28,9 @@ def unpack(value: Any) -> tuple[Array, Axes]:
         if moves:
             follow(value)
         axes = value._axes
-        if axes:
-            check_active(axes)
+        for entry in axes:
+            if not entry.active:
+                check_active(axes)
         return value._data, axes
     return value, ()
 
@@ -51,8 +52,12 @@ def wrap(data: Array, axes: Axes) -> MappedArray:
 
 def wrap_array(data: Array, axes: Axes) -> MappedArray:
     """As `wrap`, but what has no visible axes is a 0-d array, and no NumPy scalar."""
-    mapped = object.__new__(MappedArray if data.ndim > len(axes) else ZeroDimensional)
-    mapped._data = np.asarray(data) if isinstance(data, np.generic) else data
+    if data.ndim > len(axes):
+        mapped = object.__new__(MappedArray)
+    else:
+        mapped = object.__new__(ZeroDimensional)
+        data = np.asarray(data) if isinstance(data, np.generic) else data
+    mapped._data = data
     mapped._axes = axes
     return mapped
 
@@ -93,7 +98,7 @@ def read_only(data: Array) -> Array:
     """A read-only view of a NumPy array; anything else as it is."""
     if isinstance(data, np.ndarray) and data.flags.writeable:
         data = data.view()
-        data.flags.writeable = False
+        data.setflags(write=False)
     return data
 
 

@@ -142,8 +142,11 @@ def is_writable(data: Array) -> bool:
         return data.flags.writeable
     if isinstance(data, np.generic):
         return False
-    key = id(owner(data))
-    shared = any(
+    return not _is_argument(owner(data)) and not any(
         step == 0 < extent - 1 for step, extent in zip(data.strides, data.shape, strict=True)
     )
-    return not shared and not any(key in entry.read_only for entry in axis_environment())
+
+
+def _is_argument(base: Array) -> bool:
+    """Whether an array on a GPU, which has no flag that says so, is an argument of a map."""
+    return any(id(base) in entry.read_only for entry in axis_environment())
