@@ -85,6 +85,16 @@ class Arithmetic:
         self.stochastic = self._step.stochastic or self._final.stochastic
 
     @property
+    def rounds_steps(self) -> bool:
+        """Whether partial results are rounded."""
+        return not self._step.exact
+
+    @property
+    def draws_steps(self) -> bool:
+        """Whether that draws random numbers."""
+        return self._step.stochastic
+
+    @property
     def direct(self) -> bool:
         """Whether the output itself can hold the partial results."""
         return self._out == self.computing and self._step.exact

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import code_paths, limits, threads
+from fallback import code_paths, kernels, limits, threads
 from fallback.code_paths import Block
+from fallback.formats import real_of
+from fallback.kernels import FoldKernel
 from fallback.layout import Index, coalesce, flat_range, split, whole
 from fallback.operators import LOGICAL_OPS
 from fallback.orders import EXACT, ring_bounds
@@ -78,6 +80,7 @@ class BlockPlan:
 
     - `shape`: the members' shape that the layout's axes are reached from.
     - `parts`: whether members are complex and are viewed as two reals each.
+    - `compiled`: the compiled kernel that folds all, where there is one; the rest is not used then.
     - `vectorised`: whether members, or a ring's blocks of them, are many and small.
     - `blocks`: all blocks of a small fold. None if a fold is shared among threads; `cut_up` then
       cuts it for as many threads as there are.
@@ -93,12 +96,23 @@ class BlockPlan:
         self.size = math.prod(self.shape)
         self.work = self.size * plan.count
         self.vectorised = self._is_vectorised()
+        self.compiled = self._plan_compiled(strides)
         small = self.work < limits.SHARED_WORK
         self.blocks = tuple(self._cut_up(threads=1) if self.size else ()) if small else None
 
     def cut_up(self) -> Iterator[Block]:
         """The blocks of a fold that threads share."""
         return self._cut_up(threads.count())
+
+    def _plan_compiled(self, strides: Strides) -> FoldKernel | None:
+        compiled = kernels.compiled()
+        if compiled is None or not self.size or self.work < kernels.least_work():
+            return None
+        # A partial result's strides come last; it is copied where it is not contiguous.
+        members = set(strides[:-1] if self.plan.extent.before else strides)
+        if len(members) != 1:
+            return None
+        return compiled.plan_fold(self.plan, members.pop(), self.stacked)
 
     def _is_vectorised(self) -> bool:
         plan, width = self.plan, self.size
@@ -190,8 +204,11 @@ class BlockPlan:
         running = None if self.plan.order in ("tree", EXACT) else self.arithmetic.running(size)
         kernel = code_paths.vectorised(self.plan.order, running)
         keeps = running is not None and self.arithmetic.keeps(running[1])
-        plain = not start and not self.plan.extent.before
-        return Block(kernel, box, running=running, keeps=keeps, plain=plain, **start)
+        rows = None
+        if running is not None and self.stacked and not start and not self.plan.extent.before:
+            if running[1] == (real_of(self.plan.dtype) if self.parts else self.plan.dtype):
+                rows = (slice(None, None, -1 if self.plan.order == "reverse" else 1), *box)
+        return Block(kernel, box, running=running, keeps=keeps, rows=rows, **start)
 
     def _rotation(self, box: Index) -> NDArray[np.intp]:
         """For every element of the box the member at which its ring's block starts."""

@@ -42,7 +42,8 @@ class Block:
       each element the member at which its block begins (it broadcasts against the box).
     - `running`: the ufunc that does all steps in one call, with its dtype.
     - `keeps`: whether that ufunc gives the result as it is to be stored.
-    - `plain`: whether that ufunc can read the members where they lie, if they have its dtype.
+    - `rows`: the index of the members' rows in the box, in the order in which they are visited,
+      where that ufunc can read them where they lie; None: they are copied first.
     """
 
     kernel: Kernel
@@ -52,7 +53,7 @@ class Block:
     rotation: NDArray[np.intp] | None = None
     running: tuple[np.ufunc, np.dtype[Any]] | None = None
     keeps: bool = False
-    plain: bool = False
+    rows: tuple[slice, ...] | None = None
 
 
 class FoldJob:
@@ -255,9 +256,8 @@ def _reduce_by_rows(job: FoldJob) -> None:
     direct = block.keeps and out.flags.c_contiguous
     partial = out if direct else job.workspace.take(dtype, out.shape)
     reduced = False
-    if block.plain and members.dtype == dtype:
-        every = slice(None, None, -1 if job.order == "reverse" else 1)
-        reduced = reduce_rows(ufunc, members.rows(every, block.box), partial)
+    if block.rows is not None:
+        reduced = reduce_rows(ufunc, members.arrays[block.rows], partial)
     if not reduced:
         job.begin(partial)
         chunk = max(1, job.workspace.capacity // (2 * partial.size) - 1)

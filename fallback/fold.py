@@ -3,7 +3,9 @@ The bits of its result are specified; see the numerics contract in the documenta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextvars import Context
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,10 @@ from fallback.plan import plan_fold
 from fallback.rounding import check_counter
 from fallback.spec import FoldPart, FoldSpec, run_arguments
 from fallback.subnormals import require_subnormals
+
+#: A context in which NumPy ignores floating-point errors. np.errstate takes longer to enter.
+_QUIET = Context()
+_QUIET.run(np.seterr, all="ignore")
 
 
 def fold(members: NDArray[Any] | Sequence[NDArray[Any]], **keywords: Any) -> NDArray[Any]:
@@ -115,6 +121,9 @@ def run_fold(
         check_out(out, shape, arithmetic.result)
     if not out.size:
         return out
+    if blocks.compiled is not None:
+        blocks.compiled(group, earlier, out, counter, offsets)
+        return out
     lanes = Lanes(spec.seed, counter, spec.stream) if arithmetic.stochastic else None
     _run(blocks, group, earlier, out, lanes, offsets)
     return out
@@ -138,27 +147,31 @@ def _run(
     if target.shape != shape:
         target = target.reshape(shape)
 
+    fold_blocks = partial(_fold_blocks, blocks, group, earlier, target, lanes, offsets)
     if blocks.blocks is not None:
-        with np.errstate(all="ignore"):
-            for block in blocks.blocks:
-                draws = _draws(blocks, block, lanes, offsets) if lanes else None
-                block.kernel(FoldJob(blocks, block, group, earlier, target[block.box], draws))
-        return
+        _QUIET.copy().run(fold_blocks, blocks.blocks)
+    else:
 
-    def fold_block(block: Block) -> None:
-        require_subnormals()
-        with np.errstate(all="ignore"):
-            draws = _draws(blocks, block, lanes, offsets)
-            block.kernel(FoldJob(blocks, block, group, earlier, target[block.box], draws))
+        def fold_block(block: Block) -> None:
+            require_subnormals()
+            _QUIET.copy().run(fold_blocks, (block,))
 
-    threads.share(fold_block, blocks.cut_up(), blocks.work)
+        threads.share(fold_block, blocks.cut_up(), blocks.work)
 
 
-def _draws(
-    blocks: BlockPlan, block: Block, lanes: Lanes | None, offsets: NDArray[np.uint64] | None
-) -> Draws | None:
-    """The random numbers of a block, if its fold draws any."""
-    if lanes is None or offsets is None:
-        return None
-    layout = blocks.layout
-    return Draws(lanes, block.box, layout.value, offsets.reshape(layout.batch), layout.first)
+def _fold_blocks(
+    plan: BlockPlan,
+    group: Members,
+    earlier: Members | None,
+    out: NDArray[Any],
+    lanes: Lanes | None,
+    offsets: NDArray[np.uint64] | None,
+    blocks: Iterable[Block],
+) -> None:
+    """Fold these blocks into `out`, in the thread that calls."""
+    draws = None
+    for block in blocks:
+        if lanes is not None and offsets is not None:
+            layout, batch = plan.layout, offsets.reshape(plan.layout.batch)
+            draws = Draws(lanes, block.box, layout.value, batch, layout.first)
+        block.kernel(FoldJob(plan, block, group, earlier, out[block.box], draws))

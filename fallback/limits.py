@@ -31,3 +31,6 @@ CAST_WIDTH = 1024
 # Boxes are not made narrower than this to have one per thread: rows would be read in short pieces.
 SHARED_WORK = 256 * 1024
 SHARED_WIDTH = 8 * 1024
+
+# Folds and roundings of fewer steps of elements are left to NumPy, and need no compiled kernel.
+COMPILED_WORK = 4096

@@ -8,6 +8,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
+from fallback import kernels
+
 LANES_PER_BLOCK = 8  # four 64-bit words, the low half of each first
 
 
@@ -37,6 +39,12 @@ class Lanes:
 
     def draw(self, count: int, *, start: int, step: int, batch_offset: int) -> NDArray[np.uint32]:
         """The lanes of elements start, start + 1, ..., in new memory."""
+        compiled = kernels.compiled()
+        if compiled is not None:
+            key = int(self._key[0]), int(self._key[1])
+            lanes = compiled.draw(count, start, key, (step, self._call, batch_offset))
+            if lanes is not None:
+                return lanes
         block, skipped = divmod(start, LANES_PER_BLOCK)
         # NumPy adds one to the counter before it computes a block; position 4: none is buffered.
         generator = _own.generator

@@ -14,6 +14,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from fallback import kernels, memory
+
 __all__ = ["normal_quantile"]
 
 Reals = NDArray[np.float64]
@@ -180,8 +182,12 @@ def normal_quantile(words: NDArray[np.uint64]) -> Reals:
     >>> normal_quantile(np.array([0, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)).round(2)
     array([ 0.  ,  9.16, -9.16, -0.  ])
     """
-    out = np.empty(words.shape, np.float64)
+    out = memory.empty(words.shape, np.float64)
     flat, flat_out = words.reshape(-1), out.reshape(-1)
+    compiled = kernels.compiled()
+    if flat.size >= BLOCK // 8 and compiled is not None and flat.flags.c_contiguous:
+        if compiled.normal_quantile(flat, flat_out):
+            return out
     for start in range(0, flat.size, BLOCK):
         block = slice(start, start + BLOCK)
         flat_out[block] = _quantile_block(flat[block])

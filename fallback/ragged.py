@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import threads
+from fallback import kernels, threads
 from fallback.copies import copy
 
 Rows = NDArray[np.int64]
@@ -48,10 +48,15 @@ def ragged_copy(
     >>> output.tolist()
     [[0, 0, 0, 0], [2, 2, 3, 0]]
     """
+    read, write = _flat(sources), _flat(output)
+    if read is not None and write is not None and (compiled := kernels.compiled()) is not None:
+        size = int(segments[:, ROWS].sum()) * read.itemsize * read.shape[2]
+        short = size < SHORT_SEGMENT * len(segments)
+        if not size or (short and compiled.copy_segments(read, write, segments, size)):
+            return
     merged = _merge(segments[segments[:, ROWS] > 0])
     if not len(merged):
         return
-    read, write = _flat(sources), _flat(output)
     if read is not None and write is not None:
         length = int(merged[:, ROWS].sum()) * read.itemsize * read.shape[2]
         if length < SHORT_SEGMENT * len(merged):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fallback import limits, memory, threads
+from fallback import kernels, limits, memory, threads
 from fallback.arguments import check_batch_offset
 from fallback.decode import all_within, encode, largest_magnitude
 from fallback.draws import Draws
@@ -408,6 +408,23 @@ def round_to(
     round_part = rounder(computing, target, stochastic)
     lanes = Lanes(words["seed"], words["call"])
     out = memory.empty(values.shape, held)
+    compiled = kernels.compiled()
+    large = values.size >= kernels.least_work()
+    if (
+        compiled is not None
+        and large
+        and compiled.round_to(
+            values,
+            target,
+            out,
+            stochastic=stochastic,
+            counters=(words["seed"], words["step"], words["call"]),
+            place=common,
+            places=places,
+            batch_ndim=batch_ndim,
+        )
+    ):
+        return out
     batch, size = math.prod(values.shape[:batch_ndim]), math.prod(values.shape[batch_ndim:])
     sources, results = values.reshape(batch, size), out.reshape(batch, size)
 

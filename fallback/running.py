@@ -14,24 +14,22 @@ from fallback.formats import kind_of
 _PROBED_WIDTH = 64  # wider rows than this are reduced as those of this width
 
 
-def reduce_rows(ufunc: np.ufunc, blocks: Any, out: NDArray[Any]) -> bool:
+def reduce_rows(ufunc: np.ufunc, blocks: NDArray[Any], out: NDArray[Any]) -> bool:
     """out = ((blocks[0] op blocks[1]) op blocks[2]) op ..., each result rounded to their dtype.
 
-    `out` is C-contiguous. False, and nothing done, if the blocks are not contiguous rows of one
-    array.
+    `out` is C-contiguous. False, and nothing done, if the blocks are not contiguous rows.
     """
-    if not isinstance(blocks, np.ndarray):
-        return False
     flags = blocks.flags
     if not flags.aligned or not (flags.c_contiguous or blocks[0].flags.c_contiguous):
         return False
-    rows, dtype = blocks.reshape(len(blocks), -1), blocks.dtype
-    stride, width = rows.strides[0], rows.shape[1]
+    rows = blocks if blocks.ndim == 2 else blocks.reshape(len(blocks), -1)
+    stride, width, dtype = rows.strides[0], rows.shape[1], rows.dtype
     if abs(stride) < width * dtype.itemsize:
         return False
-    flat = out.reshape(-1)
-    if _goes_row_by_row(ufunc, dtype, min(width, _PROBED_WIDTH), stride < 0):
-        ufunc.reduce(rows, axis=0, dtype=dtype, out=flat, initial=_neutral(ufunc, dtype))
+    flat = out if out.ndim == 1 else out.reshape(-1)
+    probed = width if width < _PROBED_WIDTH else _PROBED_WIDTH
+    if _goes_row_by_row(ufunc, dtype, probed, stride < 0):
+        ufunc.reduce(rows, 0, dtype, flat, initial=_neutral(ufunc, dtype))
     else:  # sequential by definition, and slow: it goes down column after column
         flat[...] = ufunc.accumulate(rows, axis=0, dtype=dtype)[-1]
     return True

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import limits, memory, threads
+from fallback import kernels, limits, memory, threads
 from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
 from fallback.arithmetic import Arithmetic
 from fallback.decode import decode, encode
@@ -364,20 +364,70 @@ class Run:
         encode(arrived(values, out.dtype), held, own_workspace(limits.BLOCK))
         out[box.index] = held
 
+    def _compiled_chain(self, box: _Box) -> NDArray[Any] | None:
+        """`_chain` by a compiled kernel; None where there is none."""
+        compiled, addresses = kernels.compiled(), self._addresses
+        if compiled is None or addresses is None or self.level.divisor:
+            return None
+        shape = box.entries.stop - box.entries.start, box.end - box.first
+        total = np.empty(shape, self.arithmetic.computing)
+        for first, part in box.chains:
+            numbers = (first + self.direction * np.arange(self.members)) % self.members
+            row = self.rows[0][part.index]
+            done = compiled.fold_chain(
+                total[:, part.first - box.first : part.end - box.first],
+                addresses[numbers] + np.uint64(row.ctypes.data - self.rows[0].ctypes.data),
+                numbers,
+                row,
+                self.wire,
+                self._starts(part),
+                self.arithmetic.accumulator if self.arithmetic.rounds_steps else None,
+                draws=self.arithmetic.draws_steps,
+                seed=self.spec.seed,
+                call=self.level.call,
+                streams=(2 * self.level.number, 2 * self.level.number + 1),
+                places=self.places[part.entries],
+                index=part.first,
+            )
+            if not done:
+                return None
+        return total
+
     def _chain(self, box: _Box) -> NDArray[Any]:
-        workspace, draws = own_workspace(limits.BLOCK), self._draws(box)
+        folded = self._compiled_chain(box)
+        if folded is not None:
+            return folded
         total = self._visited(0, box)
         if self._in_place:
             total = total.copy()
         for step in range(1, self.members):
-            if self.wire.at_hops:
-                total = self._arrived(self._sent(total, box, step))
-            total += self._visited(step, box)
-            self.arithmetic.round_step(total, step, draws, workspace)
+            total = self._add(total, self._visited(step, box), box, step)
         return total
 
+    def _add(self, sent: NDArray[Any], kept: NDArray[Any], box: _Box, step: int) -> NDArray[Any]:
+        """Add `kept` to what arrives of `sent`, whose memory is used, and round the sum."""
+        wire, arithmetic = self.wire if self.wire.at_hops else None, self.arithmetic
+        compiled = kernels.compiled()
+        if compiled is not None:
+            drawn = wire is not None and wire.draws
+            done = compiled.add(
+                sent,
+                kept,
+                wire,
+                None if wire is None else self._starts(box),
+                self._lanes(self.sent, box, step) if drawn else None,
+                arithmetic.accumulator if arithmetic.rounds_steps else None,
+                self._lanes(self.added, box, step) if arithmetic.draws_steps else None,
+            )
+            if done:
+                return sent
+        if wire is not None:
+            sent = self._arrived(self._sent(sent, box, step))
+        sent += kept
+        arithmetic.round_step(sent, step, self._draws(box), own_workspace(limits.BLOCK))
+        return sent
+
     def _graph(self, box: _Box) -> NDArray[Any]:
-        workspace, draws = own_workspace(limits.BLOCK), self._draws(box)
         stack: list[NDArray[Any]] = []
         own: list[bool] = []  # whether an entry is not a member's own memory
         for instruction in self.postfix:
@@ -389,11 +439,7 @@ class Run:
             pair, copied = stack[-2:], not own[-2 + sent]
             del stack[-2:], own[-2:]
             total = pair[sent].copy() if copied else pair[sent]
-            if self.wire.at_hops:
-                total = self._arrived(self._sent(total, box, -instruction))
-            total += pair[kept]
-            self.arithmetic.round_step(total, -instruction, draws, workspace)
-            stack.append(total)
+            stack.append(self._add(total, pair[kept], box, -instruction))
             own.append(True)
         return stack.pop()
 
@@ -446,6 +492,14 @@ class Run:
         return order.step if isinstance(order, ChainSchedule) else -1 if order == "reverse" else 1
 
     @cached_property
+    def _addresses(self) -> NDArray[np.uint64] | None:
+        """Where the members lie, if they lie alike and their elements are in the value's order."""
+        alike = all(row.strides == self.rows[0].strides for row in self.rows)
+        if not alike or self.level.order is not None:
+            return None
+        return np.array([row.ctypes.data for row in self.rows], np.uint64)
+
+    @cached_property
     def _in_place(self) -> bool:
         """Whether members are added as they lie in memory."""
         given = self.rows[0].dtype == self.arithmetic.computing
@@ -481,10 +535,13 @@ class Run:
         return values
 
     def _sent(self, values: NDArray[Any], box: _Box, step: int) -> NDArray[Any]:
-        first, end = np.searchsorted(self.starts, (box.first, box.end))
-        starts = self.starts[first:end] - box.first
         lanes = self._lanes(self.sent, box, step) if self.wire.draws else None
-        return round_message(values, self.wire, starts, lanes)
+        return round_message(values, self.wire, self._starts(box), lanes)
+
+    def _starts(self, box: _Box) -> NDArray[np.intp]:
+        """The first elements of a box's blocks that have one scale."""
+        first, end = np.searchsorted(self.starts, (box.first, box.end))
+        return self.starts[first:end] - box.first
 
     def _arrived(self, values: NDArray[Any]) -> NDArray[Any]:
         return arrived(values, self.arithmetic.accumulator)

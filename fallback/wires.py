@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fallback import limits
+from fallback import kernels, limits
 from fallback.decode import decode, encode
 from fallback.formats import (
     FLOAT64,
@@ -164,6 +164,9 @@ def round_message(
     rows = values.astype(computing, copy=False)
     if not rows.size:
         return rows.astype(values.dtype, copy=False)
+    compiled = kernels.compiled()
+    if compiled is not None and compiled.send(rows, wire, starts, lanes):
+        return rows if computing == values.dtype else rows.astype(values.dtype)
     rounding = _rounder(wire, computing)
     if wire.scale is None:
         _round(rows, rounding, lanes)

@@ -5,6 +5,8 @@ collectives; `Reduction` and `reduction` say in which order and precision they a
 are the same operations on stacked arrays.
 """
 
+import fallback.kernels
+
 from . import collectives, deprecated, groups, lax, tree
 from .devices import devices
 from .errors import (
@@ -38,6 +40,7 @@ from .version import __version__
 from .wires import Wire
 
 deprecated.install()
+fallback.kernels.provide("gpusim.compiled")
 
 __all__ = [
     "CollectiveMismatchError",

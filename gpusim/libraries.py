@@ -225,8 +225,9 @@ def first_unlike(copies: Array) -> int | None:
 
 def owner(array: Any) -> Any:
     """The array that owns the memory of `array`."""
-    while isinstance(array.base, (np.ndarray, type(array))):
-        array = array.base
+    base = array.base
+    while base is not None and isinstance(base, (np.ndarray, type(array))):
+        array, base = base, base.base
     return array
 
 

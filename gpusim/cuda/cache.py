@@ -28,6 +28,8 @@ class once(Generic[Result]):
         self._results: dict[Hashable, Result] = {}
         self._locks: dict[Hashable, Lock] = {}
         update_wrapper(self, function)
+        if hasattr(os, "register_at_fork"):  # a child lacks the threads that hold the locks
+            os.register_at_fork(after_in_child=self._locks.clear)
 
     def __call__(self, *arguments: Hashable) -> Result:
         if arguments not in self._results:

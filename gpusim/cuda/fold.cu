@@ -1,35 +1,7 @@
 // fold: each thread reduces a chunk of consecutive elements over all members, in registers.
 // Inputs are read once, 16 bytes at a time and eight members ahead; where elements are few, 4 bytes
 // at a time and many more members ahead. Threads share nothing.
-#include "finish.cuh"
-
-enum Op { SUM, PROD, MAX, MIN, COMPLEX_PROD };
-enum Order { SEQUENCE, TREE };  // linear, reverse and ring add the members in sequence
-enum Step { EXACT, FLOAT16, BFLOAT16, TARGET };  // what partial results are rounded to
-enum Ring { NO_RING, FLAT_RING, SLICED_RING, LISTED_RING };
-
-// All members have 8 bytes, so that the host lays it out as the device does.
-struct Fold {
-  Layout layout;
-  Finish finish;
-  Target accumulator;
-  i64 op;
-  i64 parts;         // 2: the elements are complex, two reals each
-  i64 ring;          // how the ring's blocks are cut
-  i64 total;         // elements of the whole value, for a FLAT_RING
-  i64 slice, count;  // a SLICED_RING's block of element i is (i / slice) % count
-  u64 before;        // how many members have been folded before these,
-  u64 partial;       // the address of their partial result, which is contiguous,
-  i64 stored;        // its Encoding, and its bytes
-  i64 stored_bytes;
-  i64 leaves, level, node;  // the members are nodes `node` and on of that level of a tree
-  u64 edges, starts;  // a LISTED_RING's blocks: edges[k]..edges[k + 1] begin at member starts[k]
-  u64 graph;          // of a TREE whose pairs are not neighbours: its instructions, or 0
-  i64 instructions;   // m >= 0 pushes member m, -k adds the two last values as step k
-  i64 share;          // members that a block folds, if several blocks share the members; or 0
-  i64 share_blocks;   // the blocks that hold every element once
-  i64 batches;        // of in_stages: batches of members in a stage
-};
+#include "fold.cuh"
 
 // Two float16 in a word, which are added at once. Sums of two float16, rounded to float16, have the
 // same bits by way of float32: its 24 bits of significand are at least 2 * 11 + 2.
@@ -169,18 +141,6 @@ __device__ __forceinline__ void decode(const Raw<S::BYTES, 2 * COUNT>& raw,
                                             value_of(S(), raw.code(2 * index + 1)));
     }
   }
-}
-
-// A partial result as it is handed on, in BYTES bytes: a double as it is; another float in float32,
-// in a format of two bytes, or in the members' own; an integer in the accumulator.
-template <class S, class C, int BYTES>
-__device__ __forceinline__ C value_of_partial(u64 code, const Fold& fold) {
-  if constexpr (!IsFloat<C>::value) return static_cast<C>(wrapped(code, fold.finish));
-  if constexpr (BYTES == 8) return static_cast<C>(value_of(float64(), code));
-  const u32 word = static_cast<u32>(code);
-  if constexpr (BYTES == 4) return static_cast<C>(value_of(float32(), word));
-  if constexpr (BYTES == 1) return static_cast<C>(value_of(S(), word));
-  return fold.stored == AS_FLOAT16 ? value_of(float16(), word) : value_of(bfloat16(), word);
 }
 
 template <class S, class C, int BYTES, int COUNT>
@@ -463,14 +423,6 @@ __device__ __forceinline__ void in_stages(C (&total)[COUNT], const Chain& chain,
   }
 }
 
-// The step at which node `index` of the level above `level` is made, both counted from the members:
-// the levels below it hold leaves - ceil(leaves / 2**level) additions.
-__device__ __forceinline__ u64 tree_step(const Fold& fold, i64 node, int level, int index) {
-  i64 depth = fold.level + level;
-  i64 left = (fold.leaves + (1ll << depth) - 1) >> depth;
-  return static_cast<u64>(fold.leaves - left + (node >> (level + 1)) + index + 1);
-}
-
 // Eight members (or as many as there are) become one subtree, in registers.
 template <class S, class C, int STEP, bool DRAWN, bool SUMS, int COUNT>
 __device__ __forceinline__ void subtree(C (&total)[COUNT], const Chain& chain, int first,
@@ -574,39 +526,6 @@ __device__ __forceinline__ void in_a_tree(C (&total)[COUNT], const Chain& chain,
 #pragma unroll
     for (int element = 0; element < COUNT; ++element) slot[element * blockDim.x] = total[element];
   }
-}
-
-// The block of a ring that element i is in.
-__device__ __forceinline__ int ring_block(const Fold& fold, i64 index) {
-  i64 i = fold.parts == 2 ? index >> 1 : index;
-  if (fold.ring == LISTED_RING) {
-    const i64* edges = reinterpret_cast<const i64*>(fold.edges);
-    i64 low = 0, high = fold.count;  // edges[low] <= i < edges[high]
-    while (high - low > 1) {
-      i64 middle = (low + high) >> 1;
-      if (__ldg(edges + middle) <= i) {
-        low = middle;
-      } else {
-        high = middle;
-      }
-    }
-    return static_cast<int>(low);
-  }
-  if (fold.ring == SLICED_RING) {
-    i64 slice = quotient(i, fold.slice);
-    return static_cast<int>(slice - quotient(slice, fold.count) * fold.count);
-  }
-  i64 length = quotient(fold.total, fold.layout.members);
-  i64 longer = fold.total - length * fold.layout.members;
-  i64 edge = longer * (length + 1);
-  if (i < edge) return static_cast<int>(quotient(i, length + 1));
-  return static_cast<int>(longer + quotient(i - edge, length));
-}
-
-// The member at which a block's chain starts.
-__device__ __forceinline__ int ring_start(const Fold& fold, int block) {
-  if (fold.ring != LISTED_RING) return block;
-  return static_cast<int>(__ldg(reinterpret_cast<const i64*>(fold.starts) + block));
 }
 
 // Whether one of a ring's chains holds all of a chunk, whose first element is in `block`. Blocks

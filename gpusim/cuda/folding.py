@@ -235,7 +235,7 @@ def plan_launch(
         return _plan_logical(plan, members, busy_threads)
     if plan.arithmetic.exact:
         return _plan_exact(plan, members, busy_threads)
-    return _plan_numbers(plan, members, busy_threads)
+    return plan_numbers(plan, members, busy_threads)
 
 
 class Template(NamedTuple):
@@ -288,10 +288,13 @@ C_NAMES = {
 }
 
 
-def _plan_numbers(
+def plan_numbers(
     plan: FoldPlan, members: MemberLayout, busy_threads: int, share: int | None = None
 ) -> FoldLaunch:
-    """`share`: how many members a block folds, 0 if all; by default it is decided here."""
+    """The launch of a fold of numbers.
+
+    `share`: how many members a block folds, 0 if all; by default it is decided here.
+    """
     numbers, order, window = Numbers(plan), plan.order, plan.extent.window
     free = numbers.any_order
     parts = 2 if plan.dtype.kind == "c" else 1
@@ -310,7 +313,7 @@ def _plan_numbers(
     if share is None:
         share = _share(plan, free, chunks, busy_threads)
         if share:
-            launch = _plan_numbers(_share_plan(plan), members, busy_threads, share)
+            launch = plan_numbers(_share_plan(plan), members, busy_threads, share)
             return _with_last(launch, plan, share)
     turned = order == "reverse" or (isinstance(order, ChainSchedule) and order.step < 0)
     if turned:

@@ -19,8 +19,8 @@ from .layout import ALIGNMENT, MemberLayout, layout_of, rows_of
 from .structs import ROUND, struct, writer
 from .targets import NAMES
 
-_write_counters = writer(ROUND, *(f"finish.{name}" for name in ("seed", "step", "call")))
-_write_offset = writer(ROUND, "finish.batch_offset", "finish.batch_offsets")
+write_counters = writer(ROUND, *(f"finish.{name}" for name in ("seed", "step", "call")))
+write_offset = writer(ROUND, "finish.batch_offset", "finish.batch_offsets")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +61,11 @@ def round_to(
         buffer = bytearray(launch.arguments)
         write_members(buffer, device.pointer(x), 0)
         write_out(buffer, device.pointer(out))
-        _write_counters(buffer, *words)
+        write_counters(buffer, *words)
         listed = None  # alive until the launch is queued
         if stochastic and offsets is not None:
             listed = device.constant(offsets.tobytes())
-        _write_offset(buffer, offset, 0 if listed is None else device.pointer(listed))
+        write_offset(buffer, offset, 0 if listed is None else device.pointer(listed))
         device.run(Launch(launch.kernel, np.frombuffer(buffer, ROUND), launch.threads))
     return out
 

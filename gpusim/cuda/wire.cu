@@ -1,9 +1,7 @@
 // hop: an addition of which one operand was sent, rounded to a wire; and amax: the largest magnitude of
 // each block that has one scale. docs/numerics.md, "On the wire", has the contract.
 // A thread has a few elements, or a whole block if blocks are short. Threads share nothing.
-#include "finish.cuh"
-
-enum Rule { UNSCALED, AMAX, FLOOR, CEIL, EVEN };
+#include "wire.cuh"
 
 // Where values are: members of the source's format, or a partial result of the computing type.
 struct Operand {
@@ -82,11 +80,6 @@ __device__ __forceinline__ C value_at(const Hop& hop, const Operand& from, i64 e
   return static_cast<C>(value_of(S(), load_element<S::BYTES>(at)));
 }
 
-template <class C>
-__device__ __forceinline__ typename Bits<C>::Word magnitude_of(C value) {
-  return Bits<C>::of(value) & ~(static_cast<typename Bits<C>::Word>(1) << (8 * sizeof(C) - 1));
-}
-
 // Elements from..to-1, of a message.
 struct Range {
   i64 from, to;
@@ -99,39 +92,6 @@ __device__ __forceinline__ Range block_of(const Hop& hop, i64 block) {
   i64 from = entry_of(hop.bases, message) + (block - entry_of(hop.blocks, message)) * hop.length;
   const i64 to = from + hop.length;
   return {from < first ? first : from, to < end ? to : end, message};
-}
-
-// The scale of a block with this largest magnitude; NaN where it arrives as NaN.
-template <class W>
-__device__ __forceinline__ W scale_of(W amax, const Hop& hop) {
-  typedef Bits<W> B;
-  typedef typename B::Word Word;
-  const Word hidden = static_cast<Word>(1) << B::FRACTION;
-  if (amax == 0) return 1;
-  const W nan = B::value(static_cast<Word>(4 * B::BIAS + 3) << (B::FRACTION - 1));
-  if (!(amax - amax == 0)) return nan;
-  if (hop.rule == AMAX) {
-    const float quotient = static_cast<float>(amax / static_cast<W>(hop.target.largest));
-    if (!(quotient - quotient == 0)) return nan;
-    const float least = power<float>(-149);
-    return quotient < least ? least : quotient;
-  }
-  const Word bits = B::of(amax);
-  int exponent = static_cast<int>(bits >> B::FRACTION) - B::BIAS;
-  Word significand = (bits & (hidden - 1)) | hidden;
-  if (exponent == -B::BIAS) {  // a subnormal number, made a normal one
-    const int shift = B::leading_zeros(bits) - (8 * static_cast<int>(sizeof(Word)) - 1 - B::FRACTION);
-    significand = bits << shift;
-    exponent = 1 - B::BIAS - shift;
-  }
-  if (hop.rule == CEIL) exponent += significand != hidden;
-  const int dropped = B::FRACTION - static_cast<int>(hop.target.fraction_bits);
-  if (hop.rule == EVEN && dropped > 0) {
-    exponent += significand >= 2 * hidden - (static_cast<Word>(1) << (dropped - 1));
-  }
-  exponent -= static_cast<int>(hop.max_exponent);
-  exponent = exponent < -127 ? -127 : exponent > 127 ? 127 : exponent;
-  return power<W>(exponent);
 }
 
 template <class W>

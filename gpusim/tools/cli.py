@@ -32,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["run"]:  # arguments after the program's name are the program's
         own, rest = program.split(words[1:])
         words = ["run", *own]
-    arguments = parser.parse_args(words)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:  # the message is to name the command
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return 2
@@ -63,7 +65,7 @@ def command_line() -> argparse.ArgumentParser:
         epilog="gpusim COMMAND --help says more about a command.",
     )
     parser.add_argument("--version", action="version", version=f"gpusim {gpusim.__version__}")
-    parser.set_defaults(run=None)
+    parser.set_defaults(run=None, parser=parser)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
 
     run = commands.add_parser(
@@ -128,6 +130,8 @@ def command_line() -> argparse.ArgumentParser:
     torchrun.add(commands)
     compare.add(commands)
     jaxrun.add(commands)
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 

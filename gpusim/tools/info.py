@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Any
 
 import gpusim
+from fallback import kernels
 from gpusim.devices import probes
 from gpusim.devices.host import memory_bytes
 from gpusim.optional import available
@@ -22,6 +23,7 @@ from gpusim.optional import available
 __all__ = ["Survey", "Part", "show", "survey", "to_json", "to_text"]
 
 GIB = 2**30
+WIDEST = 40  # column of states
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,14 @@ def survey() -> Survey:
         devices=tuple(driver.get("devices", ())),
         driver=driver.get("cuda"),
         driver_problem=driver.get("problem"),
-        parts=(*needed(), *gpu_parts(cuda_extra), mpi_part(), *study_parts()),
+        parts=(
+            *needed(),
+            compiled_part(),
+            torch_part(),
+            *gpu_parts(cuda_extra, bool(driver.get("devices"))),
+            mpi_part(),
+            *study_parts(),
+        ),
     )
 
 
@@ -84,18 +93,38 @@ def needed() -> Iterator[Part]:
     yield Part("filelock", "exclusive use of simulated IPUs", version_of("filelock"))
 
 
-def gpu_parts(extra: str) -> Iterator[Part]:
-    """CuPy, and NCCL, which it finds where it is installed."""
+def compiled_part() -> Part:
+    """The compiler of the kernels that NumPy's are replaced by."""
+    use, version = "kernels compiled for this CPU", version_of("ziglang")
+    try:
+        compiled = kernels.compiled()
+    except (RuntimeError, ValueError) as error:  # of the environment variable
+        return Part("ziglang", use, None, str(error), None if version else install("fast"))
+    if version is None:
+        return Part("ziglang", use, None, install=install("fast"))
+    unused = "" if compiled else f" ({kernels.SETTING}={kernels.setting()}: not used)"
+    return Part("ziglang", use, version + unused)
+
+
+def torch_part() -> Part:
+    """PyTorch, which is not imported for it."""
+    use, version = "gpusim torchrun, gpusim.torch, PopTorch", version_of("torch")
+    return Part("PyTorch", use, version, install=None if version else install("torch"))
+
+
+def gpu_parts(extra: str, found: bool) -> Iterator[Part]:
+    """CuPy, and NCCL, which it finds where it is installed; needed if GPUs are `found`."""
+    wanted = install(extra) if found else None
     cupy_use, nccl_use = "arrays on GPUs", "exchange between GPUs"
     package = next((name for name in CUPY_PACKAGES if version_of(name)), None)
     if package is None:
-        yield Part("CuPy", cupy_use, None, install=install(extra))
+        yield Part("CuPy", cupy_use, None, install=wanted)
         yield Part("NCCL", nccl_use, None, problem="needs CuPy")
         return
     answer = probes.ask("cupy")
     if problem := answer.get("problem"):
         broken = f"{package} {version_of(package)} does not work: {problem}"
-        yield Part("CuPy", cupy_use, None, broken, install(extra))
+        yield Part("CuPy", cupy_use, None, broken, wanted)
         yield Part("NCCL", nccl_use, None, problem="needs CuPy")
         return
     yield Part("CuPy", cupy_use, f"{answer['version']} (CUDA {answer['cuda']})")
@@ -116,7 +145,7 @@ def mpi_part() -> Part:
     if problem := answer.get("problem"):
         broken = f"mpi4py {version} does not work: {problem}"
         return Part("MPI", use, None, broken, install("mpi"))
-    return Part("MPI", use, f"mpi4py {version}, {answer['library']}")
+    return Part("MPI", use, f"mpi4py {version}, {answer['library'].split(',')[0]}")
 
 
 def study_parts() -> Iterator[Part]:
@@ -183,7 +212,8 @@ def to_json(machine: Survey) -> str:
 def to_text(machine: Survey) -> str:
     """The survey as plain text, one line a row."""
     table = rows(machine)
-    name_width, state_width = (max(len(row[k]) for row in table) for k in (0, 1))
+    name_width = max(len(row[0]) for row in table)
+    state_width = max(len(row[1]) for row in table if len(row[1]) <= WIDEST)  # others stick out
     lines = [f"  {n:{name_width}}  {s:{state_width}}  {note}".rstrip() for n, s, note in table]
     more = [f"  {command}" for command in installs(machine)]
     return "\n".join([machine.heading, *lines, *(["To install for more:", *more] if more else [])])

@@ -19,8 +19,19 @@ import gpusim
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("cupy", "jax", "matplotlib", "mpi4py", "pynvml", "rich", "scipy", "sklearn", "torch")
-KINDS = ("*.py", "py.typed", "*.cu", "*.cuh")
+HEAVY = (
+    "cupy",
+    "jax",
+    "matplotlib",
+    "mpi4py",
+    "pynvml",
+    "rich",
+    "scipy",
+    "sklearn",
+    "torch",
+    "ziglang",
+)
+KINDS = ("*.py", "py.typed", "*.cu", "*.cuh", "*.h")
 LOADED = f"""
 import gpusim, sys
 heavy = [name for name in {HEAVY} if name in sys.modules]

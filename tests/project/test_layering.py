@@ -28,6 +28,7 @@ LAYERS = """
     devices
     collectives
     runtime
+    compiled
     cuda
     figures reduction
     twins

@@ -81,7 +81,18 @@ def test_no_command_prints_the_help_and_fails(capsys: pytest.CaptureFixture[str]
     ("arguments", "complaint"),
     [
         (["train"], "invalid choice: 'train'"),
-        (["info", "--xml"], "unrecognized arguments: --xml"),
+        (["info", "--xml"], "gpusim info: error: unrecognized arguments: --xml"),
+        (["--xml"], "gpusim: error: unrecognized arguments: --xml"),
+        (
+            ["torchrun", "--onlyrank", "0", "train.py"],
+            "gpusim torchrun: error: unrecognized arguments: --onlyrank",
+        ),
+        (["torchrun"], "gpusim torchrun: error: the following arguments are required: SCRIPT\n"),
+        (
+            ["torchrun", "--nproc-per-node", "gpu", "train.py"],
+            "a whole number is needed, as no machine is asked how many there are; got 'gpu'",
+        ),
+        (["torchrun", "--nnodes", "1:4", "train.py"], "a whole number is needed, as no machine"),
         (
             ["demo", "--replicas", "0"],
             "--replicas: a whole number of at least 1 is needed, got '0'",
@@ -106,7 +117,8 @@ def test_info_says_what_is_here_and_what_to_install(capsys: pytest.CaptureFixtur
     assert cli.main(["info"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"gpusim {gpusim.__version__}, Python ")
-    for name in ("cores", "memory", "GPU", "NumPy", "ml_dtypes", "optree", "CuPy", "NCCL", "MPI"):
+    packages = ("NumPy", "ml_dtypes", "optree", "PyTorch", "CuPy", "NCCL", "MPI")
+    for name in ("cores", "memory", "GPU", *packages):
         assert f"\n  {name}" in shown
 
 
@@ -166,6 +178,15 @@ def test_a_probe_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
     assert probes.ask("mpi", patience=0.5) == {"problem": "no answer within 0.5 s"}
 
 
+@pytest.mark.parametrize(("devices", "wanted"), [([], False), ([{"index": 0}], True)])
+def test_cupy_is_advised_where_there_is_a_gpu(
+    devices: list[dict[str, int]], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"cuda": {"devices": devices, "cuda": "13.0"}, "cupy": {"problem": "no driver"}}
+    monkeypatch.setattr(probes, "ask", lambda what: answers.get(what, {"problem": "none"}))
+    assert ("pip install 'gpusim[cuda13]'" in info.installs(info.survey())) == wanted
+
+
 def test_devices_are_rows_of_the_table() -> None:
     machine = info.Survey(
         gpusim="0.1.0",
@@ -176,13 +197,16 @@ def test_devices_are_rows_of_the_table() -> None:
         devices=({"index": 0, "name": "NVIDIA H200", "memory_bytes": 140 * 2**30},),
         driver="13.0",
         driver_problem=None,
-        parts=(),
+        parts=(info.Part("CuPy", "arrays", None, "a long reason " * 9, "pip install cupy"),),
     )
     assert info.to_text(machine).splitlines() == [
         "gpusim 0.1.0, Python 3.13.0, Linux x86_64",
         "  cores   16                    usable by this process",
         "  memory  128.0 GiB",
         "  GPU 0   NVIDIA H200, 140 GiB  CUDA 13.0",
+        f"  CuPy    {'a long reason ' * 9}  arrays",  # which makes no column wider
+        "To install for more:",
+        "  pip install cupy",
     ]
 
 

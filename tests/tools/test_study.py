@@ -309,6 +309,11 @@ def test_settings_that_are_the_same_are_swept_once() -> None:
         ({"dtypes": [None]}, "dtype=None"),
         ({"accumulators": ["double trouble"]}, "accumulate='double trouble'"),
         ({"orders": ["butterfly"]}, "order='butterfly': expected one of 'linear'"),
+        (
+            {"wires": ["int9:amax"], "orders": ["ring"]},
+            "wire='int9:amax': expected one of float64, .*, int8, int4, mxint8, or a format such",
+        ),
+        ({"roundings": ["up"], "dtypes": ["float32"]}, "rounding='up': expected one of 'nearest'"),
         ({"roundings": ["up"]}, "rounding='up'"),
         ({"dtypes": []}, "dtypes is empty"),
         ({"orders": []}, "orders is empty"),

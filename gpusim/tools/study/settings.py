@@ -160,13 +160,22 @@ def wire(given: Any) -> Wire | None:
             if text.startswith("mx:"):
                 given = Wire.mx(name, *rest[:1], **more)
             else:
-                known = name if name in NAMED else accumulator(name, "wire")
-                given = Wire(known, *rest[:1], **more)
+                given = Wire(_wire_format(name), *rest[:1], **more)
         except ValueError as error:
             raise ValueError(f"wire={given!r}: {error}") from None
     if given.block == "row":
         raise ValueError("wire block='row': expected a number; a study's values have no rows")
     return given
+
+
+def _wire_format(name: str) -> Any:
+    if name in NAMED:
+        return name
+    try:
+        return accumulator(name, "wire")
+    except ValueError as error:
+        formats, _, more = str(error).removeprefix(f"wire={name!r}: ").partition(", or ")
+        raise ValueError(f"{formats}, {', '.join(NAMED)}, or {more}") from None
 
 
 def wire_name(given: Wire) -> str:
@@ -304,6 +313,8 @@ def grid(
         if not values:
             raise ValueError(f"{name} is empty: a sweep needs at least one")
     found: dict[Setting, None] = {}
+    for rounding in lists["roundings"]:
+        Reduction(rounding=rounding)  # checks it, also where nothing draws
     for op in lists["ops"]:
         if op not in ("sum", "mean"):
             raise ValueError(f"op={op!r}: expected 'sum' or 'mean'")

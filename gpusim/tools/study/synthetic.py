@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fallback import kernels
 from fallback.quantile import normal_quantile
 
 __all__ = ["SYNTHETIC", "Synthetic"]
@@ -52,6 +53,12 @@ class Synthetic:
 
     def words(self, rows: Iterable[int], stream: int, first: int, count: int) -> Words:
         """One 64-bit word an element, of one of the replicas' streams: shape (rows, count)."""
+        compiled = kernels.compiled()
+        if compiled is not None:
+            numbers = np.fromiter(rows, np.int64)
+            words = compiled.draw_rows(numbers, first, count, (self.seed, TAG), stream)
+            if words is not None:
+                return words
         generator = np.random.Philox(key=[self.seed, TAG])
         state: Any = generator.state
         block, skipped = divmod(first, WORDS_PER_BLOCK)

@@ -19,6 +19,10 @@ from tests.oracles.machine_time import PATIENCE
 
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
+HEADERS = (  # beside those of INCLUDE
+    HERE.parent / "host_cuda" / "cuda_on_host.h",
+    HERE.parents[2] / "gpusim" / "compiled" / "cuda_bits.h",
+)
 COMPILER = os.environ.get("CXX", "g++")
 # No fused multiply-add, no extended precision: each operation is rounded as CUDA rounds it. Inline
 # variables belong to one library each.
@@ -53,7 +57,7 @@ def fingerprint() -> str:
     """A hash of what every program is compiled with."""
     digest = hashlib.sha256(repr((COMPILER, OPTIONS)).encode())
     digest.update(subprocess.check_output([COMPILER, "--version"]))
-    for file in (*sorted(INCLUDE.rglob("*.h")), HERE.parent / "host_cuda" / "cuda_on_host.h"):
+    for file in (*sorted(INCLUDE.rglob("*.h")), *HEADERS):
         digest.update(file.read_bytes())
     digest.update(Path(__file__).read_bytes())
     return digest.hexdigest()[:16]

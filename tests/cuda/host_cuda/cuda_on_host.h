@@ -8,6 +8,8 @@
 
 #include <vector>
 
+#include "../../../gpusim/compiled/cuda_bits.h"
+
 #ifndef __global__
 #define __global__ static
 #endif
@@ -20,13 +22,6 @@ struct Index {
   unsigned int x, y, z;
 };
 static Index threadIdx, blockIdx, blockDim, gridDim;
-
-struct alignas(8) uint2 {
-  unsigned int x, y;
-};
-struct alignas(16) uint4 {
-  unsigned int x, y, z, w;
-};
 
 // A wide access faults on a GPU where it is not aligned, and has to be seen here too.
 static unsigned long long misaligned = 0, wide_loads = 0;
@@ -44,31 +39,6 @@ inline uint4 load_if(const char* at, bool present) {
   return present ? __ldg(reinterpret_cast<const uint4*>(at)) : uint4{~0u, ~0u, ~0u, ~0u};
 }
 
-template <class To, class From>
-inline To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From), "one width");
-  To to;
-  memcpy(&to, &from, sizeof(To));
-  return to;
-}
-inline float __uint_as_float(unsigned int bits) { return bits_as<float>(bits); }
-inline unsigned int __float_as_uint(float value) { return bits_as<unsigned int>(value); }
-inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
-inline long long __double_as_longlong(double value) { return bits_as<long long>(value); }
-inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
-inline int __clzll(long long bits) { return bits ? __builtin_clzll(bits) : 64; }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-  return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
-}
-inline unsigned int __byte_perm(unsigned int low, unsigned int high, unsigned int selector) {
-  unsigned long long bytes = low | static_cast<unsigned long long>(high) << 32;
-  unsigned int result = 0;
-  for (int index = 0; index < 4; ++index) {
-    result |= static_cast<unsigned int>(bytes >> (8 * (selector >> (4 * index) & 7)) & 255)
-              << (8 * index);
-  }
-  return result;
-}
 inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
   unsigned long long old = *at;
   if (value < old) *at = value;

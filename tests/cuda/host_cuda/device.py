@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fallback.spec import run_arguments
+from gpusim.compiled.build import SOURCES as COMPILED
 from gpusim.cuda import folding, ragged, rounding, sends, templates
 from gpusim.cuda.compile import ARGUMENTS, SOURCES
 from gpusim.cuda.device import Kernel, Launch
 from tests.oracles.machine_time import PATIENCE
 
 HERE = Path(__file__).parent
+HEADERS = HERE / "cuda_on_host.h", COMPILED / "cuda_bits.h"
 # No fused multiply-add, no extended precision: each operation is rounded as CUDA rounds it.
 OPTIONS = ["-O1", "-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
 COMPILER = os.environ.get("CXX", "g++")
@@ -45,7 +47,7 @@ def unit_source(kernels: list[Kernel]) -> str:
 def library(unit: str) -> ctypes.CDLL:
     """Compile a translation unit, unless these sources have been compiled before."""
     text = unit_source(templates.units()[unit])
-    files = [*sorted(SOURCES.glob("*.cu*")), HERE / "cuda_on_host.h"]
+    files = [*sorted(SOURCES.glob("*.cu*")), *HEADERS]
     digest = hashlib.sha256("\n".join([text, COMPILER, *OPTIONS]).encode())
     for file in files:
         digest.update(file.read_bytes())

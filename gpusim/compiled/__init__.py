@@ -1,0 +1,31 @@
+"""The kernels compiled for this CPU: the sources of the GPU's kernels, over tiles of a row.
+`fallback.kernels` says when they run. They have the bits of NumPy's kernels, which remain."""
+
+from __future__ import annotations
+
+from .arrays import add, copy_segments, draw, fold_chain, send
+from .build import compiler
+from .folding import plan_fold
+from .numbers import add_exactly, draw_rows, normal_quantile
+from .rounding import round_to
+
+__all__ = [
+    "add",
+    "add_exactly",
+    "copy_segments",
+    "draw",
+    "draw_rows",
+    "fold_chain",
+    "normal_quantile",
+    "plan_fold",
+    "problem",
+    "round_to",
+    "send",
+]
+
+
+def problem() -> str | None:
+    """The reason why the kernels cannot be compiled here, or None."""
+    if compiler() is None:
+        return "ziglang is not installed: pip install 'gpusim[fast]'"
+    return None

@@ -1,0 +1,102 @@
+"""Folds by the compiled kernels: the struct of the GPU's kernel, filled in once for a plan."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fallback.kernels import FoldKernel
+from fallback.members import Members
+from fallback.orders import EXACT
+from fallback.plan import FoldPlan
+from fallback.schedules import ReductionGraph
+
+from ..cuda import folding
+from ..cuda.folding import Numbers
+from ..cuda.layout import MemberLayout
+from ..cuda.structs import FOLD, writer
+from ..cuda.targets import NAMES
+from .run import TILE, function, run
+
+write_members = writer(FOLD, "layout.base", "layout.table", "layout.member_stride")
+write_out = writer(FOLD, "layout.out")
+write_counters = writer(FOLD, "finish.call", "finish.batch_offset", "finish.batch_offsets")
+write_partial = writer(FOLD, "partial")
+write_table = {name: writer(FOLD, name) for name in ("edges", "starts", "graph")}
+
+
+def plan_fold(plan: FoldPlan, strides: tuple[int, ...], stacked: bool) -> FoldKernel | None:
+    """The kernel for sums and products of floating-point members.
+
+    None for stacked members that NumPy adds as they are, as fast as the memory allows, and for
+    members of more axes than the struct has.
+    """
+    if plan.spec.op not in ("sum", "prod") or plan.order == EXACT or not math.prod(plan.shape):
+        return None
+    numbers = Numbers(plan)
+    if numbers.integer or numbers.source not in NAMES or (stacked and not _gains(numbers)):
+        return None
+    if numbers.complex and numbers.op == "prod":
+        return None
+    members = MemberLayout(plan.count, plan.shape, strides, plan.dtype, 0, 0, 1)
+    launch = folding.plan_numbers(plan, members, 0, 0)
+    if launch.kernel is None:  # too many axes
+        return None
+    kernel = function(launch.kernel)
+    if kernel is None:
+        return None
+    return _Fold(kernel, launch, numbers)
+
+
+def _gains(numbers: Numbers) -> bool:
+    """Whether a step is more than one of NumPy's operations on the members as they are."""
+    return numbers.step != "EXACT" or numbers.source != numbers.computing or numbers.last_drawn
+
+
+class _Fold:
+    """A planned fold: `fallback.kernels.FoldKernel`."""
+
+    def __init__(self, kernel: Any, launch: folding.FoldLaunch, numbers: Numbers) -> None:
+        plan = launch.plan
+        self.kernel, self.plan, self.turned = kernel, plan, launch.turned
+        self.draws = launch.draws
+        self.arguments = launch.arguments
+        layout = np.frombuffer(launch.arguments, FOLD)["layout"][0]
+        rows, length = int(layout["rows"]), int(layout["length"])
+        self.tiles = rows * -(-length // TILE)
+        self.steps = rows * length * plan.count
+        self.tables = {name: np.frombuffer(data, np.int64) for name, data in launch.tables.items()}
+        levels = 0
+        if isinstance(plan.order, ReductionGraph):
+            levels = plan.order.depth + 1
+        elif plan.order == "tree":
+            levels = plan.count.bit_length() + 1
+        self.scratch = levels * TILE * numbers.computing.itemsize
+
+    def __call__(
+        self,
+        group: Members,
+        earlier: Members | None,
+        out: NDArray[Any],
+        call: int,
+        offsets: NDArray[np.uint64] | None,
+    ) -> None:
+        arguments = bytearray(self.arguments)
+        base, table, stride = group.addresses(turned=self.turned)
+        write_members(arguments, base, 0 if table is None else table.ctypes.data, stride % 2**64)
+        write_out(arguments, out.ctypes.data)
+        listed = None  # alive until the kernel returns
+        if self.draws:
+            assert offsets is not None
+            listed = np.ascontiguousarray(offsets)
+            write_counters(arguments, call, 0, listed.ctypes.data)
+        held = None
+        if earlier is not None:
+            held = np.ascontiguousarray(earlier.block(0, ()))
+            write_partial(arguments, held.ctypes.data)
+        for name, values in self.tables.items():
+            write_table[name](arguments, values.ctypes.data)
+        run(self.kernel, arguments, self.tiles, self.steps, self.scratch)

@@ -1,0 +1,66 @@
+"""Run a compiled kernel over all tiles, in parts that threads share."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+
+from fallback import threads
+from fallback.subnormals import require_subnormals
+
+from ..cuda.cache import once
+from ..cuda.device import Kernel
+from ..cuda.structs import OF_SOURCE
+from . import build
+from .build import ADDRESS, INTEGER
+
+TILE = 2048  # tiles.h: elements
+# A part is run without a look at signals: it has at most so many steps of elements, about 50 ms.
+PART = 1 << 26
+
+Function = Callable[..., None]
+
+
+@once
+def function(kernel: Kernel) -> Function | None:
+    """The instance that does what a kernel of a GPU does; None if it cannot be compiled.
+
+    Of a fold's template arguments, order, operator and chunks are left to the arguments.
+    """
+    parameters = kernel.name.partition("<")[2].rstrip(">").split(", ")
+    struct, name, count = {
+        "fold.cu": ("Fold", "fold_tiles", 4),
+        "round.cu": ("Round", "round_tiles", 2),
+    }[kernel.source]
+    return _function(struct, f"{name}<{', '.join(parameters[:count])}>", kernel.source)
+
+
+@once
+def _function(struct: str, name: str, source: str) -> Function | None:
+    unit = f'#include "tiles.h"\nKERNEL({struct}, {name})\n'
+    size = OF_SOURCE[source].itemsize
+    found = build.functions(unit, size, run=(ADDRESS, INTEGER, INTEGER, ADDRESS))
+    function: Function | None = None if found is None else found.run
+    return function
+
+
+def run(kernel: Function, arguments: bytearray, tiles: int, steps: int, scratch: int = 0) -> None:
+    """Run a kernel on its struct.
+
+    **Arguments**:
+
+    - `tiles`: the number of tiles at most; `steps`: of elements that are folded.
+    - `scratch`: bytes that each part needs for itself.
+    """
+    given = (ctypes.c_char * len(arguments)).from_buffer(arguments)
+    count = threads.count()
+    parts = max(1, min(tiles, max(4 * count if count > 1 else 1, steps // PART)))
+
+    def run_part(part: int) -> None:
+        require_subnormals()
+        own = np.empty(scratch, np.uint8) if scratch else None
+        kernel(given, part, parts, None if own is None else own.ctypes.data)
+
+    threads.share(run_part, range(parts), steps)
