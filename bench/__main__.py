@@ -216,11 +216,11 @@ def refused(given: argparse.Namespace) -> str | None:
     if given.show:
         return None
     if not given.json.parent.is_dir():
-        return f"--json {given.json}: there is no such folder"
+        return f"--json {given.json}: its folder does not exist"
     if given.json.is_dir() or not os.access(given.json.parent, os.W_OK):
         return f"--json {given.json}: it cannot be written"
     if given.beside and not (given.beside / "gpusim").is_dir():
-        return f"--beside {given.beside}: there is no gpusim in it"
+        return f"--beside {given.beside}: expected a checkout of gpusim"
     return None
 
 

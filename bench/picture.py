@@ -36,7 +36,7 @@ def check(path: Path) -> None:
     """
     figures.check_suffix(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no such folder")
+        raise FileNotFoundError(f"{path}: its folder does not exist")
     require("pictures need", "matplotlib")
 
 

@@ -147,7 +147,8 @@ def compiled() -> Kernels | None:
     compiled kernels that cannot run here.
     """
     if not _choice.asked:
-        _choice.found = _find(_choice.name or setting())
+        _choice.name = _choice.name or setting()
+        _choice.found = _find(_choice.name)
         _choice.asked = True
     return _choice.found
 
@@ -185,7 +186,7 @@ def give_up(reason: str) -> None:
 
     **Raises**: RuntimeError if GPUSIM_KERNELS=compiled.
     """
-    if (_choice.name or setting()) == "compiled":
+    if _choice.name == "compiled":
         raise RuntimeError(reason)
     _choice.found = None
     _forget_plans()

@@ -17,7 +17,7 @@ from ..cuda.cache import once
 from ..cuda.structs import TARGET, struct, writer
 from ..cuda.targets import NAMES, target
 from . import build
-from .build import ADDRESS, INTEGER, WORD
+from .build import ADDRESS, INTEGER, TILE, WORD
 
 MESSAGE = np.dtype(
     [
@@ -72,7 +72,6 @@ SOURCES = tuple(
     for dtype, other in NAMES.items()
     if other == name
 )
-TILE = 2048  # tiles.h: elements, which a block with one scale has at most
 _CHAIN_WORDS = (
     *("out", "pitch", "entries", "elements", "members", "numbers", "count", "member_pitch"),
     *("source", "starts", "blocks", "places", "index", "call"),
@@ -131,10 +130,12 @@ def _takes(values: NDArray[Any], wire: WireInfo | None) -> bool:
     """Whether values of this dtype and layout can be sent in place."""
     if values.dtype not in (FLOAT32, FLOAT64) or not values.flags.carray:
         return False
-    if wire is None:
-        return True
-    info = wire.info
-    return info is not None and (info.carrier == FLOAT32 or values.dtype == FLOAT64)
+    return wire is None or _holds(values.dtype, wire)
+
+
+def _holds(dtype: np.dtype[Any], wire: WireInfo) -> bool:
+    """Whether the dtype has all values of the wire's format."""
+    return wire.info is not None and wire.info.carrier in (FLOAT32, dtype)
 
 
 def _numbers(
@@ -194,8 +195,6 @@ def add(
     aligned = not rest and kept.strides[1] == kept.itemsize and kept.flags.aligned
     if kept.dtype != sent.dtype or not aligned or not _takes(sent, wire):
         return False
-    if accumulator is not None and accumulator == FLOAT64:
-        accumulator = None
     library = _library()
     if library is None:
         return False
@@ -268,10 +267,7 @@ def fold_chain(
 
     **Returns**: False if the case is left to NumPy.
     """
-    info = wire.info
-    if like.dtype not in SOURCES or info is None:
-        return False
-    if info.carrier == FLOAT64 and out.dtype != FLOAT64:
+    if like.dtype not in SOURCES or not _holds(out.dtype, wire):
         return False
     ends = np.append(starts[1:], out.shape[1])
     if wire.scale is not None and int((ends - starts).max(initial=0)) > TILE:
@@ -281,8 +277,6 @@ def fold_chain(
     even = all(not array.strides[0] % array.itemsize for array in rows)
     if not even or any(array.strides[1] != array.itemsize for array in rows):
         return False
-    if accumulator is not None and accumulator == FLOAT64:
-        accumulator = None
     library = _library()
     if library is None:
         return False

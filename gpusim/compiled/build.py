@@ -25,9 +25,11 @@ from ..cuda.cache import cached, once
 from ..cuda.compile import SOURCES as CUDA_SOURCES
 
 SOURCES = Path(__file__).parent
+TILE = 2048  # elements that a kernel folds at a time: 8 KiB of float32
 
 # Each operation is rounded on its own.
 OPTIONS = (
+    f"-DTILE={TILE}",
     *("-std=c++20", "-O3", "-mcpu=native", "-ffp-contract=off", "-fno-strict-aliasing"),
     *("-fno-exceptions", "-fno-rtti", "-shared", "-fPIC", "-fvisibility=hidden", "-s", "-w"),
     # The kernels need no library beyond Python's own; zig would compile parts of its C library.

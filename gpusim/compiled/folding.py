@@ -19,7 +19,8 @@ from ..cuda.folding import Numbers
 from ..cuda.layout import MemberLayout
 from ..cuda.structs import FOLD, writer
 from ..cuda.targets import NAMES
-from .run import TILE, function, run
+from .build import TILE
+from .run import function, run
 
 write_members = writer(FOLD, "layout.base", "layout.table", "layout.member_stride")
 write_out = writer(FOLD, "layout.out")

@@ -123,6 +123,9 @@ inline void add_columns(const ExactRows& given, i64 first, int count) {
         rest |= bits_as<u64>(error) << 1;
       }
     }
+    if (!rest) continue;  // else bits are lost, or a sum left the range: not a number
+    double* const last = levels + (given.capacity - 1) * given.width;
+    FOR_EACH(k, count) last[k] = carry[k] == 0 ? last[k] : bits_as<double>(0x7ff8000000000000ull);
   }
 }
 

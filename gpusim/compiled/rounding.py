@@ -12,7 +12,8 @@ from fallback.formats import FormatInfo
 from ..cuda.layout import MemberLayout
 from ..cuda.rounding import plan_launch, write_counters, write_members, write_offset, write_out
 from ..cuda.targets import NAMES
-from .run import TILE, function, run
+from .build import TILE
+from .run import function, run
 
 
 def round_to(

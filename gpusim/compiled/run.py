@@ -16,7 +16,6 @@ from ..cuda.structs import OF_SOURCE
 from . import build
 from .build import ADDRESS, INTEGER
 
-TILE = 2048  # tiles.h: elements
 # A part is run without a look at signals: it has at most so many steps of elements, about 50 ms.
 PART = 1 << 26
 

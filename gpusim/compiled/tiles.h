@@ -10,8 +10,9 @@
 #define FOR_EACH(k, count) \
   _Pragma("clang loop vectorize(assume_safety)") for (i64 k = 0; k < (count); ++k)
 
-const int TILE = 2048;           // elements: 8 KiB of float32
-const int LANES = TILE + 8 + 64;  // random numbers of a tile: whole blocks, eight of them at once
+// Random numbers of a tile, of whose elements build.py gives the number: whole blocks, eight of
+// them at once.
+const int LANES = TILE + 8 + 64;
 
 // Elements of one row, side by side in the value and in the output.
 struct Tile {

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fallback import fold, limits, ragged_copy, round_to
+from fallback import fold, kernels, limits, ragged_copy, round_to
 from fallback.kernels import chosen
 from fallback.philox import Lanes
 from fallback.quantile import normal_quantile
@@ -54,6 +54,18 @@ def nothing_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for results in (build.library, run.function, run._function):
         monkeypatch.setattr(results, "_results", {})
     return tmp_path
+
+
+def test_the_environment_asks_for_them_also_for_small_arrays(
+    monkeypatch: pytest.MonkeyPatch, nothing_built: Path
+) -> None:
+    for name, built in (("auto", 0), ("compiled", 1)):
+        monkeypatch.setenv("GPUSIM_KERNELS", name)
+        monkeypatch.setattr(kernels, "_choice", kernels._Choice())
+        kernels._forget_plans()
+        fold(np.ones((3, 5), np.float16))
+        assert len([*nothing_built.glob("**/*.so")]) == built
+    kernels._forget_plans()
 
 
 def test_they_are_compiled_once_and_found_by_other_processes(tmp_path: Path) -> None:
@@ -210,6 +222,18 @@ def test_exact_sums(seed: int, dtype: type, count: int, width: int, spread: int)
     finite = np.isfinite(rows.astype(np.float64)).all(axis=0)
     for column in np.flatnonzero(finite)[:5]:
         assert found[1][0][column] == math.fsum(rows[:, column].astype(float).tolist())
+
+
+@pytest.mark.parametrize("name", ["numpy", "compiled"])
+def test_exact_sums_out_of_range_are_refused(name: str) -> None:
+    largest = np.finfo(np.float64).max
+    with chosen(name):
+        for values in ([largest, 1e292], [1.7e308, 1.7e308], [1.7e308] * 100_000):
+            with pytest.raises(OverflowError, match="leaves the range of float64"):
+                exact_sum(np.array(values)[:, np.newaxis])
+        exact = exact_sum(np.array([[largest], [-1.0]]))
+        assert (exact.high.item(), exact.low.item()) == (largest, -1.0)
+        assert exact_sum(np.array([[np.inf], [largest]])).high.item() == np.inf
 
 
 @pytest.mark.parametrize("elements", [1, 31, 32, 2047, 2049, 5000])

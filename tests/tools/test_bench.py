@@ -818,7 +818,7 @@ def test_arguments_are_refused_before_anything_is_measured(
         assert run_command(json_path, *arguments) == 2
         return capsys.readouterr().err
 
-    assert "no such folder" in refusal("--plot", str(tmp_path / "nowhere" / "x.svg"))
+    assert "its folder does not exist" in refusal("--plot", str(tmp_path / "nowhere" / "x.svg"))
     assert "ends in .png or .svg" in refusal("--plot", str(tmp_path / "x.gif"))
     assert "the part cases" in refusal("--plot", good, "--peers", "numpy")
     assert "the part cases" in refusal("--plot", good, "--without", "cases")

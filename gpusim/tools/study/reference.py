@@ -22,8 +22,10 @@ Reals = NDArray[np.float64]
 # Elements that one NumPy call adds: enough to hide the call's own cost, and still in cache.
 LANES = 16 * 1024
 SPLITTER = 2.0**27 + 1
-#: Doubles whose sum any sum of doubles is: their exponents span 2,098 bits, of 53 each.
-LEVELS = 42
+#: Levels of any sum of 2**26 rows: a level holds 2**26 errors, of half its neighbour's last bit at
+#: most, so it is 53 - 26 bits below it. Exponents of float64 span 2,098 bits.
+LEVELS = -(-2098 // (53 - 26)) + 1
+OUT_OF_RANGE = "an exact sum leaves the range of float64: scale the members down"
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class ExactSum:
 
     def __init__(self, width: int) -> None:
         self._levels: list[Reals] = []
-        self._sums = np.zeros((LEVELS, width))  # those of the compiled kernel
+        self._sums: Reals | None = None  # those of the compiled kernel
         self._special = np.zeros(width)
         """The sums of the infinities and NaNs alone, as IEEE arithmetic has them in any order."""
         self._lock = Lock()
@@ -105,10 +107,15 @@ class ExactSum:
         return self._special != 0
 
     def add(self, rows: NDArray[Any]) -> None:
-        """Add all rows of a block of shape (rows, width), of any floating-point dtype."""
+        """Add all rows of a block of shape (rows, width), of any floating-point dtype.
+
+        **Raises**: OverflowError if sums leave the range of float64, here or in `total`.
+        """
         compiled = kernels.compiled()
         if compiled is not None:
             with self._lock:
+                if self._sums is None:
+                    self._sums = np.zeros((LEVELS, len(self._special)))
                 if compiled.add_exactly(rows, self._sums, self._special):
                     return
         levels, special = _add_in_lanes(rows)
@@ -118,9 +125,12 @@ class ExactSum:
                 _add(self._levels, level)
 
     def total(self) -> Exact:
-        """The sums of all rows so far."""
+        """The sums of all rows so far.
+
+        **Raises**: OverflowError if a sum of finite values left the range of float64 on its way.
+        """
+        sums = [] if self._sums is None else [row for row in self._sums if row.any()]
         with np.errstate(invalid="ignore", over="ignore"):
-            sums = [row for row in self._sums if row.any()]
             exact = _normalised([*sums, *self._levels] or [np.zeros_like(self._special)])
         exact.high[self.infinite] = self._special[self.infinite]
         exact.low[self.infinite] = 0.0
@@ -194,6 +204,8 @@ def _add(levels: list[Reals], carry: Reals) -> None:
         levels[index], carry = _two_sum(level, carry)
         if not carry.any():
             return
+    if len(levels) == LEVELS:
+        raise OverflowError(OUT_OF_RANGE)
     levels.append(carry)
 
 
@@ -207,6 +219,8 @@ def _normalised(levels: list[Reals]) -> Exact:
             total, rest = _two_sum(levels[k - 1], levels[k])
             moved |= bool((total != levels[k - 1]).any())
             levels[k - 1], levels[k] = total, rest
+        if not np.isfinite(levels[0]).all():
+            raise OverflowError(OUT_OF_RANGE)
     low = levels[1]
     tail = levels[2]
     for level in levels[3:]:  # only the sign of what is below matters
