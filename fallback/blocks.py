@@ -84,6 +84,8 @@ class BlockPlan:
     - `vectorised`: whether members, or a ring's blocks of them, are many and small.
     - `blocks`: all blocks of a small fold. None if a fold is shared among threads; `cut_up` then
       cuts it for as many threads as there are.
+    - `one_call`: the ufunc that folds all members in one call, into the output, and the index that
+      puts them in the order of their visits. None: there is none, or no small fold.
     """
 
     def __init__(self, plan: FoldPlan, strides: Strides, stacked: bool) -> None:
@@ -99,6 +101,7 @@ class BlockPlan:
         self.compiled = self._plan_compiled(strides)
         small = self.work < limits.SHARED_WORK
         self.blocks = tuple(self._cut_up(threads=1) if self.size else ()) if small else None
+        self.one_call = self._one_call()
 
     def cut_up(self) -> Iterator[Block]:
         """The blocks of a fold that threads share."""
@@ -113,6 +116,14 @@ class BlockPlan:
         if len(members) != 1:
             return None
         return compiled.plan_fold(self.plan, members.pop(), self.stacked)
+
+    def _one_call(self) -> tuple[np.ufunc, slice] | None:
+        if self.parts or self.blocks is None or len(self.blocks) != 1:
+            return None
+        (block,) = self.blocks
+        if block.rows is None or block.running is None or not block.keeps:
+            return None
+        return block.running[0], block.rows[0]
 
     def _is_vectorised(self) -> bool:
         plan, width = self.plan, self.size

@@ -21,6 +21,7 @@ from fallback.members import Members
 from fallback.philox import Lanes
 from fallback.plan import plan_fold
 from fallback.rounding import check_counter
+from fallback.running import reduce_rows
 from fallback.spec import FoldPart, FoldSpec, run_arguments
 from fallback.subnormals import require_subnormals
 
@@ -124,6 +125,10 @@ def run_fold(
     if blocks.compiled is not None:
         blocks.compiled(group, earlier, out, counter, offsets)
         return out
+    if blocks.one_call is not None:
+        ufunc, order = blocks.one_call
+        if _QUIET.copy().run(reduce_rows, ufunc, group.arrays[order], out):
+            return out
     lanes = Lanes(spec.seed, counter, spec.stream) if arithmetic.stochastic else None
     _run(blocks, group, earlier, out, lanes, offsets)
     return out

@@ -120,6 +120,17 @@ class Reduction:
         check_sends(self.op, self.order, wire_info(self.wire), self.groups_of, self.across)
         check_divide(self.op, self.order, self.divide, self.across)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: the hash of a string is another one in another process."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     @classmethod
     def like(cls, name: str) -> Reduction:
         """The reduction of an engine, by its name: the bits of its all-reduce.

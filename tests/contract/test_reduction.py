@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 
 from gpusim.reduction import Reduction, current, entered, forked, reduction
+from tests.oracles.machine_time import PATIENCE
 
 
 def test_the_default_is_the_sum_in_linear_order() -> None:
@@ -50,6 +54,24 @@ def test_a_reduction_survives_repr_pickle_and_copy(given: Reduction) -> None:
     assert eval(repr(given)) == given
     assert pickle.loads(pickle.dumps(given)) == given
     assert copy.deepcopy(given) == given
+
+
+def test_an_equal_reduction_of_another_process_has_the_same_hash() -> None:
+    """Hashes of strings differ between processes, so that of a Reduction is not sent along."""
+    text = (
+        "import pickle; from gpusim import Reduction; x = Reduction(order='ring'); hash(x)\n"
+        "print(pickle.dumps(x).hex())"
+    )
+    for seed in ("1", "2"):
+        sent = subprocess.run(
+            [sys.executable, "-c", text],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE,
+        )
+        assert pickle.loads(bytes.fromhex(sent.stdout)) in {Reduction(order="ring")}
 
 
 def test_repr_shows_what_differs_from_the_default() -> None:
