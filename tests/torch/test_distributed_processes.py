@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
 import random
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -67,6 +69,25 @@ def files() -> dict[str, str]:
 def mapped() -> int:
     """How many segments of shared memory are mapped."""
     return Path("/proc/self/maps").read_text().count("memfd:gpusim")
+
+
+@pytest.fixture(autouse=True)
+def hanging_processes_are_shown() -> Iterator[None]:
+    """Their stacks are among what the test prints; pytest itself shows this process's only."""
+
+    def show_and_end() -> None:
+        for signal_number in (signal.SIGUSR1, signal.SIGKILL):
+            for child in children():
+                os.kill(child, signal_number)
+            time.sleep(2)
+
+    faulthandler.register(signal.SIGUSR1, file=2)  # also of processes that are forked
+    timer = threading.Timer(300, show_and_end)  # before faulthandler_timeout
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+    faulthandler.unregister(signal.SIGUSR1)
 
 
 @pytest.fixture(autouse=True)
