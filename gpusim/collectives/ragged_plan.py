@@ -5,7 +5,7 @@ The plan is a table with one row for each slice that is not empty.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,16 +41,24 @@ def ragged_plan(
     receiver, receiving_slice = _routes(partition, slices)
     _check_numbers(table, receiver, receiving_slice, operand, output)
     segments = _segments(table, receiver)
-    rows_of = segments[:, ROWS] > 0
-    _check_overlaps(segments[rows_of], np.nonzero(rows_of)[0] % slices, operand)
-    return segments[rows_of]
+    slice_of = np.arange(len(segments)) % slices
+    filled = segments[:, ROWS] > 0
+    if not filled.all():
+        segments, slice_of = segments[filled], slice_of[filled]
+    _check_overlaps(segments, slice_of, operand, output.shape[0])
+    return segments
 
 
-def overlapping(segments: NDArray[np.int64], replica: int, start: int) -> NDArray[np.int64]:
+def overlapping(
+    segments: NDArray[np.int64], replica: int, start: int, rows: int
+) -> NDArray[np.int64]:
     """Pairs (n, 2) of segments that overlap, with neighbours by the two columns compared.
 
-    A segment that overlaps any other overlaps a neighbour, so no pair means no overlap.
+    A segment that overlaps any other overlaps a neighbour, so no pair means no overlap. Each
+    replica has so many `rows`.
     """
+    if not len(segments) or _are_apart(segments, replica, start, rows):
+        return np.empty((0, 2), np.int64)
     order = np.lexsort((segments[:, start], segments[:, replica]))
     before, after = order[:-1], order[1:]
     same = segments[before, replica] == segments[after, replica]
@@ -59,9 +67,23 @@ def overlapping(segments: NDArray[np.int64], replica: int, start: int) -> NDArra
     return np.stack([before[hit], after[hit]], axis=1)
 
 
+def _are_apart(segments: NDArray[np.int64], replica: int, start: int, rows: int) -> bool:
+    """Whether no two segments overlap, by counting those that cover each row; False where there are
+    so many rows that sorting the segments is faster."""
+    places = int(segments[:, replica].max() + 1) * (rows + 1)
+    if places > 16 * len(segments):
+        return False
+    first = segments[:, replica] * (rows + 1) + segments[:, start]
+    covering = np.bincount(first, minlength=places)
+    covering -= np.bincount(first + segments[:, ROWS], minlength=places)
+    return int(np.cumsum(covering, out=covering).max()) <= 1
+
+
 def rest_of_outputs(segments: NDArray[np.int64], output: Operand) -> NDArray[np.int64]:
     """The rows of each output that no segment writes, as segments from the output to the result."""
     rows, count = output.shape[0], output.size * int(np.prod(output.batch_shape, dtype=np.int64))
+    if segments[:, ROWS].sum() == rows * count:
+        return np.empty((0, 5), np.int64)
     ends = np.zeros((count, 5), np.int64)  # of length 0, behind each output's last row
     ends[:, RECEIVER], ends[:, WRITTEN_TO] = np.arange(count), rows
     table = np.concatenate([segments, ends])
@@ -186,22 +208,20 @@ def _segments(table: Indices, receiver: NDArray[np.int64]) -> NDArray[np.int64]:
     """One row for each slice of each sender, the empty ones included."""
     replicas, entries, slices = table.send_sizes.shape
     entry = np.arange(entries)[:, None]
-    sender = np.arange(replicas)[:, None, None] * entries + entry
-    columns: tuple[Any, ...] = (
-        np.broadcast_to(sender, (replicas, entries, slices)),
-        table.input_offsets,
-        receiver[:, None, :] * entries + entry,
-        table.output_offsets,
-        table.send_sizes,
-    )
-    return np.stack(columns, axis=-1).reshape(-1, 5)
+    segments = np.empty((replicas, entries, slices, 5), np.int64)
+    segments[..., SENDER] = np.arange(replicas)[:, None, None] * entries + entry
+    segments[..., SENT_FROM] = table.input_offsets
+    segments[..., RECEIVER] = receiver[:, None, :] * entries + entry
+    segments[..., WRITTEN_TO] = table.output_offsets
+    segments[..., ROWS] = table.send_sizes
+    return segments.reshape(-1, 5)
 
 
 def _check_overlaps(
-    segments: NDArray[np.int64], slice_of: NDArray[np.int64], operand: Operand
+    segments: NDArray[np.int64], slice_of: NDArray[np.int64], operand: Operand, rows: int
 ) -> None:
     """Refuse slices that meet on a receiver: which of them would be written last?"""
-    pairs = overlapping(segments, RECEIVER, WRITTEN_TO)
+    pairs = overlapping(segments, RECEIVER, WRITTEN_TO, rows)
     if not len(pairs):
         return
     entries = int(np.prod(operand.batch_shape, dtype=np.int64))

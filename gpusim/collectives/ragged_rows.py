@@ -54,7 +54,7 @@ def send_back(
     cotangents: Operand,
 ) -> None:
     """Copy received rows back to their sources; rows that were sent several times get the sum."""
-    pairs = overlapping(segments, SENDER, SENT_FROM)
+    pairs = overlapping(segments, SENDER, SENT_FROM, returned[0].shape[0])
     if len(pairs):
         overlaps = np.isin(segments[:, SENDER], segments[pairs[:, 0], SENDER])
         rows = _rows_of(segments[overlaps])

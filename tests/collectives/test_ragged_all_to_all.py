@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fallback import fold
 from gpusim.collectives import ragged_all_to_all
+from gpusim.collectives.ragged_plan import RECEIVER, ROWS, WRITTEN_TO, overlapping
 
 Array = np.ndarray
 NAMES = (
@@ -477,6 +478,23 @@ def test_faults_are_errors_that_name_replica_slice_and_numbers(changed, message,
             program.call(form=form)
     for name, x in program.arguments.items():
         np.testing.assert_array_equal(x, before[name])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_overlaps_are_found_among_few_and_many_rows(data):
+    """With few rows for a slice the slices that cover a row are counted, else they are sorted."""
+    size = data.draw(st.integers(1, 4))
+    slices = data.draw(
+        st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 20), st.integers(1, 4)))
+    )
+    segments = np.zeros((len(slices), 5), np.int64)
+    segments[:, [RECEIVER, WRITTEN_TO, ROWS]] = np.reshape(slices, (-1, 3))
+    rows = data.draw(st.sampled_from([24, 10_000]))
+    covered = [{(r, row) for row in range(first, first + n)} for r, first, n in slices]
+    pairs = overlapping(segments, RECEIVER, WRITTEN_TO, rows)
+    assert all(covered[one] & covered[other] for one, other in pairs)
+    assert bool(len(pairs)) == (sum(map(len, covered)) > len(set().union(*covered)))
 
 
 def test_faults_in_a_batch_name_its_entry():
