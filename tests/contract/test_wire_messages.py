@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gpusim
 from gpusim import Format, Reduction, Wire
+from tests.contract.kernel_sets import on_every_set, runs_every_set
 from tests.contract.test_wires import (
     FLOAT32,
     FORMATS,
@@ -116,18 +117,20 @@ def test_rows_across_are_those_of_the_value() -> None:
     check(values, Reduction(order="ring", groups_of=2, across=Reduction(wire=wire)))
 
 
+@runs_every_set
 @settings(max_examples=budget(60, full=3000), deadline=None)
 @given(wires().filter(bool), st.sampled_from(REALS), st.integers(0, 2**30))
 def test_round_to_a_wire_is_one_message(wire: Wire, dtype: Any, seed: int) -> None:
     for shape in ((), (0,), (seed % 40,), (3, seed % 5), (2, 0)):
         x = numbers(seed, shape, dtype)
-        assert codes_of(gpusim.round_to(x, wire, seed=seed)) == one_message(x, wire, seed)
+        found = on_every_set(lambda x=x: gpusim.round_to(x, wire, seed=seed))
+        assert codes_of(found) == one_message(x, wire, seed)
     values = numbers(seed, (3, 9), dtype)
+    expected = [one_message(x, wire, seed, replica) for replica, x in enumerate(values)]
     for run in (gpusim.vmap, gpusim.pmap):
-        found = run(lambda x: gpusim.round_to(x, wire, seed=seed), axis_name="i")(values)
-        for replica, x in enumerate(values):
-            expected = one_message(x, wire, seed, replica)
-            assert codes_of(np.asarray(found[replica])) == expected
+        program = run(lambda x: gpusim.round_to(x, wire, seed=seed), axis_name="i")
+        found = on_every_set(lambda program=program: program(values))
+        assert [codes_of(message) for message in found] == expected
 
 
 # MX, beside an independent package
@@ -142,6 +145,7 @@ ELEMENTS = {
 }
 
 
+@runs_every_set
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_mx_blocks_are_gfloats(name: str) -> None:
     """gfloat has the scale of the OCP specification, "floor"; elements of two's complement reach
@@ -151,7 +155,7 @@ def test_mx_blocks_are_gfloats(name: str) -> None:
     values = np.ldexp(random.normal(size=(blocks, 32)), random.integers(-9, 9, (blocks, 32)))
     values[::5] = np.round(values[::5] * 16) / 16  # ties, zeros
     values = np.ldexp(values, random.integers(-160, 110, (blocks, 1))).astype(np.float32)
-    found = rounded(values.reshape(-1), Wire.mx(name)).reshape(blocks, 32)
+    found = on_every_set(lambda: rounded(values.reshape(-1), Wire.mx(name))).reshape(blocks, 32)
     wanted = np.empty_like(found)
     for row, block in enumerate(values.astype(np.float64)):
         arrived = gfloat.quantize_block(ELEMENTS[name], block, gfloat.compute_scale_amax)

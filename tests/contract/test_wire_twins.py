@@ -13,6 +13,7 @@ import gpusim
 from gpusim import Reduction, Wire, collectives, lax
 from gpusim.torch.distributed import launch
 from gpusim.twins import SETTINGS, TWINS
+from tests.contract.kernel_sets import on_every_set
 from tests.oracles.budget import slow
 from tests.torch.distributed_programs import PROGRAMS
 from tests.torch.gloo_ranks import gloo
@@ -32,7 +33,7 @@ def assert_means(found: Found, reduction: Reduction, *, equal: bool = True) -> N
     differing = 0
     for name in [name for name in found[0] if name.startswith("own")]:
         own = np.stack([each[name].numpy() for each in found])
-        mean = np.asarray(collectives.pmean(own, reduction=reduction).value)
+        mean = on_every_set(lambda own=own: collectives.pmean(own, reduction=reduction).value)
         for each in found:
             expected = each[name.replace("own", "mean")].numpy()
             differing += int((mean.view(np.uint32) != expected.view(np.uint32)).sum())

@@ -19,6 +19,7 @@ from gpusim.collectives.fold import fold_spec
 from gpusim.twins import TWINS
 from tests.contract import wire_reference
 from tests.contract.fold_limits import fold_limits
+from tests.contract.kernel_sets import on_every_set, runs_every_set
 from tests.contract.wire_reference import reference
 from tests.oracles.budget import budget, slow
 from tests.oracles.reference_fold import FLOATS, codes_of
@@ -95,8 +96,8 @@ def found_by(
 
 
 def check(values: np.ndarray, how: Reduction, **rest: Any) -> None:
-    """The product has the bits of the reference."""
-    found = found_by(values, how, **rest)
+    """The product has the bits of the reference, on all sets of kernels."""
+    found = on_every_set(lambda: found_by(values, how, **rest))
     assert codes_of(found) == reference(list(values), how, **rest)
 
 
@@ -156,6 +157,7 @@ def cases(draw: st.DrawFn, depth: int = 0) -> tuple[np.ndarray, Reduction, dict[
     return numbers(draw(st.integers(0, 2**30)), (members, *shape), dtype), how, options
 
 
+@runs_every_set
 @settings(max_examples=budget(100, full=3000), deadline=None)
 @given(cases())
 def test_sums_have_the_bits_of_the_contract(case: Any) -> None:
@@ -163,6 +165,7 @@ def test_sums_have_the_bits_of_the_contract(case: Any) -> None:
     check(values, how, **options)
 
 
+@runs_every_set
 @settings(max_examples=budget(100, full=3000), deadline=None)
 @given(st.integers(1, 3).flatmap(cases))
 def test_sums_in_levels_have_the_bits_of_the_contract(case: Any) -> None:
@@ -204,6 +207,7 @@ def every(full: bool) -> Any:
                     yield fmt, scale, dtype, count, size
 
 
+@runs_every_set
 @pytest.mark.parametrize("full", [False, *slow(True)])
 def test_every_format_scale_member_and_size_has_the_bits_of_the_contract(full: bool) -> None:
     at = ["hops", "ends", "members", "result"]
@@ -217,6 +221,7 @@ def test_every_format_scale_member_and_size_has_the_bits_of_the_contract(full: b
         check(values, Reduction(order=order, seed=number, wire=wire), places=number)
 
 
+@runs_every_set
 @pytest.mark.parametrize("number", range(len(ORDERS)))
 def test_groups_of_every_size_have_the_bits_of_the_contract(number: int) -> None:
     """8 members in groups of 1 to 9, and three levels; sums of lone members are rounded too."""
@@ -230,6 +235,7 @@ def test_groups_of_every_size_have_the_bits_of_the_contract(number: int) -> None
         check(values, how, mean=of % 3 == 0, places=of)
 
 
+@runs_every_set
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 0), (3, 0, 2), (0, 4)])
 def test_scalars_and_empty_values_are_sums_too(shape: tuple[int, ...]) -> None:
     values = numbers(7, (3, *shape), FLOAT32)
@@ -241,6 +247,7 @@ def test_scalars_and_empty_values_are_sums_too(shape: tuple[int, ...]) -> None:
             check(values, Reduction(order=order, wire=wire, groups_of=2, across=across))
 
 
+@runs_every_set
 @settings(max_examples=budget(40, full=800), deadline=None)
 @given(reductions().filter(lambda how: how.order != "fixed"), st.integers(0, 2**30), st.data())
 def test_slices_of_rings_are_messages(how: Reduction, seed: int, data: Any) -> None:
@@ -384,6 +391,7 @@ def test_a_sum_from_zero_has_no_minus_zero() -> None:
         check(np.negative(x), dataclasses.replace(how, groups_of=3, across=how))
 
 
+@runs_every_set
 @pytest.mark.parametrize("name", sorted(TWINS))
 def test_twins_may_have_wires_and_levels(name: str) -> None:
     for number, count in enumerate((2, 3, 4, 8)):
@@ -450,6 +458,7 @@ def test_across_has_the_default_accumulator_of_the_groups_type() -> None:
 # Ways to a sum
 
 
+@runs_every_set
 @settings(max_examples=budget(30, full=1000), deadline=None)
 @given(st.integers(0, 2).flatmap(reductions), st.integers(0, 2**30), st.data())
 def test_stacked_collectives_have_the_bits_of_the_contract(
@@ -465,14 +474,16 @@ def test_stacked_collectives_have_the_bits_of_the_contract(
     mean, listed = data.draw(st.booleans()), data.draw(st.booleans())
     collective = collectives.pmean if mean else collectives.psum
     given = list(values) if listed else values
-    found = collective(given, groups=groups, batch_ndim=1, reduction=how).value
+    options: Any = {"groups": groups, "batch_ndim": 1, "reduction": how}
+    found = on_every_set(lambda: np.stack(collective(given, **options).value))
     for g, group in enumerate(groups):
         places = np.arange(batch) * len(groups) + g
         expected = reference(list(values[group]), how, mean=mean, batch_ndim=1, places=places)
         for replica in group:
-            assert codes_of(np.asarray(found[replica])) == expected
+            assert codes_of(found[replica]) == expected
 
 
+@runs_every_set
 @settings(max_examples=budget(20, full=500), deadline=None)
 @given(st.integers(0, 2).flatmap(reductions), st.integers(0, 2**30), st.data())
 def test_scattered_sums_have_the_bits_of_the_contract(how: Reduction, seed: int, data: Any) -> None:
@@ -483,8 +494,9 @@ def test_scattered_sums_have_the_bits_of_the_contract(how: Reduction, seed: int,
     values = numbers(seed, (replicas, *shape), data.draw(st.sampled_from(REALS)))
     cut = axis if how.order == "ring" else None
     expected = reference(list(values), how, gathered=False, cut_axis=cut)
-    found = collectives.psum_scatter(values, scatter_dimension=axis, tiled=True, reduction=how)
-    whole = np.concatenate(list(np.asarray(found.value)), axis=axis)
+    options: Any = {"scatter_dimension": axis, "tiled": True, "reduction": how}
+    found = on_every_set(lambda: collectives.psum_scatter(values, **options).value)
+    whole = np.concatenate(list(found), axis=axis)
     assert codes_of(whole) == expected
 
 
