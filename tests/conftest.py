@@ -23,6 +23,13 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Three for two cores: for a third of their time tests wait for other processes."""
+    from gpusim.tools.info import usable_cores
+
+    return (3 * usable_cores() + 1) // 2
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the slow tests, unless the run is full or selects tests by id or by marker."""
     if FULL or config.option.markexpr or any("::" in argument for argument in config.args):
