@@ -25,7 +25,7 @@ import gpusim
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
 from gpusim.maps.workers import IDLE_NAME
 from gpusim.torch.distributed import FoldCall, launch, private
-from tests.oracles.budget import FULL, budget, slow
+from tests.oracles.budget import FULL, budget
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import Case, gloo
 
@@ -155,24 +155,16 @@ def run(case: Case, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     return launch(lambda rank: PROGRAMS[name](**arguments), ranks, **options)
 
 
-def compare(cases: list[Case], folder: Path) -> None:
-    """Assert that simulated ranks return what real processes do, all cases from one fork."""
-    for side in ("real", "ours"):
-        (folder / side).mkdir()
-    found = gloo([located(case, folder / "real") for case in cases], folder / "real")
-    for case, expected in zip(cases, found, strict=True):
-        assert_equal_bits(expected, run(case, folder / "ours"), case_name(case))
+def real(cases: list[Case], folder: Path) -> list[list[dict[str, Tensor]]]:
+    """What the ranks of real processes return."""
+    folder.mkdir()
+    return gloo([located(case, folder) for case in cases], folder)
 
 
 def test_bits_are_those_of_real_processes(tmp_path: Path) -> None:
-    compare(CASES, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_bits_are_those_of_real_processes_in_all_programs(name: str, tmp_path: Path) -> None:
-    """With 2, 3, 4, 5 and 8 ranks: the processes import torch once for all of them."""
-    compare([case for case in all_cases() if case[0] == name], tmp_path)
+    """Of all programs, and also of free threads and of processes: test_distributed_processes.py."""
+    for case, expected in zip(CASES, real(CASES, tmp_path / "real"), strict=True):
+        assert_equal_bits(expected, run(case, tmp_path), case_name(case))
 
 
 @pytest.mark.parametrize(
@@ -180,13 +172,6 @@ def test_bits_are_those_of_real_processes_in_all_programs(name: str, tmp_path: P
     [
         *((name, 4, {"seed": 3}) for name in ("ddp", "fsdp2", "messages", "groups", "functional")),
         ("collectives", 4, {"sizes": SIZES, "dtypes": ["float32"], "seed": 3}),
-        *slow(
-            *(
-                (each,)
-                for each in all_cases()
-                if each[1] == 4 and each[0] not in GLOBAL and "dropout" not in each[2]
-            ),
-        ),
     ],
     ids=case_name,
 )

@@ -28,8 +28,9 @@ from gpusim import reduction as reduce_by
 from gpusim.torch.distributed import FoldCall, Recorder, launch, wire
 from tests.oracles.budget import budget, slow
 from tests.torch.distributed_programs import PROGRAMS, start
-from tests.torch.gloo_ranks import ROOT, Case
+from tests.torch.gloo_ranks import ROOT, Case, server
 from tests.torch.test_distributed import (
+    GLOBAL,
     all_cases,
     assert_equal_bits,
     case_name,
@@ -39,6 +40,7 @@ from tests.torch.test_distributed import (
     other_message,
     other_operation,
     random_step,
+    real,
     returns_early,
     run,
     take_step,
@@ -134,15 +136,28 @@ def test_free_processes_have_the_same_bits(case: Case, tmp_path: Path) -> None:
     assert_equal_bits(expected, run(case, tmp_path, processes=True, schedule="free"))
 
 
+@pytest.fixture(scope="session")
+def gloo_runs() -> None:
+    """Started before a test's own processes and files are counted."""
+    server()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_bits_of_all_programs_are_those_of_threads(name: str, ranks: int, tmp_path: Path) -> None:
-    """Which have those of gloo's processes, in test_distributed.py."""
-    for case in all_cases():
-        if case[:2] == (name, ranks):
-            expected = run(case, tmp_path)
-            assert_equal_bits(expected, run(case, tmp_path, processes=True), case_name(case))
+def test_bits_of_all_programs_are_those_of_gloo(
+    name: str, ranks: int, gloo_runs: None, tmp_path: Path
+) -> None:
+    """Of real processes: in turns, in processes, and in free threads if nothing global is drawn."""
+    cases = [case for case in all_cases() if case[:2] == (name, ranks)]
+    for case, expected in zip(cases, real(cases, tmp_path / "gloo"), strict=True):
+        ways: dict[str, dict[str, Any]] = {"turns": {}, "processes": {"processes": True}}
+        if ranks == 4 and name not in GLOBAL and "dropout" not in case[2]:
+            ways["free"] = {"schedule": "free"}
+        for way, options in ways.items():
+            folder = tmp_path / way
+            folder.mkdir(exist_ok=True)
+            assert_equal_bits(expected, run(case, folder, **options), f"{way}: {case_name(case)}")
 
 
 def test_reductions_are_chosen_in_the_process() -> None:
