@@ -25,6 +25,7 @@ from tests.torch.distributed_programs import PROGRAMS
 ROOT = Path(__file__).parents[2]
 LONGEST = 350  # seconds that the cases of a folder may take
 Case = tuple[str, int, dict[str, Any]]
+Found = list[dict[str, torch.Tensor]]  # by each rank, named
 
 
 @functools.cache
@@ -41,7 +42,7 @@ def server() -> subprocess.Popen[str]:
     )
 
 
-def gloo(cases: list[Case], folder: Path) -> list[list[dict[str, torch.Tensor]]]:
+def gloo(cases: list[Case], folder: Path) -> list[Found]:
     """What the ranks of each case return in real processes."""
     (folder / "cases.json").write_text(json.dumps(cases))
     forking = server()

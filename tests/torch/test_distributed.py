@@ -27,7 +27,7 @@ from gpusim.maps.workers import IDLE_NAME
 from gpusim.torch.distributed import FoldCall, launch, private
 from tests.oracles.budget import FULL, budget
 from tests.torch.distributed_programs import PROGRAMS, start
-from tests.torch.gloo_ranks import Case, gloo
+from tests.torch.gloo_ranks import Case, Found, gloo
 
 legacy: Any = np.random  # the global generator
 SIZES = [1, 2, 7, 33, 147, 1000]
@@ -68,57 +68,6 @@ CASES: list[Case] = [
 """Those of the default run."""
 
 
-def all_cases() -> list[Case]:
-    found: list[Case] = []
-    for ranks in (2, 3, 4, 5, 8):
-        found.append(("collectives", ranks, {"sizes": SIZES, "dtypes": DTYPES, "seed": ranks}))
-        found.append(("collectives", ranks, {"sizes": [300_001], "dtypes": DTYPES[:4], "seed": 0}))
-        for name in ("rearrangements", "messages", "groups", "functional", "subgroups"):
-            found.append((name, ranks, {"seed": ranks}))
-        found += [("contexts", ranks, {}), ("variants", ranks, {})]
-        found += [("mixture", ranks, {"seed": 100 * ranks + seed}) for seed in range(20)]
-        for seed in (0, 1, 2):
-            for name in (
-                "ddp_join",
-                "zero",
-                "local_sgd",
-                "normalised",
-                "fsdp1",
-                "tensor_parallel",
-                "experts",
-                "pipeline",
-                "ring_attention",
-                "autocast",
-                "parallel_loss",
-            ):
-                found.append((name, ranks, {"seed": seed}))
-            for options in ({}, {"static": True}, {"accumulate": True}, {"dropout": 0.3}):
-                found.append(("ddp", ranks, {"seed": seed, **options}))
-            for hook in HOOKS:
-                found.append(("ddp_hook", ranks, {"seed": seed, "hook": hook}))
-            for options in ({}, {"low": "bfloat16"}, {"checkpoint": f"saved-{ranks}-{seed}"}):
-                found.append(("fsdp2", ranks, {"seed": seed, **options}))
-            found.append(("tensor_parallel", ranks, {"seed": seed, "sequence": True}))
-            found.append(("autocast", ranks, {"seed": seed, "meet": True}))
-            found.append(("planned", ranks, {"seed": seed, "checkpoint": f"p-{ranks}-{seed}"}))
-            shape = {4: [2, 2], 8: [2, 4]}.get(ranks, [ranks, 1])
-            found.append(("redistributed", ranks, {"seed": seed, "shape": shape}))
-            for hook in ("fp16_compress_hook", "bf16_compress_hook"):
-                options = {"seed": seed, "hook": hook, "sizes": [*SIZES, 2_200_003]}
-                found.append(("hooked_means", ranks, options))
-            for replicas in (r for r in range(2, ranks) if ranks % r == 0):
-                options = {"seed": seed, "replicas": replicas, "sizes": [1, 33, 4000]}
-                found.append(("hybrid_means", ranks, options))
-            if ranks % 4 == 0:
-                found.append(("tensor_parallel", ranks, {"seed": seed, "sharded": 2}))
-                found.append(("fsdp2", ranks, {"seed": seed, "replicas": 2}))
-    return found
-
-
-#: Programs that use what is the process's: global generators, contexts, autocast's cache.
-GLOBAL = ("autocast", "contexts", "mixture", "parallel_loss", "planned")
-
-
 def busy_threads() -> int:
     """The number of threads, without those that are kept for the next launch."""
     return sum(thread.name != IDLE_NAME for thread in threading.enumerate())
@@ -137,9 +86,7 @@ def located(case: Case, folder: Path) -> Case:
     return name, ranks, arguments
 
 
-def assert_equal_bits(
-    real: list[dict[str, Tensor]], ours: list[dict[str, Tensor]], case: str = ""
-) -> None:
+def assert_equal_bits(real: Found, ours: Found, case: str = "") -> None:
     for rank, (expected, found) in enumerate(zip(real, ours, strict=True)):
         assert expected.keys() == found.keys()
         for name, value in expected.items():
@@ -149,20 +96,20 @@ def assert_equal_bits(
             assert torch.equal(*bits), (case, rank, name)
 
 
-def run(case: Case, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
+def run(case: Case, folder: Path, **options: Any) -> Found:
     name, ranks, arguments = located(case, folder)
     options = {"reduction": "gloo-ring", **options}
     return launch(lambda rank: PROGRAMS[name](**arguments), ranks, **options)
 
 
-def real(cases: list[Case], folder: Path) -> list[list[dict[str, Tensor]]]:
+def real(cases: list[Case], folder: Path) -> list[Found]:
     """What the ranks of real processes return."""
     folder.mkdir()
     return gloo([located(case, folder) for case in cases], folder)
 
 
 def test_bits_are_those_of_real_processes(tmp_path: Path) -> None:
-    """Of all programs, and also of free threads and of processes: test_distributed_processes.py."""
+    """Of all programs, whatever runs their ranks: test_distributed_bits.py."""
     for case, expected in zip(CASES, real(CASES, tmp_path / "real"), strict=True):
         assert_equal_bits(expected, run(case, tmp_path), case_name(case))
 

@@ -30,13 +30,13 @@ from gpusim import (
     World,
 )
 from gpusim.runtime.engines import Buffer
-from gpusim.runtime.environment import spread
 from gpusim.torch.distributed import FoldCall, Recorder, instances, launch
 from tests.oracles.budget import slow
-from tests.torch.distributed_programs import PROGRAMS, start
-from tests.torch.gloo_ranks import Case
-from tests.torch.test_distributed import all_cases, assert_equal_bits, case_name, run
-from tests.torch.test_distributed_processes import SMALL, children, files
+from tests.torch.children import children
+from tests.torch.distributed_programs import start
+from tests.torch.gloo_ranks import Case, Found
+from tests.torch.test_distributed import assert_equal_bits, case_name, run
+from tests.torch.test_distributed_processes import SMALL, files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
 
@@ -133,7 +133,9 @@ def nothing_is_left() -> Iterator[None]:
         time.sleep(0.01)
 
 
-def spread_case(case: Case, folder: Path, counts: Sequence[int], **options: Any) -> Any:
+def spread_case(
+    case: Case, folder: Path, counts: Sequence[int], expected: Found, **options: Any
+) -> None:
     def body() -> Any:
         found = run(case, folder, **options)
         if os.getpid() != parent:  # all instances have the results
@@ -141,7 +143,6 @@ def spread_case(case: Case, folder: Path, counts: Sequence[int], **options: Any)
         return found
 
     parent = os.getpid()
-    expected = run(case, folder)
     found, codes = spread_out(body, counts)
     if isinstance(found, BaseException):
         raise found
@@ -156,21 +157,13 @@ FOUR: list[Case] = [(name, 4, arguments) for name, _, arguments in SMALL]
     "case", [FOUR[0], FOUR[1], *slow(*((c,) for c in FOUR[2:]))], ids=case_name
 )
 def test_bits_are_those_of_threads(case: Case, tmp_path: Path) -> None:
-    spread_case(case, tmp_path, (2, 2))
+    spread_case(case, tmp_path, (2, 2), run(case, tmp_path))
 
 
 @pytest.mark.parametrize("counts", [(3, 2), *slow(((1, 1, 3),), ((4, 1),))])
 def test_uneven_instances(counts: tuple[int, ...], tmp_path: Path) -> None:
-    spread_case(("messages", 5, {"seed": 0}), tmp_path, counts, schedule="free")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [3, 4])  # the others make no difference to instances
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_bits_of_all_programs_are_those_of_threads(name: str, ranks: int, tmp_path: Path) -> None:
-    for case in all_cases():
-        if case[:2] == (name, ranks):
-            spread_case(case, tmp_path, spread(ranks, 2))
+    case: Case = ("messages", 5, {"seed": 0})
+    spread_case(case, tmp_path, counts, run(case, tmp_path), schedule="free")
 
 
 # What is not the same as on one instance

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -27,11 +26,10 @@ from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reductio
 from gpusim import reduction as reduce_by
 from gpusim.torch.distributed import FoldCall, Recorder, launch, wire
 from tests.oracles.budget import budget, slow
+from tests.torch.children import children
 from tests.torch.distributed_programs import PROGRAMS, start
-from tests.torch.gloo_ranks import ROOT, Case, server
+from tests.torch.gloo_ranks import ROOT, Case
 from tests.torch.test_distributed import (
-    GLOBAL,
-    all_cases,
     assert_equal_bits,
     case_name,
     crossed,
@@ -40,24 +38,17 @@ from tests.torch.test_distributed import (
     other_message,
     other_operation,
     random_step,
-    real,
     returns_early,
     run,
     take_step,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux"),
+    pytest.mark.usefixtures("hanging_processes_are_shown"),
+]
 HERE = re.escape(__file__)
 STATE: dict[str, int] = {}
-
-
-def children() -> set[int]:
-    """The processes that this one has started."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
 
 
 def files() -> dict[str, str]:
@@ -71,25 +62,6 @@ def files() -> dict[str, str]:
 def mapped() -> int:
     """How many segments of shared memory are mapped."""
     return Path("/proc/self/maps").read_text().count("memfd:gpusim")
-
-
-@pytest.fixture(autouse=True)
-def hanging_processes_are_shown() -> Iterator[None]:
-    """Their stacks are among what the test prints; pytest itself shows this process's only."""
-
-    def show_and_end() -> None:
-        for signal_number in (signal.SIGUSR1, signal.SIGKILL):
-            for child in children():
-                os.kill(child, signal_number)
-            time.sleep(2)
-
-    faulthandler.register(signal.SIGUSR1, file=2)  # also of processes that are forked
-    timer = threading.Timer(300, show_and_end)  # before faulthandler_timeout
-    timer.daemon = True
-    timer.start()
-    yield
-    timer.cancel()
-    faulthandler.unregister(signal.SIGUSR1)
 
 
 @pytest.fixture(autouse=True)
@@ -134,30 +106,6 @@ def test_free_processes_have_the_same_bits(case: Case, tmp_path: Path) -> None:
     """Also of programs that draw, as generators belong to the process."""
     expected = run(case, tmp_path)
     assert_equal_bits(expected, run(case, tmp_path, processes=True, schedule="free"))
-
-
-@pytest.fixture(scope="session")
-def gloo_runs() -> None:
-    """Started before a test's own processes and files are counted."""
-    server()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_bits_of_all_programs_are_those_of_gloo(
-    name: str, ranks: int, gloo_runs: None, tmp_path: Path
-) -> None:
-    """Of real processes: in turns, in processes, and in free threads if nothing global is drawn."""
-    cases = [case for case in all_cases() if case[:2] == (name, ranks)]
-    for case, expected in zip(cases, real(cases, tmp_path / "gloo"), strict=True):
-        ways: dict[str, dict[str, Any]] = {"turns": {}, "processes": {"processes": True}}
-        if ranks == 4 and name not in GLOBAL and "dropout" not in case[2]:
-            ways["free"] = {"schedule": "free"}
-        for way, options in ways.items():
-            folder = tmp_path / way
-            folder.mkdir(exist_ok=True)
-            assert_equal_bits(expected, run(case, folder, **options), f"{way}: {case_name(case)}")
 
 
 def test_reductions_are_chosen_in_the_process() -> None:

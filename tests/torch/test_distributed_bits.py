@@ -1,0 +1,99 @@
+"""All programs have the bits of gloo's processes, whatever runs their ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpusim.runtime.environment import spread
+from tests.torch.distributed_programs import PROGRAMS
+from tests.torch.gloo_ranks import Case
+from tests.torch.test_distributed import (
+    DTYPES,
+    HOOKS,
+    SIZES,
+    assert_equal_bits,
+    case_name,
+    real,
+    run,
+)
+from tests.torch.test_distributed_instances import spread_case
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux"),
+    pytest.mark.usefixtures("hanging_processes_are_shown"),
+]
+
+
+def all_cases() -> list[Case]:
+    found: list[Case] = []
+    for ranks in (2, 3, 4, 5, 8):
+        found.append(("collectives", ranks, {"sizes": SIZES, "dtypes": DTYPES, "seed": ranks}))
+        found.append(("collectives", ranks, {"sizes": [300_001], "dtypes": DTYPES[:4], "seed": 0}))
+        for name in ("rearrangements", "messages", "groups", "functional", "subgroups"):
+            found.append((name, ranks, {"seed": ranks}))
+        found += [("contexts", ranks, {}), ("variants", ranks, {})]
+        found += [("mixture", ranks, {"seed": 100 * ranks + seed}) for seed in range(20)]
+        for seed in (0, 1, 2):
+            for name in (
+                "ddp_join",
+                "zero",
+                "local_sgd",
+                "normalised",
+                "fsdp1",
+                "tensor_parallel",
+                "experts",
+                "pipeline",
+                "ring_attention",
+                "autocast",
+                "parallel_loss",
+            ):
+                found.append((name, ranks, {"seed": seed}))
+            for options in ({}, {"static": True}, {"accumulate": True}, {"dropout": 0.3}):
+                found.append(("ddp", ranks, {"seed": seed, **options}))
+            for hook in HOOKS:
+                found.append(("ddp_hook", ranks, {"seed": seed, "hook": hook}))
+            for options in ({}, {"low": "bfloat16"}, {"checkpoint": f"saved-{ranks}-{seed}"}):
+                found.append(("fsdp2", ranks, {"seed": seed, **options}))
+            found.append(("tensor_parallel", ranks, {"seed": seed, "sequence": True}))
+            found.append(("autocast", ranks, {"seed": seed, "meet": True}))
+            found.append(("planned", ranks, {"seed": seed, "checkpoint": f"p-{ranks}-{seed}"}))
+            shape = {4: [2, 2], 8: [2, 4]}.get(ranks, [ranks, 1])
+            found.append(("redistributed", ranks, {"seed": seed, "shape": shape}))
+            for hook in ("fp16_compress_hook", "bf16_compress_hook"):
+                options = {"seed": seed, "hook": hook, "sizes": [*SIZES, 2_200_003]}
+                found.append(("hooked_means", ranks, options))
+            for replicas in (r for r in range(2, ranks) if ranks % r == 0):
+                options = {"seed": seed, "replicas": replicas, "sizes": [1, 33, 4000]}
+                found.append(("hybrid_means", ranks, options))
+            if ranks % 4 == 0:
+                found.append(("tensor_parallel", ranks, {"seed": seed, "sharded": 2}))
+                found.append(("fsdp2", ranks, {"seed": seed, "replicas": 2}))
+    return found
+
+
+#: Programs that use what is the process's: global generators, contexts, autocast's cache.
+GLOBAL = ("autocast", "contexts", "mixture", "parallel_loss", "planned")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bits_of_all_programs_are_those_of_gloo(name: str, ranks: int, tmp_path: Path) -> None:
+    """In turns and in processes; on two instances, where other numbers of ranks make no difference;
+    and in free threads, if the program takes nothing of the process's."""
+    cases = [case for case in all_cases() if case[:2] == (name, ranks)]
+    for case, expected in zip(cases, real(cases, tmp_path / "gloo"), strict=True):
+        folders = {way: tmp_path / way for way in ("turns", "processes", "free", "instances")}
+        for folder in folders.values():
+            folder.mkdir(exist_ok=True)
+        assert_equal_bits(expected, run(case, folders["turns"]), case_name(case))
+        found = run(case, folders["processes"], processes=True)
+        assert_equal_bits(expected, found, f"processes: {case_name(case)}")
+        if ranks == 4 and name not in GLOBAL and "dropout" not in case[2]:
+            found = run(case, folders["free"], schedule="free")
+            assert_equal_bits(expected, found, f"free: {case_name(case)}")
+        if ranks in (3, 4):
+            spread_case(case, folders["instances"], spread(ranks, 2), expected)
