@@ -23,7 +23,7 @@ from .local import Position
 from .plan import CollectivePlan
 from .tensors import as_array, as_tensor, dtype_of, on_stream_of, torch_dtype
 
-__all__ = ["UNNAMED", "batched", "stacked"]
+__all__ = ["UNNAMED", "batched", "compute", "stacked"]
 
 UNNAMED = -1
 """The origin of a leading dimension: an axis, by its place in `CollectivePlan.enclosing`, or a
@@ -37,10 +37,10 @@ torch.func.vmap that has no name in gpusim."""
 )
 def stacked(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
     """The results, with the leading dimensions `lead` of the operands; computed here and now."""
-    return _compute(operands, lead, CollectivePlan.decode(plan))
+    return compute(operands, lead, CollectivePlan.decode(plan))
 
 
-def _compute(
+def compute(
     operands: Sequence[Tensor], origins: Sequence[int], plan: CollectivePlan
 ) -> list[Tensor]:
     for axis in plan.enclosing:
