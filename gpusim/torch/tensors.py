@@ -99,6 +99,9 @@ def as_array(tensor: torch.Tensor, what: str = "tensor") -> Any:
     array([1, 1, 1], dtype=bfloat16)
     """
     dtype = dtype_of(tensor, what)
+    if tensor.dtype in NATIVE and tensor.device.type == "cpu":
+        found: np.ndarray[Any, Any] = tensor.numpy(force=True)
+        return found
     plain = tensor.detach().resolve_conj().resolve_neg()
     bits = None
     if tensor.dtype in EXTENDED:

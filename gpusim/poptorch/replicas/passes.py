@@ -26,6 +26,9 @@ RUNNING = {
 """Operators that update running statistics, which their schemas do not say: the positions of the
 statistics, and that of the operand that turns the update on."""
 
+IN_C = (type(torch.relu), type(Tensor.relu))
+"""The types of functions and methods that are written in C."""
+
 VIEWS = {
     *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default),
     *(aten.t.default, aten.transpose.int, aten.permute.default),
@@ -137,7 +140,7 @@ def _computes(node: Node) -> bool:
 
 
 def call_directly(module: GraphModule) -> None:
-    """Let a graph call torch's dispatcher without a Python frame for each operator."""
+    """Let a graph call torch's functions in place of operators, without a Python frame for each."""
     for node in module.graph.nodes:
         if isinstance(node.target, OpOverload):
             node.target = _direct(node.target)
@@ -146,7 +149,14 @@ def call_directly(module: GraphModule) -> None:
 
 @cache
 def _direct(operator: OpOverload[..., Any]) -> Callable[..., Any]:
-    direct: Any = partial(operator._op)
+    """The operator, or torch's function of this name, which parses arguments in half the time."""
+    schema = str(schema_of(operator))
+    namespace, name = schema.partition(".")[0].partition("(")[0].split("::")
+    found: Any = operator._op
+    if namespace == "aten" and "Tensor?[]" not in schema:  # torch's functions take no None there
+        own = (getattr(torch, name, None), getattr(Tensor, name, None))
+        found = next((function for function in own if isinstance(function, IN_C)), found)
+    direct: Any = partial(found)
     direct.__module__, direct.__name__ = __name__, str(operator).replace(".", "_")
     return direct
 
