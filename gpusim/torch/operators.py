@@ -17,7 +17,7 @@ from .axes import TensorAxis, enclosing_axes, traced_sizes
 from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
 from .graph_operators import graph_operator
 from .plan import CollectivePlan, CollectiveSpec
-from .private import innermost_vmap, is_plain, outside_transform
+from .private import innermost_vmap, is_plain, operators_are_seen, outside_transform
 from .stacked import UNNAMED, batched, compute, stacked
 from .tensors import dtype_of
 
@@ -136,10 +136,16 @@ def _again(ctx: Any) -> tuple[Sequence[Tensor], Run]:
 def _run(
     operands: list[Tensor], collective: str, axis_names: list[str], arguments: str
 ) -> list[Tensor]:
-    spec = CollectiveSpec.decode(collective, arguments)
+    return _run_here(operands, CollectiveSpec.decode(collective, arguments), tuple(axis_names))
+
+
+def _run_here(
+    operands: Sequence[Tensor], spec: CollectiveSpec, names: tuple[str, ...]
+) -> list[Tensor]:
+    """Look the axes up, and run the collective over them."""
+    collective = spec.collective
     for operand in operands:
         dtype_of(operand, f"{collective}'s operand")
-    names = tuple(axis_names)
     entries = resolve_names(names)
     for entry in entries:
         if entry.index is None and not isinstance(entry, TensorAxis):
@@ -153,7 +159,8 @@ def _run(
             f"{collective} over {names}: the graph was traced for axes of sizes {spec.sizes}, but "
             f"runs with {here}"
         )
-    plan = CollectivePlan(replace(spec, sizes=()), names, enclosing_axes())
+    spec = replace(spec, sizes=()) if spec.sizes else spec
+    plan = CollectivePlan(spec, names, enclosing_axes())
     marked = [entry for entry in _needed(plan, entries) if entry.marker is not None]
     places = tuple(entry.depth for entry in marked)
     markers = [entry.marker for entry in marked]
@@ -201,6 +208,8 @@ def collective(
     - TypeError: for an axis whose values are not tensors.
     """
     if not torch.compiler.is_dynamo_compiling():  # which cannot look up axes
+        if not operators_are_seen():
+            return _run_here(operands, spec, tuple(names))
         spec = replace(spec, sizes=traced_sizes(names))
     found: list[Tensor] = _collective([*operands], spec.collective, [*names], spec.encode())
     return found

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack as outside_transform
-from torch._ops import OpOverload
+from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -42,6 +42,7 @@ __all__ = [
     "innermost_vmap",
     "is_plain",
     "is_transformed",
+    "operators_are_seen",
     "outside_transform",
     "plain_kernels",
     "schema_of",
@@ -108,6 +109,15 @@ def is_plain(tensors: Sequence[Tensor]) -> bool:
         if type(x) not in (Tensor, Parameter) or (recorded and x.requires_grad):
             return False
     return True
+
+
+def operators_are_seen() -> bool:
+    """Whether a mode sees the operators that this thread calls: that of a tracer, for example."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or _len_torch_dispatch_stack_pre_dispatch()
+    )
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

@@ -172,7 +172,7 @@ def _free(address: int, device: int) -> None:
 def on_stream_of(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """CuPy's work inside runs where torch's would: the tensors' GPU, torch's current stream there,
     memory from torch's allocator. Nothing for tensors on the host."""
-    tensor = next((x for x in tensors if x.device.type == "cuda"), None)
+    tensor = next((x for x in tensors if x.is_cuda), None)
     if tensor is None:
         yield
         return

@@ -53,7 +53,7 @@ def compare(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         if one.dtype in (torch.float16, torch.bfloat16):
             tolerance = {"rtol": 1e-2, "atol": 1e-2}
         elif one.is_floating_point():
-            tolerance["atol"] *= max([1.0, *one[one.isfinite()].abs().flatten().tolist()])
+            tolerance["atol"] *= max(1.0, *one[one.isfinite()].abs().flatten().tolist())
         torch.testing.assert_close(own, one, equal_nan=True, **tolerance)
 
 
