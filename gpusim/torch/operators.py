@@ -161,10 +161,10 @@ def _run_here(
         )
     spec = replace(spec, sizes=()) if spec.sizes else spec
     plan = CollectivePlan(spec, names, enclosing_axes())
-    marked = [entry for entry in _needed(plan, entries) if entry.marker is not None]
-    places = tuple(entry.depth for entry in marked)
-    markers = [entry.marker for entry in marked]
-    return [*_descend(plan, (), places, len(operands), [*operands, *markers])]
+    marked = {entry.depth: entry.marker for entry in _needed(plan, entries)}
+    markers = {depth: marker for depth, marker in marked.items() if marker is not None}
+    tensors = [*operands, *markers.values()]
+    return [*_descend(plan, (), tuple(markers), len(operands), tensors)]
 
 
 def _needed(plan: CollectivePlan, entries: Sequence[AxisEntry]) -> list[TensorAxis]:

@@ -234,7 +234,12 @@ def test_plain_tensors_are_only_computed_with() -> None:
     with torch.autograd.forward_ad.dual_level():
         found.append(private.is_plain([x]))
     found.append(private.is_plain([x.as_subclass(Noted)]))
-    torch.func.vmap(lambda row: found.append(private.is_plain([x])) or row)(x)
+
+    def inside(row: Tensor) -> Tensor:
+        found.append(private.is_plain([x]))
+        return row
+
+    torch.func.vmap(inside)(x)
     assert found == [False] * 4
 
 
