@@ -48,9 +48,7 @@ def read(
     """
     leaves, structure = trees.flatten((args, kwargs))
     shapes = [
-        np.ndarray(leaf.shape, np.bool_, b"0", 0, (0,) * leaf.ndim)
-        if isinstance(leaf, Tensor)
-        else leaf
+        np.broadcast_to(np.False_, leaf.shape) if isinstance(leaf, Tensor) else leaf
         for leaf in leaves
     ]
     shown_args, shown_kwargs = trees.unflatten(structure, shapes)
