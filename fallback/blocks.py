@@ -138,7 +138,8 @@ class BlockPlan:
         one_call = plan.order != "tree" and self.arithmetic.running(width) is not None
         one_call = one_call and not plan.extent.before
         converts = self.arithmetic.converts
-        if one_call and not converts and plan.count > 1 and width < limits.ROW_WIDTH:
+        few = limits.STACKED if self.stacked else 1
+        if one_call and not converts and plan.count > 1 and width < few * limits.ROW_WIDTH:
             return True  # the fewest calls, for any number of members
         # Members in a list would be copied into rows first, as a ring's blocks are anyway.
         one_call = one_call and (self.stacked or plan.in_blocks)

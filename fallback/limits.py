@@ -8,10 +8,11 @@ BLOCK = 256 * 1024
 
 # From this number of members on, of fewer elements than this (a ring: in a block), the vectorised
 # path is taken: a NumPy call costs 0.5 us, the time to add some 4096 float32 numbers. If members
-# are converted, or one call adds all rows, rows may be wider by the factors below.
+# are converted, or one call adds all rows, rows may be wider by the factors below; so may rows of
+# fewer members that one call adds where they lie.
 ROW_MEMBERS = 8
 ROW_WIDTH = 2048
-CONVERTED, RUNNING = 64, 64
+CONVERTED, RUNNING, STACKED = 64, 64, 8
 
 # Rows narrower than this are added by one ufunc call for all of them, not by one call each. NumPy
 # takes five times as long as the kernels here per element of a sum rounded to float16.

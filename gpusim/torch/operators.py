@@ -17,7 +17,8 @@ from .axes import TensorAxis, enclosing_axes, traced_sizes
 from .derivatives import Run, cotangents_of_operands, save, tangents_of_results
 from .graph_operators import graph_operator
 from .plan import CollectivePlan, CollectiveSpec
-from .stacked import UNNAMED, batched, stacked
+from .private import innermost_vmap, is_plain, operators_are_seen, outside_transform
+from .stacked import UNNAMED, batched, compute, stacked
 from .tensors import dtype_of
 
 __all__ = ["axis_index", "collective"]
@@ -66,24 +67,56 @@ class VmapLevel(torch.autograd.Function):
         count: int,
         *tensors: Tensor,
     ) -> Any:
-        """One level: its axis, if it is one of ours, becomes the first dimension."""
-        dims = in_dims[4:]
-        whole = [
-            batched(x, dim, info.batch_size)
-            for x, dim in zip(tensors[:count], dims[:count], strict=True)
-        ]
-        marked = list(zip(places, tensors[count:], dims[count:], strict=True))
-        here = [place for place, _, dim in marked if dim is not None]
-        left = [(place, marker) for place, marker, dim in marked if dim is None]
-        results = VmapLevel.apply(
-            plan,
-            (*(here or [UNNAMED]), *lead),
-            tuple(place for place, _ in left),
-            count,
-            *whole,
-            *(marker for _, marker in left),
-        )
-        return results, (0,) * len(results)
+        chosen = CollectivePlan.decode(plan)
+        below = [*zip(tensors, in_dims[4:], strict=True)]
+        results = _below_vmap(chosen, lead, places, count, below, info.batch_size)
+        return tuple(results), (0,) * len(results)
+
+
+def _descend(
+    plan: CollectivePlan,
+    lead: Sequence[int],
+    places: Sequence[int],
+    count: int,
+    tensors: Sequence[Tensor],
+) -> Sequence[Tensor]:
+    """As `VmapLevel.forward`, from the innermost level of torch.func down.
+
+    VmapLevel is for the levels and the tracers that derive or record. A level of vmap alone takes
+    a small part of its time here.
+    """
+    vmap = innermost_vmap()
+    if vmap is None:
+        if is_plain(tensors):
+            return compute(tensors[:count], lead, plan)
+        found: Sequence[Tensor] = VmapLevel.apply(plan.encode(), lead, places, count, *tensors)
+        return found
+    below = [vmap.unwrap(x) for x in tensors]
+    with outside_transform():
+        if all(dim is None for _, dim in below):
+            return _descend(plan, lead, places, count, [x for x, _ in below])
+        results = _below_vmap(plan, lead, places, count, below, vmap.size)
+    return [vmap.wrap(x) for x in results]
+
+
+def _below_vmap(
+    plan: CollectivePlan,
+    lead: Sequence[int],
+    places: Sequence[int],
+    count: int,
+    tensors: Sequence[tuple[Tensor, int | None]],
+    size: int,
+) -> Sequence[Tensor]:
+    """One level of vmap: its axis, if it is one of ours, becomes the first dimension.
+
+    `tensors` come with their batch dimensions.
+    """
+    whole = [batched(x, dim, size) for x, dim in tensors[:count]]
+    marked = [*zip(places, tensors[count:], strict=True)]
+    here = [place for place, (_, dim) in marked if dim is not None]
+    left = [(place, marker) for place, (marker, dim) in marked if dim is None]
+    lead, places = (*(here or [UNNAMED]), *lead), tuple(place for place, _ in left)
+    return _descend(plan, lead, places, count, [*whole, *(marker for _, marker in left)])
 
 
 def _again(ctx: Any) -> tuple[Sequence[Tensor], Run]:
@@ -103,10 +136,16 @@ def _again(ctx: Any) -> tuple[Sequence[Tensor], Run]:
 def _run(
     operands: list[Tensor], collective: str, axis_names: list[str], arguments: str
 ) -> list[Tensor]:
-    spec = CollectiveSpec.decode(collective, arguments)
+    return _run_here(operands, CollectiveSpec.decode(collective, arguments), tuple(axis_names))
+
+
+def _run_here(
+    operands: Sequence[Tensor], spec: CollectiveSpec, names: tuple[str, ...]
+) -> list[Tensor]:
+    """Look the axes up, and run the collective over them."""
+    collective = spec.collective
     for operand in operands:
         dtype_of(operand, f"{collective}'s operand")
-    names = tuple(axis_names)
     entries = resolve_names(names)
     for entry in entries:
         if entry.index is None and not isinstance(entry, TensorAxis):
@@ -120,11 +159,12 @@ def _run(
             f"{collective} over {names}: the graph was traced for axes of sizes {spec.sizes}, but "
             f"runs with {here}"
         )
-    plan = CollectivePlan(replace(spec, sizes=()), names, enclosing_axes())
-    marked = [entry for entry in _needed(plan, entries) if entry.marker is not None]
-    places = tuple(entry.depth for entry in marked)
-    markers = [entry.marker for entry in marked]
-    return list(VmapLevel.apply(plan.encode(), (), places, len(operands), *operands, *markers))
+    spec = replace(spec, sizes=()) if spec.sizes else spec
+    plan = CollectivePlan(spec, names, enclosing_axes())
+    marked = {entry.depth: entry.marker for entry in _needed(plan, entries)}
+    markers = {depth: marker for depth, marker in marked.items() if marker is not None}
+    tensors = [*operands, *markers.values()]
+    return [*_descend(plan, (), tuple(markers), len(operands), tensors)]
 
 
 def _needed(plan: CollectivePlan, entries: Sequence[AxisEntry]) -> list[TensorAxis]:
@@ -168,6 +208,8 @@ def collective(
     - TypeError: for an axis whose values are not tensors.
     """
     if not torch.compiler.is_dynamo_compiling():  # which cannot look up axes
+        if not operators_are_seen():
+            return _run_here(operands, spec, tuple(names))
         spec = replace(spec, sizes=traced_sizes(names))
     found: list[Tensor] = _collective([*operands], spec.collective, [*names], spec.encode())
     return found

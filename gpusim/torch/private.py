@@ -8,15 +8,18 @@ names only: PyTorch documents them, and its optimizers consist of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
-from torch._ops import OpOverload
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack as outside_transform
+from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,11 +34,16 @@ __all__ = [
     "OpOverload",
     "TENSOR_ATTRIBUTES",
     "TorchDispatchMode",
+    "VmapTransform",
     "backward_class",
     "disable_modes",
     "dispatch_flags_kept",
     "function_modes",
+    "innermost_vmap",
+    "is_plain",
     "is_transformed",
+    "operators_are_seen",
+    "outside_transform",
     "plain_kernels",
     "schema_of",
     "storage_key",
@@ -62,6 +70,54 @@ def untransformed(tensor: Tensor) -> Tensor:
     while is_transformed(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
+
+
+class VmapTransform(NamedTuple):
+    """A torch.vmap that runs: its level among the transforms, and its size."""
+
+    level: int
+    size: int
+
+    def unwrap(self, tensor: Tensor) -> tuple[Tensor, int | None]:
+        """The tensor below, and its batch dimension; None if it has none."""
+        below: tuple[Tensor, int | None] = _functorch._unwrap_batched(tensor, self.level)
+        return below
+
+    def wrap(self, tensor: Tensor) -> Tensor:
+        """The tensor inside this vmap that has dimension 0 of `tensor` as batch dimension."""
+        inside: Tensor = _functorch._add_batch_dim(tensor, 0, self.level)
+        return inside
+
+
+def innermost_vmap() -> VmapTransform | None:
+    """The innermost of torch's function transforms, if it is a vmap."""
+    inner = _functorch.peek_interpreter_stack()
+    if inner is None or inner.key() != _functorch.TransformType.Vmap:
+        return None
+    vmap = _functorch.CVmapInterpreterPtr(inner)
+    return VmapTransform(vmap.level(), vmap.batchSize())
+
+
+def is_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether operations on the tensors only compute: no transform, tracer or autograd is told."""
+    if _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    recorded = torch.is_grad_enabled()
+    for x in tensors:
+        if type(x) not in (Tensor, Parameter) or (recorded and x.requires_grad):
+            return False
+    return True
+
+
+def operators_are_seen() -> bool:
+    """Whether a mode sees the operators that this thread calls: that of a tracer, for example."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or _len_torch_dispatch_stack_pre_dispatch()
+    )
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

@@ -23,7 +23,7 @@ from .local import Position
 from .plan import CollectivePlan
 from .tensors import as_array, as_tensor, dtype_of, on_stream_of, torch_dtype
 
-__all__ = ["UNNAMED", "batched", "stacked"]
+__all__ = ["UNNAMED", "batched", "compute", "stacked"]
 
 UNNAMED = -1
 """The origin of a leading dimension: an axis, by its place in `CollectivePlan.enclosing`, or a
@@ -37,10 +37,10 @@ torch.func.vmap that has no name in gpusim."""
 )
 def stacked(operands: list[Tensor], lead: list[int], plan: str) -> list[Tensor]:
     """The results, with the leading dimensions `lead` of the operands; computed here and now."""
-    return _compute(operands, lead, CollectivePlan.decode(plan))
+    return compute(operands, lead, CollectivePlan.decode(plan))
 
 
-def _compute(
+def compute(
     operands: Sequence[Tensor], origins: Sequence[int], plan: CollectivePlan
 ) -> list[Tensor]:
     for axis in plan.enclosing:
@@ -92,7 +92,8 @@ def _in_depth(axes: Axes) -> list[int]:
 def _enter(operand: Tensor, axes: Axes, name: str) -> Any:
     """The tensor as a value inside gpusim's maps."""
     order = _in_depth(axes)
-    operand = operand.permute((*order, *range(len(axes), operand.ndim)))
+    if order != [*range(len(axes))]:
+        operand = operand.permute((*order, *range(len(axes), operand.ndim)))
     data = read_only(as_array(operand, f"{name}'s operand"))
     return wrap(data, tuple(axes[place] for place in order)) if axes else data
 
@@ -108,9 +109,9 @@ def _leave(result: Any, axes: Axes, plan: CollectivePlan) -> Tensor:
     found = as_tensor(data, copy=on_device(data)).contiguous()  # a GPU's views are writable
     if len(leading) == len(axes):
         return found
-    index = tuple(slice(None) if axis in leading else None for axis in axes)
-    shape = (*(axis.size for axis in axes), *found.shape[len(leading) :])
-    expanded = found[(*index, ...)].expand(shape)
+    if leading:
+        found = found[(*(slice(None) if axis in leading else None for axis in axes), ...)]
+    expanded = found.expand((*(axis.size for axis in axes), *data.shape[len(leading) :]))
     return expanded if plan.replicated else expanded.contiguous()
 
 

@@ -99,6 +99,9 @@ def as_array(tensor: torch.Tensor, what: str = "tensor") -> Any:
     array([1, 1, 1], dtype=bfloat16)
     """
     dtype = dtype_of(tensor, what)
+    if tensor.dtype in NATIVE and tensor.device.type == "cpu":
+        found: np.ndarray[Any, Any] = tensor.numpy(force=True)
+        return found
     plain = tensor.detach().resolve_conj().resolve_neg()
     bits = None
     if tensor.dtype in EXTENDED:
@@ -169,7 +172,7 @@ def _free(address: int, device: int) -> None:
 def on_stream_of(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """CuPy's work inside runs where torch's would: the tensors' GPU, torch's current stream there,
     memory from torch's allocator. Nothing for tensors on the host."""
-    tensor = next((x for x in tensors if x.device.type == "cuda"), None)
+    tensor = next((x for x in tensors if x.is_cuda), None)
     if tensor is None:
         yield
         return

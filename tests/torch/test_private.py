@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from gpusim.torch import private
 
@@ -190,6 +191,72 @@ def test_transforms() -> None:
     ((transformed, below),) = found
     assert transformed and torch.equal(below, x) and not private.is_transformed(below)
     assert private.untransformed(x) is x
+
+
+def test_a_level_of_vmap_is_left_and_entered() -> None:
+    x, found = torch.arange(6.0).reshape(3, 2), []
+
+    def f(row: Tensor) -> Tensor:
+        level = private.innermost_vmap()
+        assert isinstance(level, private.VmapTransform) and level.size == 2
+        below, dim = level.unwrap(row)
+        assert level.unwrap(x) == (x, None)
+        with private.outside_transform():
+            found.append((private.innermost_vmap(), below, dim))
+            doubled = below.movedim(1, 0) * 2
+        return level.wrap(doubled) + row
+
+    result = torch.func.vmap(f, in_dims=1)(x)
+    ((outer, below, dim),) = found
+    assert outer is None and torch.equal(below, x) and dim == 1
+    assert torch.equal(result, 3 * x.T)
+
+
+def test_the_innermost_transform_may_be_a_derivative() -> None:
+    found = []
+
+    def f(x: Tensor) -> Tensor:
+        found.append(private.innermost_vmap())
+        return x * x
+
+    torch.func.vmap(torch.func.grad(f))(torch.ones(2))
+    assert found == [None]
+
+
+def test_plain_tensors_are_only_computed_with() -> None:
+    x, weight = torch.ones(2), torch.nn.Parameter(torch.ones(2))
+    found = []
+    assert private.is_plain([x]) and not private.is_plain([x, weight])
+    with torch.no_grad():
+        assert private.is_plain([x, weight])
+    with Operators():
+        found.append(private.is_plain([x]))
+    with torch.autograd.forward_ad.dual_level():
+        found.append(private.is_plain([x]))
+    found.append(private.is_plain([x.as_subclass(Noted)]))
+
+    def inside(row: Tensor) -> Tensor:
+        found.append(private.is_plain([x]))
+        return row
+
+    torch.func.vmap(inside)(x)
+    assert found == [False] * 4
+
+
+def test_modes_that_see_operators() -> None:
+    assert not private.operators_are_seen()
+    for mode in (Noting(), Operators()):
+        with mode:
+            assert private.operators_are_seen()
+    found = []
+
+    def traced(x: Tensor) -> Tensor:
+        found.append(private.operators_are_seen())
+        return x + 1
+
+    for pre_dispatch in (False, True):
+        make_fx(traced, pre_dispatch=pre_dispatch)(torch.ones(1))
+    assert found == [True, True] and not private.operators_are_seen()
 
 
 def test_storages() -> None:

@@ -71,6 +71,9 @@ class Accumulator:
         before = self._count
         for place, (name, gradient) in enumerate(gradients.items()):
             dtype = self._dtype(name, gradient.dtype)
+            if not before and dtype == gradient.dtype:
+                self.gradients[name] = gradient
+                continue
             wide = torch.promote_types(torch.promote_types(dtype, gradient.dtype), torch.float32)
             value = gradient.to(wide)
             if before:
@@ -132,8 +135,8 @@ class Reducer:
                 if self.running:
                     places = [list(gradients).index(name) for name in names]
                     stacked = self._shares(stacked, places, groups, step)
-                reduced |= self._fold(stacked, groups)
-        return {name: self._scale(name, reduced[name]) for name in gradients}
+                reduced |= self._divide(self._fold(stacked, groups), groups)
+        return {name: reduced[name] for name in gradients}
 
     @contextmanager
     def _reduction(self, step: int) -> Iterator[None]:
@@ -177,7 +180,7 @@ class Reducer:
             found = run_leaves(Call(psum, (), None, groups), leaves, current_world())
             folded = {name: value for name, ((value, _),) in zip(names, found, strict=True)}
             if groups is None:
-                return {name: gt.as_tensor(value)[None] for name, value in folded.items()}
+                return {name: gt.as_tensor(value[None]) for name, value in folded.items()}
             leaders = [group[0] for group in groups.members]
             with called_by(NOBODY):
                 return {
@@ -185,13 +188,13 @@ class Reducer:
                     for name, value in folded.items()
                 }
 
-    def _scale(self, name: str, value: Tensor) -> Tensor:
+    def _divide(self, sums: dict[str, Tensor], groups: Groups | None) -> dict[str, Tensor]:
         if self.reduction is not ReductionType.Mean:
-            return value
+            return sums
         divisor: float = self.accumulations * (self.replicas // self.loss_divisor)
         if self.running:  # divided by a group's size and the micro-batches already
-            groups = self.groups.get(name)
             divisor = 1 if groups is None else self.replicas / groups.group_size
         if divisor == 1:
-            return value
-        return value.to(torch.promote_types(value.dtype, torch.float32)) / divisor
+            return sums
+        wide = [x.to(torch.promote_types(x.dtype, torch.float32)) for x in sums.values()]
+        return dict(zip(sums, torch._foreach_div(wide, divisor), strict=True))

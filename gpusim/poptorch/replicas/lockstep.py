@@ -15,7 +15,7 @@ from ... import torch as gt
 from ...torch.private import plain_kernels, storage_key
 from ..axis import AXIS
 from .cache import Cache
-from .passes import call_directly
+from .passes import call_directly, simplify
 from .results import GRADIENT, MicroBatch, Step
 from .trace import Trace, collection_paused, fake_like
 
@@ -113,6 +113,7 @@ class Lockstep:
                     tracing_mode="fake",
                     _allow_non_fake_inputs=True,
                 )(*fake_like(like, shapes))
+            simplify(graph.graph)
             graph.graph.eliminate_dead_code()
             graph.recompile()
             return graph

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ...torch.private import OpOverload, schema_of
+from .random_operators import is_random
 
-__all__ = ["add_taps", "batch_mutated", "call_directly", "running_statistics"]
+__all__ = ["add_taps", "batch_mutated", "call_directly", "running_statistics", "simplify"]
 
 aten = torch.ops.aten
 
@@ -24,6 +25,14 @@ RUNNING = {
 }
 """Operators that update running statistics, which their schemas do not say: the positions of the
 statistics, and that of the operand that turns the update on."""
+
+IN_C = (type(torch.relu), type(Tensor.relu))
+"""The types of functions and methods that are written in C."""
+
+VIEWS = {
+    *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default),
+    *(aten.t.default, aten.transpose.int, aten.permute.default),
+}
 
 
 def running_statistics(graph: Graph) -> set[Node]:
@@ -92,8 +101,46 @@ def add_taps(graph: Graph, count: int, last: Node) -> list[Tensor]:
     return [node.meta["val"] for node in tapped]
 
 
+def simplify(graph: Graph) -> None:
+    """Remove views that see what an earlier node has, and operations that are repeated.
+
+    vmap and autograd leave many of both. Repetitions stay in a graph that changes tensors in place.
+    """
+    functional = not running_statistics(graph) and not any(map(_mutated, graph.nodes))
+    known: dict[Any, Node] = {}
+    for node in graph.nodes:
+        found = _unviewed(node)
+        if found is node and functional and _computes(node):
+            # text, as 1 == 1.0; the nodes in it are names
+            found = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if found is not node:
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
+
+
+def _unviewed(node: Node) -> Node:
+    """The earliest node of which this is a view with all elements in their places, or itself."""
+    found = base = node
+    while base.target in VIEWS:
+        (base,) = base.all_input_nodes
+        if _geometry(base) == _geometry(node):
+            found = base
+    return found
+
+
+def _geometry(node: Node) -> tuple[Any, ...]:
+    x = node.meta["val"]
+    return x.shape, x.stride(), x.storage_offset()
+
+
+def _computes(node: Node) -> bool:
+    """Whether a node's result depends on its operands alone."""
+    target = node.target
+    return isinstance(target, OpOverload) and target.namespace == "aten" and not is_random(target)
+
+
 def call_directly(module: GraphModule) -> None:
-    """Let a graph call torch's dispatcher without a Python frame for each operator."""
+    """Let a graph call torch's functions in place of operators, without a Python frame for each."""
     for node in module.graph.nodes:
         if isinstance(node.target, OpOverload):
             node.target = _direct(node.target)
@@ -102,7 +149,14 @@ def call_directly(module: GraphModule) -> None:
 
 @cache
 def _direct(operator: OpOverload[..., Any]) -> Callable[..., Any]:
-    direct: Any = partial(operator._op)
+    """The operator, or torch's function of this name, which parses arguments in half the time."""
+    schema = str(schema_of(operator))
+    namespace, name = schema.partition(".")[0].partition("(")[0].split("::")
+    found: Any = operator._op
+    if namespace == "aten" and "Tensor?[]" not in schema:  # torch's functions take no None there
+        own = (getattr(torch, name, None), getattr(Tensor, name, None))
+        found = next((function for function in own if isinstance(function, IN_C)), found)
+    direct: Any = partial(found)
     direct.__module__, direct.__name__ = __name__, str(operator).replace(".", "_")
     return direct
 
