@@ -51,30 +51,30 @@ struct Code<8> {
   typedef u64 __attribute__((aligned(1), may_alias)) type;
 };
 
-// The value of a code. As float16, a shift and a product by a power of two, both exact, read most
-// 8-bit formats.
+// The value of a code.
 template <class C, class S>
 inline C decoded(S, typename Code<S::BYTES>::type code) {
   return static_cast<C>(value_of(S(), code));
 }
+// As float16, a shift and a product by a power of two, both exact, read most 8-bit formats. The
+// product is a float32, as processors without float16 arithmetic would round and convert it again.
 template <class C, class S>
-  requires(sizeof(C) == 2 && S::BYTES == 1 && S::BIAS <= 15)
-inline C decoded(S, u8 code) {
-  const u16 shifted = static_cast<u16>(static_cast<u16>(code) << (10 - S::FRACTION));
-  const u16 magnitude = static_cast<u16>(shifted & (0x7f << (10 - S::FRACTION)));
-  const C scaled = bits_as<C>(magnitude) * static_cast<C>(power_of_two(15 - S::BIAS));
-  u16 bits = bits_as<u16>(scaled);
-  if constexpr (S::TOP == FN) bits = magnitude == 0x7f << (10 - S::FRACTION) ? 0x7e00 : bits;
-  if constexpr (S::TOP == FNUZ) bits = shifted == 0x80 << (10 - S::FRACTION) ? 0x7e00 : bits;
-  const u16 sign = static_cast<u16>(static_cast<u16>(code) << 8) & 0x8000;
-  return bits_as<C>(static_cast<u16>(bits | sign));
+  requires(sizeof(C) == 2 && S::BYTES == 1 && S::BIAS < 15)
+inline float decoded(S, u8 code) {
+  const int shift = 10 - S::FRACTION, highest = 0x7f << shift;
+  const int bits = static_cast<signed char>(code) * (1 << shift) & (highest | 0x8000);
+  bool nan = false;
+  if constexpr (S::TOP == FN) nan = (bits & highest) == highest;
+  if constexpr (S::TOP == FNUZ) nan = bits == 0x8000;
+  const u16 half = static_cast<u16>(nan ? 0x7e00 : bits);
+  return float_of_half(half) * power_of_two(15 - S::BIAS);
 }
 
 // What a step adds: a member's codes as they lie in memory, or values.
 template <class S, class C>
 struct Codes {
   const typename Code<S::BYTES>::type* at;
-  inline C operator[](int index) const { return decoded<C>(S(), at[index]); }
+  inline auto operator[](int index) const { return decoded<C>(S(), at[index]); }
 };
 template <class C>
 struct Values {
@@ -277,11 +277,36 @@ template <class S, class C>
 inline void load(C* values, const char* at, i64 stride, int count) {
   if (stride == S::BYTES) {
     const Codes<S, C> codes = {reinterpret_cast<const typename Code<S::BYTES>::type*>(at)};
-    FOR_EACH(k, count) values[k] = codes[k];
+    FOR_EACH(k, count) values[k] = static_cast<C>(codes[k]);
   } else {
     FOR_EACH(k, count) {
       values[k] = static_cast<C>(value_of(S(), load_element<S::BYTES>(at + k * stride)));
     }
+  }
+}
+
+// The codes of an 8-bit format, to which values are rounded to nearest as by `round_vector`.
+template <class C>
+inline void encode(const C* values, char* at, const Target& target, const Vector& vector,
+                   int count) {
+  const u32 least = vector.normal - 0x00800000u, dropped = vector.dropped;
+  const u32 largest = (__float_as_uint(vector.largest) - least) >> dropped;
+  const u32 nan = static_cast<u32>(target.nan_code);
+  const u32 infinity = static_cast<u32>(target.infinity_code);
+  const u32 half = (1u << dropped) / 2 - 1, zero_sign = vector.negative_zero ? 0x80 : 0;
+  const float shift = vector.ulp * 8388608.0f;  // whose own distance is `ulp`
+  const bool has_infinity = target.has_infinity;
+  FOR_EACH(k, count) {
+    const u32 bits = __float_as_uint(static_cast<float>(values[k]));
+    const u32 magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80;
+    const u32 odd = magnitude >> dropped & 1;
+    const u32 normal = (magnitude + half + odd - least) >> dropped;
+    const u32 subnormal =
+        __float_as_uint(__uint_as_float(magnitude) + shift) - __float_as_uint(shift);
+    u32 code = magnitude < vector.normal ? subnormal : normal;
+    const bool beyond = code > largest, is_nan = magnitude > 0x7f800000u;
+    code = (beyond ? infinity : code) | (code ? sign : sign & zero_sign);
+    at[k] = static_cast<char>(is_nan || (beyond && !has_infinity) ? nan : code);
   }
 }
 
@@ -314,7 +339,8 @@ inline void store(C* values, const Finish& finish, const Rounder& rounder, const
       FOR_EACH(k, count) values[k] = rounded<BFLOAT16, false>(values[k], 0);
     }
   }
-  if (finish.rounding == TO_TARGET) {
+  const bool encoded = finish.encoding == AS_FLOAT8 && sizeof(C) == 4 && rounder.by_vector;
+  if (finish.rounding == TO_TARGET && (drawn || !encoded)) {
     if (drawn) {
       round_all<C, true>(values, count, rounder, lanes);
     } else {
@@ -345,23 +371,11 @@ inline void store(C* values, const Finish& finish, const Rounder& rounder, const
       }
       return;
   }
-  // An 8-bit format has the value.
-  const Target target = finish.target;
-  if (!rounder.by_vector) {
+  if (rounder.by_vector) {
+    encode(values, at, finish.target, rounder.vector, count);
+  } else {  // an 8-bit format has the value
+    const Target target = finish.target;
     for (int k = 0; k < count; ++k) at[k] = code_of(static_cast<float>(values[k]), target);
-    return;
-  }
-  const Vector vector = rounder.vector;
-  const u32 least = vector.normal - 0x00800000u, nan = static_cast<u32>(target.nan_code);
-  const u32 infinity = static_cast<u32>(target.infinity_code);
-  FOR_EACH(k, count) {
-    const u32 bits = __float_as_uint(static_cast<float>(values[k]));
-    const u32 magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80;
-    const float small = magnitude < vector.normal ? __uint_as_float(magnitude) : 0.0f;
-    const u32 subnormal = static_cast<u32>(small * vector.inverse);
-    u32 code = magnitude < vector.normal ? subnormal : (magnitude - least) >> vector.dropped;
-    code = magnitude == 0x7f800000u ? infinity : code;
-    at[k] = static_cast<char>(magnitude > 0x7f800000u ? nan : code | sign);
   }
 }
 
@@ -376,6 +390,15 @@ struct Job {
 
   const char* at(int member) const { return members.at(member, tile.offset); }
 
+  // Fetch the member after this one. With the short tiles of 8-bit formats the processor's own
+  // prefetching, which begins anew at each, comes too late.
+  inline void fetch_next(int member) const {
+    if constexpr (S::BYTES == 1) {
+      const char* next = member + 1 < fold.layout.members ? at(member + 1) : at(0) + tile.count;
+      for (int k = 0; k < tile.count; k += 64) __builtin_prefetch(next + k);
+    }
+  }
+
   // left op right, rounded, as step `step`. `out` may be `left`.
   template <class Right>
   inline void combine(const C* left, Right right, C* out, u64 step) const {
@@ -383,11 +406,11 @@ struct Job {
     const u32* lanes = DRAWN ? draw(buffer, fold.finish, tile, step) : buffer;
     if (fold.op == SUM) {
       FOR_EACH(k, count) {
-        out[k] = rounded<STEP, DRAWN>(left[k] + right[k], DRAWN ? lanes[k] : 0);
+        out[k] = rounded<STEP, DRAWN>(static_cast<C>(left[k] + right[k]), DRAWN ? lanes[k] : 0);
       }
     } else {
       FOR_EACH(k, count) {
-        out[k] = rounded<STEP, DRAWN>(left[k] * right[k], DRAWN ? lanes[k] : 0);
+        out[k] = rounded<STEP, DRAWN>(static_cast<C>(left[k] * right[k]), DRAWN ? lanes[k] : 0);
       }
     }
     if constexpr (STEP == TARGET) round_all<C, DRAWN>(out, count, rounder, lanes);
@@ -396,6 +419,7 @@ struct Job {
   // The same with a member at the right.
   inline void combine_member(const C* left, int member, C* out, u64 step) const {
     if (fold.layout.stride == S::BYTES) {
+      fetch_next(member);
       typedef typename Code<S::BYTES>::type T;
       combine(left, Codes<S, C>{reinterpret_cast<const T*>(at(member))}, out, step);
     } else {
