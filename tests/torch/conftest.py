@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,3 +33,11 @@ def hanging_processes_are_shown() -> Iterator[None]:
     yield
     timer.cancel()
     faulthandler.unregister(signal.SIGUSR1)
+
+
+@pytest.fixture
+def memory_is_returned() -> Iterator[None]:
+    """To the system: the allocator keeps gigabytes of ranks' threads, and forks copy their tables."""
+    yield
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

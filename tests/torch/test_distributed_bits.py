@@ -23,7 +23,7 @@ from tests.torch.test_distributed_instances import spread_case
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux"),
-    pytest.mark.usefixtures("hanging_processes_are_shown"),
+    pytest.mark.usefixtures("hanging_processes_are_shown", "memory_is_returned"),
 ]
 
 
