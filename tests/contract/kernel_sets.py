@@ -21,7 +21,7 @@ runs_every_set = pytest.mark.runs_every_set
 
 
 def on_every_set(compute: Callable[[], Any]) -> np.ndarray:
-    """What `compute` returns on all sets of kernels: values of one dtype and the same codes."""
+    """Return the result of `compute`, and assert that all sets of kernels give its codes."""
     found = []
     for name in SETS:
         with kernels.chosen(name):

@@ -103,7 +103,7 @@ def run(case: Case, folder: Path, **options: Any) -> Found:
 
 
 def real(cases: list[Case], folder: Path) -> list[Found]:
-    """What the ranks of real processes return."""
+    """Return the results of the ranks of real processes."""
     folder.mkdir()
     return gloo([located(case, folder) for case in cases], folder)
 
