@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import threading
@@ -39,5 +40,6 @@ def hanging_processes_are_shown() -> Iterator[None]:
 def memory_is_returned() -> Iterator[None]:
     """To the system: the allocator keeps gigabytes after large launches, and forks copy tables."""
     yield
+    gc.collect()
     with contextlib.suppress(AttributeError):  # glibc has it
         ctypes.CDLL(None).malloc_trim(0)
