@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
+
+import pytest
+
+#: For tests whose ranks are processes: they share memory by Linux's memfd, and fork.
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
 
 
 def children() -> set[int]:

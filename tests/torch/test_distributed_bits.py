@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from gpusim.runtime.environment import spread
+from tests.torch.children import needs_linux
 from tests.torch.distributed_programs import PROGRAMS
 from tests.torch.gloo_ranks import Case
 from tests.torch.test_distributed import (
@@ -22,7 +22,7 @@ from tests.torch.test_distributed import (
 from tests.torch.test_distributed_instances import spread_case
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux"),
+    needs_linux,
     pytest.mark.usefixtures("hanging_processes_are_shown", "memory_is_returned"),
 ]
 

@@ -32,13 +32,13 @@ from gpusim import (
 from gpusim.runtime.engines import Buffer
 from gpusim.torch.distributed import FoldCall, Recorder, instances, launch
 from tests.oracles.budget import slow
-from tests.torch.children import children
+from tests.torch.children import children, needs_linux
 from tests.torch.distributed_programs import start
 from tests.torch.gloo_ranks import Case, Found
 from tests.torch.test_distributed import assert_equal_bits, case_name, run
 from tests.torch.test_distributed_processes import SMALL, files
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+pytestmark = needs_linux
 
 
 class Pairs:

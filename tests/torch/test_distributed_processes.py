@@ -26,7 +26,7 @@ from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reductio
 from gpusim import reduction as reduce_by
 from gpusim.torch.distributed import FoldCall, Recorder, launch, wire
 from tests.oracles.budget import budget, slow
-from tests.torch.children import children
+from tests.torch.children import children, needs_linux
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import ROOT, Case
 from tests.torch.test_distributed import (
@@ -44,7 +44,7 @@ from tests.torch.test_distributed import (
 )
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux"),
+    needs_linux,
     pytest.mark.usefixtures("hanging_processes_are_shown"),
 ]
 HERE = re.escape(__file__)
