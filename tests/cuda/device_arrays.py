@@ -561,6 +561,7 @@ def installed() -> Iterator[Counted]:
     """`import cupy` gives the stand-in meanwhile; yields the counts, from 0."""
     names = ("cupy", "cupy.cuda", "cupy.cuda.nccl")
     before = {name: sys.modules.get(name) for name in names}
+    assert not isinstance(before["cupy"], SimpleNamespace), "a stand-in was left behind"
     made = package()
     sys.modules |= dict(zip(names, (made, made.cuda, made.cuda.nccl), strict=True))
     caches = (launch._function, launch._device, launch._checked, compiling.machine_code)

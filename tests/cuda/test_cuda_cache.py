@@ -171,10 +171,10 @@ def test_processes_may_write_the_same_file(folder: Path) -> None:
 
 
 @pytest.fixture
-def nvrtc(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvrtc]:
+def nvrtc(folder: Path) -> Iterator[Nvrtc]:
     """The stand-in's NVRTC, from a process that has compiled nothing but what the check needs."""
     with device_arrays.installed():
-        monkeypatch.setenv(cache.ENVIRONMENT, str(folder))
+        os.environ[cache.ENVIRONMENT] = str(folder)
         import cupy
 
         cupy.cuda.nvrtc.compiled.clear()

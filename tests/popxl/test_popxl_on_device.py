@@ -57,9 +57,9 @@ class Package:
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cupy() -> Iterator[None]:
     with device_arrays.installed() as counts:
-        monkeypatch.setitem(sys.modules, "cupy", Package(sys.modules["cupy"]))
+        sys.modules["cupy"] = Package(sys.modules["cupy"])
         yield
         assert counts.uploads and counts.downloads and not counts.lacking
 
