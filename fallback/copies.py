@@ -4,12 +4,13 @@ bandwidth, and the system clears new memory page by page at the first access."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import limits, threads
+from fallback import kernels, limits, threads
 
 Pair = tuple[NDArray[Any], NDArray[Any]]  # target, source
 
@@ -32,7 +33,9 @@ def copy(pairs: Iterable[Pair]) -> None:
     # Long copies go past the caches, which is faster: no shorter pieces than sharing needs.
     length = max(limits.BLOCK, size // (4 * threads.count()))
     pieces = [piece for pair in listed for piece in _pieces(*pair, length)]
-    threads.run(_copy_bundle, _bundles(pieces))
+    streams = sum(target.nbytes for target, _ in listed) >= limits.STREAMED
+    compiled = kernels.compiled() if streams else None
+    threads.run(partial(_copy_bundle, compiled), _bundles(pieces))
 
 
 def _pieces(target: NDArray[Any], source: NDArray[Any], most: int) -> Iterator[Pair]:
@@ -63,6 +66,7 @@ def _bundles(pieces: list[Pair]) -> Iterator[list[Pair]]:
         yield bundle
 
 
-def _copy_bundle(bundle: list[Pair]) -> None:
+def _copy_bundle(compiled: kernels.Kernels | None, bundle: list[Pair]) -> None:
     for target, source in bundle:
-        np.copyto(target, source)
+        if compiled is None or not compiled.copy(target, source):
+            np.copyto(target, source)

@@ -115,6 +115,18 @@ class Kernels(Protocol):
     ) -> bool:
         """Add rows to sums of several numbers each, and what is not finite to `special`."""
 
+    def copy(self, target: NDArray[Any], source: NDArray[Any]) -> bool:
+        """Part of a copy that is larger than the caches. False: nothing is done."""
+
+    def check_slices(
+        self,
+        table: NDArray[np.int64],
+        members: NDArray[np.int64],
+        source_rows: int,
+        target_rows: int,
+    ) -> NDArray[np.int64] | None:
+        """The segments of a ragged_all_to_all's slices, all of them right."""
+
     def copy_segments(
         self, source: NDArray[Any], target: NDArray[Any], segments: NDArray[np.int64], size: int
     ) -> bool:

@@ -51,8 +51,7 @@ def ragged_copy(
     read, write = _flat(sources), _flat(output)
     if read is not None and write is not None and (compiled := kernels.compiled()) is not None:
         size = int(segments[:, ROWS].sum()) * read.itemsize * read.shape[2]
-        short = size < SHORT_SEGMENT * len(segments)
-        if not size or (short and compiled.copy_segments(read, write, segments, size)):
+        if not size or compiled.copy_segments(read, write, segments, size):
             return
     merged = _merge(segments[segments[:, ROWS] > 0])
     if not len(merged):

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fallback import kernels as sets
+
 from ..groups import Groups
 from ..libraries import to_host
 from .operand import Operand
@@ -36,8 +38,13 @@ def ragged_plan(
     """The checked segments (slices that are not empty, 5), ordered by sender and slice."""
     _check_data(operand, output)
     partition = groups or Groups.all(operand.size)
-    table = _read_indices(operand, indices, partition.group_size)
-    slices = table.send_sizes.shape[2]
+    stacked = _read_indices(operand, indices, partition.group_size)
+    if (compiled := sets.compiled()) is not None:
+        sizes = operand.shape[0], output.shape[0]
+        checked = compiled.check_slices(stacked, partition.matrix, *sizes)
+        if checked is not None:
+            return checked
+    table, slices = Indices(*stacked), stacked.shape[3]
     receiver, receiving_slice = _routes(partition, slices)
     _check_numbers(table, receiver, receiving_slice, operand, output)
     segments = _segments(table, receiver)
@@ -121,7 +128,10 @@ def _check_replicas(name: str, given: Operand, operand: Operand) -> None:
         )
 
 
-def _read_indices(operand: Operand, indices: tuple[Operand, ...], group_size: int) -> Indices:
+def _read_indices(
+    operand: Operand, indices: tuple[Operand, ...], group_size: int
+) -> NDArray[np.int64]:
+    """The index arguments, (4, replicas, batch entries, slices)."""
     given = dict(zip(INDEX_NAMES, indices, strict=True))
     for name, values in given.items():
         _check_replicas(name, values, operand)
@@ -143,15 +153,14 @@ def _read_indices(operand: Operand, indices: tuple[Operand, ...], group_size: in
             f"ragged_all_to_all: the number of slices must be divisible by the group's "
             f"{group_size} replicas, got {slices} slices"
         )
-    return Indices(*(_as_int64(values, slices) for values in given.values()))
-
-
-def _as_int64(values: Operand, slices: int) -> NDArray[np.int64]:
-    stacked = to_host(values.stacked())  # which waits, as the checks do
-    if stacked.dtype == np.uint64:  # larger ones stay larger than any array
-        stacked = np.minimum(stacked, np.iinfo(np.int64).max)
-    entries = int(np.prod(values.batch_shape, dtype=np.int64))
-    return stacked.astype(np.int64).reshape(values.size, entries, slices)
+    entries = int(np.prod(operand.batch_shape, dtype=np.int64))
+    table = np.empty((len(INDEX_NAMES), operand.size, entries, slices), np.int64)
+    for row, values in zip(table, given.values(), strict=True):
+        stacked = to_host(values.stacked())  # which waits, as the checks do
+        if stacked.dtype == np.uint64:  # larger ones stay larger than any array
+            stacked = np.minimum(stacked, np.iinfo(np.int64).max)
+        row[...] = stacked.reshape(row.shape)
+    return table
 
 
 def _routes(groups: Groups, slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .arrays import add, copy_segments, draw, fold_chain, send
+from .arrays import add, check_slices, copy, copy_segments, draw, fold_chain, send
 from .build import compiler
 from .folding import plan_fold
 from .numbers import add_exactly, draw_rows, normal_quantile
@@ -12,6 +12,8 @@ from .rounding import round_to
 __all__ = [
     "add",
     "add_exactly",
+    "check_slices",
+    "copy",
     "copy_segments",
     "draw",
     "draw_rows",

@@ -244,14 +244,88 @@ EXPORTED void add_double(const Addition* given) { add<double>(*given); }
 EXPORTED void chain_float(const Chain* chain) { fold_chain<float>(*chain); }
 EXPORTED void chain_double(const Chain* chain) { fold_chain<double>(*chain); }
 EXPORTED u64 bytes() { return sizeof(Addition) + sizeof(Chain); }
+using Line = u64 __attribute__((vector_size(64)));
+// memcpy past the caches, for destinations that are larger than these.
+inline void stream(char* to, const char* from, i64 size) {
+  i64 done = -reinterpret_cast<i64>(to) & 63;
+  if (done > size) done = size;
+  __builtin_memcpy(to, from, static_cast<u64>(done));
+  for (; done + 64 <= size; done += 64) {
+    Line line;
+    __builtin_memcpy(&line, from + done, sizeof line);
+    __builtin_nontemporal_store(line, reinterpret_cast<Line*>(to + done));
+  }
+  __builtin_memcpy(to + done, from + done, static_cast<u64>(size - done));
+}
+
 // Segments (source, row, destination, row, rows) of arrays of so many rows for each replica.
 EXPORTED void copy_segments(char* to, const char* from, const i64* segments, i64 count,
-                            i64 source_rows, i64 target_rows, i64 row_bytes) {
+                            i64 source_rows, i64 target_rows, i64 row_bytes, i64 streams) {
   for (i64 k = 0; k < count; ++k, segments += 5) {
-    __builtin_memcpy(to + (segments[2] * target_rows + segments[3]) * row_bytes,
-                     from + (segments[0] * source_rows + segments[1]) * row_bytes,
-                     static_cast<u64>(segments[4] * row_bytes));
+    char* const target = to + (segments[2] * target_rows + segments[3]) * row_bytes;
+    const char* const source = from + (segments[0] * source_rows + segments[1]) * row_bytes;
+    if (streams) {
+      stream(target, source, segments[4] * row_bytes);
+    } else {
+      __builtin_memcpy(target, source, static_cast<u64>(segments[4] * row_bytes));
+    }
   }
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);  // what was streamed is seen by other threads
+}
+// An array whose elements are runs of `size` bytes. `axes` are the array's, each its length, and its
+// strides in `to` and `from` in bytes.
+struct Axis {
+  i64 length, to, from;
+};
+inline void stream_runs(char* to, const char* from, i64 size, const Axis* axes, i64 count) {
+  if (!count) return stream(to, from, size);
+  for (i64 k = 0; k < axes->length; ++k) {
+    stream_runs(to + k * axes->to, from + k * axes->from, size, axes + 1, count - 1);
+  }
+}
+EXPORTED void copy_runs(char* to, const char* from, i64 size, const Axis* axes, i64 count) {
+  stream_runs(to, from, size, axes, count);
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+// The segments of all slices that are not empty, by sender and slice, and their number, which stays
+// as it is if a slice is wrong, or meets another one on its receiver. `table` is input_offsets, send_sizes,
+// output_offsets and recv_sizes, each (replicas, entries, slices); `covered` is 0 for each row of a
+// receiver; `members` is (groups, members), and `places` where each replica is in it.
+EXPORTED void check_slices(i64* segments, i64* filled, u8* covered, const i64* table,
+                           const i64* members, const i64* places, i64 replicas, i64 entries,
+                           i64 slices, i64 group_size, i64 source_rows, i64 target_rows) {
+  const i64 all = replicas * entries * slices, each = slices / group_size;
+  const i64 *const from = table, *const sizes = from + all, *const to = sizes + all,
+                   *const received = to + all;
+  i64 at = 0, *segment = segments;
+  for (i64 sender = 0; sender < replicas * entries; ++sender) {
+    const i64 replica = sender / entries, entry = sender % entries;
+    const i64 position = places[replica] % group_size;
+    const i64* const group = members + (places[replica] - position);
+    for (i64 member = 0; member < group_size; ++member) {
+      const i64 receiver = group[member] * entries + entry;
+      const i64* const expected = received + receiver * slices + position * each;
+      for (i64 k = 0; k < each; ++k, ++at) {
+        const i64 size = sizes[at];
+        if (size < 0 || size != expected[k] || from[at] < 0 || from[at] > source_rows - size ||
+            to[at] < 0 || to[at] > target_rows - size) {
+          return;
+        }
+        if (!size) continue;
+        u8* const rows = covered + receiver * target_rows + to[at];
+        u8 met = 0;
+        for (i64 row = 0; row < size; ++row) {
+          met |= rows[row];
+          rows[row] = 1;
+        }
+        if (met) return;
+        const i64 made[] = {sender, from[at], receiver, to[at], size};
+        __builtin_memcpy(segment, made, sizeof made);
+        segment += 5;
+      }
+    }
+  }
+  *filled = (segment - segments) / 5;
 }
 EXPORTED void draw_blocks(u32* lanes, i64 blocks, u64 seed, u64 stream, u64 first, u64 step,
                           u64 call, u64 offset) {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import threads
+from fallback import limits, threads
 from fallback.formats import FLOAT32, FLOAT64, NumberFormat
 from fallback.wires import SCALES, WireInfo
 
@@ -84,6 +85,8 @@ _write_other = writer(ADDITION, "other", "pitch", "lanes")
 _BLOCK = 8  # random numbers of one of Philox's blocks
 LEAST_DRAWN = 512  # fewer are drawn as fast by NumPy
 COPIED = 1 << 20  # bytes of segments that a thread copies at once
+RUN = 256  # bytes side by side, of which fewer are copied as fast by NumPy
+COVERED = 64  # rows for each slice; of more, NumPy sorts the slices
 
 
 @once
@@ -94,7 +97,9 @@ def _library() -> Any:
         '#include "arrays.h"\n',
         ADDITION.itemsize + CHAIN.itemsize,
         **dict.fromkeys(steps, (ADDRESS,)),
-        copy_segments=(ADDRESS, ADDRESS, ADDRESS, *[INTEGER] * 4),
+        copy_segments=(ADDRESS, ADDRESS, ADDRESS, *[INTEGER] * 5),
+        copy_runs=(ADDRESS, ADDRESS, INTEGER, ADDRESS, INTEGER),
+        check_slices=(*[ADDRESS] * 6, *[INTEGER] * 6),
         draw_blocks=(ADDRESS, INTEGER, *[WORD] * 6),
     )
 
@@ -320,25 +325,71 @@ def draw(
     return lanes[skipped : skipped + count]
 
 
+def check_slices(
+    table: NDArray[np.int64], members: NDArray[np.int64], source_rows: int, target_rows: int
+) -> NDArray[np.int64] | None:
+    """The segments of a ragged_all_to_all, whose slices NumPy need not check any more.
+
+    `table` is (4, replicas, entries, slices), `members` (groups, members). None: a slice is wrong,
+    or the case is left to NumPy.
+    """
+    _, replicas, entries, slices = table.shape
+    rows = replicas * entries * target_rows
+    if rows > COVERED * table[0].size or (library := _library()) is None:
+        return None
+    segments, filled = np.empty((table[0].size, 5), np.int64), np.full(1, -1)
+    covered, places = np.zeros(rows, np.uint8), np.argsort(members, axis=None)
+    arrays = segments, filled, covered, table, members, places
+    sizes = (replicas, entries, slices, members.shape[1], source_rows, target_rows)
+    library.check_slices(*(array.ctypes.data for array in arrays), *sizes)
+    return segments[: filled[0]] if filled[0] >= 0 else None
+
+
+def copy(target: NDArray[Any], source: NDArray[Any]) -> bool:
+    """np.copyto past the caches, for arrays that are larger than these.
+
+    False: the case is left to NumPy.
+    """
+    if target.dtype != source.dtype or target.dtype.hasobject:
+        return False
+    if source.shape != target.shape:
+        source = np.broadcast_to(source, target.shape)
+    axes = [*zip(target.shape, target.strides, source.strides, strict=True)]
+    run = target.itemsize
+    while axes and (axes[-1][0] == 1 or axes[-1][1:] == (run, run)):
+        run *= axes.pop()[0]
+    if not target.size or run < RUN or (library := _library()) is None:
+        return False
+    table = _axes(len(axes))(*chain.from_iterable(axes))
+    library.copy_runs(target.ctypes.data, source.ctypes.data, run, table, len(axes))
+    return True
+
+
+@cache
+def _axes(count: int) -> Any:
+    """The type of a table of so many axes: length, and two strides."""
+    return ctypes.c_longlong * (3 * count)
+
+
 def copy_segments(
     source: NDArray[Any], target: NDArray[Any], segments: NDArray[np.int64], size: int
 ) -> bool:
     """`fallback.ragged_copy` of contiguous arrays (replicas, rows, row); `size` is in bytes.
 
-    False: the case is left to NumPy.
+    False: the case is left to NumPy, as are long segments, which threads share.
     """
-    library = _library()
-    if library is None:
+    if size > COPIED * len(segments) or (library := _library()) is None:
         return False
     table = np.ascontiguousarray(segments, np.int64)
     row = source.shape[2] * source.itemsize
     part = max(1, len(table) * COPIED // size)
+    streams = size >= limits.STREAMED
 
     def copy_part(first: int) -> None:
         count = min(part, len(table) - first)
         at = table.ctypes.data + first * table.strides[0]
         rows = source.shape[1], target.shape[1]
-        library.copy_segments(target.ctypes.data, source.ctypes.data, at, count, *rows, row)
+        library.copy_segments(target.ctypes.data, source.ctypes.data, at, count, *rows, row, streams)
 
     threads.share(copy_part, range(0, len(table), part), size)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fallback import fold, kernels, limits, ragged_copy, round_to
+from fallback.copies import copy
 from fallback.kernels import chosen
 from fallback.philox import Lanes
 from fallback.quantile import normal_quantile
 from fallback.wires import INTEGERS, WireInfo, round_to_wire
+from gpusim import compiled
 from gpusim.compiled import build, run
 from gpusim.cuda.device import Kernel
 from gpusim.tools.study.reference import exact_sum
@@ -284,6 +287,43 @@ def test_segments_of_rows_of_any_length() -> None:
         found.append(output)
     assert found[0].any()
     np.testing.assert_array_equal(*found)
+
+
+@settings(max_examples=budget(60, full=1000), deadline=None)
+@given(
+    st.lists(st.integers(0, 9), max_size=3),
+    st.integers(1, 700),
+    st.sampled_from(["u1", "f2", "f8", "c16"]),
+    st.integers(1, 2),
+    st.randoms(use_true_random=False),
+)
+def test_copies_past_the_caches_of_arrays_of_any_strides(
+    outer: list[int], inner: int, dtype: str, step: int, random: random.Random
+) -> None:
+    shape = (*outer, inner)
+
+    def view(of: tuple[int, ...]) -> np.ndarray:
+        """Zeros in this shape, with the axes in any order in memory, at any step."""
+        order = random.sample(range(len(of)), len(of)) if random.random() < 0.5 else range(len(of))
+        made = np.zeros([of[axis] * (step if axis == order[0] else 1) for axis in order], dtype)
+        return made[:: random.choice([step, -step])].transpose(np.argsort(order))
+
+    target, source = view(shape), view(tuple(random.choice([n, n, n, 1]) for n in shape))
+    source[...] = np.arange(1, source.size + 1).reshape(source.shape)
+    if compiled.copy(target, source):
+        np.testing.assert_array_equal(target, np.broadcast_to(source, shape))
+        around = target if target.base is None else target.base
+        assert np.count_nonzero(around) == np.count_nonzero(target)
+    else:
+        assert not target.any()
+
+
+def test_large_copies_go_past_the_caches() -> None:
+    x = np.random.default_rng(0).integers(0, 255, (8, limits.STREAMED // 8 + 3), np.uint8)
+    out = np.empty_like(x)
+    with chosen("compiled"):
+        copy([(out[7 - k], x[k]) for k in range(8)])
+    np.testing.assert_array_equal(out, x[::-1])
 
 
 @pytest.mark.slow
