@@ -379,6 +379,8 @@ inline void store(C* values, const Finish& finish, const Rounder& rounder, const
   }
 }
 
+const int ROWS = 4;  // read side by side
+
 // The fold of one tile over all members.
 template <class S, class C, int STEP, bool DRAWN>
 struct Job {
@@ -429,6 +431,39 @@ struct Job {
     }
   }
 
+  // total op COUNT members from this one on, to nearest; in place of `total` if it is the FIRST.
+  // Rows that are read side by side come faster than one after the other: each begins a page, in
+  // which the processor's prefetching begins anew.
+  template <int COUNT, bool FIRST>
+  inline void combine_rows(C* total, int start) const {
+    typedef typename Code<S::BYTES>::type T;
+    const int count = tile.count, members = static_cast<int>(fold.layout.members);
+    Codes<S, C> rows[COUNT];
+    for (int n = 0; n < COUNT; ++n) {
+      const int member = start + n < members ? start + n : start + n - members;
+      rows[n].at = reinterpret_cast<const T*>(at(member));
+    }
+    if (fold.op == SUM) {
+      FOR_EACH(k, count) {
+        C value = FIRST ? static_cast<C>(rows[0][k]) : total[k];
+#pragma unroll
+        for (int n = FIRST; n < COUNT; ++n) {
+          value = rounded<STEP, false>(static_cast<C>(value + rows[n][k]), 0);
+        }
+        total[k] = value;
+      }
+    } else {
+      FOR_EACH(k, count) {
+        C value = FIRST ? static_cast<C>(rows[0][k]) : total[k];
+#pragma unroll
+        for (int n = FIRST; n < COUNT; ++n) {
+          value = rounded<STEP, false>(static_cast<C>(value * rows[n][k]), 0);
+        }
+        total[k] = value;
+      }
+    }
+  }
+
   void load_member(C* values, int member) const {
     load<S>(values, at(member), fold.layout.stride, tile.count);
   }
@@ -447,8 +482,12 @@ struct Job {
   // Members start, start + 1, ... and around, one after the other.
   void in_sequence(C* total, int start) const {
     const int count = static_cast<int>(fold.layout.members);
+    const bool rows = !DRAWN && STEP != TARGET && fold.layout.stride == S::BYTES;
     int seen = 0;
-    if (!fold.before) {
+    if (!fold.before && rows && count >= ROWS) {
+      combine_rows<ROWS, true>(total, start);
+      seen = ROWS;
+    } else if (!fold.before) {
       load_member(total, start);
       ++seen;
     } else if constexpr (sizeof(C) == 8) {
@@ -459,6 +498,9 @@ struct Job {
       if constexpr (S::BYTES == 1) {
         if (fold.stored_bytes == 1) load_partial<1>(total);
       }
+    }
+    for (; rows && seen + ROWS <= count; seen += ROWS) {
+      combine_rows<ROWS, false>(total, start + seen < count ? start + seen : start + seen - count);
     }
     for (; seen < count; ++seen) {
       const int member = start + seen < count ? start + seen : start + seen - count;
