@@ -32,6 +32,8 @@ struct Choose<false, A, B> {
   typedef B type;
 };
 
+typedef _Float16 Half;
+
 template <int BYTES>
 struct Code;
 template <>
@@ -115,7 +117,7 @@ inline Vector vector_of(const Target& target) {
 // A target, and how it is rounded to.
 struct Rounder {
   const Target& target;
-  const bool by_vector, single, half;
+  const bool by_vector, single, half, upper;  // of float16's bytes
   const Vector vector;
 
   explicit Rounder(const Target& given)
@@ -125,6 +127,8 @@ struct Rounder {
                given.lowest == -given.largest && given.smallest < 0x1p-148),
         half(by_vector && given.fraction_bits == 10 && given.min_exponent == -14 &&
              given.largest == 65504 && given.has_infinity && given.has_negative_zero),
+        upper(by_vector && given.fraction_bits == 2 && given.min_exponent == -14 &&
+              given.largest == 57344 && given.has_infinity && given.has_negative_zero),
         vector(by_vector ? vector_of(given) : Vector{}) {}
 };
 
@@ -185,7 +189,6 @@ inline void round_all(C* values, int count, const Rounder& rounding, const u32* 
 
 // The type of totals: float16 itself, where it has the members and all sums. An operation on two
 // float16, rounded once, has the bits of float32's rounded to float16: 24 >= 2 * 11 + 2.
-typedef _Float16 Half;
 template <class S, class C, int STEP, bool DRAWN>
 struct Total {
   typedef C type;
@@ -307,6 +310,17 @@ inline void encode(const C* values, char* at, const Target& target, const Vector
     const bool beyond = code > largest, is_nan = magnitude > 0x7f800000u;
     code = (beyond ? infinity : code) | (code ? sign : sign & zero_sign);
     at[k] = static_cast<char>(is_nan || (beyond && !has_infinity) ? nan : code);
+  }
+}
+
+// The codes of float8_e5m2, whose values are float16's with the upper byte alone.
+inline void encode_upper(const Half* values, char* at, const Target& target, int count) {
+  const u16 nan = static_cast<u16>(target.nan_code);
+  const u16* const all = reinterpret_cast<const u16*>(values);
+  FOR_EACH(k, count) {
+    const u16 bits = all[k], magnitude = bits & 0x7fff, odd = bits >> 8 & 1;
+    const u16 code = static_cast<u16>(magnitude + 0x7f + odd) >> 8 | (bits >> 8 & 0x80);
+    at[k] = static_cast<char>(magnitude > 0x7c00 ? nan : code);
   }
 }
 
@@ -594,7 +608,12 @@ inline void fold_tile(const Fold& fold, const Rounder& step, const Rounder& last
     } else {
       job.in_a_tree(total, static_cast<T*>(scratch));
     }
-    if constexpr (sizeof(T) == sizeof(C)) {
+    const Finish& finish = fold.finish;
+    const bool as_it_is = !finish.divides && !finish.drawn && !finish.from_zero;
+    if (sizeof(T) == 2 && last.upper && finish.encoding == AS_FLOAT8 && as_it_is) {
+      char* const at = reinterpret_cast<char*>(fold.layout.out) + tile.place;
+      encode_upper(reinterpret_cast<const Half*>(total), at, finish.target, tile.count);
+    } else if constexpr (sizeof(T) == sizeof(C)) {
       store(total, fold.finish, last, tile, fold.layout.out, buffer);
     } else {
       FOR_EACH(k, tile.count) values[k] = total[k];
