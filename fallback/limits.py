@@ -36,6 +36,6 @@ SHARED_WIDTH = 8 * 1024
 # Folds and roundings of fewer steps of elements are left to NumPy, and need no compiled kernel.
 COMPILED_WORK = 4096
 
-# Copies of so many bytes go past the caches, which hold little of them: a store through a cache reads
-# what it overwrites first.
+# Copies of so many bytes go past the caches, which hold little of them: a store through a cache
+# reads first what it overwrites.
 STREAMED = 16 * 1024 * 1024

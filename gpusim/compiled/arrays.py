@@ -383,13 +383,14 @@ def copy_segments(
     table = np.ascontiguousarray(segments, np.int64)
     row = source.shape[2] * source.itemsize
     part = max(1, len(table) * COPIED // size)
+    addresses = target.ctypes.data, source.ctypes.data
+    sizes = source.shape[1], target.shape[1], row
     streams = size >= limits.STREAMED
 
     def copy_part(first: int) -> None:
         count = min(part, len(table) - first)
         at = table.ctypes.data + first * table.strides[0]
-        rows = source.shape[1], target.shape[1]
-        library.copy_segments(target.ctypes.data, source.ctypes.data, at, count, *rows, row, streams)
+        library.copy_segments(*addresses, at, count, *sizes, streams)
 
     threads.share(copy_part, range(0, len(table), part), size)
     return True

@@ -28,5 +28,7 @@ def on_every_set(compute: Callable[[], Any]) -> np.ndarray:
             found.append(np.asarray(compute()))
     one, *others = found
     for other in others:
-        assert other.dtype == one.dtype and codes_of(other) == codes_of(one), (one, other)
+        assert (other.dtype, other.shape) == (one.dtype, one.shape)
+        # NaNs may differ. Codes are read one by one, which takes long where there are millions.
+        assert other.tobytes() == one.tobytes() or codes_of(other) == codes_of(one), (one, other)
     return one
