@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+import fallback
+from fallback import limits
+
 __all__ = [
     "on_device",
     "refuse_subclasses",
@@ -185,7 +188,11 @@ def allocate(create: Callable[..., Any], shape: tuple[int, ...], dtype: DTypeLik
 def copy_array(array: Array, order: Any = "C") -> Array:
     """A copy, in C order or in that of `order` ("K" keeps the layout)."""
     bits = as_bits(array)
-    copied = bits.copy(order=order)
+    if type(bits) is np.ndarray and bits.size >= limits.SHARED_WORK and order == "C":
+        copied = fallback.empty(bits.shape, bits.dtype)
+        fallback.copy([(copied, bits)])
+    else:
+        copied = bits.copy(order=order)
     return copied if bits is array else copied.view(array.dtype)
 
 
