@@ -350,7 +350,7 @@ def copy(target: NDArray[Any], source: NDArray[Any]) -> bool:
 
     False: the case is left to NumPy.
     """
-    if target.dtype != source.dtype or target.dtype.hasobject:
+    if target.dtype != source.dtype or target.dtype.hasobject or not target.flags.writeable:
         return False
     if source.shape != target.shape:
         source = np.broadcast_to(source, target.shape)

@@ -324,6 +324,9 @@ def test_large_copies_go_past_the_caches() -> None:
     with chosen("compiled"):
         copy([(out[7 - k], x[k]) for k in range(8)])
     np.testing.assert_array_equal(out, x[::-1])
+    out.flags.writeable = False
+    with chosen("compiled"), pytest.raises(ValueError, match="read-only"):
+        copy([(out, x)])
 
 
 @pytest.mark.slow
