@@ -18,6 +18,8 @@ import numpy as np
 
 from gpusim.cuda import cache, launch
 from gpusim.cuda import compile as compiling
+from gpusim.maps.streams import pool
+from gpusim.runtime.engines import nccl
 from tests.cuda import device_streams as streams
 from tests.cuda.cupy_surface import signature, surface
 from tests.cuda.host_cuda.driver import driver
@@ -565,8 +567,15 @@ def installed() -> Iterator[Counted]:
     made = package()
     sys.modules |= dict(zip(names, (made, made.cuda, made.cuda.nccl), strict=True))
     caches = (launch._function, launch._device, launch._checked, compiling.machine_code)
-    for cached in caches:
-        cached.cache_clear()
+
+    def forget() -> None:
+        """What gpusim keeps of the other CuPy."""
+        for cached in caches:
+            cached.cache_clear()
+        pool.clear()
+        nccl._communicators.clear()
+
+    forget()
     on_disk = os.environ.get(cache.ENVIRONMENT)
     os.environ[cache.ENVIRONMENT] = ""
     streams.reset()
@@ -578,8 +587,7 @@ def installed() -> Iterator[Counted]:
     try:
         yield counts
     finally:
-        for cached in caches:
-            cached.cache_clear()
+        forget()
         del os.environ[cache.ENVIRONMENT]
         if on_disk is not None:
             os.environ[cache.ENVIRONMENT] = on_disk

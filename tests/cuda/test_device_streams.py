@@ -31,11 +31,7 @@ from tests.oracles.machine_time import PATIENCE
 @pytest.fixture(autouse=True)
 def cupy() -> Iterator[Any]:
     with device_arrays.installed():
-        streams.pool.clear()
-        nccl._communicators.clear()
         yield sys.modules["cupy"]
-        streams.pool.clear()
-        nccl._communicators.clear()
 
 
 WHERE: dict[str, Any] = {
