@@ -569,7 +569,7 @@ def installed() -> Iterator[Counted]:
     caches = (launch._function, launch._device, launch._checked, compiling.machine_code)
 
     def forget() -> None:
-        """What gpusim keeps of the other CuPy."""
+        """Clear gpusim's caches of CuPy's objects: kernels, streams and communicators."""
         for cached in caches:
             cached.cache_clear()
         pool.clear()
