@@ -29,8 +29,8 @@ Found = list[dict[str, torch.Tensor]]  # by each rank, named
 
 
 @functools.cache
-def server() -> subprocess.Popen[str]:
-    """The process that forks ranks, for all tests of this process; it ends with its input."""
+def started() -> subprocess.Popen[str]:
+    """A process that forks ranks; it ends with its input."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "tests.torch.gloo_ranks"],
@@ -42,6 +42,15 @@ def server() -> subprocess.Popen[str]:
     )
 
 
+def server() -> subprocess.Popen[str]:
+    """The process that forks ranks, for all tests of this process."""
+    if (
+        started().poll() is not None
+    ):  # what ends the processes of a test that hangs has ended it too
+        started.cache_clear()
+    return started()
+
+
 def gloo(cases: list[Case], folder: Path) -> list[Found]:
     """What the ranks of each case return in real processes."""
     (folder / "cases.json").write_text(json.dumps(cases))
@@ -50,7 +59,7 @@ def gloo(cases: list[Case], folder: Path) -> list[Found]:
     print(folder, file=forking.stdin, flush=True)
     answer = forking.stdout.readline()
     if not answer:  # it has ended, by its alarm
-        server.cache_clear()
+        started.cache_clear()
         os.killpg(forking.pid, signal.SIGKILL)  # the ranks too
     assert answer == "0\n", (answer, (folder / "printed").read_text()[-4000:])
     return [
