@@ -84,6 +84,49 @@ struct Values {
   inline C operator[](int index) const { return at[index]; }
 };
 
+// float16 sums by float32's operations, without conversions of the total.
+//
+// A sum s of two float16 is a multiple of 2^-24 in float32, and u = 8192 s - s and 8192 s - u, each
+// rounded once, leave s rounded to float16's 11 bits: tried for every s. All numbers have the factor
+// 2^-15, which the operations that there are apply: bit 30 is then set in what is beyond float16's
+// largest, in infinity and in NaN, and such a tile is folded again by conversions.
+#if (defined(__FMA__) || defined(__ARM_FEATURE_FMA)) && !defined(__AVX512FP16__) && \
+    !defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+const bool SCALED_SUMS = true;
+#else
+const bool SCALED_SUMS = false;  // float16 has operations of its own, or float32 lacks this one
+#endif
+
+// A code as a float32 of which FACTOR makes the scaled value; bit 7 of `doubt` is set for NaN, where
+// the float32 is a number.
+template <class S>
+struct Scaled;
+template <>
+struct Scaled<float16> {
+  static constexpr float FACTOR = 0x1p-15f;
+  static float of(u16 code) { return float_of_half(code); }
+  static u8 doubt(u16) { return 0; }
+};
+template <>
+struct Scaled<float8_e5m2> {
+  static constexpr float FACTOR = 0x1p-15f;
+  static float of(u8 code) { return float_of_half(static_cast<u16>(code << 8)); }
+  static u8 doubt(u8) { return 0; }
+};
+template <class S>
+  requires(S::BYTES == 1 && S::TOP != IEEE)
+struct Scaled<S> {
+  static constexpr float FACTOR = power_of_two(112 - S::BIAS);
+  static float of(u8 code) {
+    const int shift = 23 - S::FRACTION;
+    const u32 whole = static_cast<u32>(static_cast<signed char>(code));
+    return __uint_as_float(whole << shift & (0x80000000u | 0x7fu << shift));
+  }
+  static u8 doubt(u8 code) {
+    return (S::TOP == FN ? (code | 0x80) == 0xff : code == 0x80) ? 0x80 : 0;
+  }
+};
+
 // Formats whose rounding takes no branch: signed, with subnormal numbers, and with the distance of
 // these and its inverse among float32's normal numbers. The others are rounded one by one.
 struct Vector {
@@ -117,7 +160,7 @@ inline Vector vector_of(const Target& target) {
 // A target, and how it is rounded to.
 struct Rounder {
   const Target& target;
-  const bool by_vector, single, half, upper;  // of float16's bytes
+  const bool by_vector, single, half;
   const Vector vector;
 
   explicit Rounder(const Target& given)
@@ -127,8 +170,6 @@ struct Rounder {
                given.lowest == -given.largest && given.smallest < 0x1p-148),
         half(by_vector && given.fraction_bits == 10 && given.min_exponent == -14 &&
              given.largest == 65504 && given.has_infinity && given.has_negative_zero),
-        upper(by_vector && given.fraction_bits == 2 && given.min_exponent == -14 &&
-              given.largest == 57344 && given.has_infinity && given.has_negative_zero),
         vector(by_vector ? vector_of(given) : Vector{}) {}
 };
 
@@ -313,21 +354,40 @@ inline void encode(const C* values, char* at, const Target& target, const Vector
   }
 }
 
-// The codes of float8_e5m2, whose values are float16's with the upper byte alone.
-inline void encode_upper(const Half* values, char* at, const Target& target, int count) {
-  const u16 nan = static_cast<u16>(target.nan_code);
-  const u16* const all = reinterpret_cast<const u16*>(values);
+// The same for finite values of float16. A product, exact, gives them the format's exponents: the
+// code is then the upper bits, also of a subnormal number.
+template <bool INFINITE, bool SIGNED_ZERO>
+inline void encode_finite(const float* values, char* at, const Target& target, int count) {
+  const int dropped = 23 - static_cast<int>(target.fraction_bits);
+  const float scale = power<float>(-126 - static_cast<int>(target.min_exponent));
+  const u32 largest = __float_as_uint(static_cast<float>(target.largest) * scale) >> dropped;
+  const u32 beyond = static_cast<u32>(INFINITE ? target.infinity_code : target.nan_code);
+  const u32 half = (1u << dropped) / 2 - 1, signless = 0x7fffffffu >> dropped;
   FOR_EACH(k, count) {
-    const u16 bits = all[k], magnitude = bits & 0x7fff, odd = bits >> 8 & 1;
-    const u16 code = static_cast<u16>(magnitude + 0x7f + odd) >> 8 | (bits >> 8 & 0x80);
-    at[k] = static_cast<char>(magnitude > 0x7c00 ? nan : code);
+    const u32 bits = __float_as_uint(values[k] * scale);
+    const u32 whole = (bits + half + (bits >> dropped & 1)) >> dropped, code = whole & signless;
+    const u32 sign = whole >> (24 - dropped) & (SIGNED_ZERO || code ? 0x80 : 0);
+    u32 all = (code > largest ? beyond : code) | sign;
+    if (!INFINITE) all = code > largest ? beyond : code | sign;
+    at[k] = static_cast<char>(all);
   }
 }
 
-// The end of a fold: division, the one rounding to the output's format, and the store.
+inline void encode_finite(const float* values, char* at, const Target& target, int count) {
+  if (target.has_infinity) {
+    encode_finite<true, true>(values, at, target, count);
+  } else if (target.has_negative_zero) {
+    encode_finite<false, true>(values, at, target, count);
+  } else {
+    encode_finite<false, false>(values, at, target, count);
+  }
+}
+
+// The end of a fold: division, the one rounding to the output's format, and the store. `halves`:
+// the values are finite, and float16 has them.
 template <class C>
 inline void store(C* values, const Finish& finish, const Rounder& rounder, const Tile& tile,
-                  u64 out, u32* buffer) {
+                  u64 out, u32* buffer, bool halves = false) {
   const int count = tile.count;
   const bool drawn = finish.drawn;
   if (finish.from_zero) {
@@ -385,7 +445,9 @@ inline void store(C* values, const Finish& finish, const Rounder& rounder, const
       }
       return;
   }
-  if (rounder.by_vector) {
+  if (halves && !finish.divides && rounder.by_vector && finish.target.min_exponent < 0) {
+    encode_finite(reinterpret_cast<const float*>(values), at, finish.target, count);
+  } else if (rounder.by_vector) {
     encode(values, at, finish.target, rounder.vector, count);
   } else {  // an 8-bit format has the value
     const Target target = finish.target;
@@ -476,6 +538,51 @@ struct Job {
         total[k] = value;
       }
     }
+  }
+
+  // total + COUNT members from this one on, scaled; whether all is below float16's end.
+  template <int COUNT, bool FIRST>
+  inline bool add_scaled(float* total, int start) const {
+    const int count = tile.count, members = static_cast<int>(fold.layout.members);
+    const typename Code<S::BYTES>::type* rows[COUNT];
+    for (int n = 0; n < COUNT; ++n) {
+      const int member = start + n < members ? start + n : start + n - members;
+      rows[n] = reinterpret_cast<const typename Code<S::BYTES>::type*>(at(member));
+    }
+    u32 bits = 0;
+    u8 doubt = 0;
+    FOR_EACH(k, count) {
+      float sum = FIRST ? Scaled<S>::of(rows[0][k]) * Scaled<S>::FACTOR : total[k];
+      if (FIRST) {
+        bits |= __float_as_uint(sum);
+        doubt |= Scaled<S>::doubt(rows[0][k]);
+      }
+#pragma unroll
+      for (int n = FIRST; n < COUNT; ++n) {
+        sum = __builtin_fmaf(Scaled<S>::of(rows[n][k]), Scaled<S>::FACTOR, sum);
+        sum = __builtin_fmaf(sum, 8192, -__builtin_fmaf(sum, 8192, -sum));
+        bits |= __float_as_uint(sum);
+        doubt |= Scaled<S>::doubt(rows[n][k]);
+      }
+      total[k] = sum;
+    }
+    return !(bits & 0x40000000u) && !(doubt & 0x80);
+  }
+
+  // `in_sequence` for sums, in float32. False where these are not float16's.
+  bool sum_scaled(float* total, int start) const {
+    const int count = tile.count, members = static_cast<int>(fold.layout.members);
+    if (fold.op != SUM || fold.before || fold.layout.stride != S::BYTES) return false;
+    int seen = members < ROWS ? 1 : ROWS;
+    bool below = seen == 1 ? add_scaled<1, true>(total, start) : add_scaled<ROWS, true>(total, start);
+    while (seen < members) {
+      const int next = start + seen < members ? start + seen : start + seen - members;
+      const bool whole = seen + ROWS <= members;
+      below &= whole ? add_scaled<ROWS, false>(total, next) : add_scaled<1, false>(total, next);
+      seen += whole ? ROWS : 1;
+    }
+    FOR_EACH(k, count) total[k] *= 0x1p15f;
+    return below;
   }
 
   void load_member(C* values, int member) const {
@@ -601,23 +708,21 @@ inline void fold_tile(const Fold& fold, const Rounder& step, const Rounder& last
     }
     tile.count = static_cast<int>(stop - tile.index);
     const Job<S, T, STEP, DRAWN> job = {fold, step, tile, buffer};
-    if (!scratch) {
+    bool summed = false;
+    if constexpr (SCALED_SUMS && sizeof(T) == 2) summed = !scratch && job.sum_scaled(values, start);
+    if (summed) {
+    } else if (!scratch) {
       job.in_sequence(total, start);
     } else if (fold.graph) {
       job.by_graph(total, static_cast<T*>(scratch));
     } else {
       job.in_a_tree(total, static_cast<T*>(scratch));
     }
-    const Finish& finish = fold.finish;
-    const bool as_it_is = !finish.divides && !finish.drawn && !finish.from_zero;
-    if (sizeof(T) == 2 && last.upper && finish.encoding == AS_FLOAT8 && as_it_is) {
-      char* const at = reinterpret_cast<char*>(fold.layout.out) + tile.place;
-      encode_upper(reinterpret_cast<const Half*>(total), at, finish.target, tile.count);
-    } else if constexpr (sizeof(T) == sizeof(C)) {
+    if constexpr (sizeof(T) == sizeof(C)) {
       store(total, fold.finish, last, tile, fold.layout.out, buffer);
     } else {
-      FOR_EACH(k, tile.count) values[k] = total[k];
-      store(values, fold.finish, last, tile, fold.layout.out, buffer);
+      if (!summed) FOR_EACH(k, tile.count) values[k] = total[k];
+      store(values, fold.finish, last, tile, fold.layout.out, buffer, summed);
     }
     tile.offset += tile.count * fold.layout.stride;
     tile.place += tile.count;

@@ -29,6 +29,7 @@ from gpusim.compiled import build, run
 from gpusim.cuda.device import Kernel
 from gpusim.tools.study.reference import exact_sum
 from gpusim.tools.study.synthetic import Synthetic
+from tests.contract.kernel_sets import on_every_set
 from tests.oracles.budget import budget
 from tests.oracles.machine_time import PATIENCE
 
@@ -269,6 +270,53 @@ def test_every_float16_and_its_neighbours_round_alike(target: str) -> None:
             with chosen(name), np.errstate(all="ignore"):
                 found.append(round_to(x, dtype, rounding=rounding).astype(np.float32))
         np.testing.assert_array_equal(*found)
+
+
+@settings(max_examples=budget(150, full=3000), deadline=None)
+@given(
+    name=st.sampled_from(
+        ["float16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz"]
+    ),
+    out=st.sampled_from([None, "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float32"]),
+    members=st.integers(1, 11),
+    width=st.sampled_from([1, 15, 64, 2049]),
+    largest=st.integers(0, 8),
+    strange=st.integers(0, 3),
+    order=st.sampled_from(["linear", "reverse", "ring"]),
+    seed=st.integers(0, 2**31),
+)
+def test_float16_sums_near_and_beyond_its_end(
+    name: str,
+    out: str | None,
+    members: int,
+    width: int,
+    largest: int,
+    strange: int,
+    order: str,
+    seed: int,
+) -> None:
+    """Where sums leave the range, and come back as infinity; and with a few infinities and NaNs."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    top = float(ml_dtypes.finfo(dtype).max) * 2.0**-largest
+    x = (rng.uniform(-top, top, (members, width)) ** rng.choice([1, 3])).clip(-top, top)
+    x = x.astype(dtype)
+    x.flat[rng.integers(x.size, size=strange)] = rng.choice([np.inf, -np.inf, np.nan])
+    to = None if out is None else np.dtype(getattr(ml_dtypes, out, out))
+    on_every_set(lambda: fold(x, order=order, out_dtype=to, accumulate=np.float16))
+
+
+@pytest.mark.parametrize("exponent", range(-24, 16))
+def test_every_sum_of_float16_is_rounded_to_nearest(exponent: int) -> None:
+    """All numbers of one exponent, each plus one that brings all last places and ties about."""
+    ulp, count = 2.0 ** max(exponent - 10, -24), 1024
+    first = np.arange(count) * ulp + (2.0**exponent if exponent > -15 else 0)
+    for other in (ulp / 2, 3 * ulp / 4, 2.0**exponent, 1023 * ulp, 2.0 ** (exponent - 11)):
+        x = np.stack([first, np.full(count, other), -first[::-1]]).astype(np.float16)
+        on_every_set(lambda x=x: fold(x, accumulate=np.float16))
+        expected = (x[0].astype(np.float64) + x[1]).astype(np.float16)
+        with chosen("compiled"):
+            assert fold(x[:2], accumulate=np.float16).tobytes() == expected.tobytes()
 
 
 def test_segments_of_rows_of_any_length() -> None:
