@@ -455,7 +455,14 @@ inline void store(C* values, const Finish& finish, const Rounder& rounder, const
   }
 }
 
-const int ROWS = 4;  // read side by side
+// Members that are read side by side: they come faster than one after the other, as each begins a
+// page, in which the processor's prefetching begins anew. Arithmetic on more is not in registers.
+template <class S>
+constexpr int ROWS = S::BYTES == 1 ? 4 : 8;
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
 
 // The fold of one tile over all members.
 template <class S, class C, int STEP, bool DRAWN>
@@ -507,18 +514,40 @@ struct Job {
     }
   }
 
+  // The member that comes as the `number`th from this one on, and around.
+  inline int member(int start, int number) const {
+    const int members = static_cast<int>(fold.layout.members);
+    return start + number < members ? start + number : start + number - members;
+  }
+
+  // Calls function(Count, member, whether it is the fold's first) for all members from this one on,
+  // some at a time.
+  template <class Function>
+  inline void in_groups(int start, Function function) const {
+    const int members = static_cast<int>(fold.layout.members);
+    for (int seen = 0; seen < members;) {
+      const int next = member(start, seen), left = members - seen;
+      const bool first = !seen && !fold.before;
+      if (left >= ROWS<S>) {
+        function(Count<ROWS<S>>(), next, first);
+        seen += ROWS<S>;
+      } else if (left >= 4) {
+        function(Count<4>(), next, first);
+        seen += 4;
+      } else {
+        function(Count<1>(), next, first);
+        ++seen;
+      }
+    }
+  }
+
   // total op COUNT members from this one on, to nearest; in place of `total` if it is the FIRST.
-  // Rows that are read side by side come faster than one after the other: each begins a page, in
-  // which the processor's prefetching begins anew.
   template <int COUNT, bool FIRST>
   inline void combine_rows(C* total, int start) const {
     typedef typename Code<S::BYTES>::type T;
-    const int count = tile.count, members = static_cast<int>(fold.layout.members);
+    const int count = tile.count;
     Codes<S, C> rows[COUNT];
-    for (int n = 0; n < COUNT; ++n) {
-      const int member = start + n < members ? start + n : start + n - members;
-      rows[n].at = reinterpret_cast<const T*>(at(member));
-    }
+    for (int n = 0; n < COUNT; ++n) rows[n].at = reinterpret_cast<const T*>(at(member(start, n)));
     if (fold.op == SUM) {
       FOR_EACH(k, count) {
         C value = FIRST ? static_cast<C>(rows[0][k]) : total[k];
@@ -543,12 +572,10 @@ struct Job {
   // total + COUNT members from this one on, scaled; whether all is below float16's end.
   template <int COUNT, bool FIRST>
   inline bool add_scaled(float* total, int start) const {
-    const int count = tile.count, members = static_cast<int>(fold.layout.members);
-    const typename Code<S::BYTES>::type* rows[COUNT];
-    for (int n = 0; n < COUNT; ++n) {
-      const int member = start + n < members ? start + n : start + n - members;
-      rows[n] = reinterpret_cast<const typename Code<S::BYTES>::type*>(at(member));
-    }
+    typedef typename Code<S::BYTES>::type T;
+    const int count = tile.count;
+    const T* rows[COUNT];
+    for (int n = 0; n < COUNT; ++n) rows[n] = reinterpret_cast<const T*>(at(member(start, n)));
     u32 bits = 0;
     u8 doubt = 0;
     FOR_EACH(k, count) {
@@ -571,16 +598,13 @@ struct Job {
 
   // `in_sequence` for sums, in float32. False where these are not float16's.
   bool sum_scaled(float* total, int start) const {
-    const int count = tile.count, members = static_cast<int>(fold.layout.members);
+    const int count = tile.count;
     if (fold.op != SUM || fold.before || fold.layout.stride != S::BYTES) return false;
-    int seen = members < ROWS ? 1 : ROWS;
-    bool below = seen == 1 ? add_scaled<1, true>(total, start) : add_scaled<ROWS, true>(total, start);
-    while (seen < members) {
-      const int next = start + seen < members ? start + seen : start + seen - members;
-      const bool whole = seen + ROWS <= members;
-      below &= whole ? add_scaled<ROWS, false>(total, next) : add_scaled<1, false>(total, next);
-      seen += whole ? ROWS : 1;
-    }
+    bool below = true;
+    in_groups(start, [this, total, &below](auto members, int next, bool first) {
+      const int some = members.value;
+      below &= first ? add_scaled<some, true>(total, next) : add_scaled<some, false>(total, next);
+    });
     FOR_EACH(k, count) total[k] *= 0x1p15f;
     return below;
   }
@@ -589,8 +613,19 @@ struct Job {
     load<S>(values, at(member), fold.layout.stride, tile.count);
   }
 
+  void load_partial(C* total) const {
+    if constexpr (sizeof(C) == 8) {
+      load_partial<8>(total);
+    } else {
+      if (fold.stored_bytes == 4) load_partial<4>(total);
+      if (fold.stored_bytes == 2) load_partial<2>(total);
+      if constexpr (S::BYTES == 1) {
+        if (fold.stored_bytes == 1) load_partial<1>(total);
+      }
+    }
+  }
   template <int BYTES>
-  inline void load_partial(C* total) const {
+  void load_partial(C* total) const {
     const char* at = reinterpret_cast<const char*>(fold.partial) + tile.place * BYTES;
     const int count = tile.count;
     FOR_EACH(k, count) {
@@ -602,30 +637,19 @@ struct Job {
 
   // Members start, start + 1, ... and around, one after the other.
   void in_sequence(C* total, int start) const {
-    const int count = static_cast<int>(fold.layout.members);
-    const bool rows = !DRAWN && STEP != TARGET && fold.layout.stride == S::BYTES;
-    int seen = 0;
-    if (!fold.before && rows && count >= ROWS) {
-      combine_rows<ROWS, true>(total, start);
-      seen = ROWS;
-    } else if (!fold.before) {
-      load_member(total, start);
-      ++seen;
-    } else if constexpr (sizeof(C) == 8) {
-      load_partial<8>(total);
-    } else {
-      if (fold.stored_bytes == 4) load_partial<4>(total);
-      if (fold.stored_bytes == 2) load_partial<2>(total);
-      if constexpr (S::BYTES == 1) {
-        if (fold.stored_bytes == 1) load_partial<1>(total);
+    if (fold.before) load_partial(total);
+    if constexpr (!DRAWN && STEP != TARGET) {
+      if (fold.layout.stride == S::BYTES) {
+        in_groups(start, [this, total](auto members, int next, bool first) {
+          const int some = members.value;
+          first ? combine_rows<some, true>(total, next) : combine_rows<some, false>(total, next);
+        });
+        return;
       }
     }
-    for (; rows && seen + ROWS <= count; seen += ROWS) {
-      combine_rows<ROWS, false>(total, start + seen < count ? start + seen : start + seen - count);
-    }
-    for (; seen < count; ++seen) {
-      const int member = start + seen < count ? start + seen : start + seen - count;
-      combine_member(total, member, total, fold.before + seen);
+    if (!fold.before) load_member(total, start);
+    for (i64 seen = !fold.before; seen < fold.layout.members; ++seen) {
+      combine_member(total, member(start, seen), total, fold.before + seen);
     }
   }
 
