@@ -20,6 +20,7 @@ _PACKAGES = {
     "jax": ("JAX", "pip install 'gpusim[jax]'"),
     "matplotlib": ("matplotlib", "pip install 'gpusim[study]'"),
     "mpi4py": ("mpi4py and an MPI library", "pip install 'gpusim[mpi]'"),
+    "xxhash": ("xxhash", "pip install 'gpusim[mpi]'"),
     "rich": ("rich", "pip install 'gpusim[study]'"),
     "sklearn": ("scikit-learn", "pip install 'gpusim[study]'"),
     "torch": ("PyTorch", "pip install 'gpusim[torch]'"),

@@ -4,18 +4,16 @@ collective before it runs."""
 from __future__ import annotations
 
 import functools
-import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fallback import threads
-
 from ..collectives.dispatch import OperandKind, agreed
 from ..libraries import to_host
+from ..optional import load
 from ..runtime.world import MAIN_TAG
 from .arguments import PYTHON_SCALARS, is_array
 from .axis_environment import AxisEntry, Sharding
@@ -30,9 +28,7 @@ if TYPE_CHECKING:
 SMALL_VALUE = 4096
 #: Messages show the values of arrays of at most this many elements.
 SHOWN_ELEMENTS = 4
-#: Bytes of an array that are hashed at once; the parts of a larger one are shared by the threads.
-HASHED_PART = 1 << 22
-DIGEST_BYTES = 20  # of SHA-1, the fastest of hashlib's where the processor has instructions for it
+DIGEST_BYTES = 16  # of XXH3, which is as fast as memory
 
 
 def agree_on_arguments(
@@ -60,26 +56,22 @@ def agree_on_results(what: str, results: Sequence[Any], sharding: Sharding | Non
 
     **Raises**: CollectiveMismatchError if the bits differ.
     """
-    if sharding is not None and results and sharding.world.check:
+    if sharding is not None and results and sharding.world.checks_values:
         bits = ", ".join(digest(to_host(result)).hex()[:16] for result in results)
         sharding.world.agree(f"{what} of bits {bits}", {"what": what, "bits": bits})
 
 
 def digest(array: np.ndarray) -> bytes:
-    """The SHA-1 of an array's bytes; of its parts' digests if it is large."""
+    """A hash of an array's bytes. **Raises**: ModuleNotFoundError without xxhash."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    if len(data) <= HASHED_PART:
-        return hashlib.sha1(data, usedforsecurity=False).digest()
-    starts = range(0, len(data), HASHED_PART)
-    parts = np.zeros((len(starts), DIGEST_BYTES), np.uint8)
+    found: bytes = _hash()(data)
+    return found
 
-    def hash_part(number: int) -> None:
-        part = data[starts[number] : starts[number] + HASHED_PART]
-        found = hashlib.sha1(part, usedforsecurity=False).digest()
-        parts[number] = np.frombuffer(found, np.uint8)
 
-    threads.run(hash_part, range(len(starts)))
-    return hashlib.sha1(parts.data, usedforsecurity=False).digest()
+@functools.cache
+def _hash() -> Callable[[memoryview], bytes]:
+    found: Callable[[memoryview], bytes] = load("several instances need", "xxhash").xxh3_128_digest
+    return found
 
 
 def _described(leaf: Any) -> str | None:

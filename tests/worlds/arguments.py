@@ -111,6 +111,9 @@ def differing_results() -> None:
                 call=call,
                 args=(np.float64(here.instance), x),
             )
+        for check in (False, "calls"):
+            with world(check) as here:
+                assert call(np.float64(here.instance), local(here)) == here.instance
 
 
 def whole_arrays() -> None:
