@@ -177,12 +177,10 @@ def _run_replicas(
         call.streams = True
         for thread, slot in zip(call.replicas, slots.of, strict=True):
             thread.stream_slot = slot
-    call.execute()
-    if call.error is not None:
-        raise call.error
+    results = call.execute()
     if counted:
         state.calls = max(own.calls for own in states)
-    return call.results
+    return results
 
 
 def _part(leaf: Any, axis: int | None, index: int, slots: StreamSlots | None) -> Any:

@@ -483,12 +483,23 @@ class PmapCall:
             scheduler.check_stalled()
             return following
 
-    def execute(self) -> None:
-        """Run all replicas. Sets `results` and `error`. (Takes the lock.)"""
+    def execute(self) -> list[Any]:
+        """Run all replicas; what they returned. (Takes the lock.)
+
+        **Raises**: the error that ended them.
+        """
         if self.parent is None:
             self.execute_as_root()
         else:
             self.execute_inside(self.parent)
+        if self.error is not None:
+            raise self.error
+        with self.scheduler.lock:
+            results = self.results
+            # They refer to the call; arguments and results would be there until they are collected.
+            self.replicas, self.results = [], []
+            del self.function
+        return results
 
     def execute_inside(self, parent: ReplicaThread) -> None:
         with self.scheduler.lock:

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -304,6 +305,32 @@ def test_kept_threads_hold_nothing_of_the_last_call(raises):
         gc.collect()
         time.sleep(0.01)  # a thread may yet leave its last frame
     assert len(watched) == 6 and not any(each() is not None for each in watched)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("name", [None, "i"])
+def test_arguments_and_results_are_in_no_cycle(name):
+    watched = []
+
+    def f(x):
+        watched.append(weakref.ref(mine := np.ones(1000)))
+        return lax.psum(mine, name) + x if name else mine
+
+    x = np.ones((3, 1000))
+    watched.append(weakref.ref(x))
+    watched.append(weakref.ref(gpusim.pmap(f, name)(x)))
+    del x
+    limit = time.monotonic() + PATIENCE
+    while any(each() is not None for each in watched) and time.monotonic() < limit:
+        time.sleep(0.01)  # a thread may yet leave its last frame
+    assert [each() is None for each in watched] == [True] * 5
 
 
 def test_pmaps_from_several_threads_at_once():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import random
+import time
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gpusim.torch.distributed import group, launch, ranks
+from tests.oracles.machine_time import PATIENCE
 
 legacy: Any = np.random  # the global generator
 
@@ -268,6 +271,25 @@ def test_ranks_share_weights_that_never_change(schedule: str) -> None:
     assert {pointer for pointer, _ in found} == {weights["weight"].data_ptr()}
     assert all(trained == found[0][1] for _, trained in found)
     assert all(torch.equal(weights[name], before[name]) for name in weights)
+
+
+@pytest.mark.parametrize("schedule", ["turns", "free"])
+def test_results_are_in_no_cycle(schedule: str) -> None:
+    def body(rank: int) -> torch.Tensor:
+        dist.init_process_group()
+        x = torch.ones(1000)
+        dist.all_reduce(x)
+        return x
+
+    gc.disable()
+    try:
+        watched = [weakref.ref(x) for x in launch(body, 3, schedule=schedule)]
+        limit = time.monotonic() + PATIENCE
+        while any(each() is not None for each in watched) and time.monotonic() < limit:
+            time.sleep(0.01)  # a thread may yet leave its last frame
+        assert [each() is None for each in watched] == [True] * 3
+    finally:
+        gc.enable()
 
 
 def test_a_call_that_was_seen_to_be_complete_is_not_held() -> None:

@@ -364,7 +364,7 @@ class Launch:
             try:
                 if self.recorder is not None:
                     self.recorder.begin(self.size, schedule=self.schedule, torch=torch.__version__)
-                self.call.execute()
+                return self.call.execute()
             finally:
                 if self.recorder is not None:
                     self.recorder.end(self.call.error or sys.exc_info()[1])
@@ -376,9 +376,6 @@ class Launch:
                 else:
                     self.base.settings.restore(Settings())
                 torch.set_num_threads(threads)
-        if self.call.error is not None:
-            raise self.call.error
-        return self.call.results
 
     # In a rank's thread
 
