@@ -15,6 +15,7 @@ from gpusim.files import atomic_write
 SCHEMA = 1
 OURS = "gpusim"
 LIMIT = "memory limit"
+ARITHMETIC = "arithmetic"
 
 
 @dataclass(frozen=True)

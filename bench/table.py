@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import groupby
 
 from bench.cases import size_name
-from bench.results import LIMIT, OURS, Outcome, Results
+from bench.results import ARITHMETIC, LIMIT, OURS, Outcome, Results
 
 #: The participants that gpusim is compared with, and the headings of their columns.
 PEERS = {
@@ -32,9 +32,10 @@ WAYS = {
     "gpusim pmap": "pmap",
     "gpusim in JAX": "in JAX",
     LIMIT: "limit",
+    ARITHMETIC: "arithm.",
 }
 #: They take part in some cases only; their absence needs no reason.
-SPECIAL = ("gpusim, nearest", "gpusim, segments", "memcpy")
+SPECIAL = ("gpusim, nearest", "gpusim, segments", "memcpy", ARITHMETIC)
 LEFT = set("collective dtype order instances target bound operation note".split())
 LEFT |= {"", "measured on"}
 

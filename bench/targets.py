@@ -12,6 +12,7 @@ from bench.cases import COLLECTIVES, KI, LARGE, MI, SHORT, SHORT_SIZES, Case, Si
 from bench.overhead import LAUNCH, NUMPY_CALL
 from bench.popxl import NOTE as OP
 from bench.results import (
+    ARITHMETIC,
     LIMIT,
     OURS,
     Exchange,
@@ -41,12 +42,16 @@ class Target:
     within: float | None = None  # at most this many times as long
     nanoseconds: float | None = None  # at most, for an element of all replicas' values
     of: str = OURS
+    of_arithmetic: float | None = None  # at most this many times as long as the arithmetic: instead
 
     @property
     def bound(self) -> str:
         if self.nanoseconds:
             return f"≤ {self.nanoseconds:g} ns an element"
-        return f"≥ {self.faster:g}x faster" if self.faster else f"≤ {self.within:g}x as long"
+        instead = f", or {self.of_arithmetic:g}x of the arithmetic" if self.of_arithmetic else ""
+        if self.faster:
+            return f"≥ {self.faster:g}x faster"
+        return f"≤ {self.within:g}x as long{instead}"
 
     def matches(self, case: Case) -> bool:
         # Peers round to nearest: without a variant of its own, a target is about equal work.
@@ -84,7 +89,7 @@ TARGETS = (
            ((8, 2 * MI), (256, 256 * KI)), ("MPI 2", "MPI 8"), faster=1),
     *(
         Target(f"psum {variant}, of the memory limit", ("psum",), variant, LARGE, (LIMIT,),
-               within=1.5)
+               within=1.5, of_arithmetic=1.3)
         for variant in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
     ),
     *(
@@ -184,8 +189,11 @@ def _judge(target: Target, outcomes: Iterable[Outcome]) -> Verdict:
         ratio, basis = min(found)
         return Verdict(target.description, ratio, target.bound, ratio >= target.faster, basis)
     assert target.within is not None
-    ratio, basis = max(found)
-    return Verdict(target.description, ratio, target.bound, ratio <= target.within, basis)
+    bound_by_arithmetic = {*_near_arithmetic(target, outcomes)}
+    beyond = [each for each in found if each[1] not in bound_by_arithmetic]
+    ratio, basis = max(beyond or found)
+    met = not beyond or ratio <= target.within
+    return Verdict(target.description, ratio, target.bound, met, basis)
 
 
 def _ratios(target: Target, outcomes: Iterable[Outcome]) -> Iterator[tuple[float, str]]:
@@ -200,6 +208,16 @@ def _ratios(target: Target, outcomes: Iterable[Outcome]) -> Iterator[tuple[float
             if ratio is not None:
                 basis = f"{outcome.case}, {name}"
                 yield (ratio if target.faster is not None else 1 / ratio), basis
+
+
+def _near_arithmetic(target: Target, outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """The bases of the cases that take little longer than their arithmetic."""
+    for outcome in outcomes:
+        if target.of_arithmetic is None or not target.matches(outcome.case):
+            continue
+        ratio = outcome.ratio(target.of, ARITHMETIC)
+        if ratio is not None and ratio <= target.of_arithmetic:
+            yield from (f"{outcome.case}, {name}" for name in target.over)
 
 
 def _judge_world(target: WorldTarget, exchanges: Iterable[Exchange]) -> Verdict:

@@ -23,9 +23,10 @@ def _gpusim() -> list[Peer]:
 
 
 def _limit() -> list[Peer]:
+    from .arithmetic import Arithmetic
     from .limit import Limit
 
-    return [Limit()]
+    return [Limit(), Arithmetic()]
 
 
 def _numpy() -> list[Peer]:

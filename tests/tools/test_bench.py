@@ -43,6 +43,7 @@ from bench.cases import (
 from bench.measure import measure
 from bench.overhead import LAUNCH, NUMPY_CALL
 from bench.peers import Peer, Unserved, roster
+from bench.peers.arithmetic import Arithmetic
 from bench.peers.base import Samples
 from bench.peers.inputs import stacked
 from bench.peers.limit import Limit
@@ -50,6 +51,7 @@ from bench.peers.ours import Collectives, Vmap
 from bench.peers.remote import NumPyKernels, Worker
 from bench.popxl import NOTE
 from bench.results import (
+    ARITHMETIC,
     LIMIT,
     OURS,
     Entry,
@@ -236,6 +238,29 @@ def test_numpys_kernels_are_measured_beside_compiled_ones() -> None:
             peers[1].close()
     with kernels.chosen("numpy"), pytest.raises(Unserved, match="itself runs them"):
         NumPyKernels("gpusim, NumPy kernels").prepare(narrow)
+
+
+@pytest.mark.parametrize("replicas", [8, 16, 32])
+@pytest.mark.parametrize("variant", ["float16", "float8_e5m2", "float8_e4m3fn"])
+def test_the_arithmetic_is_that_of_the_sum(variant: str, replicas: int) -> None:
+    case = Case("psum", variant, replicas, 6144)
+    entry = measure(case, [Vmap(), Arithmetic()], 0.0).entries[ARITHMETIC]
+    assert entry.agreement == "equal" and entry.timing is not None, entry.problem
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (Case("psum", "float32", 8, 4096), "float16 accumulator"),
+        (Case("pmean", "float16", 8, 4096), "float16 accumulator"),
+        (Case("psum", "float16", 7, 4096), "multiples of 8 replicas and 2048 elements"),
+        (Case("psum", "float16", 8, 4095), "multiples of 8 replicas and 2048 elements"),
+    ],
+    ids=str,
+)
+def test_the_arithmetic_of_other_cases_is_not_measured(case: Case, reason: str) -> None:
+    with pytest.raises(Unserved, match=reason):
+        Arithmetic().prepare(case)
 
 
 def test_a_peer_that_fails_is_a_row_with_the_reason() -> None:
@@ -532,6 +557,16 @@ def test_narrow_folds_are_judged_by_the_memory_limit(variant: str, ratio: float,
     verdicts = {verdict.description: verdict for verdict in judge(found)}
     verdict = verdicts[f"psum {variant}, of the memory limit"]
     assert (verdict.ratio, verdict.met) == (ratio, met) and "256 x 64 Ki" in verdict.basis
+
+
+def test_narrow_folds_may_be_near_their_arithmetic_instead() -> None:
+    cases = [Case("psum", "float8_e5m2", *size) for size in LARGE]
+    for first, second, met in ((1.6, 1.6, True), (1.5, 1.6, False), (1.6, 1.5, False)):
+        found = results([outcome(cases[0], **{OURS: 2.0, LIMIT: 1.0, ARITHMETIC: first})])
+        found.outcomes.append(outcome(cases[1], **{OURS: 2.0, LIMIT: 0.9, ARITHMETIC: second}))
+        (verdict,) = [v for v in judge(found) if v.description.startswith("psum float8_e5m2, of")]
+        assert verdict.met is met and "or 1.3x of the arithmetic" in verdict.target
+        assert verdict.ratio == pytest.approx(2.0 if first < second else 2 / 0.9)
 
 
 @pytest.mark.parametrize("variant", ["float16-sr16", "bfloat16-srb16"])
