@@ -189,8 +189,12 @@ class ProcessLaunch(Launch):
         if files[0] < needed <= files[1] or files[1] == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(files[0], needed), files[1]))
         thread = threading.Thread(target=self._fork, name="gpusim forks", daemon=True)
+        was_frozen = gc.get_freeze_count()
         try:
             self.before_forks()
+            # Else collections in the processes copy the memory that they share, and the one below
+            # walks through all that the program has.
+            gc.freeze()
             thread.start()
             self._forked.wait()
             if self._failure is not None:
@@ -216,14 +220,14 @@ class ProcessLaunch(Launch):
             self.exchange.mail.clear()
             if self.segments:
                 gc.collect()
+            if not was_frozen:
+                gc.unfreeze()
 
     def started(self) -> list[ProxyRank]:
         return [r for r in self.ranks if isinstance(r, ProxyRank) and r.process is not None]
 
     def _fork(self) -> None:
         """Fork all processes, and live until they are to end. (In a thread of its own.)"""
-        was_frozen = gc.get_freeze_count()
-        gc.freeze()  # else collections in the processes copy the memory that they share
         context = multiprocessing.get_context("fork")
         parent = os.getpid()
         try:
@@ -241,8 +245,6 @@ class ProcessLaunch(Launch):
                 rank.process = child
         except BaseException as error:
             self._failure = error
-        if not was_frozen:
-            gc.unfreeze()
         self._forked.set()
         self._released.wait()
 
