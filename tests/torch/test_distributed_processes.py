@@ -26,8 +26,8 @@ from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reductio
 from gpusim import reduction as reduce_by
 from gpusim.torch.distributed import FoldCall, Recorder, launch, wire
 from tests.oracles.budget import budget, slow
-from tests.torch.children import children, needs_linux
 from tests.oracles.machine_time import PATIENCE
+from tests.torch.children import children, needs_linux
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import ROOT, Case
 from tests.torch.test_distributed import (
