@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-BURST_SECONDS = 0.002  # calls shorter than this are repeated before the next one's turn
+BURST_SECONDS = 0.01  # calls shorter than this are repeated: the first finds the others' caches
 MAX_BURST = 200
 MAX_ROUNDS = 60
 SETTLE_SECONDS = 0.005  # another process's idle threads spin for a moment before they sleep
