@@ -65,7 +65,19 @@ class ReplicaEnded(BaseException):
     """Raised inside a replica to end it, because another one failed or the user interrupted."""
 
 
-def _end_thread(thread: threading.Thread) -> None:
+class ReplicaInterrupted(ReplicaEnded, KeyboardInterrupt):
+    """The same after Ctrl-C, which programs expect to see as a KeyboardInterrupt."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        _interrupted.add(threading.get_ident())
+
+
+_interrupted: set[int] = set()
+"""Threads whose replica has seen a ReplicaInterrupted. It goes on as long as it needs to."""
+
+
+def _end_thread(thread: threading.Thread, kind: type[ReplicaEnded]) -> None:
     """Post a ReplicaEnded to a thread. The interpreter raises it there, between two bytecodes.
 
     Nothing is posted while the thread runs code of `NEVER_INTERRUPTED`.
@@ -74,7 +86,7 @@ def _end_thread(thread: threading.Thread) -> None:
     flag for posted exceptions up, and every traced or profiled function hangs at its entry.
     """
     ident = thread.ident or 0
-    post, error = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.py_object(ReplicaEnded)
+    post, error = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.py_object(kind)
     number = ctypes.c_ulong(ident)
     # CPython lets another thread run after a call, but not where a for loop calls its iterator. So
     # the thread is still where it was seen when the exception is posted.
@@ -98,7 +110,9 @@ def quiet_ends(*kinds: type[BaseException]) -> Iterator[None]:
     before = sys.unraisablehook
 
     def show(ignored: Any) -> None:
-        if not issubclass(ignored.exc_type, (ReplicaEnded, *kinds)):
+        if issubclass(ignored.exc_type, ReplicaEnded):
+            _interrupted.discard(threading.get_ident())  # whose replica has not seen it
+        elif not issubclass(ignored.exc_type, kinds):
             before(ignored)
 
     sys.unraisablehook = show
@@ -200,7 +214,7 @@ class ReplicaThread:
     def check_ended(self) -> None:
         """Raise ReplicaEnded if this replica is to end."""
         if self.ended:
-            raise ReplicaEnded
+            raise self.call.scheduler.end
 
     def run(self) -> ReplicaThread | None:
         """Run the call's function for this replica, in this thread.
@@ -214,6 +228,7 @@ class ReplicaThread:
         workers.begin_tracing()
         try:
             try:
+                _interrupted.discard(threading.get_ident())
                 with self.call.scheduler.lock:
                     self.thread = thread
                     self.inside = False
@@ -556,7 +571,10 @@ class PmapCall:
         _run_here(replica)
 
     def end_replicas(self, interrupt: BaseException) -> None:
-        """End all replicas, because the caller of pmap is interrupted, and wait for them."""
+        """End all replicas, because the caller of pmap is interrupted, and wait for them.
+
+        Each sees a KeyboardInterrupt, and has the time that it needs until another Ctrl-C.
+        """
         if self.begun.acquire(blocking=False):
             return  # they have not begun, and never will
         if self.error is not None:
@@ -565,14 +583,18 @@ class PmapCall:
         def abort() -> None:
             with self.scheduler.lock:
                 if self.unfinished and self.error is None:
+                    if isinstance(interrupt, KeyboardInterrupt):
+                        self.scheduler.end = ReplicaInterrupted
                     self.abort(interrupt)
 
         try:
             self.start_job(abort)
             if not self.over.acquire(timeout=PATIENCE):
+                self.scheduler.leave_blocked()
                 self.announce_wait("pmap is interrupted", "another Ctrl-C")
                 while not self.over.acquire(timeout=SIGNAL_POLL):
                     self.scheduler.supervise_if_nobody_does()
+                    self.scheduler.leave_blocked()
         except KeyboardInterrupt:
             self.abandoned = True
             self.start_job(abort)  # the first may not have begun
@@ -636,6 +658,10 @@ class Scheduler:
         #: Says who waits for what, where replicas wait for Completions; None for pmap's own.
         self.describe_stall: Callable[[], str] | None = None
         self.supervised = False
+        #: What is raised in replicas to end them.
+        self.end: type[ReplicaEnded] = ReplicaEnded
+        #: After Ctrl-C, do not wait for replicas that are in C code.
+        self.leaves_blocked = False
 
     def fill_slots(self, here: bool = False) -> ReplicaThread | None:
         """Let ready replicas run in the free slots.
@@ -771,13 +797,31 @@ class Scheduler:
         return not self.one_at_a_time
 
     def end_running(self) -> None:
-        """Post a ReplicaEnded to each replica that is to end and still runs user code."""
+        """Post a ReplicaEnded to each replica that is to end and still runs user code.
+
+        One that has seen a KeyboardInterrupt gets another one only once it is abandoned.
+        """
         with self.lock:
-            for replica in self.started:
-                if (
-                    replica.ended
-                    and not replica.finished
-                    and not replica.inside
-                    and replica.thread is not None
-                ):
-                    _end_thread(replica.thread)
+            for thread in self.to_end(self.root is not None and self.root.abandoned):
+                _end_thread(thread, self.end)
+
+    def to_end(self, again: bool = False) -> list[threading.Thread]:
+        """The threads of replicas that are to end, run user code, and have not seen that they are.
+
+        `again` includes those that have seen it. (With the lock held.)
+        """
+        return [
+            replica.thread
+            for replica in self.started
+            if replica.ended
+            and not replica.finished
+            and not replica.inside
+            and replica.thread is not None
+            and (again or replica.thread.ident not in _interrupted)
+        ]
+
+    def leave_blocked(self) -> None:
+        """Raise KeyboardInterrupt if only replicas in C code run, and are to be left there."""
+        with self.lock:
+            if self.leaves_blocked and 0 < self.running == len(self.to_end()):
+                raise KeyboardInterrupt

@@ -30,13 +30,17 @@ THREAD_MEMORY = 128 * 1024
 Job = Callable[[], None]
 
 
+class WorkerThread(threading.Thread):
+    """A thread that runs anyone's jobs, and so belongs to no rank that starts it."""
+
+
 class _Worker:
     def __init__(self, pool: _Pool, job: Job) -> None:
         self.pool = pool
         self.job: Job | None = job
         self.wake = threading.Lock()
         self.wake.acquire()
-        self.thread = threading.Thread(target=self.run, name=IDLE_NAME, daemon=True)
+        self.thread = WorkerThread(target=self.run, name=IDLE_NAME, daemon=True)
 
     def run(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """The command `gpusim`: parse the arguments and run the subcommand.
 
 Exit codes: 0 success, 1 failure (the reason is on standard error), 2 invalid arguments, 130
-interrupted.
+interrupted. Where 1 is an answer (`compare`, `invariant`, `twin`), a failure is 2.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["run"]:  # arguments after the program's name are the program's
         own, rest = program.split(words[1:])
         words = ["run", *own]
+    if words[:1] == ["study"]:
+        study.check_options(words[1:])
     arguments, unknown = parser.parse_known_args(words)
     if unknown:  # the message is to name the command
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -50,11 +52,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (GpusimError, OSError, ValueError, ModuleNotFoundError) as error:
-        print(f"gpusim {arguments.command}: {error}", file=sys.stderr)
-        return 1
+        print(f"gpusim {arguments.command}: {_reason(error)}", file=sys.stderr)
+        failure: int = arguments.failure
+        return failure
     if code == torchrun.INTERRUPTED and argv is None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends Python's own end
     return code
+
+
+def _reason(error: Exception) -> str:
+    """The message of an error; the system's errors begin with the file."""
+    if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
+        return str(error)
+    path = Path(os.fsdecode(error.filename))
+    if not isinstance(error, FileNotFoundError):
+        return f"{path}: {error.strerror}"
+    gone = "such file" if path.parent.is_dir() else f"folder {path.parent}"
+    return f"{path}: there is no {gone}"
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -65,7 +79,7 @@ def command_line() -> argparse.ArgumentParser:
         epilog="gpusim COMMAND --help says more about a command.",
     )
     parser.add_argument("--version", action="version", version=f"gpusim {gpusim.__version__}")
-    parser.set_defaults(run=None, parser=parser)
+    parser.set_defaults(run=None, parser=parser, failure=1)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
 
     run = commands.add_parser(

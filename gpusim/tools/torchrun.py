@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import argparse
 import logging
 import multiprocessing
@@ -22,6 +21,7 @@ from typing import Any, TextIO
 
 from fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.errors import GpusimError, InstanceError, ReplicaError
+from gpusim.maps.call_site import is_users
 from gpusim.maps.scheduler import quiet_ends
 from gpusim.recording import RecordedCall, Recorder
 from gpusim.reduction import Reduction
@@ -43,8 +43,8 @@ INTERVAL = 0.2
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 + SIGINT, the shell's convention."""
 
-GRACE = 0.5
-"""Seconds after Ctrl-C in which ranks may end; those that do not, as in time.sleep, are left."""
+TERMINATED = 143
+"""The same after SIGTERM."""
 
 ERASE = "\r\x1b[K"
 """Takes the line of a terminal away."""
@@ -73,6 +73,26 @@ ACCEPTED = (
 )
 """Options of torchrun that say how processes find each other, begin anew or end."""
 
+OUTPUT = "redirect the command's output; --only-rank R shows that of rank R alone"
+REFUSED = {
+    ("--log-dir", "-r", "--redirects", "-t", "--tee", "--logs-specs"): OUTPUT,
+    ("--local-ranks-filter",): "--only-rank R shows the output of rank R alone",
+    ("--duplicate-stdout-filters", "--duplicate-stderr-filters"): "filter the command's output",
+    ("--no-python",): "ranks run a Python script, or a module by -m",
+    ("--run-path",): "give the script itself",
+    ("--virtual-local-rank",): "LOCAL_RANK is that of torchrun without it",
+}
+"""Options of torchrun that gpusim lacks, and what to do instead."""
+
+
+class Refuse(argparse.Action):
+    """An option that is an error, and says what to do instead."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, space: Any, value: Any, option: str | None = None
+    ) -> None:
+        parser.error(f"{option} is not simulated: {self.const}")
+
 
 def add(commands: Any) -> None:
     """Add the command to those of `gpusim`."""
@@ -85,10 +105,11 @@ def add(commands: Any) -> None:
         "torchrun's options about how processes meet, such as --rdzv-backend, are accepted and "
         "have no effect.",
         epilog="Ctrl-C ends all ranks. The exit code is 0 if all ranks end well, 1 if one fails, "
-        "2 after a wrong argument, 130 after Ctrl-C.",
+        "2 after a wrong argument, 130 after Ctrl-C, 143 after SIGTERM.",
     )
     count = {"type": simulated_count, "default": 1, "metavar": "N"}
-    parser.add_argument("--nnodes", help="the number of nodes (default: %(default)s)", **count)
+    nodes = {**count, "type": node_count}
+    parser.add_argument("--nnodes", help="the number of nodes (default: %(default)s)", **nodes)
     parser.add_argument(
         "--nproc-per-node",
         "--nproc_per_node",
@@ -100,6 +121,11 @@ def add(commands: Any) -> None:
         parser.add_argument(
             f"--{name}", f"--{name.replace('-', '_')}", help=argparse.SUPPRESS, metavar="VALUE"
         )
+    for names, instead in REFUSED.items():
+        both = [*names, *(f"--{name[2:].replace('-', '_')}" for name in names if name[2:])]
+        spelled = dict.fromkeys(both)
+        how = {"action": Refuse, "nargs": "?", "const": instead, "help": argparse.SUPPRESS}
+        parser.add_argument(*spelled, dest="refused", **how)
     parser.add_argument(
         "--master-addr", "--master_addr", default="127.0.0.1", help="a value for MASTER_ADDR"
     )
@@ -175,11 +201,19 @@ def add(commands: Any) -> None:
 
 def simulated_count(text: str) -> int:
     """An argparse type: a number of ranks or nodes, which torchrun may find out by itself."""
-    if text in ("auto", "cpu", "gpu", "xpu") or ":" in text:
+    if text in ("auto", "cpu", "gpu", "xpu"):
         raise argparse.ArgumentTypeError(
             f"a whole number is needed, as no machine is asked how many there are; got {text!r}"
         )
     return whole_number(1)(text)
+
+
+def node_count(text: str) -> int:
+    """An argparse type: a number of nodes, also as torchrun's range of that number alone."""
+    low, colon, high = text.partition(":")
+    if colon and low != high:
+        raise argparse.ArgumentTypeError(f"give one number, not a range; got {text!r}")
+    return simulated_count(low)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -240,7 +274,7 @@ def run_on(
     if world.instance:
         options.summary, options.record, options.trace = False, None, None
     with (
-        prompt_interrupts(),
+        ends_by_signals(),
         quiet_ends(KeyboardInterrupt),
         tagged_output(options.only_rank) as outputs,
         record_of(options, ranks, outputs) as recorder,
@@ -253,18 +287,19 @@ def run_on(
         how = (options.reduction, options.schedule, recorder)
         where = (options.device, options.processes, outputs.of_rank)
         failure: GpusimError | None = None
-        interrupted = False
+        interrupt: KeyboardInterrupt | None = None
         try:
-            run_ranks(body, environments, *how, *where)
+            run_ranks(body, environments, *how, *where, leaves_blocked=True)
         except GpusimError as error:
             failure = error
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as raised:
+            interrupt = raised
     if options.summary and recorder is not None:
         show_summary(recorder, ranks)
-    if interrupted:
-        print("\ninterrupted", file=sys.stderr)
-        return INTERRUPTED
+    if interrupt is not None:
+        terminated = isinstance(interrupt, Terminated)
+        print("\nterminated" if terminated else "\ninterrupted", file=sys.stderr)
+        return TERMINATED if terminated else INTERRUPTED
     if failure is None:
         return 0
     if world.instance:
@@ -321,35 +356,33 @@ def end(code: int, known: Sequence[Any]) -> int:
     os._exit(code)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends ranks as Ctrl-C does."""
+
+
 @contextmanager
-def prompt_interrupts() -> Iterator[None]:
-    """A block in which one Ctrl-C is enough: after a grace it counts as the second one."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
-        yield
-        return
-    again = threading.Timer(GRACE, _thread.interrupt_main)
-    again.daemon = True
+def ends_by_signals() -> Iterator[None]:
+    """A block that SIGTERM interrupts as Ctrl-C does, and in which either ends workers of ranks."""
     process = os.getpid()
-    starts = False
+    defaults: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    replaced = [number for number in defaults if signal.getsignal(number) is defaults[number]]
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal starts
+    def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:  # a worker of a DataLoader, maybe in the midst of its start
-            os._exit(INTERRUPTED)
-        if again.ident is None:
-            if starts:  # another Ctrl-C inside of start(), which must not be cut off
-                return
-            starts = True
-            again.start()
-        signal.default_int_handler(number, frame)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
+    for number in replaced:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        again.cancel()
-        signal.signal(signal.SIGINT, before)
+        for number in replaced:
+            signal.signal(number, defaults[number])
 
 
 @contextmanager
@@ -429,11 +462,13 @@ def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
     try:
         exec(script.code, vars(main_module(script)))
     except SystemExit as ended:
-        if isinstance(ended.code, int) or ended.code is None:
-            if ended.code:
-                raise ExitCodeError(f"exit code {ended.code}") from None
-        else:
-            raise ExitCodeError(str(ended.code)) from None
+        if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):
+            return
+        code = f"exit code {ended.code}" if isinstance(ended.code, int) else repr(str(ended.code))
+        frames = [each for each in traceback.walk_tb(ended.__traceback__) if is_users(each[0])]
+        for frame, line in frames[-1:]:  # none of a module that is installed
+            code += f" at {frame.f_code.co_filename}:{line}"
+        raise ExitCodeError(code) from None
 
 
 def show(error: GpusimError, has_input: bool) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
+from torch._decomp import decomposition_table as decomposed
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack as outside_transform
 from torch._ops import OpOverload, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -36,6 +37,8 @@ __all__ = [
     "TorchDispatchMode",
     "VmapTransform",
     "backward_class",
+    "below_batching",
+    "decomposed",
     "disable_modes",
     "dispatch_flags_kept",
     "function_modes",
@@ -56,6 +59,7 @@ __all__ = [
 TENSOR_ATTRIBUTES: Mapping[str, Any] = vars(torch._C.TensorBase)
 
 _functorch: Any = torch._C._functorch
+_BATCHED = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 _set_onednn: Any = torch._C._set_mkldnn_enabled
 _fakes = logging.getLogger(FakeTensorMode.__module__)
 
@@ -87,6 +91,12 @@ class VmapTransform(NamedTuple):
         """The tensor inside this vmap that has dimension 0 of `tensor` as batch dimension."""
         inside: Tensor = _functorch._add_batch_dim(tensor, 0, self.level)
         return inside
+
+
+def below_batching() -> AbstractContextManager[Any]:
+    """A block of a batching rule, which calls operators of the transform below the vmap."""
+    guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(_BATCHED)
+    return guard
 
 
 def innermost_vmap() -> VmapTransform | None:

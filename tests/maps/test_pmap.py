@@ -480,6 +480,63 @@ def test_bad_arguments_of_pmap():
         gpusim.pmap(abs, axis_size=0)
 
 
+def test_replicas_see_ctrl_c_once_and_have_time():
+    """Also one that goes on after it; the next collective ends that."""
+    code = textwrap.dedent(
+        """
+        import time
+        import numpy as np, gpusim
+        from gpusim import lax
+
+        def compute(seconds):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                pass
+
+        class Dropped:
+            def __del__(self):  # an end that is raised here is lost
+                compute(0.2)
+
+        said = []
+
+        def f(x):
+            try:
+                lax.psum(x, "i")
+                if x == 0:
+                    print("running", flush=True)
+                    while True:
+                        Dropped()
+                        compute(0.2)
+                lax.psum(x, "i")
+            except KeyboardInterrupt:
+                said.append(f"{x} interrupted")
+            compute(0.5)
+            said.append(f"{x} saved")
+            try:
+                lax.psum(x, "i")
+            finally:
+                said.append(f"{x} ended")
+
+        try:
+            gpusim.pmap(f, "i")(np.arange(3))
+        except KeyboardInterrupt:
+            print(*sorted(said), sep=", ", flush=True)
+        """
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            out, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    parts = [f"{x} {what}" for x in range(3) for what in ("ended", "interrupted", "saved")]
+    assert out == ", ".join(parts) + "\n"
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("delay", [0, 0.001, 0.003, 0.1])
 def test_ctrl_c_ends_all_replicas(delay):
     code = textwrap.dedent(

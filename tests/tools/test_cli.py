@@ -92,7 +92,7 @@ def test_no_command_prints_the_help_and_fails(capsys: pytest.CaptureFixture[str]
             ["torchrun", "--nproc-per-node", "gpu", "train.py"],
             "a whole number is needed, as no machine is asked how many there are; got 'gpu'",
         ),
-        (["torchrun", "--nnodes", "1:4", "train.py"], "a whole number is needed, as no machine"),
+        (["torchrun", "--nnodes", "1:4", "train.py"], "give one number, not a range; got"),
         (
             ["demo", "--replicas", "0"],
             "--replicas: a whole number of at least 1 is needed, got '0'",

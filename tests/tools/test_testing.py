@@ -918,7 +918,7 @@ def test_checkpoint(rank):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "count"), [("not world", 13), *slow(("world", 1))], ids=["ranks", "processes"]
+    ("chosen", "count"), [("not world", 15), *slow(("world", 1))], ids=["ranks", "processes"]
 )
 def test_the_pages_examples_pass(pytester: pytest.Pytester, chosen: str, count: int) -> None:
     examples = re.findall(r"^```py\n(.*?)^```$", PAGE, re.M | re.S)

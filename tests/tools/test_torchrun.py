@@ -167,8 +167,11 @@ def test_the_output_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("sys.exit(3)", ["gpusim torchrun: rank 1 ended with exit code 3"]),
-        ("sys.exit('no data')", ["gpusim torchrun: rank 1 ended with no data"]),
+        ("sys.exit(3)", ["gpusim torchrun: rank 1 ended with exit code 3 at ", "train.py:5\n"]),
+        (
+            "sys.exit('no data')",
+            ["gpusim torchrun: rank 1 ended with 'no data' at ", "train.py:5\n"],
+        ),
         (
             "raise ValueError('bad')",
             ["[rank1]: Traceback", 'train.py", line 5, in <module>', "[rank1]: ValueError: bad"],
@@ -558,20 +561,77 @@ def test_ctrl_c_ends_all(what: str, tmp_path: Path) -> None:
         assert_no_process(ranks.pid)
 
 
-def test_a_ctrl_c_inside_of_another_starts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = []
+CLEANED = """
+    import sys, time, torch.distributed as dist
+    dist.init_process_group()
+    rank = dist.get_rank()
+    try:
+        dist.barrier()
+        while rank == 0:
+            print("begun", flush=True)
+            while True:
+                pass
+        dist.barrier()
+    except KeyboardInterrupt:
+        for _ in range(2):
+            time.sleep(0.6)  # in all longer than any grace
+        print("saved", end="", flush=True)
+    finally:
+        print(" and cleaned")
+"""
 
-    class Timer(threading.Timer):
-        def start(self) -> None:
-            starts.append(self)
-            if len(starts) == 1:
-                signal.raise_signal(signal.SIGINT)
-            super().start()
 
-    monkeypatch.setattr(threading, "Timer", Timer)
-    with pytest.raises(KeyboardInterrupt), torchrun.prompt_interrupts():
-        signal.raise_signal(signal.SIGINT)
-    assert len(starts) == 1
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "more", [[], *([["--processes"]] if sys.platform == "linux" else [])], ids=["threads", "forked"]
+)
+def test_ranks_see_an_interrupt_and_have_time(
+    number: signal.Signals, more: list[str], tmp_path: Path
+) -> None:
+    train = script(tmp_path, CLEANED)
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=3", *more, train]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as ranks:
+        assert ranks.stdout is not None
+        assert ranks.stdout.readline() == "[rank0]: begun\n"
+        ranks.send_signal(number)
+        output, errors = ranks.communicate(timeout=PATIENCE)
+    lines = sorted(line for line in output.splitlines() if "begun" not in line)
+    assert lines == [f"[rank{rank}]: saved and cleaned" for rank in range(3)], output + errors
+    assert ranks.returncode == 128 + number
+    assert errors.endswith({2: "\ninterrupted\n", 15: "\nterminated\n"}[number])
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            ["--log-dir", "x"],
+            "--log-dir is not simulated: redirect the command's output; --only-rank",
+        ),
+        (["--log_dir=x"], "--log_dir is not simulated: redirect"),
+        (["-r", "3"], "-r is not simulated: redirect"),
+        (["--tee=3"], "--tee is not simulated: redirect"),
+        (["--no-python"], "--no-python is not simulated: ranks run a Python script"),
+        (["--run-path"], "--run-path is not simulated: give the script itself"),
+        (["--nnodes", "1:2"], "--nnodes: give one number, not a range; got '1:2'"),
+        (["--nproc-per-node", "gpu"], "a whole number is needed"),
+    ],
+    ids=lambda each: "".join(each) if isinstance(each, list) else "",
+)
+def test_refused_options_say_what_to_do(
+    option: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["torchrun", *option, "train.py"])
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_range_of_one_number_of_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = script(tmp_path, "import os\nprint(os.environ['WORLD_SIZE'])")
+    assert main(["torchrun", "--nnodes=2:2", train]) == 0
+    assert capsys.readouterr().out == "[rank0]: 2\n[rank1]: 2\n"
 
 
 def test_no_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

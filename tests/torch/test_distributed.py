@@ -827,9 +827,44 @@ def test_threads_that_are_no_ranks() -> None:
         thread.join()
         (error,) = errors
         assert isinstance(error, GpusimError)
-        assert f"all_reduce of rank {rank} was called from another thread" in str(error)
+        assert f"all_reduce of rank {rank} was called from a thread that the rank" in str(error)
 
     launch(program, 2)
+
+
+@pytest.mark.parametrize("processes", [False, *([True] if sys.platform == "linux" else [])])
+def test_gloo_gathers_tensors_of_one_shape(processes: bool) -> None:
+    """As ProcessGroupGloo: "invalid tensor size at index 1". nccl gathers what differs."""
+
+    def program(rank: int, backend: str) -> list[list[float]]:
+        dist.init_process_group(backend)
+        row = [torch.zeros(1), torch.zeros(2)]
+        dist.all_gather(row, torch.full((rank + 1,), float(rank)))
+        return [each.tolist() for each in row]
+
+    for backend, order in (("nccl", None), ("cuda:gloo,cpu:nccl", None), ("nccl", "nccl-ring")):
+        found = launch(program, 2, (backend,), reduction=order, processes=processes)
+        assert found == [[[0.0], [1.0, 1.0]]] * 2
+    for backend, order in (("gloo", None), ("cpu:gloo,cuda:nccl", None), ("nccl", "gloo-ring")):
+        said = r"all_gather on .*: gloo gathers .* output float32\[2\] for the input float32\[1\]"
+        with pytest.raises(ReplicaError, match=said):
+            launch(program, 2, (backend,), reduction=order, processes=processes)
+    both = "cpu:gloo,cuda:nccl"  # where the host plays cuda
+    assert launch(program, 2, (both,), device="cpu", processes=processes) == found
+
+
+@pytest.mark.parametrize("processes", [False, *([True] if sys.platform == "linux" else [])])
+def test_a_rank_that_exits_well_has_succeeded(processes: bool) -> None:
+    def program(rank: int, code: Any) -> int:
+        if rank == 1:
+            sys.exit(code)
+        return rank
+
+    for code in (None, 0):
+        assert launch(program, 3, (code,), processes=processes) == [0, None, 2]
+    for code, said in ((3, "SystemExit: 3"), ("bad", "SystemExit: bad")):
+        with pytest.raises(ReplicaError, match=f"rank 1 raised {said}"):
+            launch(program, 3, (code,), processes=processes)
 
 
 def test_another_rank_or_size_is_refused() -> None:

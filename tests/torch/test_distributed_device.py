@@ -596,6 +596,8 @@ def test_a_script_for_gpus_trains_and_resumes(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is found")
 def test_other_errors_name_no_cure() -> None:
     assert not asks_for_gpu(None)
+    hook = "BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL"
+    assert not asks_for_gpu(TypeError(hook))  # --device cpu does not help
     try:
         raise ValueError("nccl-ring")
     except ValueError as error:

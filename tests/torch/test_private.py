@@ -212,6 +212,36 @@ def test_a_level_of_vmap_is_left_and_entered() -> None:
     assert torch.equal(result, 3 * x.T)
 
 
+def test_a_batching_rule_calls_what_is_below_its_vmap() -> None:
+    library = torch.library.Library("gpusim_test_rules", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: 2 * x, "CompositeExplicitAutograd")
+    twice, found = torch.ops.gpusim_test_rules.twice, []
+
+    def rule(x: Tensor) -> Tensor:
+        vmap = private.innermost_vmap()
+        assert vmap is not None
+        below, _ = vmap.unwrap(x)
+        with private.below_batching():
+            found.append(tuple(below.shape))
+            below = twice(below)
+        return vmap.wrap(below)
+
+    library.impl("twice", rule, "FuncTorchBatched")
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    assert torch.equal(torch.func.vmap(torch.func.vmap(twice))(x), 2 * x)
+    assert found == [(3, 4), (2, 3, 4)]
+
+
+def test_the_table_of_decompositions_has_losses() -> None:
+    x, y = torch.randn(3, 4), torch.tensor([0, 3, 1])
+    arguments = (x, y, torch.rand(4), 1, -100)
+    decompose = private.decomposed[torch.ops.aten.nll_loss_forward.default]
+    expected = torch.ops.aten.nll_loss_forward(*arguments)
+    for found, wanted in zip(decompose(*arguments), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_the_innermost_transform_may_be_a_derivative() -> None:
     found = []
 

@@ -49,7 +49,7 @@ class RankGroup(ProcessGroup):
         super().__init__(place, len(key.ranks))
         self._rank, self._key, self._place, self._chooser = rank, key, place, chooser
         self._exchange: Exchange = rank.launch.exchange
-        self._name, self._description = key.name, ""
+        self._name, self._description, self._backend = key.name, "", rank.backend
         self._calls = 0
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
@@ -146,7 +146,6 @@ class RankGroup(ProcessGroup):
         `record` are more fields for the record.
         """
         self._check_open(operation)
-        self._rank.check_thread(operation)
         device = _device_of(operation, [*outputs, *tensors, *uneven])
         kinds = tuple(map(kind_of, tensors))
         number, self._calls = self._calls, self._calls + 1
@@ -167,6 +166,8 @@ class RankGroup(ProcessGroup):
         return work
 
     def _check_open(self, operation: str) -> None:
+        """Raise an error in other threads than the rank's, and after the group's end."""
+        self._rank.check_thread(operation)
         if self._closed:
             raise ValueError(
                 f"{operation} on {self._key} by rank {self._rank.index}: the rank destroyed the "
@@ -340,6 +341,13 @@ class RankGroup(ProcessGroup):
         for row, tensor in zip(lists, given, strict=True):
             self._check_count(what, row)
             _check_like(what, "input", tensor, row[self._place])
+            differing = [kind_of(each) for each in row if kind_of(each) != kind_of(tensor)]
+            if differing and self._is_gloo(tensor):
+                raise ValueError(
+                    f"{what} on {self._key}: gloo gathers tensors of one dtype and shape, got an "
+                    f"output {differing[0]!r} for the input {kind_of(tensor)!r}; pad the tensors, "
+                    "or use nccl"
+                )
         flat = [tensor for row in lists for tensor in row]
         part = (
             [[bits_of(tensor, what) for tensor in row] for row in lists],
@@ -354,6 +362,15 @@ class RankGroup(ProcessGroup):
             move(pairs)
 
         return self._post(what, part, flat, compute, flat, record={"operands": given})
+
+    def _is_gloo(self, tensor: Tensor) -> bool:
+        """Whether the program named gloo for tensors like this one, or its twin for sums."""
+        if getattr(getattr(self._chooser, "reduction", None), "order", None) == "gloo-ring":
+            return True
+        plays = self._rank.launch.device is not None  # "cuda" is the host
+        devices = ("",) if plays else ("", tensor.device.type)
+        named = [each.rpartition(":") for each in self._backend.lower().split(",")]
+        return any(name == "gloo" and device in devices for device, _, name in named)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
         """As allgather, but `outputs` has a list for each rank, and not for each input."""
@@ -521,7 +538,6 @@ class RankGroup(ProcessGroup):
 
     def _check_mail(self, what: str, tensors: list[Tensor], other: int) -> list[Tensor]:
         self._check_open(what)
-        self._rank.check_thread(what)
         if not 0 <= other < self.size():
             raise ValueError(f"{what} on {self._key}: there is no rank {other} in the group")
         return _listed(tensors)

@@ -126,7 +126,9 @@ class RemoteProcess:
         return not self.ended.is_set()
 
     def terminate(self) -> None:
-        self.instance.send({"signal": signal.SIGTERM, "rank": self.rank})
+        interrupted = self.instance.launch.interrupted[0]
+        number = signal.SIGINT if interrupted else signal.SIGTERM
+        self.instance.send({"signal": number, "rank": self.rank})
 
     def kill(self) -> None:
         if self.is_alive():
@@ -343,6 +345,7 @@ class InstancesLaunch(ProcessLaunch):
                 process = getattr(self.ranks[message["rank"]], "process", None)
                 if message["rank"] in self.block and process is not None:
                     kill = message["signal"] == signal.SIGKILL
+                    self.interrupted[0] |= message["signal"] == signal.SIGINT
                     (process.kill if kill else process.terminate)()
                 continue
             said = message["end"]

@@ -41,11 +41,13 @@ __all__ = [
     "autocast_module",
     "core",
     "generator_memory",
+    "groups_of",
     "has_gpu",
     "leave_groups",
     "parse_to",
     "ranks_as_threads",
     "replace",
+    "saves_in_thread",
     "serialization",
     "without_dynamo",
 ]
@@ -178,40 +180,50 @@ class RanksWorld(threading.local):
     """torch's record of a process's groups, for each rank's thread its own.
 
     torch keeps it in `distributed_c10d._world`, "an experimental extension point to override it".
-    Whatever attributes it has there, each rank has a fresh one of the same type. Threads that are
-    no rank see the process's own.
+    Whatever attributes it has there, each rank has a fresh one of the same type. A thread that a
+    rank has started sees the rank's, which `of_starter` finds. Others see the process's own.
     """
 
     ranks = itertools.count(1)
 
-    def __init__(self, original: Any) -> None:
-        vars(self)["original"] = original  # in each thread that uses it
+    def __init__(
+        self, original: Any, of_starter: Callable[[], dict[str, Any] | None] = lambda: None
+    ) -> None:
+        vars(self).update(original=original, of_starter=of_starter)  # in each thread that uses it
 
-    def enter(self) -> None:
-        """Give the calling thread a record of its own."""
+    def enter(self) -> dict[str, Any]:
+        """Give the calling thread a record of its own, and return it."""
         names = [n for n, v in vars(type(self.original)).items() if isinstance(v, property)]
         for name in names:
             if name != "pg_config_info":  # made from the others
                 value = getattr(self.original, name)
                 vars(self)[name] = None if name == "default_pg" else type(value)()
         vars(self)["rank"] = next(self.ranks)
+        return vars(self)
 
     def leave(self) -> None:
         """Forget the calling thread's record."""
-        original = self.original
+        original, of_starter = self.original, self.of_starter
         vars(self).clear()
-        vars(self)["original"] = original
+        vars(self).update(original=original, of_starter=of_starter)
+
+    def _record(self) -> dict[str, Any] | None:
+        own = vars(self)
+        found: dict[str, Any] | None = own if "rank" in own else own["of_starter"]()
+        return found
 
     def is_rank(self) -> bool:
-        """Whether the calling thread has a record of its own."""
-        return "rank" in vars(self)
+        """Whether the calling thread is a rank's own, or one that a rank has started."""
+        return self._record() is not None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.original, name)
+        record = self._record() or {}
+        return record[name] if name in record else getattr(self.original, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self.is_rank():
-            vars(self)[name] = value
+        record = self._record()
+        if record is not None:
+            record[name] = value
         else:
             setattr(self.original, name, value)
 
@@ -222,7 +234,9 @@ class RanksWorld(threading.local):
 
 @contextmanager
 def ranks_as_threads(
-    rendezvous: Callable[..., Any], admit: Callable[..., None]
+    rendezvous: Callable[..., Any],
+    admit: Callable[..., None],
+    of_starter: Callable[[], dict[str, Any] | None],
 ) -> Iterator[RanksWorld]:
     """A block in which the threads that enter the world are ranks, with groups of their own.
 
@@ -231,8 +245,9 @@ def ranks_as_threads(
     - `rendezvous`: what `init_process_group` calls with its URL, rank and world size instead of
       torch's own; it returns an iterator over one (store, rank, world size).
     - `admit`: called with the size, the rank and the backend of each group before it is made.
+    - `of_starter`: finds the record of the rank that has started the calling thread; else None.
     """
-    world = RanksWorld(c10d._world)
+    world = RanksWorld(c10d._world, of_starter)
     make_group, torchs_rendezvous = c10d._new_process_group_helper, c10d.rendezvous
     make_mesh, split_group = DeviceMesh.__init__, c10d.split_group
     torchs_timeout, torchs_start = c10d._get_default_timeout, spawning.start_processes
@@ -393,6 +408,24 @@ def leave_groups() -> None:
     # Caches of the thread, which hold the rank's meshes.
     dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     core._clear_DTensor_sharding_propagator_cache()
+
+
+@contextmanager
+def groups_of(record: dict[str, Any]) -> Iterator[None]:
+    """A block in which C++ finds a rank's groups by their names in a thread that it started."""
+    bindings._unregister_all_process_groups()  # of the thread, if it works for several ranks
+    for group, name in list(record.get("pg_names", {}).items()):
+        bindings._register_process_group(name, group)
+    try:
+        yield
+    finally:
+        bindings._unregister_all_process_groups()
+
+
+def saves_in_thread(function: Any) -> bool:
+    """Whether it is the function by which `async_save` has another thread save."""
+    module = getattr(function, "__module__", None) or ""
+    return module.startswith("torch.distributed.checkpoint._async_")
 
 
 def without_dynamo(cls: C) -> C:

@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor
 from torch import distributed as dist
 
-from ...maps.scheduler import ReplicaEnded
+from ...maps.scheduler import ReplicaEnded, ReplicaInterrupted
 from ...reduction import current
 from .accelerator import cpu_as_accelerator
 from .exchange import GroupKey, Pending, RankWork
@@ -30,6 +30,7 @@ from .group import RankGroup
 from .memory import Array, bits_of, kind_of
 from .private import ranks_as_threads
 from .ranks import Rank
+from .threads import record_of_starter, threads_of_ranks
 from .wire import (
     ALIGNMENT,
     Channel,
@@ -93,31 +94,42 @@ class ProcessRank(Rank):
     def join(self, launch: ProcessLaunch, rank: Rank, channel: Channel) -> None:
         vars(self).update(vars(rank))
         self.launch, self.channel = launch, channel
+        self.interrupted = launch.interrupted
         self.memory = SharedMemory(channel.shares_memory)
         self.groups: list[ProcessGroup] = []
         self.works: dict[int, tuple[RankWork, Copies]] = {}
         self.failure: BaseException | None = None
-        self.ended = self.busy = False
+        self.ended = self.busy = self.late = False
+        self.how: type[ReplicaEnded] = ReplicaEnded
         self.posted = 0
         self.streams = [ForwardedStream(n, getattr(sys, n), self) for n in ("stdout", "stderr")]
 
     def end(self, *signal: Any) -> None:
-        """Raise ReplicaEnded in the program, unless a message is being sent."""
-        self.ended = True
+        """Raise ReplicaEnded in the program, once, after the message that is being sent."""
+        if self.ended:
+            return
+        self.ended, self.late = True, self.busy
+        self.how = ReplicaInterrupted if self.interrupted[0] else ReplicaEnded
         if not self.busy:
-            raise ReplicaEnded
+            raise self.how
 
     def send(
         self, message: Message, file: int | None = None, payload: Sequence[memoryview] = ()
     ) -> None:
         """Send a message whole."""
-        self.busy = True
+        main = threading.current_thread() is threading.main_thread()  # where signals are handled
+        if main:
+            self.busy = True
         try:
             self.channel.send(message, file, payload)
         except OSError:
             os._exit(1)  # the parent is gone
         finally:
-            self.busy = False
+            if main:
+                self.busy = False
+        if main and self.late:
+            self.late = False
+            raise self.how
 
     def ask(
         self,
@@ -129,7 +141,7 @@ class ProcessRank(Rank):
     ) -> Message:
         """Ask the parent, and do what has become possible: copy results of complete works."""
         if self.ended:
-            raise ReplicaEnded
+            raise self.how
         for stream in self.streams:
             stream.send_line()
         self.send({"do": kind, "site": site, "with": more}, file, payload)
@@ -142,7 +154,7 @@ class ProcessRank(Rank):
                 break
             self._choose(answer)
         if self.ended:
-            raise ReplicaEnded
+            raise self.how
         results = memoryview(found.payload)
         for number, error, source in answer["done"]:
             results = self._complete(number, error, source, results)
@@ -206,6 +218,7 @@ class ProcessRank(Rank):
         self.ask("wait", work=completion.number)
 
     def give_way(self) -> bool:
+        self.check_thread("is_completed")
         return bool(self.ask("give_way")["others"])
 
     def fail_waiting(self, what: str) -> None:
@@ -245,7 +258,6 @@ class ProcessGroup(RankGroup):
         rank, operation = self._rank, METHODS[method]
         assert isinstance(rank, ProcessRank)
         self._check_open(operation)
-        rank.check_thread(operation)
         tensors: list[Tensor] = []
         written: list[bool] = []
         read: list[bool] = []
@@ -362,7 +374,8 @@ class ProcessExchange:
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
         site = rank.call_site()
-        self._rank.ask("group", None, site, name=key.name, ranks=key.ranks, copy=key.copy)
+        about: dict[str, Any] = {"name": key.name, "ranks": key.ranks, "copy": key.copy}
+        self._rank.ask("group", None, site, backend=rank.backend, **about)
 
 
 class ProcessStore(dist.Store):
@@ -478,9 +491,11 @@ def run(
     except ReplicaEnded:
         pass
     finally:
-        rank.busy = True  # no more ReplicaEnded
+        rank.ended = True  # no more ReplicaEnded
         with suppress(BaseException):
             atexit._run_exitfuncs()
+        for stream in rank.streams:
+            stream.send_line()
 
 
 def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
@@ -493,7 +508,8 @@ def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
     state.store, state.exchange = ProcessStore(rank), ProcessExchange(rank)
     try:
         with (
-            ranks_as_threads(launch._rendezvous, launch._admit) as launch.world,
+            ranks_as_threads(launch._rendezvous, launch._admit, record_of_starter) as launch.world,
+            threads_of_ranks(),
             cpu_as_accelerator() if launch.device == "cpu" else nullcontext(),
         ):
             result = launch.contexts[rank.index].run(launch._run_rank, rank)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import mmap
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from ...errors import GpusimError, InstanceError, ReplicaError
 from ...maps.completion import Completion
+from ...maps.scheduler import ReplicaInterrupted
 from ...reduction import Reduction
 from . import process
 from .exchange import GroupKey, RankWork
@@ -42,7 +45,7 @@ from .wire import Channel, Message, decode, decode_error, encode, encode_error, 
 __all__ = ["ProcessLaunch"]
 
 GRACE = 0.5
-"""Seconds in which a process may end by itself, when its rank is to end."""
+"""Seconds in which a process may end by itself, when its rank is to end after an error."""
 
 FILES = 4
 """File descriptors for each process."""
@@ -106,13 +109,45 @@ class ProxyRank(Rank):
             f"the process of rank {self.index} {how} before its function returned{after}",
         )
 
+    def show(self, message: Message) -> None:
+        """Write what the process has written."""
+        stream = {"stdout": sys.stdout, "stderr": sys.stderr}[message["stream"]]
+        stream.write(message["text"])
+        if message["flush"]:
+            stream.flush()
+
     def end(self) -> None:
-        """End the process: at once if it waits for a call, else by a signal."""
-        if self.process.is_alive():
+        """End the process by a signal, and show what it writes meanwhile.
+
+        After Ctrl-C all processes get the signal at once, and the time that they need.
+        """
+        assert isinstance(self.launch, ProcessLaunch)
+        call, limit = self.launch.call, time.monotonic() + GRACE
+        if self.launch.scheduler.end is ReplicaInterrupted:
+            self.launch.interrupt()
+            limit = math.inf
+        elif self.process.is_alive():
             self.process.terminate()
+
+        def check() -> None:
+            if call.abandoned or time.monotonic() > limit:
+                raise _Impatient
+
+        with suppress(_Impatient):
+            while (found := self.channel.receive(check)) is not None:
+                if found.file is not None:
+                    os.close(found.file)
+                if found.message.get("do") == "write":
+                    self.show(found.message)
+                check()
             self.process.join(GRACE)
+        if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+
+class _Impatient(Exception):
+    """A process has not ended in time."""
 
 
 class ProxyGroup(RankGroup):
@@ -152,6 +187,8 @@ class ProcessLaunch(Launch):
         self._failure: BaseException | None = None
         self.channels: list[Channel] = []
         self.segments: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        #: A byte that all processes see: whether SIGTERM stands for Ctrl-C.
+        self.interrupted = mmap.mmap(-1, 1)
 
     def execute(self) -> list[Any]:
         with self._processes():
@@ -223,6 +260,14 @@ class ProcessLaunch(Launch):
             if not was_frozen:
                 gc.unfreeze()
 
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in all processes."""
+        if not self.interrupted[0]:
+            self.interrupted[0] = 1
+            for rank in self.started():
+                if rank.process.is_alive():
+                    rank.process.terminate()
+
     def started(self) -> list[ProxyRank]:
         return [r for r in self.ranks if isinstance(r, ProxyRank) and r.process is not None]
 
@@ -291,13 +336,12 @@ class Proxy:
             message, file, payload = found
             kind = message["do"]
             try:
+                if kind == "write":
+                    rank.show(message)
                 check()
                 if kind == "write":
-                    stream = {"stdout": sys.stdout, "stderr": sys.stderr}[message["stream"]]
-                    stream.write(message["text"])
-                    if message["flush"]:
-                        stream.flush()
-                elif kind == "returned":
+                    continue
+                if kind == "returned":
                     result, returned = self.launch.load(rank, payload), True
                 elif kind == "raised":
                     raise decode_error(message["error"])
@@ -355,7 +399,8 @@ class Proxy:
 
     # What a process asks for
 
-    def _group(self, name: str, ranks: list[int], copy: list[int]) -> None:
+    def _group(self, name: str, ranks: list[int], copy: list[int], backend: str) -> None:
+        self.rank.backend = backend
         key = GroupKey(name, tuple(ranks), (copy[0], copy[1]))
         self.launch.exchange.admit(key, self.rank)
         group = ProxyGroup(self.rank, key, ranks.index(self.rank.index), self.launch.chooser)

@@ -37,6 +37,14 @@ from .group import RankGroup
 from .private import generator_memory, has_gpu, leave_groups, ranks_as_threads
 from .settings import Settings
 from .store import RankStore
+from .threads import (
+    current_rank,
+    enter,
+    own_rank,
+    rank_of_thread,
+    record_of_starter,
+    threads_of_ranks,
+)
 
 __all__ = ["Launch", "Rank", "current_rank", "launch"]
 
@@ -46,23 +54,7 @@ Around = Callable[[int], AbstractContextManager[Any]]
 SCHEDULES = ("turns", "free")
 
 _numpy: Any = np.random  # the global generator, which programs may use
-_local = threading.local()
 _launching = threading.Lock()
-
-
-def current_rank() -> Rank:
-    """The rank whose thread this is.
-
-    **Raises**: GpusimError in threads that are no rank.
-    """
-    rank: Rank | None = getattr(_local, "rank", None)
-    if rank is None:
-        raise GpusimError(
-            "the backend 'gpusim' was called from a thread that is no rank: start ranks by "
-            "gpusim.torch.distributed.launch or `gpusim torchrun`, and call torch.distributed "
-            "from a rank's own thread"
-        )
-    return rank
 
 
 class Rank:
@@ -86,6 +78,9 @@ class Rank:
         self.unfinished: set[dist.Work] = set()
         self.groups_made: dict[tuple[int, str], int] = {}
         self.worlds = 0
+        self.backend = ""  # that the program names for the group that it makes
+        #: What torch keeps of the rank's groups, while its function runs.
+        self.record: dict[str, Any] | None = None
 
     def thread(self) -> ReplicaThread:
         """The rank as the scheduler knows it."""
@@ -93,11 +88,18 @@ class Rank:
 
     def check_thread(self, what: str) -> None:
         """GpusimError if the calling thread is not the rank's own."""
-        if getattr(_local, "rank", None) is not self:
-            raise GpusimError(
-                f"{what} of rank {self.index} was called from another thread; call torch's "
-                "collectives from the rank's own thread"
-            )
+        if own_rank() is not self:
+            raise self.thread_error(what)
+
+    def thread_error(self, what: str) -> GpusimError:
+        """What is said of a call in the calling thread, which is not the rank's own."""
+        which = "a thread that the rank started" if rank_of_thread() is self else "another thread"
+        verb = "calls collectives" if what == "async_save" else "was called"
+        cure = "; use torch.distributed.checkpoint.save" if what == "async_save" else ""
+        return GpusimError(
+            f"{what} of rank {self.index} {verb} from {which}; ranks call collectives from their "
+            f"own thread{cure}"
+        )
 
     def wait_for(self, completion: Completion, what: str) -> None:
         """Wait without the turn, and take it again."""
@@ -109,6 +111,7 @@ class Rank:
 
     def give_way(self) -> bool:
         """Let the ranks that can run do so first; False if there are none."""
+        self.check_thread("is_completed")
         others = give_way(self.thread())
         self.launch.turn_of(self)
         return others
@@ -263,13 +266,13 @@ def _memory_of(bits: Any) -> ctypes.Array[ctypes.c_char]:
 
 
 class _RankEnvironments(MutableMapping[bytes, bytes]):
-    """The data of os.environ: each rank's own in its thread, else the process's."""
+    """The data of os.environ: each rank's own in its threads, else the process's."""
 
     def __init__(self, process: MutableMapping[bytes, bytes]) -> None:
         self.process = process
 
     def _own(self, changed: bytes | None = None) -> MutableMapping[bytes, bytes]:
-        rank: Rank | None = getattr(_local, "rank", None)
+        rank = rank_of_thread()
         if rank is None:
             return self.process
         if changed is not None:
@@ -355,7 +358,8 @@ class Launch:
         """Run all ranks; their results, or the error that ended them."""
         threads = torch.get_num_threads()
         with (
-            ranks_as_threads(self._rendezvous, self._admit) as world,
+            ranks_as_threads(self._rendezvous, self._admit, record_of_starter) as world,
+            threads_of_ranks(),
             _own_environments(),
             casts_of_ranks(lambda: current_rank().give_way()),
             cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
@@ -385,9 +389,9 @@ class Launch:
             return self.contexts[index].run(self._run_rank, self.ranks[index])
 
     def _run_rank(self, rank: Rank) -> Any:
-        _local.rank = rank
+        enter(rank)
         try:
-            self.world.enter()
+            rank.record = self.world.enter()
             self.turn_of(rank)
             torch.set_num_threads(1)
             with ExitStack() as stack:
@@ -397,8 +401,13 @@ class Launch:
                 if self.device == "cpu":
                     stack.enter_context(CpuAsCuda(int(rank.environment[b"LOCAL_WORLD_SIZE"])))
                 return self.run(rank)
+        except SystemExit as ended:
+            if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):
+                return None
+            raise
         finally:
             rank.unfinished.clear()
+            rank.record = None
             leave_groups()
             self.world.leave()
             _clear_thread()
@@ -453,6 +462,7 @@ class Launch:
 
     def _admit(self, size: int, rank: int, ranks: list[int], backend: str) -> None:
         me = current_rank()
+        me.backend = backend
         if not ranks and (size, rank) != (self.size, me.index):
             raise ValueError(
                 f"init_process_group: rank={rank} of world_size={size}, but this is rank "
@@ -488,7 +498,7 @@ class Launch:
 
 def _clear_thread() -> None:
     """Leave the thread as a new one is: the next rank, or a pmap, may run in it."""
-    _local.rank = None
+    enter(None)
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             torch.set_autocast_enabled(device, False)
@@ -564,8 +574,8 @@ def launch(
       listens there for the others. Each instance makes the launch, and runs the ranks that are its
       replicas as processes; all get the results or the error. The recorder is instance 0's.
 
-    **Returns**: what each rank returned. Processes can hand back tensors, NumPy arrays and plain
-    data: what `torch.load(weights_only=True)` reads.
+    **Returns**: what each rank returned; None for one that calls `sys.exit()`. Processes can hand
+    back tensors, NumPy arrays and plain data: what `torch.load(weights_only=True)` reads.
 
     **Raises**:
 
@@ -613,8 +623,12 @@ def run_ranks(
     device: str | None = None,
     processes: bool = False,
     around: Around | None = None,
+    leaves_blocked: bool = False,
 ) -> list[T]:
-    """Run a function for a rank with each of the environments; see `launch`."""
+    """Run a function for a rank with each of the environments; see `launch`.
+
+    `leaves_blocked`: after Ctrl-C, do not wait for ranks that are in C code.
+    """
     if schedule not in SCHEDULES:
         raise ValueError(f"launch: schedule={schedule!r}: expected one of {SCHEDULES}")
     if device not in (None, "cpu"):
@@ -638,7 +652,9 @@ def run_ranks(
 
             kind = ProcessLaunch
         with without_world():  # which ranks do not enter
-            return kind(environments, run, chooser, schedule, recorder, device, around).execute()
+            found = kind(environments, run, chooser, schedule, recorder, device, around)
+            found.scheduler.leaves_blocked = leaves_blocked
+            return found.execute()
     finally:
         dispatch.record_call = recorded
         _launching.release()

@@ -247,6 +247,7 @@ CLASSES: dict[str, Any] = {
         schedules.Walk,
         schedules.Tree,
         schedules.Binary,
+        schedules.Exact,
         schedules.Balanced,
         schedules.Segments,
         schedules.Loops,

@@ -1,0 +1,122 @@
+"""Threads that ranks start: each belongs to its rank, which alone calls collectives."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed as dist
+
+from ...errors import GpusimError
+from ...maps.workers import WorkerThread
+from .private import groups_of, replace, saves_in_thread
+
+if TYPE_CHECKING:
+    from .ranks import Rank
+
+__all__ = [
+    "current_rank",
+    "enter",
+    "own_rank",
+    "rank_of_thread",
+    "record_of_starter",
+    "threads_of_ranks",
+]
+
+
+class _Here(threading.local):
+    """What the calling thread is: a rank's own, or one that a rank has started."""
+
+    own: Rank | None = None
+    starter: Rank | None = None
+
+
+_here = _Here()
+
+
+def enter(rank: Rank | None) -> None:
+    """Make the calling thread the rank's own; no rank's if it is None."""
+    _here.own = rank
+
+
+def own_rank() -> Rank | None:
+    """The rank whose own thread this is."""
+    return _here.own
+
+
+def rank_of_thread() -> Rank | None:
+    """The rank whose own thread this is, or that has started it."""
+    return _here.own or _here.starter
+
+
+def current_rank() -> Rank:
+    """The rank whose thread this is.
+
+    **Raises**: GpusimError in threads that are no rank.
+    """
+    if _here.own is not None:
+        return _here.own
+    if _here.starter is not None:
+        raise _here.starter.thread_error("a call of torch.distributed")
+    raise GpusimError(
+        "the backend 'gpusim' was called from a thread that is no rank: start ranks by "
+        "gpusim.torch.distributed.launch or `gpusim torchrun`, and call torch.distributed "
+        "from a rank's own thread"
+    )
+
+
+def record_of_starter() -> dict[str, Any] | None:
+    """What torch keeps of the groups of the rank that has started this thread.
+
+    **Raises**: GpusimError if the rank has ended: torch would take the thread for a program without
+    ranks.
+    """
+    rank = _here.starter
+    if rank is not None and rank.record is None:
+        raise GpusimError(
+            f"a thread that rank {rank.index} started used torch.distributed after the rank's "
+            "function had returned; join the thread in the rank"
+        )
+    return None if rank is None else rank.record
+
+
+def _run(rank: Rank, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    """Call a function in a thread that belongs to the rank meanwhile."""
+    before, _here.starter = _here.starter, rank
+    try:
+        with rank.launch.around(rank.index), groups_of(rank.record or {}):
+            return function(*args, **named)
+    finally:
+        _here.starter = before
+
+
+@contextmanager
+def threads_of_ranks() -> Iterator[None]:
+    """A block in which threads, and calls in pools of threads, belong to the rank that starts them.
+
+    A pool may serve several ranks.
+    """
+    start_thread, submit_call = threading.Thread.start, ThreadPoolExecutor.submit
+
+    def start(thread: Any) -> None:
+        rank = rank_of_thread()
+        if rank is not None and not isinstance(thread, WorkerThread):
+            thread.run = functools.partial(_run, rank, thread.run)
+        start_thread(thread)
+
+    def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+        rank = rank_of_thread()
+        if rank is None:
+            return submit_call(pool, function, *args, **named)
+        if saves_in_thread(function) and not named.get("no_dist") and dist.is_initialized():
+            raise rank.thread_error("async_save")
+        return submit_call(pool, _run, rank, function, *args, **named)
+
+    with ExitStack() as stack:
+        replace(stack, threading.Thread, "start", start)
+        replace(stack, ThreadPoolExecutor, "submit", submit)
+        yield
