@@ -125,6 +125,13 @@ def kind_of(dtype: np.dtype[Any]) -> str:
     return kind
 
 
+def check_float(name: str, dtype: np.dtype[Any], more: str = "") -> None:
+    """TypeError for a dtype that is not a floating-point one; `more` are other choices."""
+    if _KINDS.get(dtype) != "float":
+        known = ", ".join(each.name for each, kind in _KINDS.items() if kind == "float")
+        raise TypeError(f"{name}: {dtype} given, expected a floating-point dtype ({known}){more}")
+
+
 def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of a complex dtype's two parts; a real dtype itself."""
     if dtype.kind == "c":

@@ -95,17 +95,17 @@ def plan_fold(
             "take them"
         )
     extent = extent or Extent()
-    arithmetic = _arithmetic(spec, extent.final, dtype, count)
     check_batch(batch_ndim, shape)
     value = shape[batch_ndim:]
     window = check_window(extent.window, math.prod(value), spec.cut_axis)
-    _check_extent(spec, extent, count, arithmetic)
     order = compile_order(
         spec.order,
         members=count,
         elements=window[1] if window else math.prod(value),
         itemsize=dtype.itemsize,
     )
+    arithmetic = _arithmetic(spec, extent.final, dtype, count, order == EXACT)
+    _check_extent(spec, extent, count, arithmetic)
     if order == EXACT and not arithmetic.exact:
         order = "linear"  # the same bits in any order
     length = None
@@ -115,7 +115,9 @@ def plan_fold(
 
 
 @lru_cache(maxsize=256)
-def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -> Arithmetic:
+def _arithmetic(
+    spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int, exact: bool
+) -> Arithmetic:
     accumulator = spec.accumulate
     if accumulator is not None and not isinstance(accumulator, FormatInfo):
         accumulator = np.dtype(accumulator)
@@ -125,7 +127,7 @@ def _arithmetic(spec: FoldSpec, final: bool, dtype: np.dtype[Any], count: int) -
         accumulator = accumulator or own
         from_zero = spec.order.adds_zero(spec.op, dtype, count)
     out = dtype if spec.out_dtype is None else np.dtype(spec.out_dtype)
-    exact = spec.order == EXACT and spec.op == "sum" and kind_of(dtype) in ("float", "complex")
+    exact = exact and spec.op == "sum" and kind_of(dtype) in ("float", "complex")
     if exact and accumulator is None:
         accumulator = out  # the exact sum is rounded once
     return Arithmetic(

@@ -20,8 +20,8 @@ from fallback.formats import (
     FLOAT64,
     SUB_32_BIT,
     FormatInfo,
+    check_float,
     computing_dtype,
-    kind_of,
 )
 from fallback.general import FormatRounder
 from fallback.layout import split, whole
@@ -398,8 +398,7 @@ def round_to(
     target = dtype if isinstance(dtype, FormatInfo) else np.dtype(dtype)
     held = target.carrier if isinstance(target, FormatInfo) else target
     for name, given in (("x", values.dtype), ("dtype", held)):
-        if kind_of(given) != "float":
-            raise TypeError(f"{name}: {given} given, expected a floating-point dtype")
+        check_float(name, given, ", or a Format" if name == "dtype" else "")
     require_subnormals()
     # A grid held in float64 is rounded to in float64; no dtype but float64 itself asks for that.
     computing = computing_dtype(

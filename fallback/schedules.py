@@ -20,6 +20,7 @@ __all__ = [
     "Case",
     "ChainSchedule",
     "CompiledOrder",
+    "Exact",
     "Fold",
     "Loops",
     "Order",
@@ -34,6 +35,26 @@ __all__ = [
 ]
 
 MIB = 1 << 20
+
+
+def _check_number(given: Any, name: str, least: int | None = None) -> None:
+    """Raise an error unless the field is an integer, of at least `least`."""
+    value = getattr(given, name)
+    what = f"{type(given).__name__}: {name}={value!r}"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what}: expected an integer")
+    if least is not None and value < least:
+        raise ValueError(f"{what}: expected at least {least}")
+
+
+def _check_range(name: str, given: Any, least: int) -> None:
+    """Raise an error unless this is (first, last or None), from `least` on."""
+    pair = isinstance(given, tuple) and len(given) == 2
+    if not pair or not isinstance(given[0], int) or not isinstance(given[1], int | None):
+        raise TypeError(f"Case: {name}={given!r}: expected two integers, or (integer, None)")
+    first, last = given
+    if first < least or (last is not None and last < first):
+        raise ValueError(f"Case: {name}={given!r}: expected {least} <= first <= last")
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,10 @@ class Segments:
     most: int = MIB
     least: int = 2
 
+    def __post_init__(self) -> None:
+        _check_number(self, "most", 1)
+        _check_number(self, "least", 1)
+
     def blocks(self, members: int, elements: int, itemsize: int) -> list[int]:
         """Where the blocks begin and end; blocks behind the value's end are empty."""
         longest = itemsize * max(1, self.most // itemsize)
@@ -78,6 +103,10 @@ class Loops:
     chunk: int
     align: int = 16
     channels: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("chunk", "align", "channels"):
+            _check_number(self, name, 1)
 
     def blocks(self, members: int, elements: int, itemsize: int) -> list[int]:
         """Where the blocks begin and end, `members` of them in each loop."""
@@ -102,11 +131,21 @@ class Walk:
     """A chain: members one after the other, from `start` on and around, up (`step` 1) or down (-1).
 
     With a `cut` every block has a chain of its own, and block b starts at member `start + b`.
+    TypeError and ValueError refuse other values, here and in all parts of a schedule.
     """
 
     start: int = 0
     step: int = 1
     cut: Cut | None = None
+
+    def __post_init__(self) -> None:
+        _check_number(self, "start")
+        if self.step not in (1, -1):
+            raise ValueError(f"Walk: step={self.step!r}: expected 1 or -1")
+        if self.cut is not None and not isinstance(self.cut, Cut):
+            raise TypeError(
+                f"Walk: cut={self.cut!r}: expected Balanced(), Segments(), Loops() or None"
+            )
 
 
 @dataclass(frozen=True)
@@ -129,7 +168,12 @@ class Binary:
     """
 
 
-Fold = Walk | Tree | Binary
+@dataclass(frozen=True)
+class Exact:
+    """The exact sum of all members, rounded once."""
+
+
+Fold = Walk | Tree | Binary | Exact
 
 
 @dataclass(frozen=True)
@@ -144,6 +188,16 @@ class Case:
     members: tuple[int, int | None] = (1, None)
     bytes: tuple[int, int | None] = (0, None)
     fewer_than: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fold, Fold):
+            raise TypeError(f"Case: fold={self.fold!r}: expected a Walk, Tree, Binary or Exact")
+        for name, least in (("members", 1), ("bytes", 0)):
+            _check_range(name, getattr(self, name), least)
+        if self.fewer_than not in (None, "members", "power"):
+            raise ValueError(
+                f"Case: fewer_than={self.fewer_than!r}: expected 'members', 'power' or None"
+            )
 
     def holds(self, members: int, elements: int, itemsize: int) -> bool:
         """Whether this case applies to such a value."""
@@ -181,6 +235,15 @@ class Schedule:
     hops: str = "default"
     from_zero: bool = False
     formats: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        cases = self.cases
+        if not isinstance(cases, tuple) or not all(isinstance(case, Case) for case in cases):
+            raise TypeError(f"Schedule: cases={cases!r}: expected a tuple of Case")
+        if not cases:
+            raise ValueError("Schedule: cases=(): expected at least one Case")
+        if self.hops not in ("default", "own"):
+            raise ValueError(f"Schedule: hops={self.hops!r}: expected 'default' or 'own'")
 
     def adds_zero(self, op: str, dtype: np.dtype[Any], members: int) -> bool:
         """Whether a fold has +0 added to it; a single member is its own sum."""
@@ -269,6 +332,8 @@ def compile_order(order: Order, *, members: int, elements: int, itemsize: int) -
     if isinstance(order, str):
         return order
     fold = order.fold_of(members, elements, itemsize)
+    if isinstance(fold, Exact):
+        return EXACT
     if isinstance(fold, Walk):
         return _chains(fold, members, elements, itemsize)
     if isinstance(fold, Binary):

@@ -28,7 +28,7 @@ from fallback.orders import EXACT, FIXED, ring_bounds
 from fallback.philox import Lanes
 from fallback.plan import FoldPlan, plan_fold
 from fallback.schedules import Binary, ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
-from fallback.spec import FIXED_TYPES, FoldSpec
+from fallback.spec import FIXED_TYPES, FoldSpec, check_room, is_exact
 from fallback.subnormals import require_subnormals
 from fallback.wires import WireInfo, arrived, round_message
 from fallback.workspace import own_workspace
@@ -48,7 +48,7 @@ def fold_sent(
 ) -> NDArray[Any]:
     """`run_fold` with a `wire` or levels.
 
-    **Raises**: as `run_fold`; TypeError for complex members.
+    **Raises**: as `run_fold` and `check_room`; TypeError for complex members.
     """
     require_subnormals()
     kind, shape = kind_of(group.dtype), group.shape
@@ -59,6 +59,7 @@ def fold_sent(
     if kind != "float":  # integers wrap, in any order
         plain = replace(by_linear(spec), order="linear", cut_axis=None)
         return run_fold(plain, members, batch_ndim=batch_ndim, out=out)
+    check_room(spec, group.count)
     divisor = spec.divisor if spec.divide == "members" and group.count > 1 else None
     if not (spec.wire or spec.groups_of or spec.order == FIXED or divisor):
         numbers: dict[str, Any] = {"call": call, "batch_offset": batch_offset}
@@ -139,12 +140,7 @@ class Level:
         assert across is not None
         groups = [rows[first : first + size] for first in range(0, len(rows), size)]
         dtype, (entries, elements) = rows[0].dtype, rows[0].shape
-        inner = replace(
-            spec.plain,
-            wire=spec.wire,
-            gathered=False,
-            divisor=None,
-        )
+        inner = replace(spec.plain, wire=spec.wire, gathered=False, divisor=None)
         held = accumulator_of(spec, dtype, len(groups[0]), rows[0].shape)
         if inner.order != FIXED:
             inner = replace(inner, accumulate=held)
@@ -158,8 +154,8 @@ class Level:
             name: getattr(spec, name) for name in ("out_dtype", "divisor", "gathered")
         }
         if isinstance(held, FormatInfo) and across.accumulate is None:
-            grouped = across.groups_of and across.order == EXACT
-            if grouped or across.order not in (EXACT, FIXED):
+            exact = is_exact(across.order)
+            if (exact and across.groups_of) or not (exact or across.order == FIXED):
                 changes["accumulate"] = held  # the members' type, which no dtype stands for
         above = replace(across, **changes)
         plan = plan_of(inner, dtype, len(groups[0]), (entries, elements))
@@ -315,7 +311,7 @@ class Run:
 
     def fold_exactly(self, out: NDArray[Any]) -> None:
         """Of all members at once."""
-        spec = replace(self.spec.plain, accumulate=self.arithmetic.accumulator)
+        spec = replace(self.spec.plain, order=EXACT, accumulate=self.arithmetic.accumulator)
         members = np.empty((self.members, *self.shape), self.arithmetic.computing)
 
         def load(box: _Box) -> None:
@@ -587,8 +583,10 @@ def accumulator_of(
     spec: FoldSpec, dtype: np.dtype[Any], members: int, shape: tuple[int, ...]
 ) -> Any:
     """The accumulator of a level, where its field may be None."""
-    inexact = replace(spec.plain, order="linear") if spec.order == EXACT else spec
-    return plan_of(inexact, dtype, members, shape).arithmetic.accumulator
+    plan = plan_of(spec, dtype, members, shape)
+    if plan.order == EXACT:
+        plan = plan_of(replace(spec.plain, order="linear"), dtype, members, shape)
+    return plan.arithmetic.accumulator
 
 
 def edges_of(spec: FoldSpec, plan: FoldPlan, dtype: np.dtype[Any]) -> list[int]:

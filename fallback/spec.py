@@ -15,7 +15,7 @@ from fallback.formats import FormatInfo
 from fallback.operators import check_op
 from fallback.orders import EXACT, FIXED
 from fallback.rounding import check_counter, check_rounding
-from fallback.schedules import Order, Schedule, check_order
+from fallback.schedules import Exact, Order, Schedule, check_order
 from fallback.wires import WireInfo
 
 #: The accumulators of order="fixed", and their bits.
@@ -92,7 +92,7 @@ class FoldSpec:
             raise ValueError(
                 f"cut_axis={self.cut_axis}: expected None for an order that is a Schedule"
             )
-        if self.order == EXACT:
+        if is_exact(self.order):
             check_exact(self.op, self.accumulate, self.rounding)
         if self.order == FIXED:
             check_fixed(self.op, self.accumulate, self.rounding)
@@ -148,7 +148,7 @@ def check_sends(op: str, order: Any, wire: WireInfo | None, groups_of: Any, acro
         raise ValueError(f"op={op!r} beside {what}: expected op='sum', in across too")
     if order == "engine" or (across is not None and across.order == "engine"):
         raise ValueError(f"order='engine' beside {what}: expected an order of the contract")
-    if order in (EXACT, FIXED) and wire is not None and wire.at_hops:
+    if (order == FIXED or is_exact(order)) and wire is not None and wire.at_hops:
         raise ValueError(
             f"order={order!r}, wire at='hops': expected at='ends', 'members' or 'result'; the "
             "order has no partial sums of the members' kind to send"
@@ -163,6 +163,13 @@ def check_divide(op: str, order: Any, divide: str, across: Any) -> None:
         raise ValueError(f"divide='members', op={op!r}, order={order!r}: expected sums in an order")
     if across is not None and across.divide != "result":
         raise ValueError("divide='members' in across: expected it beside groups_of")
+
+
+def is_exact(order: Any) -> bool:
+    """Whether an order adds exactly: "exact", or a Schedule with such a case."""
+    if isinstance(order, Schedule):
+        return any(isinstance(case.fold, Exact) for case in order.cases)
+    return bool(order == EXACT)
 
 
 def check_exact(op: str, accumulate: Any, rounding: str) -> None:
@@ -198,6 +205,28 @@ def check_fixed(op: str, accumulate: Any, rounding: str) -> None:
     ):
         names = ", ".join(FIXED_TYPES)
         raise TypeError(f"accumulate={accumulate!r}, order='fixed': expected {names} or None")
+
+
+def check_room(spec: FoldSpec, members: int) -> None:
+    """ValueError if the integers of a level of order="fixed" have no room for its members.
+
+    >>> check_room(FoldSpec(order="fixed", accumulate="int8"), 65)
+    Traceback (most recent call last):
+    ...
+    ValueError: accumulate='int8', order='fixed': 65 members, expected at most 64, for which its
+    integers have room
+    """
+    level: FoldSpec | None = spec
+    while level is not None:
+        count = min(members, level.groups_of or members)
+        name = str(level.accumulate or "int32")
+        if level.order == FIXED and count > 1 << (FIXED_TYPES[name] - 2):
+            where = "" if level is spec else "across, "
+            raise ValueError(
+                f"{where}accumulate={name!r}, order='fixed': {count:,} members, expected at most "
+                f"{1 << (FIXED_TYPES[name] - 2):,}, for which its integers have room"
+            )
+        members, level = -(-members // count), level.across
 
 
 class TreeNodes(NamedTuple):

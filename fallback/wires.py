@@ -18,9 +18,9 @@ from fallback.formats import (
     SUB_32_BIT,
     FormatInfo,
     NumberFormat,
+    check_float,
     computing_dtype,
     is_sub_32_bit,
-    kind_of,
 )
 from fallback.philox import Lanes
 from fallback.rounding import (
@@ -83,8 +83,7 @@ class WireInfo:
     def __post_init__(self) -> None:
         if not isinstance(self.format, FormatInfo):
             object.__setattr__(self, "format", np.dtype(self.format))
-            if kind_of(np.dtype(self.format)) != "float":
-                raise TypeError(f"wire of {self.format}: expected a floating-point format")
+            check_float("wire", np.dtype(self.format), ", or a Format")
         elif not self.format.lowest < 0:
             raise ValueError("wire of an unsigned format: expected one of both signs")
         for name, choices in (("scale", SCALES), ("at", AT)):
@@ -204,8 +203,7 @@ def round_to_wire(
     """
     require_subnormals()
     values = np.asarray(x)
-    if kind_of(values.dtype) != "float":
-        raise TypeError(f"x: {values.dtype} given, expected a floating-point dtype")
+    check_float("x", values.dtype)
     batch, shape = values.shape[:batch_ndim], values.shape[batch_ndim:]
     common, places = check_places(place, batch)
     lanes = Lanes(check_counter("seed", seed), check_counter("call", call))

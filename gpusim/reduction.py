@@ -18,7 +18,7 @@ from fallback.formats import kind_of
 from fallback.operators import OPS
 from fallback.orders import EXACT, FIXED, ORDERS
 from fallback.schedules import Schedule
-from fallback.spec import check_divide, check_exact, check_fixed, check_sends
+from fallback.spec import check_divide, check_exact, check_fixed, check_sends, is_exact
 
 from .formats import Format, FormatLike, as_format, kernel_format
 from .twins import SETTINGS, TWINS, Twin
@@ -54,7 +54,8 @@ class Reduction:
       integers: int8, int16 or int32, which is None.
     - `rounding`: "nearest" (ties to even) or "stochastic", wherever a value is rounded to a format
       narrower than float32.
-    - `seed`: of stochastic rounding, 0 to 2**64 - 1.
+    - `seed`: of stochastic rounding, 0 to 2**64 - 1. Where the Reduction is an argument of a
+      collective, each call draws the same numbers; in a `gpusim.reduction` context calls count.
     - `wire`: what a sum sends is rounded to it: a `Wire`, a dtype, a `Format`, or a name of one.
     - `groups_of`, `across`: sums in levels. Consecutive members are summed in groups of so many by
       this Reduction, and the groups' sums, which have the type of its accumulator, by the Reduction
@@ -109,7 +110,7 @@ class Reduction:
                 "order='engine': expected no accumulate and rounding='nearest', as the engine "
                 f"adds in its own way; got {self.accumulate!r} and {self.rounding!r}"
             )
-        if self.order == EXACT:
+        if is_exact(self.order):
             check_exact(self.op, kernel_format(self.accumulate), self.rounding)
         if self.order == FIXED:
             check_fixed(self.op, kernel_format(self.accumulate), self.rounding)

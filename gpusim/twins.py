@@ -12,6 +12,7 @@ from fallback.schedules import (
     Balanced,
     Binary,
     Case,
+    Exact,
     Fold,
     Loops,
     Schedule,
@@ -54,7 +55,7 @@ class Twin:
     name: str
     engine: str
     fold: str
-    schedule: Schedule | str
+    schedule: Schedule
     checked: str = ENGINE
     dtypes: tuple[str, ...] = MPI_FORMATS
     worker: str = ""
@@ -242,7 +243,7 @@ _WITH_FIELDS = (
         "nccl-nvls-float32",
         "NCCL's NVLS, the sum in NVSwitch, for float32 alone",
         "exact, rounded once; bfloat16 is added in another way, which is not known",
-        "exact",
+        _always(Exact(), formats=("float32",)),
         checked="reported by Megatron-LM's pull request 6634, not checked here",
         dtypes=("float32",),
     ),

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import FormatInfo
+from fallback.formats import FormatInfo, check_float
 from fallback.wires import WireInfo, fixed_point
 
 from .formats import Format, FormatLike, as_format, kernel_format
@@ -152,13 +152,15 @@ def _format(given: Any) -> Any:
     general = as_format(given)
     if general is not None:
         return general
+    names = ", ".join(map(repr, NAMED))
     try:
-        return np.dtype(given)
+        dtype = np.dtype(given)
     except TypeError:
-        names = ", ".join(map(repr, NAMED))
         raise TypeError(
             f"wire {given!r}: expected a floating-point dtype, a Format, or one of {names}"
         ) from None
+    check_float("wire", dtype, f", a Format, or one of {names}")
+    return dtype
 
 
 def _dtype_name(given: Any) -> str | None:

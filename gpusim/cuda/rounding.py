@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from fallback.formats import FormatInfo, computing_dtype, is_sub_32_bit, kind_of
+from fallback.formats import FormatInfo, check_float, computing_dtype, is_sub_32_bit
 from fallback.rounding import check_counter, check_places, check_rounding
 
 from .device import Array, Device, Kernel, Launch
@@ -82,8 +82,7 @@ def plan_launch(
     held = target.carrier if isinstance(target, FormatInfo) else target
     source = members.dtype
     for name, given in (("x", source), ("dtype", held)):
-        if kind_of(given) != "float":
-            raise TypeError(f"{name}: {given} given, expected a floating-point dtype")
+        check_float(name, given, ", or a Format" if name == "dtype" else "")
     if not math.prod(members.shape):
         return RoundLaunch(held)
     # A format whose carrier is float64 is rounded to in float64; of dtypes only float64 itself is.

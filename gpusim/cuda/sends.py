@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
-from fallback.formats import FLOAT32, FLOAT64, kind_of
+from fallback.formats import FLOAT32, FLOAT64, check_float, kind_of
 from fallback.orders import EXACT, FIXED
 from fallback.rounding import check_counter, check_places
 from fallback.sends import Level, Places, Rows, Run, by_linear
@@ -102,8 +102,7 @@ def round_to_wire(
     batch_ndim: int = 0,
 ) -> Array:
     """`fallback.wires.round_to_wire` for arrays of `device`: the same arguments and bits."""
-    if kind_of(x.dtype) != "float":
-        raise TypeError(f"x: {x.dtype} given, expected a floating-point dtype")
+    check_float("x", x.dtype)
     batch, value = x.shape[:batch_ndim], x.shape[batch_ndim:]
     common, listed = check_places(place, batch)
     places = np.full(math.prod(batch), common, np.uint64) if listed is None else listed.reshape(-1)
@@ -205,7 +204,7 @@ class DeviceRun(Run):
             members = self.device.empty((self.members, *self.shape), self.computing)
             for number in range(self.members):
                 self.hop(self.member(number), self._member_step(number), out=members[number])
-            plain = replace(plain, accumulate=self.arithmetic.accumulator)
+            plain = replace(plain, order=EXACT, accumulate=self.arithmetic.accumulator)
             return self.level.fold_plain(plain, members, self.places)
         if self.plan.in_blocks or self.plan.order in ("linear", "reverse"):
             return self._add_chain()

@@ -9,12 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gpusim
+import gpusim.study
+import gpusim.torch
 from fallback import fold
-from gpusim import Reduction
+from gpusim import Reduction, collectives
 from tests.oracles.budget import budget
 from tests.oracles.reference_fold import FLOATS, NAN, Number, round_number
 
@@ -149,3 +151,49 @@ def test_groups_of_integers() -> None:
     sums = [fold(x[a : a + 3], order="fixed", accumulate="int16") for a in (0, 3)] + [x[6]]
     expected = fold(np.stack(sums), order="fixed", accumulate="int16")
     assert np.array_equal(gpusim.collectives.psum(x, reduction=levels).value, expected)
+
+
+ROOM = {"int8": 64, "int16": 16384}
+
+
+@pytest.mark.parametrize("accumulate", ROOM)
+def test_members_without_room_are_refused(accumulate: str) -> None:
+    """Members beyond half of the unit, which here is 2, are rounded to it and not to zero."""
+    most = ROOM[accumulate]
+    x = np.full((most + 1, 2), 1.5, np.float32)
+    assert fold(x[:most], order="fixed", accumulate=accumulate).tolist() == [2 * most] * 2
+    said = (
+        f"accumulate='{accumulate}', order='fixed': {most + 1:,} members, expected at most {most:,}"
+    )
+    with pytest.raises(ValueError, match=said):
+        fold(x, order="fixed", accumulate=accumulate)
+    integers = np.ones(x.shape, np.int32)  # are added as they are
+    assert fold(integers, order="fixed", accumulate=accumulate).tolist() == [most + 1] * 2
+
+
+def test_members_without_room_are_refused_everywhere() -> None:
+    x, reduction = np.ones((65, 3), np.float32), Reduction(order="fixed", accumulate="int8")
+    said = "65 members, expected at most 64"
+    for call in (collectives.psum, collectives.pmean, collectives.psum_scatter):
+        operand = x if call is not collectives.psum_scatter else np.ones((65, 65), np.float32)
+        with pytest.raises(ValueError, match=said):
+            call(operand, reduction=reduction)
+    for map_ in (gpusim.vmap, gpusim.pmap):
+        with pytest.raises(ValueError, match=said):
+            map_(lambda x: gpusim.lax.psum(x, "i", reduction=reduction), axis_name="i")(x)
+    with pytest.raises(ValueError, match=said):
+        gpusim.torch.vmap(lambda x: gpusim.torch.psum(x, "i", reduction=reduction), axis_name="i")(
+            torch.from_numpy(x)
+        )
+    with pytest.raises(ValueError, match=said):
+        gpusim.study.sweep(x, replicas=65, dtypes="float32", orders="fixed", accumulators="int8")
+
+
+def test_each_level_has_room_of_its_own() -> None:
+    fixed = Reduction(order="fixed", accumulate="int8")
+    x = np.ones((130, 1), np.float32)
+    levels = Reduction(order="fixed", accumulate="int8", groups_of=32, across=fixed)
+    assert collectives.psum(x[:128], reduction=levels).value.tolist() == [128]
+    pairs = Reduction(groups_of=2, across=fixed)
+    with pytest.raises(ValueError, match=r"across, accumulate='int8', .*: 65 members, .* most 64"):
+        collectives.psum(x, reduction=pairs)

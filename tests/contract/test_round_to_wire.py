@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -53,3 +54,19 @@ def test_a_wire_is_refused_where_it_has_no_meaning() -> None:
         gpusim.round_to(1.0, Wire("bfloat16"), rounding="stochastic")
     with pytest.raises(TypeError, match="expected a floating-point dtype"):
         gpusim.round_to(np.arange(3), Wire("bfloat16"))
+
+
+def test_what_is_refused_is_not_among_what_is_expected() -> None:
+    known = "float16, bfloat16, float8_e5m2, float8_e4m3fn, float8_e5m2fnuz, float8_e4m3fnuz, "
+    known = f"expected a floating-point dtype ({known}float32, float64)"
+    for said, refused in (
+        (f"wire: float8_e4m3 given, {known}, a Format, or one of", lambda: Wire("float8_e4m3")),
+        (f"wire: int16 given, {known}, a Format", lambda: Wire("int16")),
+        (
+            f"dtype: float6_e2m3fn given, {known}, or a Format",
+            lambda: gpusim.round_to(np.ones(2), "float6_e2m3fn"),
+        ),
+        (f"x: int8 given, {known}", lambda: gpusim.round_to(np.ones(2, "int8"), "float16")),
+    ):
+        with pytest.raises(TypeError, match=re.escape(said)):
+            refused()

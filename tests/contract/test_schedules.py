@@ -288,3 +288,32 @@ def test_schedules_take_all_members_at_once() -> None:
             kernel(x, order=order, nodes=(0, 0, 4))
         with pytest.raises(ValueError, match=r"order='up': expected one of .*, or a Schedule"):
             kernel(x, order="up")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Walk(step=2), "Walk: step=2: expected 1 or -1"),
+        (lambda: Walk(step=0), "Walk: step=0: expected 1 or -1"),
+        (lambda: Walk(start=0.5), "Walk: start=0.5: expected an integer"),
+        (lambda: Walk(cut="balanced"), "Walk: cut='balanced': expected Balanced"),
+        (lambda: Segments(0), "Segments: most=0: expected at least 1"),
+        (lambda: Segments(least=0), "Segments: least=0: expected at least 1"),
+        (lambda: Loops(0), "Loops: chunk=0: expected at least 1"),
+        (lambda: Loops(16, 0), "Loops: align=0: expected at least 1"),
+        (lambda: Loops(16, channels=True), "Loops: channels=True: expected an integer"),
+        (lambda: Case("tree"), "Case: fold='tree': expected a Walk, Tree, Binary or Exact"),
+        (lambda: Case(Tree(), members=3), "Case: members=3: expected two integers"),
+        (lambda: Case(Tree(), members=(0, 4)), r"Case: members=\(0, 4\): expected 1 <= first"),
+        (lambda: Case(Tree(), bytes=(8, 4)), r"Case: bytes=\(8, 4\): expected 0 <= first <= last"),
+        (lambda: Case(Tree(), fewer_than="x"), "Case: fewer_than='x': expected 'members'"),
+        (lambda: Schedule(Case(Tree())), "Schedule: cases=Case.*: expected a tuple of Case"),
+        (lambda: Schedule(()), r"Schedule: cases=\(\): expected at least one Case"),
+        (lambda: Schedule((Case(Tree()),), hops="bf16"), "Schedule: hops='bf16': expected 'def"),
+    ],
+)
+def test_what_is_no_schedule_is_refused_when_it_is_made(
+    make: Callable[[], object], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()

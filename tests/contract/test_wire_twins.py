@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 import gpusim
 from gpusim import Reduction, Wire, collectives, lax
@@ -114,7 +118,63 @@ def test_twins_with_wires_are_no_orders() -> None:
         with pytest.raises(ValueError, match=rf"order='{name}': .* Reduction.like\('{name}'\)"):
             Reduction(order=name)
     assert Reduction.like("torch-fp16-hook").wire == Wire("float16", at="members")
-    assert Reduction.like("nccl-nvls-float32") == Reduction(order="exact")
+
+
+NVLS = Reduction.like("nccl-nvls-float32")
+
+
+def test_nvls_is_the_exact_sum_of_float32() -> None:
+    x = np.random.default_rng(0).standard_normal((5, 3, 40)).astype(np.float32)
+    exact = Reduction(order="exact")
+    y = np.random.default_rng(1).standard_normal((5, 5, 40)).astype(np.float32)
+    for fields in ({}, {"accumulate": "float64"}, {"wire": Wire("bfloat16", at="ends")}):
+        nvls, same = replace(NVLS, **fields), replace(exact, **fields)
+        for call, members in (
+            (collectives.psum, x),
+            (collectives.pmean, x),
+            (collectives.psum_scatter, y),
+        ):
+            found = call(members, reduction=nvls).value
+            assert found.tobytes() == call(members, reduction=same).value.tobytes()
+    levels = {"groups_of": 2, "across": exact}
+    total = collectives.psum(x, reduction=replace(NVLS, **levels)).value
+    assert np.array_equal(total, collectives.psum(x, reduction=replace(exact, **levels)).value)
+    across = Reduction(groups_of=2, across=NVLS)
+    total = collectives.psum(x, reduction=across).value
+    assert np.array_equal(total, collectives.psum(x, reduction=replace(across, across=exact)).value)
+    assert pickle.loads(pickle.dumps(NVLS)) == NVLS == Reduction.like("nccl-nvls-float32")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "complex64", "float8_e5m2"])
+def test_nvls_is_known_for_float32(dtype: str) -> None:
+    x = np.ones((3, 6), getattr(ml_dtypes, dtype, dtype))
+    for call in (collectives.psum, collectives.pmean, collectives.psum_scatter):
+        members = x if call is not collectives.psum_scatter else x[:, :3]
+        with pytest.raises(TypeError, match=f"{dtype} members: .* known for float32"):
+            call(members, reduction=NVLS)
+    with pytest.raises(TypeError, match=f"{dtype} members: "):
+        gpusim.vmap(lambda x: lax.pmean(x, "i", reduction=NVLS), axis_name="i")(x)
+
+
+def test_nvls_refuses_what_exact_sums_refuse() -> None:
+    with pytest.raises(ValueError, match="op='prod', order='exact'"):
+        replace(NVLS, op="prod")
+    with pytest.raises(ValueError, match="wire at='hops'"):
+        replace(NVLS, wire="bfloat16")
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_ranks_refuse_what_nvls_does_not_add(processes: bool) -> None:
+    def program(rank: int) -> list[float]:
+        dist.init_process_group("gloo")
+        x = torch.full((2,), 1.0 + rank)
+        dist.all_reduce(x)
+        with pytest.raises(TypeError, match=r"bfloat16 members: .* known for float32"):
+            dist.all_reduce(x.bfloat16())
+        return x.tolist()
+
+    found = launch(program, 3, reduction="nccl-nvls-float32", processes=processes)
+    assert found == [[6.0, 6.0]] * 3
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "complex64"])

@@ -71,6 +71,20 @@ def test_every_format_scale_member_and_size_has_the_bits_of_fallback(share: int)
         check(values, how, batch_ndim=1, call=2, places=np.array([number, 2**40]))
 
 
+@pytest.mark.parametrize("accumulate", [None, "float64"])
+@pytest.mark.parametrize("wire", [None, Wire("bfloat16", at="ends"), Wire("float16", at="result")])
+def test_schedules_that_add_exactly(wire: Wire | None, accumulate: str | None) -> None:
+    """The twin of NVLS, which adds float32 alone."""
+    nvls = Reduction.like("nccl-nvls-float32")
+    how = dataclasses.replace(nvls, wire=wire, accumulate=accumulate)
+    exact = dataclasses.replace(how, order="exact")
+    values = numbers(1, (5, 300), np.dtype(np.float32))
+    check(values, how)
+    same(DEVICE.run_fold(fold_spec(how), values), run_fold(fold_spec(exact), values))
+    with pytest.raises(TypeError, match=r"float16 members: .* known for float32"):
+        DEVICE.run_fold(fold_spec(how), values.astype(np.float16))
+
+
 @pytest.mark.parametrize("fmt", WIDE, ids=str)
 def test_wires_of_32_bits_and_more(fmt: Any) -> None:
     for dtype, order, at in product(REALS, ("linear", "tree", RING), ("hops", "ends")):
