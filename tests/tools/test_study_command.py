@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import pickle
@@ -114,7 +115,11 @@ def test_rich_draws_the_table_on_a_terminal_that_is_wide_enough(
         (["--dtype", "float12"], "dtype='float12': expected one of float64"),
         (["--dtype", ""], "dtypes is empty"),
         (["--accumulate", "int32"], "accumulate='int32'"),
-        (["--order", "butterfly"], "order='butterfly'"),
+        (["--order", "rng"], "order='rng': expected one of 'linear', 'reverse', 'tree', 'ring', "),
+        (["--order", "rng"], ", 'exact', 'fixed', 'xla-cpu', 'openmpi', "),
+        (["--hierarchy", "8:rng"], "order='rng': expected one of 'linear'"),
+        (["--dtype", "e0m3"], "dtype='e0m3': high_nans=7: no finite value"),
+        (["--against", "bytes"], "--against bytes: expected --plot"),
         (["--rounding", "up"], "rounding='up'"),
         (["--input", "gaussian"], "input='gaussian'"),
         (["--input", "gone.npy"], "gone.npy: there is no such file"),
@@ -150,7 +155,12 @@ def spoiled_safetensors(**changes: Any) -> bytes:
     return struct.pack("<Q", len(text)) + text + bytes(16)
 
 
+WHOLE = io.BytesIO()
+np.save(WHOLE, np.ones((2, 3)))
+
 BAD_FILES = {
+    "cut.npy": (WHOLE.getvalue()[:-1], "cut.npy: the file is cut off"),
+    "header.npy": (WHOLE.getvalue()[:90], "header.npy: the file is cut off"),
     "text.npy": (b"hello", "only arrays of numbers are read"),
     "empty.npy": (b"", "empty.npy"),
     "text.npz": (b"hello", "not a .npz file"),
@@ -216,6 +226,59 @@ def test_arrays_that_cannot_be_summed_are_named(
     np.save(folder / "x.npy", values)
     assert cli.main(["study", "--input", "x.npy"]) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_raw_bytes_have_the_type_that_is_named(
+    name: str, suffix: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 30)).astype(getattr(ml_dtypes, name))
+    raw = values.view(f"V{values.itemsize}")
+    (np.save if suffix == "npy" else np.savez)(folder / f"x.{suffix}", raw)
+    given = ["study", "--input", f"x.{suffix}", "--replicas", "4"]
+    assert cli.main([*given, "--dtype", f"float32,{name}", "--json", "a.json"]) == 0
+    assert cli.main([*given, "--dtype", "float16"]) == 2
+    said = capsys.readouterr().err
+    assert f"raw bytes, {values.itemsize} each: expected their type as dtype (--dtype)" in said
+    expected = sweep(values, replicas=4, dtypes=f"float32,{name}")
+    expected.to_json(folder / "b.json")
+    found, wanted = (json.loads((folder / f"{one}.json").read_text())["rows"] for one in "ab")
+    assert found == wanted
+    one = {"replicas": 4, "dtypes": name}
+    assert sweep(raw, **one).rows == sweep(values, **one).rows
+
+
+def test_e5m2_as_numpy_cannot_read_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(folder / "x.npy", np.ones((2, 3), ml_dtypes.float8_e5m2))
+    assert cli.main(["study", "--input", "x.npy", "--dtype", "float8_e5m2"]) == 2
+    assert "save x.view('V1') and name the type (--dtype)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--wires", "int8"], ["--wires=int8"], ["--wires"]])
+def test_a_mistyped_option_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["study", *SMALL, *words])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert (ended.value.code, said) == (
+        2,
+        f"gpusim study: error: unrecognized arguments: {words[0]}",
+    )
+
+
+def test_an_array_without_a_name_has_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(folder / "x.npy", np.ones((2, 3)))
+    assert cli.main(["study", "--input", "x.npy", "--tensor", "a"]) == 2
+    said = "gpusim study: x.npy holds one array without a name: 'a' given with --tensor\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_sweep_without_a_store_to_go_on_with_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["study", *SMALL, "--resume"]) == 0
+    said = "gpusim study: --resume: no study.partial.jsonl; the sweep begins\n"
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_an_input_that_fails_does_not_block_the_next(

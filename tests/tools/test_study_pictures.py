@@ -60,6 +60,20 @@ def test_many_settings_are_told_apart_by_their_markers() -> None:
     assert len({(style["color"], style["marker"]) for style in styles}) == len(study.settings) == 16
 
 
+def test_many_wires_and_levels_are_told_apart() -> None:
+    study = sweep(
+        "normal",
+        replicas="16,32",
+        orders="ring",
+        roundings="nearest",
+        wires="none,bfloat16,float16,int8:amax:32,float8_e4m3fn:amax:32,int4:amax:32",
+        hierarchies="none,4,8:tree",
+        elements=64,
+    )
+    styles = list(picture._styles(study.settings).values())
+    assert len({(style["color"], style["marker"]) for style in styles}) == len(study.settings) >= 18
+
+
 def points(axes: Any) -> Iterator[tuple[float, float, Any, str]]:
     """Every mark that is drawn: x, y, its marker and its face."""
     for line in axes.get_lines():

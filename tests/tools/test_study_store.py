@@ -69,9 +69,14 @@ def test_a_torn_last_line_is_measured_again(tmp_path: Path) -> None:
 def test_a_store_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("precious")
-    with pytest.raises(FileExistsError, match="go on with it"):
+    with pytest.raises(FileExistsError, match="is not the store of a sweep"):
         sweep("normal", store=path, **OPTIONS)
     assert path.read_text() == "precious"
+    path.unlink()
+    sweep("normal", store=path, **OPTIONS)
+    said = r"holds a sweep already, of gpusim study --input normal .*: go on with it .* delete"
+    with pytest.raises(FileExistsError, match=said):
+        sweep("normal", store=path, **OPTIONS)
 
 
 @pytest.mark.parametrize(

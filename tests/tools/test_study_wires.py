@@ -102,6 +102,63 @@ def test_fixed_sums_have_integers() -> None:
     assert 0 < row.mean.relative_error < 1e-6
 
 
+def test_fixed_sums_have_the_integers_that_are_named() -> None:
+    """In any list of orders: formats are for the others."""
+    x = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
+    how: dict[str, Any] = {"dtypes": "float32", "roundings": "nearest"}
+    found = study.sweep(
+        x, orders="fixed,ring", accumulators="wire,int8,int16", hierarchies="none,8:tree", **how
+    )
+    names = [row.setting.name for row in found.rows if row.replicas == 64]
+    assert names == [
+        f"float32 added in {held}, {order}"
+        for held, one in (
+            ("int32", "fixed"),
+            ("float32", "ring"),
+            ("int8", "fixed"),
+            ("int16", "fixed"),
+        )
+        for order in (one, f"{one} in groups of 8, tree across")
+    ]
+    for row in found.rows:
+        if row.setting.order != "fixed" or row.replicas != 64:
+            continue
+        integers = row.setting.record["accumulate"]
+        groups = {"groups_of": 8, "across": Reduction(order="tree")} if row.setting.groups else {}
+        reduction = Reduction(order="fixed", accumulate=integers, **groups)
+        total = collectives.psum(x, reduction=reduction).value.astype(np.float64)
+        right = x.astype(np.float64).sum(0)
+        error = np.linalg.norm(total - right) / np.linalg.norm(right)
+        assert row.mean.relative_error == pytest.approx(error, rel=1e-6)
+        assert row.bytes_sent == bytes_sent(reduction, 64, 300, "float32")
+    across = study.sweep(x, orders="ring", hierarchies="8:fixed", replicas=64, **how)
+    assert [row.setting.reduction(0).across for row in across.rows] == [Reduction(order="fixed")]
+
+
+def test_integers_have_room_for_the_replicas_of_a_sweep() -> None:
+    x = np.ones((200, 3), np.float32)
+    for integers, most in (("int8", 64), ("int16", 128), ("int8,int16", 64)):
+        found = study.sweep(x, orders="fixed", accumulators=integers)
+        assert max(row.replicas for row in found.rows) == most
+    with pytest.raises(ValueError, match=r"accumulate='int8', .*: 65 members, expected at most 64"):
+        study.sweep(x, replicas=65, orders="fixed", accumulators="int8")
+
+
+@pytest.mark.parametrize(
+    ("orders", "accumulators", "said"),
+    [
+        ("ring,tree", "wire,int8", "accumulate='int8': expected order 'fixed', .* got ring, tree"),
+        ("fixed", "float32", "accumulate='float32': expected an order that rounds .* got fixed"),
+        ("fixed,ring", "float32", "order='fixed': .* of int8, int16, int32, wire or contract; got"),
+        ("fixed,ring", "int8", "order='ring': expected an accumulator of a format, .* got int8"),
+        ("fixed", "int64", "accumulate='int64': .* in the order fixed int8, int16, int32"),
+    ],
+)
+def test_integers_are_for_fixed_sums(orders: str, accumulators: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        study.sweep("normal", elements=8, replicas=2, orders=orders, accumulators=accumulators)
+
+
 def test_formats_without_a_dtype_have_wires() -> None:
     found = study.sweep("normal", elements=64, replicas=8, dtypes="e5m6", wires="none,e5m2")
     errors = [row.mean.relative_error for row in found.rows if row.setting.order == "linear"]
@@ -166,7 +223,37 @@ def test_bytes_of_levels_are_those_of_their_groups() -> None:
     assert scattered == bytes_sent(Reduction(order="ring"), 4, 100, "float32") / 2
 
 
+def test_fixed_sums_send_integers_and_units() -> None:
+    for accumulate, width in ((None, 32), ("int32", 32), ("int16", 16), ("int8", 8)):
+        for elements, units in ((0, 0), (1, 1), (256, 1), (257, 2)):
+            reduction = Reduction(order="fixed", accumulate=accumulate)
+            message = (elements * width + 8 * units) / 8
+            assert bytes_sent(reduction, 4, elements, "float32") == 6 * message / 4
+            assert bytes_sent(reduction, 4, elements, "float64", gathered=False) == 3 * message / 4
+    integers = Reduction(order="fixed", accumulate="int8", wire=Wire("bfloat16", at="result"))
+    assert bytes_sent(integers, 2, 256, "float32") == (257 + 512) / 2
+    across = Reduction(order="ring")
+    levels = Reduction(order="fixed", accumulate="int8", groups_of=2, across=across)
+    inside = 2 * 257 + 2 * 1024  # the result of all groups comes back as it is
+    assert bytes_sent(levels, 4, 256, "float32") == (inside + 2 * 1024) / 4
+
+
 # The command
+
+
+def test_the_command_adds_integers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["study", "--input", "normal", "--elements", "8", "--dtype", "float32"]
+    assert main([*words, "--order", "fixed", "--accumulate", "int8"]) == 0
+    assert "float32 added in int8, fixed" in capsys.readouterr().out
+    assert main([*words, "--accumulate", "int8"]) == 2
+    assert "expected order 'fixed'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["study", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "linear, reverse, ring, tree, exact, fixed, twins" in shown
 
 
 def test_the_command_writes_bytes_and_draws_them(

@@ -9,13 +9,15 @@ import argparse
 import os
 import sys
 import warnings
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusim.tools.study.sweeping import Sweep
 
-__all__ = ["add"]
+__all__ = ["add", "check_options"]
 
 STORE = Path("study.partial.jsonl")
 """The default file of the measurements of an unfinished sweep."""
@@ -62,6 +64,17 @@ def add(commands: Any) -> None:
         return run_train(arguments)
 
     train.set_defaults(run=run)
+
+
+def check_options(words: Sequence[str]) -> None:
+    """End with an error for an option that a sweep lacks; argparse takes its value for `train`."""
+    parser = argparse.ArgumentParser("gpusim study")
+    _add_sweep(parser)
+    options = [option for action in parser._actions for option in action.option_strings]
+    for word in takewhile(lambda word: word != "train", words):
+        name = word.partition("=")[0]
+        if name.startswith("--") and not any(option.startswith(name) for option in options):
+            parser.error(f"unrecognized arguments: {word}")
 
 
 def _names(parser: argparse.ArgumentParser) -> set[str]:
@@ -113,14 +126,24 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     for name, default, text in (
-        ("accumulate", None, "formats of partial sums: wire, contract, float32, e5m6, ..."),
-        ("order", None, "orders of additions: linear, reverse, ring, tree, exact, and twins"),
+        (
+            "accumulate",
+            None,
+            "formats of partial sums: wire, contract, float32, e5m6, ...; for the order fixed "
+            "int8, int16, int32",
+        ),
+        ("order", None, "orders of additions: linear, reverse, ring, tree, exact, fixed, twins"),
         ("rounding", None, "nearest, stochastic"),
         ("dtype", "float16", "formats of the values (default: %(default)s)"),
         ("op", "sum", "sum, mean (default: %(default)s)"),
         ("wire", None, "what is sent is rounded: none, bfloat16, int8:amax:64@ends, mx:..."),
         ("hierarchy", None, "replicas of a group, and the order across: none, 8, 8:tree"),
-        ("replicas", None, "numbers of replicas (default: 2..1024, as far as the input has them)"),
+        (
+            "replicas",
+            None,
+            "numbers of replicas (default: 2..1024, as far as the input has them, and integers "
+            "have room)",
+        ),
         ("seeds", "0..7", "seeds of stochastic rounding (default: %(default)s)"),
     ):
         settings.add_argument(f"--{name}", default=default, metavar="LIST", help=text)
@@ -208,13 +231,19 @@ def _add_train(kinds: Any) -> argparse.ArgumentParser:
 def run_sweep(arguments: argparse.Namespace) -> int:
     """Check, sweep, print and write."""
     from gpusim.tools.study import sweeping
+    from gpusim.tools.study.command_line import command
     from gpusim.tools.study.store import Store
 
     store = arguments.store or STORE
     try:
         _check_outputs(arguments)
+        if arguments.against != "replicas" and arguments.plot is None:
+            raise ValueError(f"--against {arguments.against}: expected --plot, which it is for")
         planned = _plan(arguments)
-        kept = Store(planned.identity, store, resume=arguments.resume)
+        if arguments.resume and not store.exists():
+            print(f"gpusim study: --resume: no {store}; the sweep begins", file=sys.stderr)
+        begun = command(planned.arguments)
+        kept = Store(planned.identity, store, resume=arguments.resume, command=begun)
     except (ValueError, TypeError, OSError) as error:
         return _refused(error)
     try:

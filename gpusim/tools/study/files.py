@@ -57,6 +57,8 @@ def read_arrays(path: Path, tensor: str | None = None) -> dict[str, NDArray[Any]
     else:
         alike = [name for name in tensors if fnmatch.fnmatchcase(name, tensor)]
         chosen = [tensor] if tensor in tensors else alike
+    if not chosen and list(tensors) == [""]:
+        raise ValueError(f"{path} holds one array without a name: {tensor!r} given with --tensor")
     if not chosen:
         problem = f"has no array {tensor!r}" if tensor else f"holds {len(tensors)} arrays"
         names = ", ".join(list(tensors)[:20]) + (", ..." if len(tensors) > 20 else "")
@@ -97,6 +99,10 @@ def _reason(error: Exception) -> str:
     text = str(error)
     if "pickle" in text.lower() or "object" in text.lower():
         return "holds Python objects or is no NumPy file; only arrays of numbers are read"
+    if "mmap length" in text or "EOF" in text:
+        return "the file is cut off: it holds less than its header says"
+    if "'<f1'" in text:  # ml_dtypes writes it so
+        return "float8_e5m2, which NumPy cannot read: save x.view('V1') and name the type (--dtype)"
     return text
 
 

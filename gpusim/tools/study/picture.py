@@ -236,30 +236,40 @@ def _share(axes: Axes, study: Study, styles: dict[Setting, dict[str, Any]]) -> N
 def _styles(settings: list[Setting]) -> dict[Setting, dict[str, Any]]:
     """A colour for each reduction, whichever its rounding; dashes where it is stochastic.
 
-    The order has its marker.
+    The order has its marker. Where there are more reductions than colours, markers tell the orders
+    apart, and if that is not enough, each order with its levels.
     """
     colours = (*COLOURS, *MORE_COLOURS)
-    kinds = dict.fromkeys(_kind(s, s.order) for s in settings)
-    if len(kinds) > len(colours):  # the marker has to tell the orders apart
-        kinds = dict.fromkeys(_kind(s, "") for s in settings)
-    by_kind = dict(zip(kinds, cycle(colours), strict=False))
-    styles = {}
-    for setting in settings:
-        kind = _kind(setting, setting.order)
-        if kind not in by_kind:
-            kind = _kind(setting, "")
-        styles[setting] = {
+    for apart in (("order", "groups"), ("groups",), ()):
+        kinds = [_kind(setting, apart) for setting in settings]
+        by_kind = dict(zip(dict.fromkeys(kinds), cycle(colours), strict=False))
+        if len(by_kind) <= len(colours):
+            break
+    markers = _markers(settings, by_levels="groups" not in apart)
+    return {
+        setting: {
             "color": by_kind[kind],
             "linestyle": DASHED if setting.stochastic else "-",
-            "marker": MARKERS.get(setting.order, "o"),
+            "marker": marker,
             "label": setting.name,
         }
-    return styles
+        for setting, kind, marker in zip(settings, kinds, markers, strict=True)
+    }
 
 
-def _kind(setting: Setting, order: str) -> tuple[Any, ...]:
-    wire = setting.wire, setting.groups
-    return setting.dtype, setting.accumulate, setting.op, order, wire
+def _kind(setting: Setting, apart: tuple[str, ...]) -> tuple[Any, ...]:
+    """What has a colour: the formats, the operator, the wire, and the fields named in `apart`."""
+    own = tuple(getattr(setting, name) for name in apart)
+    return setting.dtype, setting.accumulate, setting.op, setting.wire, *own
+
+
+def _markers(settings: list[Setting], *, by_levels: bool) -> list[Any]:
+    """The marker of each setting's order, or one for each order with its levels."""
+    if not by_levels:
+        return [MARKERS.get(setting.order, "o") for setting in settings]
+    levels = dict.fromkeys((setting.order, setting.groups) for setting in settings)
+    found = dict(zip(levels, cycle(MARKERS.values()), strict=False))
+    return [found[setting.order, setting.groups] for setting in settings]
 
 
 def _values(rows: list[Row], metric: str) -> tuple[Any, Any]:

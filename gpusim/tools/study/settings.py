@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -16,10 +17,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
+from fallback import orders
 from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo, default_accumulator
+from fallback.orders import FIXED
 from fallback.schedules import Schedule
+from fallback.spec import FIXED_TYPES
 from gpusim.formats import Format, as_format
 from gpusim.reduction import Reduction
+from gpusim.twins import TWINS
 from gpusim.wires import NAMED, Wire
 
 __all__ = [
@@ -37,6 +42,7 @@ __all__ = [
     "hierarchy_name",
     "items",
     "narrow_info",
+    "rule_name",
     "value_format",
     "whole_numbers",
     "wire",
@@ -44,9 +50,13 @@ __all__ = [
 ]
 
 ValueFormat = np.dtype[Any] | Format
+"""A format of values, or of an accumulator: for the order "fixed" a dtype of integers."""
 
 _DTYPES: tuple[np.dtype[Any], ...] = (FLOAT64, FLOAT32, *SUB_32_BIT)
 FORMATS = {dtype.name: dtype for dtype in _DTYPES}
+
+ORDERS = (*orders.ORDERS, orders.EXACT, FIXED, *TWINS)
+"""The orders that a study compares: those of the contract, and twins."""
 
 WIDEST = 50
 """Bits of mantissa of a Format that values may have: errors are measured in float64."""
@@ -96,7 +106,10 @@ def accumulator(given: Any, name: str = "accumulate") -> ValueFormat:
     """A floating-point dtype or Format; "e5m6" is `gpusim.Format(5, 6)`."""
     bits = re.fullmatch(r"e(\d+)m(\d+)", given) if isinstance(given, str) else None
     if bits is not None:
-        return Format(int(bits[1]), int(bits[2]))
+        try:
+            return Format(int(bits[1]), int(bits[2]))
+        except ValueError as error:
+            raise ValueError(f"{name}={given!r}: {error}") from None
     return as_format(given) or floating(given, name)
 
 
@@ -229,8 +242,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        held = "int32" if self.order == "fixed" else format_name(self.accumulate)
-        parts = [f"{format_name(self.dtype)} added in {held}", self.order]
+        parts = [f"{format_name(self.dtype)} added in {format_name(self.accumulate)}", self.order]
         if self.groups is not None:
             size, across = self.groups
             parts[1] += f" in groups of {size}, {across or self.order} across"
@@ -259,20 +271,24 @@ class Setting:
     @property
     def in_phases(self) -> bool:
         """Whether messages are rounded, or replicas grouped, so that a value is folded whole."""
-        return self.wire is not None or self.groups is not None or self.order == "fixed"
+        return self.wire is not None or self.groups is not None or self.order == FIXED
 
     def reduction(self, seed: int) -> Reduction:
         """The Reduction that this setting is, with a seed."""
-        integers = self.order == "fixed"
-        rounding = "nearest" if integers else self.rounding
-        sent = None if self.wire is None else replace(self.wire, rounding=self.rounding)
-        held = None if integers else self.accumulate
-        plain = Reduction("sum", self.order, held, rounding, seed, wire=sent)
+        plain = self._level(self.order, seed)
         if self.groups is None:
             return plain
         size, across = self.groups
-        above = plain if across is None else replace(plain, order=across)
+        above = plain if across is None else self._level(across, seed)
         return replace(plain, groups_of=size, across=above)
+
+    def _level(self, order: str, seed: int) -> Reduction:
+        """The Reduction of one level, whose accumulator is this one where its order takes it."""
+        integers = order == FIXED
+        rounding = "nearest" if integers else self.rounding
+        sent = None if self.wire is None else replace(self.wire, rounding=self.rounding)
+        held = self.accumulate if _fits(self.accumulate, order) else None
+        return Reduction("sum", order, held, rounding, seed, wire=sent)
 
 
 def grid(
@@ -288,12 +304,14 @@ def grid(
     """Every combination once.
 
     Among `accumulators`, "wire" is the format in which partial sums travel: that of the values, or
-    the one that a twin's engine uses. "contract" and None are the default of Reduction. Where
-    nothing narrower than float32 is rounded to, stochastic rounding has nothing to draw, and the
-    setting is the same as rounding to nearest.
+    the one that a twin's engine uses. "contract" and None are the default of Reduction. Both are
+    int32 in the order "fixed". Integers are for that order and formats for the others: other
+    combinations are no settings. Where nothing narrower than float32 is rounded to, stochastic
+    rounding has nothing to draw, and the setting is the same as rounding to nearest.
 
-    **Raises**: ValueError where a list is empty or holds an unknown order; TypeError for a dtype
-    that a twin's engine does not add; if there is a list `left_out`, that gets a sentence instead.
+    **Raises**: ValueError where a list is empty, holds an unknown order, or an accumulator or an
+    order that nothing in the other list fits; TypeError for a dtype that a twin's engine does not
+    add; if there is a list `left_out`, that gets a sentence instead.
 
     >>> for setting in grid(["bfloat16"], ["wire", "contract"], ["ring"], ["nearest"]):
     ...     print(setting.name)
@@ -318,7 +336,14 @@ def grid(
     for op in lists["ops"]:
         if op not in ("sum", "mean"):
             raise ValueError(f"op={op!r}: expected 'sum' or 'mean'")
+    across = [groups[1] for groups in lists["hierarchies"] if groups and groups[1]]
+    for order in [*lists["orders"], *across]:
+        if order not in ORDERS:
+            raise ValueError(f"order={order!r}: expected one of {', '.join(map(repr, ORDERS))}")
+    _check_accumulators(lists["accumulators"], lists["orders"])
     for dtype, accumulate, order, rounding, op, sent, groups in product(*lists.values()):
+        if not _fits(accumulate, order):
+            continue
         try:
             a = _chosen(accumulate, dtype, order)
         except TypeError:
@@ -328,7 +353,7 @@ def grid(
             left_out += [] if text in left_out else [text]
             continue
         draws = narrow_info(dtype) or narrow_info(a) or (sent is not None and sent.bits < 32)
-        draws = draws and (order != "fixed" or sent is not None)
+        draws = draws and (order != FIXED or sent is not None)
         setting = Setting(dtype, a, order, rounding if draws else "nearest", op, sent, groups)
         setting.reduction(0)  # checks its arguments
         found[setting] = None
@@ -337,8 +362,36 @@ def grid(
     return list(found)
 
 
+def _fits(rule: str | ValueFormat, order: str) -> bool:
+    """Whether an order takes an accumulator: "fixed" integers, and the others formats."""
+    integers = isinstance(rule, np.dtype) and rule.name in FIXED_TYPES
+    return isinstance(rule, str) or integers == (order == FIXED)
+
+
+def _check_accumulators(rules: list[str | ValueFormat], orders: list[str]) -> None:
+    """ValueError for an accumulator that no order takes, and an order that takes none of them."""
+    for rule in rules:
+        if not any(_fits(rule, order) for order in orders):
+            named = "order 'fixed', which adds" if _fits(rule, FIXED) else "an order that rounds to"
+            raise ValueError(
+                f"accumulate={rule_name(rule)!r}: expected {named} it, got {', '.join(orders)}"
+            )
+    for order in orders:
+        if not any(_fits(rule, order) for rule in rules):
+            expected = ", ".join(FIXED_TYPES) if order == FIXED else "a format"
+            raise ValueError(
+                f"order={order!r}: expected an accumulator of {expected}, wire or contract; got "
+                f"{', '.join(map(rule_name, rules))}"
+            )
+
+
+def rule_name(rule: str | ValueFormat) -> str:
+    """The text that `accumulator_rule` takes."""
+    return rule if isinstance(rule, str) else format_name(rule)
+
+
 def accumulator_rule(given: Any) -> str | ValueFormat:
-    """One of "wire" and "contract", or a format."""
+    """One of "wire" and "contract", a format, or a dtype of the integers of the order "fixed"."""
     if isinstance(given, str) and given == "own":
         warnings.warn(
             "accumulate='own' is now 'contract' (gpusim's default, float32 for bfloat16); 'wire' "
@@ -348,13 +401,23 @@ def accumulator_rule(given: Any) -> str | ValueFormat:
         )
     if given is None or (isinstance(given, str) and given in ("contract", "own")):
         return "contract"
-    return given if isinstance(given, str) and given == "wire" else accumulator(given)
+    if isinstance(given, str) and given == "wire":
+        return given
+    try:
+        return accumulator(given)
+    except ValueError as error:
+        with suppress(TypeError):
+            if np.dtype(given).name in FIXED_TYPES:
+                return np.dtype(given)
+        raise ValueError(f"{error}; in the order fixed {', '.join(FIXED_TYPES)}") from None
 
 
 def _chosen(rule: str | ValueFormat, dtype: ValueFormat, order: str) -> ValueFormat:
     """The accumulator of an order. **Raises**: TypeError if its engine does not add the dtype."""
     if not isinstance(rule, str):
         return rule
+    if order == FIXED:
+        return np.dtype(np.int32)
     schedule = Reduction(order=order).schedule
     if not isinstance(schedule, Schedule):
         return dtype if rule == "wire" else default_accumulator(carrier(dtype))

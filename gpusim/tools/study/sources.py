@@ -6,6 +6,7 @@ A source gives any range of elements of any replicas, so that it need not be in 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FLOAT64, kind_of
+from fallback.formats import FLOAT16, FLOAT64, SUB_32_BIT, kind_of
+from gpusim.tools.study.settings import ValueFormat
 from gpusim.tools.study.synthetic import SYNTHETIC, Synthetic
 
 __all__ = ["GRADIENTS", "Source", "open_sources"]
@@ -57,6 +59,7 @@ def open_sources(
     seed: int = 0,
     epoch: int = 5,
     tensor: str | None = None,
+    dtypes: Iterable[ValueFormat] = (),
 ) -> dict[str | None, Source]:
     """The sources that `given` names: a distribution, "gradients", arrays of a file, or an array.
 
@@ -67,6 +70,7 @@ def open_sources(
     - `seed`: draws synthetic values, and the first weights of the digits network.
     - `epoch`: the epoch after which the network's gradients are taken.
     - `tensor`: the name of a file's array, or a pattern for several.
+    - `dtypes`: among them the type of values that are stored as raw bytes.
 
     **Returns**: the sources, by the arrays' names; a single one has None.
 
@@ -86,7 +90,7 @@ def open_sources(
 
         source: Source = gradients(epoch, seed)
     elif isinstance(given, (str, PathLike)):
-        found = _of_file(Path(given), tensor)
+        found = _of_file(Path(given), tensor, dtypes)
         if len(found) > 1:
             return {
                 name: _first(source, elements and min(elements, source.elements))
@@ -94,7 +98,7 @@ def open_sources(
             }
         (source,) = found.values()
     elif isinstance(given, np.ndarray):
-        source = Array(given, "array")
+        source = Array(_typed(given, "array", dtypes), "array")
     elif hasattr(given, "block"):
         source = given
     else:
@@ -102,14 +106,34 @@ def open_sources(
     return {None: _first(source, elements)}
 
 
-def _of_file(path: Path, tensor: str | None) -> dict[str | None, Source]:
+def _of_file(
+    path: Path, tensor: str | None, dtypes: Iterable[ValueFormat]
+) -> dict[str | None, Source]:
     from gpusim.tools.study.files import read_arrays
 
     known = ", ".join((GRADIENTS, *SYNTHETIC))
     if not path.suffix and not path.exists():
         raise ValueError(f"input={str(path)!r}: expected one of {known}, or a file")
-    arrays = read_arrays(path, tensor)
-    return {name: Array(array, f"{path.name} {name}".rstrip()) for name, array in arrays.items()}
+    found: dict[str | None, Source] = {}
+    for name, array in read_arrays(path, tensor).items():
+        title = f"{path.name} {name}".rstrip()
+        found[name] = Array(_typed(array, title, dtypes), title)
+    return found
+
+
+def _typed(values: NDArray[Any], name: str, dtypes: Iterable[ValueFormat]) -> NDArray[Any]:
+    """Values of 1 or 2 raw bytes, as NumPy stores types that it lacks, in the one of `dtypes`."""
+    raw = values.dtype
+    if raw.type is not np.void or raw.names is not None or raw.itemsize > 2:
+        return values
+    known = [dtype for dtype in SUB_32_BIT if dtype != FLOAT16 and dtype.itemsize == raw.itemsize]
+    named = dict.fromkeys(each for each in dtypes if isinstance(each, np.dtype) and each in known)
+    if len(named) != 1:
+        raise ValueError(
+            f"{name}: its values are raw bytes, {raw.itemsize} each: expected their type as "
+            f"dtype (--dtype), one of {', '.join(dtype.name for dtype in known)}"
+        )
+    return values.view(next(iter(named)))
 
 
 def _first(source: Source, elements: int | None) -> Source:

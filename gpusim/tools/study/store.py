@@ -51,7 +51,7 @@ class Point:
 class Store:
     """The measurements of one input's sweeps: in memory, and in a file where a path is given.
 
-    The first line of the file identifies the input.
+    The first line of the file identifies the input, and has the command that began the sweep.
 
     **Raises**: FileExistsError for an existing file, unless `resume`; ValueError for a file that is
     not a store, or a store of another input; BlockingIOError if another process writes it. None of
@@ -59,7 +59,12 @@ class Store:
     """
 
     def __init__(
-        self, identity: dict[str, Any], path: Path | None = None, *, resume: bool = False
+        self,
+        identity: dict[str, Any],
+        path: Path | None = None,
+        *,
+        resume: bool = False,
+        command: str = "",
     ) -> None:
         self.path = path
         self._found: dict[str, Partial] = {}
@@ -67,12 +72,9 @@ class Store:
         self._new = False
         if path is None:
             return
-        header = _line({HEADER: VERSION, "input": identity})
+        header = _line({HEADER: VERSION, "input": identity, "command": command})
         if path.exists() and not resume:
-            raise FileExistsError(
-                f"{path} holds a sweep already: go on with it (--resume), or choose another "
-                "file (--store)"
-            )
+            raise FileExistsError(f"{path} {_described(path)}choose another file (--store)")
         self._new = not path.exists()
         file = open(path, "x+b" if self._new else "r+b")
         try:
@@ -167,6 +169,19 @@ def _records(file: IO[bytes], path: Path | None) -> Iterator[tuple[bytes, dict[s
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: not a line of a sweep's store")
         yield line, record
+
+
+def _described(path: Path) -> str:
+    """What an existing file holds, and what can be done with it."""
+    try:
+        with open(path, "rb") as file:
+            header = json.loads(file.readline())
+    except (OSError, ValueError):
+        header = None
+    if not isinstance(header, dict) or HEADER not in header:
+        return "is not the store of a sweep: "
+    begun = f", of {header['command']}" if header.get("command") else ""
+    return f"holds a sweep already{begun}: go on with it (--resume), delete the file, or "
 
 
 def _check_input(path: Path | None, there: Any, here: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ Its memory depends neither on the number of elements nor on the number of settin
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -20,10 +19,12 @@ from numpy.typing import DTypeLike, NDArray
 from fallback import fold, round_to, run_fold
 from fallback.formats import FLOAT64
 from fallback.schedules import Schedule
+from fallback.spec import check_room
 from gpusim.collectives.fold import fold_spec
 from gpusim.formats import Format, FormatLike, kernel_format
 from gpusim.tools.info import usable_cores
 from gpusim.tools.progress import Advance, progress, silent
+from gpusim.tools.study.command_line import command
 from gpusim.tools.study.metrics import Partial, measure, merged
 from gpusim.tools.study.reference import Exact, ExactSum, exact_sum
 from gpusim.tools.study.results import Measurement, Study
@@ -38,6 +39,7 @@ from gpusim.tools.study.settings import (
     hierarchy,
     hierarchy_name,
     items,
+    rule_name,
     value_format,
     whole_numbers,
     wire,
@@ -141,64 +143,6 @@ class Sweep:
         return total, done
 
 
-OPTIONS = {
-    "input": "--input",
-    "tensor": "--tensor",
-    "elements": "--elements",
-    "scale": "--scale",
-    "epoch": "--epoch",
-    "input_seed": "--input-seed",
-    "replicas": "--replicas",
-    "dtypes": "--dtype",
-    "accumulators": "--accumulate",
-    "preset": "--preset",
-    "orders": "--order",
-    "roundings": "--rounding",
-    "ops": "--op",
-    "wires": "--wire",
-    "hierarchies": "--hierarchy",
-    "seeds": "--seeds",
-}
-"""The options of the command by the arguments of `sweep`."""
-
-
-def command(arguments: dict[str, Any]) -> str:
-    """The command line that repeats a sweep; a call in Python where there is none.
-
-    >>> command({"input": "normal", "replicas": [2, 4], "dtypes": ["e5m6"], "seeds": [0, 1, 2]})
-    'gpusim study --input normal --replicas 2,4 --dtype e5m6 --seeds 0..2'
-    >>> command({"input": None, "replicas": [2], "dtypes": ["Format(4, 3, bias=3)"]})
-    'gpusim.study.sweep(array, replicas=[2], dtypes=[gpusim.Format(4, 3, bias=3)])'
-    """
-    formats = [name for key in ("dtypes", "accumulators") for name in arguments.get(key, ())]
-    if arguments["input"] is None or any(map(_is_call, formats)):
-        first = "array" if arguments["input"] is None else repr(arguments["input"])
-        rest = (f"{key}={_python(value)}" for key, value in arguments.items() if key != "input")
-        return f"gpusim.study.sweep({', '.join([first, *rest])})"
-    words = ["gpusim", "study"]
-    for key, value in arguments.items():
-        words += [OPTIONS[key], _option(value, counting=key == "seeds")]
-    return shlex.join(words)
-
-
-def _is_call(format_name: str) -> bool:
-    return "(" in format_name
-
-
-def _python(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_python, value))}]"
-    return f"gpusim.{value}" if isinstance(value, str) and _is_call(value) else repr(value)
-
-
-def _option(value: Any, counting: bool) -> str:
-    if not isinstance(value, list):
-        return str(value)
-    if counting and len(value) > 2 and value == [*range(value[0], value[-1] + 1)]:
-        return f"{value[0]}..{value[-1]}"
-    return ",".join(map(str, value))
-
-
 def plan(
     input: str | PathLike[str] | NDArray[Any] | Source = GRADIENTS,
     *,
@@ -244,11 +188,14 @@ def plan(
     if max(words) >= 2**64:
         raise ValueError(f"seeds: {max(words)} given, expected integers from 0 to 2**64 - 1")
     counts = None if replicas is None else whole_numbers("replicas", replicas, 1, doubling=True)
-    sources = open_sources(input, elements=elements, seed=input_seed, epoch=epoch, tensor=tensor)
+    sources = open_sources(
+        input, elements=elements, seed=input_seed, epoch=epoch, tensor=tensor, dtypes=formats
+    )
     limits = {source.title: source.replicas for source in sources.values()}
     most = min((n for n in limits.values() if n is not None), default=None)
     if counts is None:
-        counts = [n for n in REPLICAS if most is None or n <= most] or [1]
+        counts = [n for n in REPLICAS if (most is None or n <= most) and _have_room(settings, n)]
+        counts = counts or [1]
     for title, there in limits.items():
         if there is not None and max(counts) > there:
             raise ValueError(
@@ -269,7 +216,7 @@ def plan(
         "input_seed": input_seed or None,
         "replicas": counts,
         "dtypes": list(dict.fromkeys(map(format_name, formats))),
-        "accumulators": [rule if isinstance(rule, str) else format_name(rule) for rule in rules],
+        "accumulators": list(map(rule_name, rules)),
         # The preset's orders are not every dtype's where it leaves some out.
         "preset": preset if notes else None,
         "orders": None if notes else given["orders"],
@@ -285,11 +232,23 @@ def plan(
     return Sweep(sources, settings, counts, words, factor, arguments, tuple(notes))
 
 
+def _have_room(settings: list[Setting], replicas: int) -> bool:
+    """Whether the integers of all settings have room for so many replicas."""
+    try:
+        for setting in settings:
+            check_room(fold_spec(setting.reduction(0)), replicas)
+    except ValueError:
+        return False
+    return True
+
+
 def _check_cases(
     settings: list[Setting], replicas: list[int], sources: dict[str | None, Source]
 ) -> None:
-    """ValueError if it is not known what an engine does with so many replicas."""
+    """ValueError if it is not known what an engine does with so many replicas, or if integers have
+    no room for them."""
     for setting in settings:
+        check_room(fold_spec(setting.reduction(0)), max(replicas))
         schedule = setting.reduction(0).schedule
         if not isinstance(schedule, Schedule):
             continue
@@ -353,15 +312,18 @@ def sweep(
 
     - `input`: "gradients" (of the digits network, an image each), "normal", "lognormal",
       "heavy-tailed" (Student's t with two degrees of freedom), "cancelling", a file (.npy, .npz,
-      .safetensors), or an array; axis 0 numbers the replicas. Infinite values are allowed and
+      .safetensors), or an array; axis 0 numbers the replicas. Raw bytes, as NumPy stores bfloat16
+      and the 8-bit formats, have the type that `dtypes` names. Infinite values are allowed and
       reported, NaNs are not.
-    - `replicas`: the numbers of replicas; the powers of two from 2 to 1,024 that the input has.
+    - `replicas`: the numbers of replicas; the powers of two from 2 to 1,024 that the input has,
+      and for which integers have room.
     - `dtypes`: the formats of the values: dtypes, a `gpusim.Format` ("e5m6" is Format(5, 6)).
     - `accumulators`: the formats partial sums are rounded to: "wire", that in which they travel
       (the dtype of the values, or what a twin's engine uses); "contract" or [None], the default of
-      Reduction (float32 for bfloat16); dtypes and Formats. None is the preset's.
-    - `orders`: of "linear", "reverse", "tree", "ring" and "exact", and names of twins; None: the
-      preset's.
+      Reduction (float32 for bfloat16); dtypes and Formats. None is the preset's. For the order
+      "fixed", and for it alone, "int8", "int16" and "int32", which is also "wire".
+    - `orders`: of "linear", "reverse", "tree", "ring", "exact" and "fixed", and names of twins;
+      None: the preset's.
     - `roundings`: of "nearest" and "stochastic"; None: the preset's.
     - `ops`: of "sum" and "mean".
     - `preset`: what the three lists are where they are None: "orders" (linear, ring and tree, in
@@ -425,7 +387,8 @@ def sweep(
         hierarchies=hierarchies,
     )
     path = None if store is None else Path(store)
-    with Store(planned.identity, path, resume=resume) as kept:
+    begun = command(planned.arguments)
+    with Store(planned.identity, path, resume=resume, command=begun) as kept:
         return run(planned, kept, threads=threads, show=show)
 
 

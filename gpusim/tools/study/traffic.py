@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fallback.formats import FormatInfo
-from fallback.orders import EXACT, FIXED
-from fallback.sends import accumulator_of, edges_of, plan_of
+from fallback.orders import FIXED
+from fallback.sends import UNIT_BLOCK, accumulator_of, edges_of, plan_of
+from fallback.spec import FIXED_TYPES, is_exact
 from gpusim.collectives.fold import fold_spec
 from gpusim.formats import Format, FormatLike
 from gpusim.reduction import Reduction
@@ -38,6 +39,11 @@ def bytes_sent(
     group, and across the groups. This is 2 (R - 1) / R values for each member, which is optimal
     (Patarasuk and Yuan, 2009). Scales of blocks are counted: 4 bytes each, 1 for powers of two.
 
+    In the order "fixed" the integers of `accumulate` are sent, both to be added and as the sum, if
+    there is no level above. The unit of a block is that of all members, so that it has to be sent
+    too: a byte, its exponent, for each block of 256 elements, with the members' integers and with
+    the sum's. A wire is sent instead of them where there is one.
+
     **Arguments**:
 
     - `dtype`: of the values, and of the result.
@@ -56,6 +62,8 @@ def bytes_sent(
     >>> across = Reduction(order="ring", wire="bfloat16")
     >>> bytes_sent(Reduction(order="ring", groups_of=2, across=across), 4, 1000, "float32")
     5000.0
+    >>> bytes_sent(Reduction(order="fixed", accumulate="int8"), 4, 1000, "float32")
+    1506.0
     """
     if operator.index(members) < 1 or operator.index(elements) < 0:
         raise ValueError(
@@ -83,13 +91,14 @@ def _bits(
     counts = [min(size, members - first) for first in range(0, members, size)]
     bits = sum((count - 1) * _summed(inner, count, elements, values) for count in counts)
     if gathered:  # cut as for the first group
-        bits += (members - len(counts)) * _sent_round(inner, counts[0], elements, values, result)
+        sent = _sent_round(reduction, counts[0], elements, values, result)
+        bits += (members - len(counts)) * sent
     across = reduction.across
     if across is None:
         return bits
     held = _held(inner, counts[0], elements, values)
     if isinstance(inner.accumulate, Format) and across.accumulate is None:
-        if across.order not in (EXACT, FIXED):
+        if not (across.order == FIXED or is_exact(across.order)):
             across = replace(across, accumulate=inner.accumulate)
     for a, b in pairwise(_edges(inner, counts[0], elements, values)):  # each is folded alone
         bits += _bits(across, len(counts), b - a, held, result, gathered)
@@ -101,7 +110,9 @@ def _summed(reduction: Reduction, members: int, elements: int, values: _Values) 
     wire = as_wire(reduction.wire)
     if wire is not None and wire.at != "result":
         return _message(wire, reduction, members, elements, values)
-    if reduction.order in (EXACT, FIXED):
+    if reduction.order == FIXED:
+        return _integers(reduction, elements)
+    if is_exact(reduction.order):
         return elements * values.width
     return elements * _held(reduction, members, elements, values).width
 
@@ -113,7 +124,15 @@ def _sent_round(
     wire = as_wire(reduction.wire)
     if wire is not None and wire.at != "members":
         return _message(wire, reduction, members, elements, values)
+    if reduction.order == FIXED and reduction.across is None:
+        return _integers(reduction, elements)
     return elements * result
+
+
+def _integers(reduction: Reduction, elements: int) -> int:
+    """The bits of a value in integers, with the exponents of its blocks' units."""
+    width = FIXED_TYPES[str(reduction.accumulate or "int32")]
+    return elements * width + 8 * -(-elements // UNIT_BLOCK)
 
 
 def _message(wire: Wire, reduction: Reduction, members: int, elements: int, values: _Values) -> int:
