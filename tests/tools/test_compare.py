@@ -29,6 +29,7 @@ from gpusim.tools.compare.replaying import replay
 from gpusim.tools.compare.report import sentences
 from gpusim.tools.compare.runs import Call, Run, read
 from gpusim.torch.distributed import Recorder, launch
+from tests.oracles.machine_time import PATIENCE
 from tests.tools import planted
 
 ROOT = Path(__file__).parents[2]
@@ -391,8 +392,13 @@ def test_the_command_says_it_in_text_json_and_exit_codes(
             main(words)
         assert ended.value.code == 2
     capsys.readouterr()
-    assert main(["compare", ring, str(tmp_path)]) == 1
+    assert main(["compare", ring, str(tmp_path)]) == 2
     assert "no record: expected calls.jsonl" in capsys.readouterr().err
+    assert main(["compare", ring, str(tmp_path / "gone")]) == 2
+    assert (
+        capsys.readouterr().err == f"gpusim compare: {tmp_path / 'gone'}: there is no such file\n"
+    )
+    assert main(["compare", ring, ring, "--picture", str(tmp_path / "a.bmp")]) == 2
 
 
 def test_a_replay_has_the_results_of_a_run(
@@ -405,7 +411,7 @@ def test_a_replay_has_the_results_of_a_run(
     told = json.loads(capsys.readouterr().out.partition("\n")[2])
     direct = compare(read(ring), read(tree)).record()
     assert told["verdict"]["difference"] == direct["verdict"]["difference"]
-    assert main(["compare", "--replay", str(ring), "--reduction", "butterfly"]) == 1
+    assert main(["compare", "--replay", str(ring), "--reduction", "butterfly"]) == 2
 
 
 @pytest.mark.parametrize("form", ["tensor", "list", "coalesced", "reduce", "average"])
@@ -449,6 +455,34 @@ INVARIANT = """
         part = x.chunk(size)[rank].sum().reshape(1)
         dist.all_reduce(part)  # total
 """
+
+
+def test_invariant_fails_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1 says that results differ."""
+    gone, broken = tmp_path / "gone.py", tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(3)")
+    assert main(["invariant", "--ranks", "1,2", str(gone)]) == 2
+    assert capsys.readouterr().err == f"gpusim invariant: {gone}: there is no such file\n"
+    assert main(["invariant", "--ranks", "1,2", str(broken)]) == 2
+    assert "gpusim invariant: the script failed on 1 ranks" in capsys.readouterr().err
+
+
+def test_without_torch_it_is_said_in_one_line(rings: tuple[Path, Path], tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; from gpusim.tools.cli import main; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    script = tmp_path / "train.py"
+    script.write_text("print('runs')")
+    for code, needs, words in (
+        (1, "gpusim.torch needs", ["torchrun", str(script)]),
+        (2, "gpusim invariant needs", ["invariant", str(script)]),
+        (2, "gpusim.torch needs", ["compare", "--replay", str(rings[0]), "--reduction", "tree"]),
+    ):
+        command = [sys.executable, "-c", program, *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+        said = f"gpusim {words[0]}: {needs} PyTorch: pip install 'gpusim[torch]'\n"
+        assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
 
 
 @pytest.mark.slow

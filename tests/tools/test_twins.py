@@ -232,10 +232,56 @@ def test_infer_finds_every_twin(name: str) -> None:
 def test_infer_says_so_when_no_fold_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Folds that agree nowhere are not near."""
     x = run_engines.values("float32", 3, 100)
-    np.savez(tmp_path / "a.npz", inputs=x, sum=np.nextafter(x[0], np.float32(9)))
+    total = np.full(100, 1e30, np.float32)
+    np.savez(tmp_path / "a.npz", inputs=x, sum=total)
     assert infer(tmp_path / "a.npz") == 1
-    assert "no known fold reproduces all of them; the nearest are" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines() == [
+        "3 ranks, 100 elements of float32: no known fold reproduces any of them",
+        "Means, wires and levels are not tried.",
+    ]
+    total[7] = x[:, 7].sum(dtype=np.float64)
+    np.savez(tmp_path / "a.npz", inputs=x, sum=total)
+    assert infer(tmp_path / "a.npz") == 1
+    first, *nearest, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("no known fold reproduces all of them; the nearest are")
+    assert nearest and all("1 of 100 elements (1.0%)" in line for line in nearest)
+    assert last == "Means, wires and levels are not tried."
+
+
+@pytest.mark.parametrize("elements", [1, 100, 5000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_infer_finds_exact_and_fixed_sums(dtype: str, elements: int) -> None:
+    x = run_engines.values(dtype, 7, elements)
+    reductions = {"exact": Reduction(order="exact")} | {
+        f"fixed, in {integers}": Reduction(order="fixed", accumulate=integers)
+        for integers in ("int8", "int16", "int32")
+    }
+    for wider in ("float32", "float64"):
+        if np.dtype(wider).itemsize > x.dtype.itemsize:
+            reductions[f"exact, in {wider}"] = Reduction(order="exact", accumulate=wider)
+    for name, reduction in reductions.items():
+        total = collectives.psum(x, reduction=reduction).value
+        found = {f.candidate.name for f in inferring.infer(x, total) if f.equal}
+        assert name in found or len(found) == inferring.TRIED  # among more that agree
+        if elements == 5000 and dtype != "bfloat16":
+            assert name in found
+        if elements == 5000 and dtype == "float64":
+            assert found == {name}
+
+
+def test_infer_of_other_values_than_sums_of_floats() -> None:
+    """Complex values are no integers, and products are no exact sums."""
+    x = run_engines.values("complex64", 5, 300)
+    total = collectives.psum(x, reduction=Reduction(order="exact")).value
+    assert "exact" in [f.candidate.name for f in inferring.infer(x, total) if f.equal]
+    y = run_engines.values("float32", 5, 300)
+    product = gpusim.collectives.kernels.kernels(y).fold(y, op="prod", order="reverse")
+    found = [f.candidate.name for f in inferring.infer(y, product, op="prod") if f.equal]
+    assert "reverse" in found
+    mean = collectives.pmean(y, reduction=Reduction(order="exact")).value
+    assert "exact" in [f.candidate.name for f in inferring.infer(y, mean, divisor=5) if f.equal]
 
 
 def test_infer_reads_nothing_that_is_no_array(
@@ -253,15 +299,20 @@ def test_infer_reads_nothing_that_is_no_array(
     }
     for complaint, arrays in wrong.items():
         np.savez(tmp_path / "a.npz", **arrays)
-        assert infer(tmp_path / "a.npz") == 1
+        assert infer(tmp_path / "a.npz") == 2
         assert complaint in capsys.readouterr().err
     (tmp_path / "a.npz").write_bytes(b"PK")
-    assert infer(tmp_path / "a.npz") == 1
+    assert infer(tmp_path / "a.npz") == 2
     np.save(tmp_path / "a.npy", x)
-    assert infer(tmp_path / "a.npy") == 1
+    assert infer(tmp_path / "a.npy") == 2
     assert "expected an .npz file" in capsys.readouterr().err
-    assert infer(tmp_path / "none.npz") == 1
-    assert "none.npz" in capsys.readouterr().err
+    gone, folder = tmp_path / "none.npz", tmp_path / "none"
+    assert infer(gone) == infer(folder / "a.npz") == infer(tmp_path) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"gpusim twin: {gone}: there is no such file",
+        f"gpusim twin: {folder / 'a.npz'}: there is no folder {folder}",
+        f"gpusim twin: {tmp_path}: Is a directory",
+    ]
 
 
 def test_check_reports_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,7 +341,7 @@ def test_check_goes_on_where_an_engine_fails(
     (tmp_path / "xla.py").write_text("raise SystemExit('no devices today')")
     monkeypatch.setattr(run_engines, "WORKERS", tmp_path)
     arguments = ["twin", "check", "xla-cpu", "openmpi-ring", "--ranks", "3", "--brief"]
-    assert cli.main([*arguments, "--dtype", "float32"]) == 1
+    assert cli.main([*arguments, "--dtype", "float32"]) == 2
     said = capsys.readouterr()
     assert "xla failed" in said.err and "no devices today" in said.err
     assert "openmpi-ring" in said.out and "0 twins differ" in said.out
@@ -299,9 +350,9 @@ def test_check_goes_on_where_an_engine_fails(
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["check", "gloo"], 1, "'gloo': expected one of xla-cpu"),
-        (["check", "nccl-ring"], 1, ""),
-        (["check", "--python", "/nowhere"], 1, "/nowhere: expected a Python interpreter"),
+        (["check", "gloo"], 2, "'gloo': expected one of xla-cpu"),
+        (["check", "nccl-ring"], 2, ""),
+        (["check", "--python", "/nowhere"], 2, "/nowhere: expected a Python interpreter"),
         (["check", "--ranks", "1-3"], 2, "expected a number from 2"),
         (["check", "--ranks", "many"], 2, "expected a number from 2"),
         (["infer"], 2, "required: FILE"),

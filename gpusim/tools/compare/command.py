@@ -1,6 +1,6 @@
 """`gpusim compare` and `gpusim invariant`.
 
-Exit codes: 0 if the runs are equal, 1 if they differ or after a failure, 2 for invalid arguments.
+Exit codes: 0 if the runs are equal, 1 if they differ, 2 for invalid arguments or after a failure.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gpusim.optional import require
 from gpusim.tools.arguments import call_range, whole_number
 
 __all__ = ["add"]
@@ -48,7 +49,7 @@ def add(commands: Any) -> None:
     compare.add_argument(
         "--no-folds", action="store_true", help="do not look for the folds behind the results"
     )
-    compare.set_defaults(run=lambda options: run_compare(options, compare))
+    compare.set_defaults(run=lambda options: run_compare(options, compare), failure=2)
 
     invariant = commands.add_parser(
         "invariant",
@@ -71,7 +72,7 @@ def add(commands: Any) -> None:
     invariant.add_argument("--json", action="store_true", help="print JSON instead of text")
     invariant.add_argument("script", metavar="SCRIPT", help="the training script")
     invariant.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
-    invariant.set_defaults(run=run_invariant)
+    invariant.set_defaults(run=run_invariant, failure=2)
 
 
 def _ranks(text: str) -> list[int]:
@@ -118,6 +119,9 @@ def run_invariant(options: argparse.Namespace) -> int:
     from gpusim.tools.compare.comparing import compare
     from gpusim.tools.compare.runs import read
 
+    require("gpusim invariant needs", "torch")
+    if not Path(options.script).exists():
+        raise FileNotFoundError(f"{options.script}: there is no such file")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if options.keep is None else options.keep
         folder.mkdir(parents=True, exist_ok=True)

@@ -151,7 +151,7 @@ def _fold(name: str, found: Verdict) -> list[str]:
     if names is None:
         return [f"{name}:{stated.replace('Its', 'its', 1)}"] if stated else []
     if not names:
-        return [f"{name}: no known fold gives this result.{stated}"]
+        return [f"{name}: no known fold gives this result; wires and levels are not tried.{stated}"]
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return [f"{name}: added as {', '.join(names[:NAMED])}{rest}.{stated}"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fallback import fold
-from fallback.schedules import Schedule, Segments, Walk
+from fallback.schedules import Segments, Walk
 
 from ...twins import TWINS, Twin
 from .run_engines import Answer, Engine, Request, run, values
@@ -54,7 +54,7 @@ def sizes_of(twin: Twin, ranks: int, dtype: str, *, brief: bool = False) -> list
     `brief`: without the latter.
     """
     sizes = {1, 2, ranks - 1, ranks, ranks + 1, LARGE}
-    if not brief and isinstance(twin.schedule, Schedule):
+    if not brief:
         itemsize = values(dtype, 1, 1).itemsize
         for case in twin.schedule.cases:
             edges = [edge for edge in case.bytes if edge]

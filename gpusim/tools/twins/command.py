@@ -1,7 +1,7 @@
 """`gpusim twin`: compare the twins with the engines of this machine, and find a sum's fold.
 
-Exit codes: 0 if everything agrees (check) or a fold was found (infer); 1 if not, or after a
-failure; 2 for invalid arguments.
+Exit codes: 0 if everything agrees (check) or a fold was found (infer); 1 if not; 2 for invalid
+arguments, after a failure, or if there is no engine to compare with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ in another environment is run by its Python: --python PATH, which may be repeate
 INFER = """\
 FILE is an .npz with two arrays: inputs, of shape (R, N), a row for each rank; and sum, of shape
 (N,), the result of an engine's all-reduce. All known folds are tried: twins, orders, rings with
-other starts, directions and cuts. If several agree, more elements or ranks distinguish them.
+other starts, directions and cuts, exact sums, sums of integers. Means, wires and levels are not
+tried. If several agree, more elements or ranks distinguish them.
 """
 
 
@@ -35,7 +36,7 @@ def add(commands: Any) -> None:
         help="compare twins with the engines they reproduce; find the fold behind a sum",
         description="The twins of real engines: gpusim.Reduction.like(name).",
     )
-    twin.set_defaults(run=lambda _: _help(twin))
+    twin.set_defaults(run=lambda _: _help(twin), failure=2)
     verbs = twin.add_subparsers(title="commands", dest="verb", metavar="COMMAND")
 
     check = verbs.add_parser(
@@ -96,7 +97,7 @@ def _ranks(text: str) -> Sequence[int]:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Run all engines that are found; 1 if a twin disagrees, or if no engine was found."""
+    """Run all engines that are found; 1 if a twin disagrees, 2 if no engine was or one failed."""
     from ...twins import SETTINGS, TWINS
     from . import report
     from .checking import Agreement, check
@@ -134,7 +135,9 @@ def run_check(arguments: argparse.Namespace) -> int:
         report.markdown(rows, twins)
     else:
         report.check(rows, missing)
-    return 0 if rows and not failed and all(row.equal for row in rows) else 1
+    if not all(row.equal for row in rows):
+        return 1
+    return 2 if failed or not rows else 0
 
 
 def run_infer(arguments: argparse.Namespace) -> int:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from fallback import fold
 from fallback.formats import default_accumulator, kind_of, real_of
-from fallback.orders import ORDERS
+from fallback.orders import EXACT, FIXED, ORDERS
 from fallback.schedules import Balanced, Case, Order, Schedule, Segments, Walk
+from fallback.sends import UNIT_BLOCK
+from fallback.spec import FIXED_TYPES
 
 from ...twins import TWINS, nccl_ring
 from ..study.settings import floating
@@ -113,12 +115,10 @@ def _checked(inputs: NDArray[Any], total: NDArray[Any]) -> tuple[NDArray[Any], N
 
 
 def candidates(members: int, dtype: np.dtype[Any]) -> Iterator[Candidate]:
-    """The twins, the named orders, and other rings, with each accumulator."""
+    """The twins, the named orders, and other rings, with each accumulator; and sums of integers."""
     for name, twin in TWINS.items():
-        schedule = twin.schedule
-        assert isinstance(schedule, Schedule)
         try:
-            yield Candidate(name, schedule, schedule.accumulator("sum", dtype))
+            yield Candidate(name, twin.schedule, twin.schedule.accumulator("sum", dtype))
         except TypeError:
             continue  # the engine adds such values in another way
     real = real_of(dtype)
@@ -132,8 +132,12 @@ def candidates(members: int, dtype: np.dtype[Any]) -> Iterator[Candidate]:
         suffix = "" if accumulate == default_accumulator(real) else f", in {accumulate.name}"
         for order in ORDERS:
             yield Candidate(f"{order}{suffix}", order, accumulate)
+        once = "" if accumulate == real else f", in {accumulate.name}"
+        yield Candidate(f"{EXACT}{once}", EXACT, accumulate)
         for name, schedule in _rings(members):
             yield Candidate(f"{name}{suffix}", schedule, accumulate)
+    for integers in FIXED_TYPES if kind_of(dtype) == "float" else ():
+        yield Candidate(f"{FIXED}, in {integers}", FIXED, np.dtype(integers))
 
 
 def _rings(members: int) -> Iterator[tuple[str, Schedule]]:
@@ -157,7 +161,8 @@ def _rings(members: int) -> Iterator[tuple[str, Schedule]]:
 def infer(inputs: NDArray[Any], total: NDArray[Any], **keywords: Any) -> list[Match]:
     """The best candidates, by how many elements they reproduce; equal ones keep their order.
 
-    Arrays as `read` gives them; `keywords` of fallback.fold for all candidates: `op`, `divisor`.
+    Those that reproduce no element are left out. Arrays are as `read` gives them; `keywords` of
+    fallback.fold are for all candidates: `op`, `divisor`.
 
     >>> x = np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32)
     >>> [found.candidate.name for found in infer(x, fold(x, order="reverse")) if found.equal][:2]
@@ -173,14 +178,15 @@ def infer(inputs: NDArray[Any], total: NDArray[Any], **keywords: Any) -> list[Ma
                 for first in edges
             ]
         except ValueError:
-            continue  # the engine's fold of this number of members is not known
+            continue  # the fold of this operator or number of members is not known
         tried.append((sum(agreeing), candidate))
     tried.sort(key=lambda pair: -pair[0])
     found = [
         Match(candidate, _agreeing(candidate, inputs, total, 0, elements, keywords), elements)
         for _, candidate in tried[:TRIED]
     ]
-    return sorted(found, key=lambda result: -result.agreeing)
+    found = [match for match in found if match.agreeing or match.equal]
+    return sorted(found, key=lambda match: -match.agreeing)
 
 
 def _agreeing(
@@ -191,11 +197,11 @@ def _agreeing(
     end: int,
     keywords: Mapping[str, Any],
 ) -> int:
-    part = fold(
-        inputs[:, first:end],
-        order=candidate.order,
-        accumulate=candidate.accumulate,
-        window=(first, inputs.shape[1]),
-        **keywords,
-    )
+    order, elements = candidate.order, inputs.shape[1]
+    more: dict[str, Any] = {"window": (first, elements)}
+    if order == FIXED:  # is not folded in parts: a part of whole blocks is a value of its own
+        first, more = first - first % UNIT_BLOCK, {}
+        end = min(-(-end // UNIT_BLOCK) * UNIT_BLOCK, elements)
+    members, accumulate = inputs[:, first:end], candidate.accumulate
+    part = fold(members, order=order, accumulate=accumulate, **more, **keywords)
     return int(same_bits(part, np.ascontiguousarray(total[first:end])).sum())

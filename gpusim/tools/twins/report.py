@@ -97,7 +97,11 @@ def infer(found: Sequence[Match], inputs: NDArray[Any]) -> None:
         for f in equal:
             print(f"  {f.candidate.name}")
         return
-    print(f"{values}: no known fold reproduces all of them; the nearest are")
+    if found:
+        print(f"{values}: no known fold reproduces all of them; the nearest are")
+    else:
+        print(f"{values}: no known fold reproduces any of them")
     for f in found[:5]:
         share = f.agreeing / max(1, f.elements)
         print(f"  {f.candidate.name}: {f.agreeing:,} of {f.elements:,} elements ({share:.1%})")
+    print("Means, wires and levels are not tried.")
