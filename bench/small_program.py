@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 REPLICAS, ELEMENTS = 8, 16
+LEAVES, LEAF = 60, 64
 PMAP_REPLICAS, WIDTH = 64, 128
 STEP_REPLICAS, BATCH, FEATURES = 4, 4, 4
 
@@ -35,6 +36,26 @@ def add_reduce() -> tuple[Callable[[], Any], list[str]]:
     """The same sum by NumPy."""
     x = np.linspace(-1, 1, REPLICAS * ELEMENTS, dtype=np.float32).reshape(REPLICAS, ELEMENTS)
     return partial(np.add.reduce, x), [""]
+
+
+def psum_of_leaves() -> tuple[Callable[[], Any], list[str]]:
+    """A psum of a tree of small leaves under vmap; all its Python calls count."""
+    import gpusim
+    from gpusim import lax
+
+    total = gpusim.vmap(lambda tree: lax.psum(tree, "i"), out_axes=None, axis_name="i")
+    return partial(total, _leaves()), [""]
+
+
+def add_reduce_of_leaves() -> tuple[Callable[[], Any], list[str]]:
+    """The same sums by NumPy."""
+    leaves = _leaves()
+    return lambda: [np.add.reduce(x) for x in leaves], [""]
+
+
+def _leaves() -> list[Any]:
+    x = np.linspace(-1, 1, REPLICAS * LEAF, dtype=np.float32).reshape(REPLICAS, LEAF)
+    return [x + place for place in range(LEAVES)]
 
 
 def layers(x: Any) -> Any:
@@ -115,6 +136,8 @@ def step() -> tuple[Callable[[], Any], list[str]]:
 CASES = {
     "psum": psum,
     "np.add.reduce": add_reduce,
+    "psum of leaves": psum_of_leaves,
+    "np.add.reduce of leaves": add_reduce_of_leaves,
     "pmap": threads,
     "loop": loop,
     "pmap, psum": threads_meet,

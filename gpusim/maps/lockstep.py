@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives import Result
+from ..collectives import Result, dispatch
 from ..collectives.dispatch import Leaf, Resolved, run_leaf
 from ..collectives.distributed.layout import Layout
+from ..collectives.joining import join, joins, small_together, split
 from ..libraries import call_on_bits, copy_array, owner, reshaped_view
 from ..runtime.world import CHANNELS
 from .axis_environment import Axes, AxisEntry, AxisName, union
@@ -49,6 +50,10 @@ def run_lockstep(
     if agreement is not None:
         with agreement:
             return run_lockstep(call, names, entries, leaves, enclosing)
+    if len(leaves) > 1 and _may_join(call, names, entries):
+        buckets = _buckets(leaves)
+        if len(buckets) < len(leaves):
+            return _run_joined(call, names, entries, leaves, enclosing, buckets)
     delivered = []
     for number, operands in enumerate(leaves, call.number):
         values = run_leaf(call, prepare(call, names, entries, operands, enclosing), number)
@@ -73,6 +78,48 @@ def _is_shared(data: Array, operands: Sequence[Any]) -> bool:
         if type(operand) is tuple and owner(operand[0]) is root:
             return True
     return False
+
+
+def _may_join(call: Resolved, names: tuple[AxisName, ...], entries: Sequence[AxisEntry]) -> bool:
+    """Whether small leaves may be one value: for axes of this process, and none of the operand."""
+    if call.reduction is None or not call.collective.replicated or len(entries) < len(names):
+        return False
+    if dispatch.record_call is not None or sharded_axis(entries) is not None:
+        return False
+    return joins(call.reduction)
+
+
+def _buckets(leaves: Sequence[Sequence[Any]]) -> list[list[int]]:
+    """The places of leaves in groups, each to be one value; Python numbers are alone."""
+    return small_together(leaf[0] if type(leaf[0]) is tuple else (leaf[0], None) for leaf in leaves)
+
+
+def _run_joined(
+    call: Resolved,
+    names: tuple[AxisName, ...],
+    entries: Sequence[AxisEntry],
+    leaves: Sequence[Sequence[Any]],
+    enclosing: Axes,
+    buckets: list[list[int]],
+) -> list[list[Any]]:
+    """As `run_lockstep`, with the leaves of each bucket as one value."""
+    delivered: list[list[Any]] = [[]] * len(leaves)
+    for places in buckets:
+        first = leaves[places[0]]
+        if len(places) == 1:
+            (delivered[places[0]],) = run_lockstep(call, names, entries, [first], enclosing)
+            continue
+        axes: Axes = first[0][1]
+        arrays = [leaves[place][0][0] for place in places]
+        whole = [(join(arrays, len(axes)), axes)]
+        leaf = prepare(call, names, entries, whole, enclosing)
+        ((data, axes_left),) = run_leaf(call, leaf, call.number)
+        if not is_writable(data):
+            data = copy_array(data)
+        parts = split(data, [x.shape[len(axes) :] for x in arrays])
+        for place, part in zip(places, parts, strict=True):
+            delivered[place] = [deliver(part, axes_left, enclosing)]
+    return delivered
 
 
 def scalar_leaf(value: Any, call: Resolved, entries: Sequence[AxisEntry]) -> Leaf:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import gpusim
 from gpusim import poptorch
+from gpusim.collectives import dispatch
 from gpusim.poptorch import Options, OutputMode
+from gpusim.poptorch.executor import gradients
 from tests.poptorch import poptorch_digits as by_hand
 from tests.poptorch.poptorch_digits import BATCH, LAYOUTS, OPTIMIZERS, Layout
 
@@ -162,6 +164,35 @@ def test_the_contract_explains_each_bit_of_a_reduced_gradient(how: dict[str, Any
     with gpusim.reduction(**how):
         total = gpusim.collectives.psum(x.numpy()).value
     assert found.dtype == HALF and (found.numpy() == -total).all()
+
+
+@pytest.mark.parametrize("strategy", poptorch.MeanReductionStrategy)
+@pytest.mark.parametrize("order", ["linear", "tree"])
+def test_small_gradients_are_folded_as_one_with_the_same_bits(
+    strategy: poptorch.MeanReductionStrategy, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bits(small: int) -> tuple[list[bytes], int, int]:
+        options = LAYOUTS[11].options()
+        options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
+        folds = 0
+        run_leaves = dispatch.run_leaves
+
+        def counted(call: Any, leaves: Any, *rest: Any) -> Any:
+            nonlocal folds
+            folds += len(leaves)
+            return run_leaves(call, leaves, *rest)
+
+        monkeypatch.setattr(gradients, "SMALL", small)
+        with monkeypatch.context() as patch, gpusim.reduction(order=order) as state:
+            patch.setattr(dispatch, "run_leaves", counted)
+            net = trained(LAYOUTS[11], "SGD", options)
+        return [x.detach().numpy().tobytes() for x in net.parameters()], state.calls, folds
+
+    together, calls, folds = bits(2**30)
+    apart, calls_apart, folds_apart = bits(-1)
+    assert together == apart
+    assert calls == calls_apart == folds_apart
+    assert folds_apart == len(together) * folds
 
 
 def test_ways_to_reduce_differ_and_are_reproducible() -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import gpusim
 import gpusim.torch as gt
-from gpusim.collectives import Call, all_gather, psum
-from gpusim.collectives.dispatch import run_leaves
+from gpusim.collectives import Call, all_gather, dispatch, psum
+from gpusim.collectives.joining import SMALL, joins
 from gpusim.groups import Groups
 from gpusim.maps.records import NOBODY, called_by
 from gpusim.poptorch.enums import MeanReductionStrategy, ReductionType
@@ -45,6 +45,20 @@ def round_to_dtype(value: Tensor, dtype: torch.dtype, seed: int | None) -> Tenso
         return gt.as_tensor(
             gpusim.round_to(array, target, rounding="stochastic", seed=seed, axis_name=())
         )
+
+
+def _join(gradients: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    """The gradients, with those of these names as one (replicas, elements) under the first name."""
+    whole = torch.cat([gradients[name].flatten(1) for name in names], 1)
+    left = set(names)
+    return {names[0]: whole} | {name: x for name, x in gradients.items() if name not in left}
+
+
+def _split(whole: Tensor, like: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    """The sum (1, elements) of joined gradients as theirs, by name."""
+    shapes = [like[name].shape[1:] for name in names]
+    parts = whole.split_with_sizes([shape.numel() for shape in shapes], 1)
+    return {name: x.view(1, *s) for name, x, s in zip(names, parts, shapes, strict=True)}
 
 
 class Accumulator:
@@ -130,13 +144,33 @@ class Reducer:
         """
         reduced: dict[str, Tensor] = {}
         with self._reduction(step):
-            for groups, names in self._by_groups(gradients):
-                stacked = {name: gradients[name] for name in names}
+            together = self._small_together(gradients)
+            joined = _join(gradients, together) if together else gradients
+            for groups, names in self._by_groups(joined):
+                stacked = {name: joined[name] for name in names}
                 if self.running:
-                    places = [list(gradients).index(name) for name in names]
+                    places = [list(joined).index(name) for name in names]
                     stacked = self._shares(stacked, places, groups, step)
                 reduced |= self._divide(self._fold(stacked, groups), groups)
+            if together:
+                current().next_calls(len(together) - 1)
+                reduced |= _split(reduced[together[0]], gradients, together)
         return {name: reduced[name] for name in gradients}
+
+    def _small_together(self, gradients: Mapping[str, Tensor]) -> list[str]:
+        """The parameters whose gradients are folded as one value; [] where none are."""
+        if self.replicas == 1 or self.stochastic or not joins(current().reduction):
+            return []
+        if dispatch.record_call is not None or current_world() is not None:
+            return []
+        found = [
+            name
+            for name, x in gradients.items()
+            if x.dtype == torch.float32 and x.is_cpu and x.nbytes <= SMALL
+        ]
+        if self.groups:
+            found = [name for name in found if name not in self.groups]
+        return found if len(found) > 1 else []
 
     @contextmanager
     def _reduction(self, step: int) -> Iterator[None]:
@@ -177,7 +211,7 @@ class Reducer:
         names = sorted(stacked)  # as a pytree's leaves are numbered
         with on_stream_of([*stacked.values()]):
             leaves = [(gt.as_array(stacked[name]),) for name in names]
-            found = run_leaves(Call(psum, (), None, groups), leaves, current_world())
+            found = dispatch.run_leaves(Call(psum, (), None, groups), leaves, current_world())
             folded = {name: value for name, ((value, _),) in zip(names, found, strict=True)}
             if groups is None:
                 return {name: gt.as_tensor(value[None]) for name, value in folded.items()}
