@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec as _find_spec
+from .. import optional as _optional
 
-if _find_spec("torch") is None:
-    raise ImportError("gpusim.torch needs PyTorch: pip install 'gpusim[torch]'")
+if not _optional.available("torch"):
+    _optional.require("gpusim.torch needs", "torch")
 
 from .axes import trace_axes
 from .batching_rules import install as _install_batching_rules

@@ -1,4 +1,5 @@
-"""Batching rules for operators of torch whose own rules give other results than a loop.
+"""Batching rules for operators of torch whose own rules give other results than a loop, or take far
+longer than a call for all replicas.
 
 They replace torch's in all vmaps of the process once `gpusim.torch` is imported. A test compares
 all of torch's in-place, indexing and reduction operators with a loop, and shows which rules are
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .private import VmapTransform, below_batching, decomposed, innermost_vmap
 
 __all__ = ["RULES", "install"]
 
@@ -75,11 +78,80 @@ PRODUCTS = {
     "baddbmm": _added(torch.bmm, drops=False),
 }
 
+MEAN = 1  # of torch's numbers of a loss's reduction; 0 is "none"
+
+
+def _nll_loss_forward(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+) -> tuple[Tensor, Tensor]:
+    """The losses of all replicas' samples by one call. Torch gathers, and scatters in the backward
+    pass, in a dozen operations on tensors with all classes."""
+    if weight is not None:
+        return decomposed[aten.nll_loss_forward.default](x, target, weight, reduction, ignored)
+    vmap = innermost_vmap()
+    assert vmap is not None
+    samples, classes, shape = _samples(vmap, x, target)
+    with below_batching():
+        losses, _ = aten.nll_loss_forward(samples, classes, None, 0, ignored)
+        if not reduction:
+            found, total = losses.view(shape), losses.new_zeros(vmap.size)
+        else:
+            apart = vmap.size, len(classes) // vmap.size
+            total = (classes != ignored).view(apart).sum(1).to(losses.dtype)
+            found = losses.view(apart).sum(1)
+            found = found / total if reduction == MEAN else found
+    return vmap.wrap(found), vmap.wrap(total)
+
+
+def _nll_loss_backward(
+    cotangent: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    total: Tensor,
+) -> Tensor:
+    if weight is not None:
+        arguments = (cotangent, x, target, weight, reduction, ignored, total)
+        return decomposed[aten.nll_loss_backward.default](*arguments)
+    vmap = innermost_vmap()
+    assert vmap is not None
+    samples, classes, shape = _samples(vmap, x, target)
+    each = _whole(vmap, cotangent / total if reduction == MEAN else cotangent)
+    with below_batching():
+        apart = vmap.size, len(classes) // vmap.size
+        each = each.view(vmap.size, 1).expand(apart) if reduction else each
+        zero = samples.new_zeros(())
+        found = aten.nll_loss_backward(each.flatten(), samples, classes, None, 0, ignored, zero)
+        found = found.view(*shape, samples.shape[1])
+    return vmap.wrap(found)
+
+
+def _samples(
+    vmap: VmapTransform, x: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """The samples of all replicas (samples, classes), their classes (samples,), and the shape of
+    their losses, (replicas, samples of one) or (replicas,)."""
+    scores, classes = _whole(vmap, x), _whole(vmap, target)
+    with below_batching():
+        return scores.reshape(-1, scores.shape[-1]), classes.flatten(), tuple(scores.shape[:-1])
+
+
+def _whole(vmap: VmapTransform, x: Tensor) -> Tensor:
+    """A tensor with all replicas in front."""
+    below, dim = vmap.unwrap(x)
+    with below_batching():
+        return below.expand(vmap.size, *below.shape) if dim is None else below.movedim(dim, 0)
+
+
 #: By the operator's name.
-RULES: dict[str, Callable[..., Tensor]] = {
+RULES: dict[str, Callable[..., Any]] = {
     "index_put_": _index_put_,
     "squeeze_": _squeeze_,
     "as_strided_": _as_strided_,
+    "nll_loss_forward": _nll_loss_forward,
+    "nll_loss_backward": _nll_loss_backward,
     **PRODUCTS,
     **{f"{name}_": _in_place(rule) for name, rule in PRODUCTS.items()},
 }
@@ -88,7 +160,8 @@ _library = torch.library.Library("aten", "IMPL")
 
 
 def install() -> None:
-    """Replace torch's rules."""
+    """Replace torch's rules, some of which it installs itself at the first vmap."""
+    torch.func.vmap(torch.clone)(torch.empty(1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of a rule that is replaced
         for name, rule in RULES.items():
