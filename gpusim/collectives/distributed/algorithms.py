@@ -1,8 +1,8 @@
 """Folds of groups whose members lie on several instances: which algorithm each takes.
 
 All have the bits of one fold. Selections, integers and aligned trees are folded on each instance
-first; linear, reverse and ring folds are pipelined from instance to instance; groups that
-interleave instances, or are small, are gathered.
+first; linear, reverse and ring folds are pipelined from instance to instance; two members are added
+in a ring; groups that interleave instances, or are small, are gathered.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def _algorithm(job: DistributedFold) -> Callable[[DistributedFold], Array]:
         return _fold_gathered
     if _associative(job):
         return _fold_associative
+    if len(job.members) == 2 and job.order in ("linear", "reverse", "tree"):
+        return _fold_pair
     if job.order == "tree" and _aligned(job):
         return _fold_subtrees
     if job.runs is not None and not _lacks_tags(job):
@@ -164,6 +166,12 @@ def _fold_associative(job: DistributedFold) -> Array:
     return _combine_partials(job, replace_fields(job.spec, order="linear"), part, order="ring")
 
 
+def _fold_pair(job: DistributedFold) -> Array:
+    """One addition, which is the same in each order: in a ring each instance does half of it."""
+    ring = replace(job, spec=replace_fields(job.spec, order="ring"))
+    return fold_by_ranges(ring) if _lacks_tags(job) else ring_fold(ring)
+
+
 def _fold_subtrees(job: DistributedFold) -> Array:
     """One subtree from each instance; its additions are numbered as the whole tree's."""
     assert job.runs is not None
@@ -172,7 +180,7 @@ def _fold_subtrees(job: DistributedFold) -> Array:
     level = (end - first).bit_length() - 1
     part = FoldPart(final=False, nodes=(0, job.runs[job.rank][0], total))
     if len(job.instances) == 2 and not job.stochastic:  # the last addition, and no step in it
-        return _combine_partials(job, job.spec, part, order="linear")
+        return _combine_partials(job, job.spec, part, order="ring")
     return _combine_partials(job, job.spec, part, nodes=(level, 0, total))
 
 
