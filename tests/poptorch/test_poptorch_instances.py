@@ -3,7 +3,6 @@ under poprun: two instances get the weights, bit by bit, that one process has wi
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,10 +13,10 @@ import torch
 
 import gpusim
 from gpusim import poptorch
+from tests.oracles.environment import environment_outside_launchers
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "POPDIST_", "POPTORCH_", "GPUSIM_")
 
 SCRIPT = """
 import hashlib
@@ -82,7 +81,7 @@ def script(tmp_path: Path) -> Path:
 
 def weights_of(*command: str | Path) -> list[str]:
     """What the instances print."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
+    environ = environment_outside_launchers()
     done = subprocess.run(
         [sys.executable, "-m", *command],
         env=environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

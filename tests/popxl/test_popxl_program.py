@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.oracles.environment import environment_outside_launchers
 from tests.oracles.machine_time import PATIENCE
 from tests.popxl import popxl_digits
 from tests.popxl.popxl_digits import WAYS, Way, digest, train
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "POPDIST_", "GPUSIM_IPUS")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -47,7 +46,7 @@ def test_replicas_one_by_one_arrive_at_the_same_bits() -> None:
 def test_under_poprun_all_instances_arrive_at_the_same_bits(instances: int, tmp_path: Path) -> None:
     images, labels = popxl_digits.data()
     np.savez(tmp_path / "digits.npz", images=images, labels=labels)
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
+    environ = environment_outside_launchers()
     environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     arguments = ["--num-instances", str(instances), "--num-replicas", "4"]
     program = ROOT / "tests" / "popxl" / "popxl_digits.py"

@@ -17,10 +17,10 @@ import pytest
 import gpusim
 from gpusim import aliases
 from tests.oracles.budget import budget
+from tests.oracles.environment import environment_outside_launchers
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "POPDIST_", "GPUSIM_IPUS", "POPTORCH_")
 PYTHON = (sys.executable,)
 RUN = (sys.executable, "-m", "gpusim", "run")
 
@@ -28,7 +28,7 @@ RUN = (sys.executable, "-m", "gpusim", "run")
 def process(
     *command: str, cwd: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
+    environ = environment_outside_launchers()
     environ |= {"PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(
         command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=PATIENCE

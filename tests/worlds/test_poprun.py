@@ -25,10 +25,10 @@ from gpusim.tools.launch.crashes import Crash, HeldErrors, read_crash
 from gpusim.tools.launch.layout import hosts_of, lay_out
 from gpusim.tools.launch.report import Failure, blocking_instance, failure_in
 from tests.oracles.budget import slow
+from tests.oracles.environment import environment_outside_launchers
 from tests.oracles.machine_time import PATIENCE, running
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "POPDIST_", "GPUSIM_IPUS")
 
 HELLO = """
 import os, subprocess, sys, time
@@ -55,7 +55,7 @@ class Run:
         name, value = self.word.split("=")
         script = folder / "program.py"
         script.write_text(program)
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
+        environ = environment_outside_launchers()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpusim.tools.launch", *arguments, sys.executable, str(script)],
             env=environ | {name: value, "PYTHONPATH": str(ROOT)},
