@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fallback.arithmetic import partial_dtype
 from fallback.copies import copy
-from fallback.fold import fold, run_fold
+from fallback.fold import fold, run_fold, stacked_fold
 from fallback.memory import empty
 from fallback.ragged import ragged_copy
 from fallback.rounding import round_to
@@ -21,4 +21,5 @@ __all__ = [
     "ragged_copy",
     "round_to",
     "run_fold",
+    "stacked_fold",
 ]

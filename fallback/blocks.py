@@ -257,6 +257,9 @@ def plan_blocks(
     return BlockPlan(plan, strides, stacked)
 
 
+kernels.plan_caches.append(plan_blocks.cache_clear)
+
+
 def _layout(plan: FoldPlan, strides: Strides, parts: bool) -> ElementLayout:
     """Merge the axes of the members, but not that which a ring cuts."""
     # Without random numbers and a ring's blocks, elements do not depend on their index.

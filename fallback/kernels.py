@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 SETTING = "GPUSIM_KERNELS"
 CHOICES = ("auto", "numpy", "compiled")
 
+#: Functions that clear the caches of plans, which hold the kernels that were chosen.
+plan_caches: list[Callable[[], None]] = []
+
 Offsets = NDArray[np.uint64] | None
 #: Folds members (and a partial result) into `out`, with a call counter and batch offsets.
 FoldKernel = Callable[["Members", "Members | None", NDArray[Any], int, Offsets], None]
@@ -226,6 +229,5 @@ def chosen(name: str) -> Iterator[None]:
 
 
 def _forget_plans() -> None:
-    from fallback.blocks import plan_blocks  # which hold the kernels that were chosen
-
-    plan_blocks.cache_clear()
+    for clear in plan_caches:
+        clear()

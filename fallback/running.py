@@ -3,7 +3,8 @@ NumPy's reduce does so along the first of two axes if the second is contiguous: 
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 from fallback.formats import kind_of
 
-_PROBED_WIDTH = 64  # wider rows than this are reduced as those of this width
+Reducer = Callable[..., NDArray[Any]]  # (rows, out=None) -> out
+
+PROBED_WIDTH = 64  # wider rows than this are reduced as those of this width
 
 
 def reduce_rows(ufunc: np.ufunc, blocks: NDArray[Any], out: NDArray[Any]) -> bool:
@@ -26,13 +29,27 @@ def reduce_rows(ufunc: np.ufunc, blocks: NDArray[Any], out: NDArray[Any]) -> boo
     stride, width, dtype = rows.strides[0], rows.shape[1], rows.dtype
     if abs(stride) < width * dtype.itemsize:
         return False
-    flat = out if out.ndim == 1 else out.reshape(-1)
-    probed = width if width < _PROBED_WIDTH else _PROBED_WIDTH
-    if _goes_row_by_row(ufunc, dtype, probed, stride < 0):
-        ufunc.reduce(rows, 0, dtype, flat, initial=_neutral(ufunc, dtype))
-    else:  # sequential by definition, and slow: it goes down column after column
-        flat[...] = ufunc.accumulate(rows, axis=0, dtype=dtype)[-1]
+    reduce = reducer(ufunc, dtype, min(width, PROBED_WIDTH), stride < 0)
+    reduce(rows, out=out if out.ndim == 1 else out.reshape(-1))
     return True
+
+
+@cache
+def reducer(ufunc: np.ufunc, dtype: np.dtype[Any], width: int, backwards: bool) -> Reducer:
+    """The reduction of contiguous rows (R, width) to (width,), into `out` or a new array.
+
+    `width` may be `PROBED_WIDTH` for wider rows. `backwards`: each row lies in front of the last.
+    """
+    if _goes_row_by_row(ufunc, dtype, width, backwards):
+        return partial(ufunc.reduce, axis=0, dtype=dtype, initial=_neutral(ufunc, dtype))
+
+    def accumulate(rows: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Sequential by definition, and slow: it goes down column after column."""
+        out = np.empty(rows.shape[1:], dtype) if out is None else out
+        out[...] = ufunc.accumulate(rows, axis=0, dtype=dtype)[-1]
+        return out
+
+    return accumulate
 
 
 @cache
@@ -51,7 +68,7 @@ def _goes_row_by_row(ufunc: np.ufunc, dtype: np.dtype[Any], width: int, backward
     """
     return width > 1 and all(
         _went_row_by_row(ufunc, _probe(ufunc, dtype, width, trial, backwards))
-        for trial in range(-(-_PROBED_WIDTH // width))
+        for trial in range(-(-PROBED_WIDTH // width))
     )
 
 

@@ -13,6 +13,7 @@ from ..groups import Groups
 from ..reduction import Reduction
 from ..runtime.world import World, current_world
 from . import dispatch
+from .kernels import FoldSpec
 
 AxisName = Hashable
 AxisIndexGroups = Sequence[Sequence[int]] | None
@@ -82,6 +83,8 @@ class Collective(Generic[P]):
     - `identity`: the result of a group without members, by dtype. Where it is given, integers may
       stand among the axis names, for axes of the array itself.
     - `op`: the operator that its Reduction must have; None takes any.
+    - `fold`: the kernels' fold that it is without groups, by its Reduction, the number of replicas
+      and their dtype; None where it does more than fold.
 
     A record without `local` is an alias: its `call` forwards to another collective. Most transposes
     are aliases.
@@ -105,6 +108,7 @@ class Collective(Generic[P]):
         scalar: Callable[[Any, int], Any] | None = None,
         identity: Callable[[np.dtype[Any]], Any] | None = None,
         op: str | None = "sum",
+        fold: Callable[[Reduction, int, np.dtype[Any]], FoldSpec | None] | None = None,
     ) -> None:
         self.call = call
         self.name = self.__name__ = self.__qualname__ = name or call.__name__
@@ -121,6 +125,7 @@ class Collective(Generic[P]):
         self.scalar = scalar
         self.identity = identity
         self.op = op
+        self.fold = fold
         self.__module__ = call.__module__
         self.__doc__ = call.__doc__
         self.__wrapped__ = call  # doctest finds the examples

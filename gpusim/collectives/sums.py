@@ -12,7 +12,8 @@ from ..libraries import to_library_of
 from ..reduction import Reduction
 from .distributed import algorithms
 from .distributed.layout import Layout
-from .fold import Fold, fold_all, fold_groups, to_replicas
+from .fold import Fold, fold_all, fold_groups, fold_spec, to_replicas
+from .kernels import FoldSpec, replace_fields
 from .operand import Array, Operand, Result
 from .record import AxisIndexGroups, AxisName, Call, ShapeDtype, collective
 
@@ -42,6 +43,10 @@ def _summable(x: Operand, fold: Fold) -> Operand:
     return x
 
 
+def _sum_fold(reduction: Reduction, size: int, dtype: np.dtype[Any]) -> FoldSpec | None:
+    return None if dtype.kind == "b" else fold_spec(reduction)
+
+
 @collective(
     local=_sum,
     distributed=_sum_distributed,
@@ -51,6 +56,7 @@ def _summable(x: Operand, fold: Fold) -> Operand:
     replicated=True,
     scalar=operator.mul,
     identity=lambda dtype: 0,
+    fold=_sum_fold,
 )
 def psum(
     x: Any,
@@ -121,6 +127,11 @@ def _mean_result(operands: list[ShapeDtype], members: int) -> list[ShapeDtype]:
     return [(shape, _quotient_dtype(dtype) if dtype.kind in "biu" else dtype)]
 
 
+def _mean_fold(reduction: Reduction, size: int, dtype: np.dtype[Any]) -> FoldSpec | None:
+    spec = fold_spec(reduction)
+    return None if dtype.kind in "biu" else replace_fields(spec, divisor=size)
+
+
 def _quotient_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which integer totals are divided."""
     return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
@@ -146,6 +157,7 @@ def _column(sizes: list[int], like: Array, dtype: np.dtype[Any]) -> Array:
     groups="any",
     replicated=True,
     scalar=lambda value, size: value * size / size,
+    fold=_mean_fold,
 )
 def pmean(
     x: Any,
@@ -182,6 +194,7 @@ pmean.transpose = pmean
     groups="any",
     replicated=True,
     op=None,
+    fold=_sum_fold,
 )
 def all_reduce(
     x: Any,

@@ -20,6 +20,7 @@ from .arguments import as_array, as_stacked
 from .axis_environment import axis_environment, lockstep_axes, refuse_diverging
 from .axis_environment import resolve as resolve_name
 from .call_site import call_site
+from .direct import fold_directly
 from .lockstep import is_scalar, run_lockstep, sharded_axis
 from .mapped_array.array import MappedArray, unpack, wrap_array
 from .names import AxisName, axis_size, is_positional, refuse_positional, split_names
@@ -68,9 +69,14 @@ def bind(call: Call) -> Any:
 
     **Raises**: NameError for an axis name that is not bound, and the errors of the collective.
     """
+    operand = call.operands[0]
+    if call.collective.fold is not None and isinstance(operand, MappedArray):
+        direct = fold_directly(call, operand)
+        if direct is not None:
+            return direct
     single = call.collective.operands == 1
-    if single and type(call.operands[0]) not in trees.LEAF_TYPES:
-        leaves, structure = trees.flatten(call.operands[0])
+    if single and type(operand) not in trees.LEAF_TYPES:
+        leaves, structure = trees.flatten(operand)
         found = bind_leaves(call, [(leaf,) for leaf in leaves], structure)
         return trees.unflatten(structure, [result for (result,) in found])
     (results,) = bind_leaves(call, (call.operands,), trees.LEAF if single else None)
