@@ -9,7 +9,6 @@ that has not begun, so that replicas that never wait need no more threads than t
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import sys
@@ -28,6 +27,7 @@ from ..runtime.engines import while_waiting
 from . import workers
 from .axis_environment import Axes, AxisEntry
 from .call_site import call_site, is_users
+from .ending import ReplicaEnded, ReplicaInterrupted, end_thread, interrupted, quiet_ends
 from .handover import HandOver
 
 if TYPE_CHECKING:
@@ -36,14 +36,9 @@ if TYPE_CHECKING:
 ENDING_POLL = 0.05
 """Seconds between the attempts to end replicas that still run."""
 
-
 ENDING_GRACE = 0.1
 """Seconds in which replicas may end by themselves, at their next collective. Most do, and need no
 posted exception, which is lost if it is raised in a destructor."""
-
-NEVER_INTERRUPTED = frozenset(("coverage.collector", __name__))
-"""Modules that take a lock in one function and release it in another, as coverage does whenever a
-traced function is called. A replica is not ended while it runs their code."""
 
 SIGNAL_POLL = 0.2
 """Seconds after which the thread that called pmap looks whether Ctrl-C was pressed."""
@@ -59,68 +54,6 @@ PATIENCE = 1.0
 
 PATIENCE_AFTER_ERROR = 5.0
 """The same after the error of a replica."""
-
-
-class ReplicaEnded(BaseException):
-    """Raised inside a replica to end it, because another one failed or the user interrupted."""
-
-
-class ReplicaInterrupted(ReplicaEnded, KeyboardInterrupt):
-    """The same after Ctrl-C, which programs expect to see as a KeyboardInterrupt."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        _interrupted.add(threading.get_ident())
-
-
-_interrupted: set[int] = set()
-"""Threads whose replica has seen a ReplicaInterrupted. It goes on as long as it needs to."""
-
-
-def _end_thread(thread: threading.Thread, kind: type[ReplicaEnded]) -> None:
-    """Post a ReplicaEnded to a thread. The interpreter raises it there, between two bytecodes.
-
-    Nothing is posted while the thread runs code of `NEVER_INTERRUPTED`.
-
-    A posted exception must be raised, never taken back with NULL: CPython 3.11 then leaves its
-    flag for posted exceptions up, and every traced or profiled function hangs at its entry.
-    """
-    ident = thread.ident or 0
-    post, error = ctypes.pythonapi.PyThreadState_SetAsyncExc, ctypes.py_object(kind)
-    number = ctypes.c_ulong(ident)
-    # CPython lets another thread run after a call, but not where a for loop calls its iterator. So
-    # the thread is still where it was seen when the exception is posted.
-    for stacks in iter(sys._current_frames, None):
-        try:
-            if stacks[ident].f_globals["__name__"] in NEVER_INTERRUPTED:
-                return
-        except KeyError:
-            pass
-        post(number, error)
-        return
-
-
-@contextmanager
-def quiet_ends(*kinds: type[BaseException]) -> Iterator[None]:
-    """A block in which a ReplicaEnded that meets a destructor, which ignores it, is not shown.
-
-    Callbacks of weak references and of the garbage collector ignore it too. `kinds` are more
-    exceptions that are not shown.
-    """
-    before = sys.unraisablehook
-
-    def show(ignored: Any) -> None:
-        if issubclass(ignored.exc_type, ReplicaEnded):
-            _interrupted.discard(threading.get_ident())  # whose replica has not seen it
-        elif not issubclass(ignored.exc_type, kinds):
-            before(ignored)
-
-    sys.unraisablehook = show
-    try:
-        yield
-    finally:
-        if sys.unraisablehook is show:  # else another thread's is in front of it
-            sys.unraisablehook = before
 
 
 class ReplicaThread:
@@ -228,7 +161,7 @@ class ReplicaThread:
         workers.begin_tracing()
         try:
             try:
-                _interrupted.discard(threading.get_ident())
+                interrupted.discard(threading.get_ident())
                 with self.call.scheduler.lock:
                     self.thread = thread
                     self.inside = False
@@ -803,7 +736,7 @@ class Scheduler:
         """
         with self.lock:
             for thread in self.to_end(self.root is not None and self.root.abandoned):
-                _end_thread(thread, self.end)
+                end_thread(thread, self.end)
 
     def to_end(self, again: bool = False) -> list[threading.Thread]:
         """The threads of replicas that are to end, run user code, and have not seen that they are.
@@ -817,7 +750,7 @@ class Scheduler:
             and not replica.finished
             and not replica.inside
             and replica.thread is not None
-            and (again or replica.thread.ident not in _interrupted)
+            and (again or replica.thread.ident not in interrupted)
         ]
 
     def leave_blocked(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.errors import GpusimError, InstanceError, ReplicaError
 from gpusim.maps.call_site import is_users
-from gpusim.maps.scheduler import quiet_ends
+from gpusim.maps.ending import quiet_ends
 from gpusim.recording import RecordedCall, Recorder
 from gpusim.reduction import Reduction
 from gpusim.runtime import environment

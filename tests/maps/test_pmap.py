@@ -17,7 +17,7 @@ import pytest
 
 import gpusim
 from gpusim import lax
-from gpusim.maps import scheduler, workers
+from gpusim.maps import ending, workers
 from tests.oracles.machine_time import PATIENCE
 
 SCHEDULES = ["cores", "one"]
@@ -173,8 +173,8 @@ def test_ends_that_a_destructor_meets_are_not_shown(monkeypatch):
     with pytest.raises(gpusim.ReplicaError, match="stop"):
         gpusim.pmap(f, "i")(np.arange(2))
     assert shown == []
-    with scheduler.quiet_ends(KeyboardInterrupt):
-        for error in (scheduler.ReplicaEnded(), KeyboardInterrupt(), ValueError()):
+    with ending.quiet_ends(KeyboardInterrupt):
+        for error in (ending.ReplicaEnded(), KeyboardInterrupt(), ValueError()):
             Dropped(error)
     assert shown == [ValueError]
     begun = time.monotonic()

@@ -21,7 +21,7 @@ import pytest
 
 import gpusim
 from gpusim.errors import GpusimError, ReplicaError
-from gpusim.maps.scheduler import ReplicaEnded
+from gpusim.maps.ending import ReplicaEnded
 from gpusim.reduction import Reduction
 from gpusim.tools.testing.failures import (
     Failure,

@@ -19,7 +19,7 @@ from torch import distributed as dist
 from ...errors import CollectiveMismatchError
 from ...libraries import on_device
 from ...maps.completion import Completion
-from ...maps.scheduler import ReplicaEnded
+from ...maps.ending import ReplicaEnded
 from ...recording import RecordedGroup, settings_of
 from ...recording.recorder import Value
 from ..tensors import on_stream_of

@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor
 from torch import distributed as dist
 
-from ...maps.scheduler import ReplicaEnded, ReplicaInterrupted
+from ...maps.ending import ReplicaEnded, ReplicaInterrupted
 from ...reduction import current
 from .accelerator import cpu_as_accelerator
 from .exchange import GroupKey, Pending, RankWork

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ...errors import GpusimError, InstanceError, ReplicaError
 from ...maps.completion import Completion
-from ...maps.scheduler import ReplicaInterrupted
+from ...maps.ending import ReplicaInterrupted
 from ...reduction import Reduction
 from . import process
 from .exchange import GroupKey, RankWork
