@@ -37,24 +37,31 @@ __all__ = [
 MIB = 1 << 20
 
 
-def _check_number(given: Any, name: str, least: int | None = None) -> None:
-    """Raise an error unless the field is an integer, of at least `least`."""
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _set_number(given: Any, name: str, least: int | None = None) -> None:
+    """Make the field an int; raise an error unless it is an integer, of at least `least`."""
     value = getattr(given, name)
     what = f"{type(given).__name__}: {name}={value!r}"
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not _is_integer(value):
         raise TypeError(f"{what}: expected an integer")
     if least is not None and value < least:
         raise ValueError(f"{what}: expected at least {least}")
+    object.__setattr__(given, name, int(value))
 
 
-def _check_range(name: str, given: Any, least: int) -> None:
-    """Raise an error unless this is (first, last or None), from `least` on."""
-    pair = isinstance(given, tuple) and len(given) == 2
-    if not pair or not isinstance(given[0], int) or not isinstance(given[1], int | None):
-        raise TypeError(f"Case: {name}={given!r}: expected two integers, or (integer, None)")
-    first, last = given
+def _set_range(given: Case, name: str, least: int) -> None:
+    """Make the field two ints, or (int, None), from `least` on; raise an error if it is not."""
+    value = getattr(given, name)
+    pair = isinstance(value, tuple) and len(value) == 2
+    if not pair or not _is_integer(value[0]) or not (value[1] is None or _is_integer(value[1])):
+        raise TypeError(f"Case: {name}={value!r}: expected two integers, or (integer, None)")
+    first, last = value
     if first < least or (last is not None and last < first):
-        raise ValueError(f"Case: {name}={given!r}: expected {least} <= first <= last")
+        raise ValueError(f"Case: {name}={value!r}: expected {least} <= first <= last")
+    object.__setattr__(given, name, (int(first), None if last is None else int(last)))
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,8 @@ class Segments:
     least: int = 2
 
     def __post_init__(self) -> None:
-        _check_number(self, "most", 1)
-        _check_number(self, "least", 1)
+        _set_number(self, "most", 1)
+        _set_number(self, "least", 1)
 
     def blocks(self, members: int, elements: int, itemsize: int) -> list[int]:
         """Where the blocks begin and end; blocks behind the value's end are empty."""
@@ -106,7 +113,7 @@ class Loops:
 
     def __post_init__(self) -> None:
         for name in ("chunk", "align", "channels"):
-            _check_number(self, name, 1)
+            _set_number(self, name, 1)
 
     def blocks(self, members: int, elements: int, itemsize: int) -> list[int]:
         """Where the blocks begin and end, `members` of them in each loop."""
@@ -139,7 +146,8 @@ class Walk:
     cut: Cut | None = None
 
     def __post_init__(self) -> None:
-        _check_number(self, "start")
+        for name in ("start", "step"):
+            _set_number(self, name)
         if self.step not in (1, -1):
             raise ValueError(f"Walk: step={self.step!r}: expected 1 or -1")
         if self.cut is not None and not isinstance(self.cut, Cut):
@@ -193,7 +201,7 @@ class Case:
         if not isinstance(self.fold, Fold):
             raise TypeError(f"Case: fold={self.fold!r}: expected a Walk, Tree, Binary or Exact")
         for name, least in (("members", 1), ("bytes", 0)):
-            _check_range(name, getattr(self, name), least)
+            _set_range(self, name, least)
         if self.fewer_than not in (None, "members", "power"):
             raise ValueError(
                 f"Case: fewer_than={self.fewer_than!r}: expected 'members', 'power' or None"

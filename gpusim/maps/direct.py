@@ -32,7 +32,7 @@ def fold_directly(call: Call, operand: MappedArray) -> MappedArray | None:
     if len(environment) != 1:
         return None
     (entry,) = environment
-    if entry.name is None or entry.name != call.axis_name or call.groups is not None:
+    if type(call.axis_name) is not str or entry.name != call.axis_name or call.groups is not None:
         return None
     if entry.index is not None or entry.sharding is not None or operand._axes != environment:
         return None

@@ -45,9 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        code = torchrun.INTERRUPTED
+    except KeyboardInterrupt as error:
+        code = torchrun.interrupted(error)
     except BrokenPipeError:  # the reader, such as `head`, has finished
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

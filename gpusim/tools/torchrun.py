@@ -297,9 +297,7 @@ def run_on(
     if options.summary and recorder is not None:
         show_summary(recorder, ranks)
     if interrupt is not None:
-        terminated = isinstance(interrupt, Terminated)
-        print("\nterminated" if terminated else "\ninterrupted", file=sys.stderr)
-        return TERMINATED if terminated else INTERRUPTED
+        return interrupted(interrupt)
     if failure is None:
         return 0
     if world.instance:
@@ -308,6 +306,13 @@ def run_on(
     if options.device is None and asks_for_gpu(failure.__cause__):
         print(NO_GPU, file=sys.stderr)
     return 1
+
+
+def interrupted(error: KeyboardInterrupt) -> int:
+    """Say that a signal has ended the command; the exit code."""
+    terminated = isinstance(error, Terminated)
+    print("\nterminated" if terminated else "\ninterrupted", file=sys.stderr)
+    return TERMINATED if terminated else INTERRUPTED
 
 
 def world_of(instances: int, ranks: int) -> World:
@@ -547,12 +552,14 @@ class RankOutputs:
 
     @contextmanager
     def of_rank(self, rank: int) -> Iterator[None]:
-        """A block of a rank's thread."""
+        """A block of a rank's thread, or of one that works for the rank meanwhile."""
+        before = vars(self.local).copy()
         self.enter(rank)
         try:
             yield
         finally:
             self.leave()
+            vars(self.local).update(before)
 
     def leave(self) -> None:
         """Write the lines that have no end."""

@@ -162,3 +162,15 @@ def test_an_argument_that_ends_with_its_map_is_refused() -> None:
     gpusim.vmap(lambda x: kept.append(x) or x, axis_name="i")(np.ones(3))
     with pytest.raises(gpusim.GpusimError, match="after its map had ended"):
         gpusim.vmap(lambda x: lax.psum(kept[0], "i"), axis_name="i")(np.ones(3))
+
+
+def test_names_that_are_not_strings_are_the_dispatchers() -> None:
+    """An integer is an axis of the array itself, and a tuple several names."""
+    x = np.arange(12.0).reshape(3, 4)
+    found = gpusim.vmap(lambda x: lax.psum(x, 0), axis_name=0)(x)
+    np.testing.assert_array_equal(found, x.sum(1))
+    with pytest.raises(ValueError, match="over named axes only"):
+        gpusim.vmap(lambda x: lax.pmean(x, 0), axis_name=0)(x)
+    name: Any = ("i",)
+    with pytest.raises(NameError, match="unbound axis name: 'i'"):
+        gpusim.vmap(lambda x: lax.psum(x, name), axis_name=name)(x)

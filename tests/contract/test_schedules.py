@@ -296,6 +296,9 @@ def test_schedules_take_all_members_at_once() -> None:
         (lambda: Walk(step=2), "Walk: step=2: expected 1 or -1"),
         (lambda: Walk(step=0), "Walk: step=0: expected 1 or -1"),
         (lambda: Walk(start=0.5), "Walk: start=0.5: expected an integer"),
+        (lambda: Walk(step=1.0), "Walk: step=1.0: expected an integer"),
+        (lambda: Walk(step=True), "Walk: step=True: expected an integer"),
+        (lambda: Case(Tree(), members=(True, None)), "members=.*: expected two integers"),
         (lambda: Walk(cut="balanced"), "Walk: cut='balanced': expected Balanced"),
         (lambda: Segments(0), "Segments: most=0: expected at least 1"),
         (lambda: Segments(least=0), "Segments: least=0: expected at least 1"),
@@ -317,3 +320,9 @@ def test_what_is_no_schedule_is_refused_when_it_is_made(
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    case = Case(Walk(np.int64(1), np.int8(-1), Segments(np.int64(8))), members=(np.int64(2), None))
+    assert case == Case(Walk(1, -1, Segments(8)), members=(2, None))
+    assert type(case.members[0]) is int

@@ -347,3 +347,8 @@ def test_partial_sums_travel_in_their_own_format() -> None:
 def test_bytes_of_nothing_are_refused(members: int, elements: int, wire: Wire | None) -> None:
     with pytest.raises(ValueError, match="expected"):
         bytes_sent(Reduction(wire=wire), members, elements, "float32")
+
+
+def test_bytes_are_those_of_sums_that_can_be_made() -> None:
+    with pytest.raises(ValueError, match="100 members, expected at most 64"):
+        bytes_sent(Reduction(order="fixed", accumulate="int8"), 100, 1000, "float32")

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 pytest_plugins = "pytester"
 HEAD = """
-    import os, sys, time, warnings, unittest
+    import os, sys, threading, time, warnings, unittest
     import pytest, torch
     import torch.distributed as dist
     import numpy as np
@@ -637,6 +637,14 @@ def test_capsys_by_rank(run: Run) -> None:
         assert rank != 1
 
     @pytest.mark.ranks(3)
+    def test_threads(rank, capsys):
+        thread = threading.Thread(target=lambda: print("of a thread of", rank))
+        thread.start()
+        thread.join()
+        print("own")
+        assert capsys.readouterr().out == f"of a thread of {rank}\\nown\\n"
+
+    @pytest.mark.ranks(3)
     def test_disabled(capsys):
         with capsys.disabled():
             pass
@@ -659,6 +667,7 @@ def test_capsys_by_rank(run: Run) -> None:
     assert sorted(re.findall(r"^\[rank\d\]: .*$", text, re.M)) == [
         f"[rank{n}]: rest" for n in range(3)
     ]
+    assert result.outcomes["test_threads"] == "PASSED"
     assert "capsys.disabled() does not work in a rank" in result.section("test_disabled")
     assert "cannot share the fixture 'capfd'; capsys works" in result.section("test_capfd")
     assert "cannot share the fixture 'subtests'" in result.section("test_subtests")

@@ -13,8 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -600,6 +603,22 @@ def test_ranks_see_an_interrupt_and_have_time(
     assert lines == [f"[rank{rank}]: saved and cleaned" for rank in range(3)], output + errors
     assert ranks.returncode == 128 + number
     assert errors.endswith({2: "\ninterrupted\n", 15: "\nterminated\n"}[number])
+
+
+def test_sigterm_while_the_record_is_written_has_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = torchrun.record_of
+
+    @contextmanager
+    def interrupted(*given: Any) -> Iterator[Any]:
+        with original(*given) as recorder:
+            yield recorder
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(torchrun, "record_of", interrupted)
+    assert main(["torchrun", script(tmp_path, "pass")]) == 143
+    assert capsys.readouterr().err.endswith("\nterminated\n")
 
 
 @pytest.mark.parametrize(

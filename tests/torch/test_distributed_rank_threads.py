@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -208,3 +212,80 @@ def test_the_output_of_a_thread_has_the_tag_of_its_rank(
     )
     assert main(["torchrun", "--nproc-per-node", "2", *more, str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == ["[rank0]: x", "[rank1]: x"]
+
+
+def test_callbacks_of_a_pool_of_all_ranks_belong_to_the_rank_that_adds_them() -> None:
+    def program(rank: int) -> list[Any]:
+        start()
+        found: list[Any] = []
+        called = threading.Event()
+
+        def note(_: Any) -> None:
+            found.extend([dist.get_rank(), os.environ["RANK"]])
+            called.set()
+
+        with ThreadPoolExecutor(1) as own:
+            for pool in (POOL, own):
+                called.clear()
+                pool.submit(time.sleep, 0.05).add_done_callback(note)
+                assert called.wait(PATIENCE)
+        done = POOL.submit(int)
+        done.result(PATIENCE)
+        done.add_done_callback(note)  # here, at once
+        dist.barrier()  # whose group this thread still has
+        return found
+
+    for schedule in ("turns", "free"):
+        found = launch(program, 3, schedule=schedule)
+        assert found == [[rank, str(rank)] * 3 for rank in range(3)]
+
+
+def test_threads_that_have_ended_are_freed_at_once() -> None:
+    class Loader(threading.Thread):
+        def run(self) -> None:
+            self.ran = True
+
+    freed: list[bool] = []
+
+    def program(rank: int) -> None:
+        thread = Loader()
+        thread.start()
+        thread.join()
+        assert thread.ran
+        assigned = threading.Thread()
+        run = lambda: None  # noqa: E731  # an attribute, as of a subclass
+        assigned.run = run  # type: ignore[method-assign]
+        assigned.start()
+        assigned.join()
+        assert assigned.run is run
+        reference = weakref.ref(thread)
+        del thread
+        freed.append(reference() is None)
+
+    gc.disable()
+    try:
+        launch(program, 2)
+    finally:
+        gc.enable()
+    assert freed == [True, True]
+
+
+def test_a_thread_that_outlives_its_launch_leaves_the_process_its_groups(tmp_path: Path) -> None:
+    ended, threads = threading.Event(), []
+
+    def program(rank: int) -> None:
+        start()
+        if rank == 0:
+            threads.append(threading.Thread(target=ended.wait, args=(PATIENCE,)))
+            threads[0].start()
+
+    launch(program, 2)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        ended.set()
+        threads[0].join()
+        total = functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        assert total.tolist() == [1.0, 1.0]
+    finally:
+        dist.destroy_process_group()

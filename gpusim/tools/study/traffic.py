@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from fallback.formats import FormatInfo
 from fallback.orders import FIXED
 from fallback.sends import UNIT_BLOCK, accumulator_of, edges_of, plan_of
-from fallback.spec import FIXED_TYPES, is_exact
+from fallback.spec import FIXED_TYPES, check_room, is_exact
 from gpusim.collectives.fold import fold_spec
 from gpusim.formats import Format, FormatLike
 from gpusim.reduction import Reduction
@@ -52,7 +52,7 @@ def bytes_sent(
     **Returns**: bytes; codes of fewer than 8 bits are packed.
 
     **Raises**: ValueError for a number of members or elements that is none, for blocks of rows,
-    and where a twin's order is not known for so many members.
+    where a twin's order is not known for so many members, and where integers have no room for them.
 
     >>> from gpusim import Reduction, Wire
     >>> bytes_sent(Reduction(order="ring"), 4, 1000, "float32")
@@ -70,6 +70,7 @@ def bytes_sent(
             f"members={members}, elements={elements}: expected at least one member, and no fewer "
             "than 0 elements"
         )
+    check_room(fold_spec(reduction), members)
     values = value_format(dtype)
     sent = _Values(carrier(values), _width(values))
     return _bits(reduction, members, elements, sent, sent.width, gathered) / 8 / members

@@ -80,21 +80,24 @@ class RankedOutputs(RankOutputs):
     def __init__(self, keep: bool) -> None:
         super().__init__(None, None)
         self.keep = keep
+        self.kept: dict[int, dict[TextIO, str]] = {}
 
     def enter(self, rank: int) -> None:
         super().enter(rank)
-        self.local.kept = {}
+        self.local.kept = self.kept.setdefault(rank, {})  # also of threads that the rank starts
 
-    def leave(self) -> None:
-        if self.keep:
-            for stream, text in self.local.kept.items():
-                super().write(stream, text)
-        super().leave()
+    def show_kept(self) -> None:
+        """Write what the rank of this thread has written and not read."""
+        with self.lock:
+            kept, self.local.kept = dict(self.local.kept), {}
+        for stream, text in kept.items():
+            super().write(stream, text)
 
     def write(self, stream: TextIO, text: str) -> int:
         if not self.keep or getattr(self.local, "rank", None) is None:
             return super().write(stream, text)
-        self.local.kept[stream] = self.local.kept.get(stream, "") + text
+        with self.lock:
+            self.local.kept[stream] = self.local.kept.get(stream, "") + text
         return len(text)
 
     @contextlib.contextmanager
@@ -162,7 +165,6 @@ class MarkedTest:
 
     def run_rank(self, rank: int, arguments: dict[str, Any]) -> None:
         """Run the test in a rank, and note how it ends."""
-        self.outputs.enter(rank)
         try:
             self.begin()
             self.passed[rank] = self.function(**arguments)
@@ -178,7 +180,7 @@ class MarkedTest:
             if self.mark.schedule == "free":  # ranks may poll for ever for what does not come
                 raise
         finally:
-            self.outputs.leave()
+            self.outputs.show_kept()
 
     def begin(self) -> None:
         """Initialise torch's process group, if the mark does not say otherwise."""
@@ -222,13 +224,15 @@ class MarkedTest:
             self.run_rank(rank.index, arguments[rank.index])
 
         environments = [environment_of(rank, self.count, self.count) for rank in range(self.count)]
-        run_ranks(run, environments, self.mark.reduction, self.mark.schedule)
+        around = self.outputs.of_rank
+        run_ranks(run, environments, self.mark.reduction, self.mark.schedule, around=around)
 
     def map(self, arguments: Sequence[dict[str, Any]]) -> None:
         """Run the ranks as gpusim.pmap does."""
 
         def run(rank: Any) -> np.ndarray:
-            self.run_rank(int(rank), arguments[int(rank)])
+            with self.outputs.of_rank(int(rank)):
+                self.run_rank(int(rank), arguments[int(rank)])
             return np.zeros(0)
 
         schedule = {"turns": "one", "free": "cores"}[self.mark.schedule]

@@ -413,12 +413,18 @@ def leave_groups() -> None:
 @contextmanager
 def groups_of(record: dict[str, Any]) -> Iterator[None]:
     """A block in which C++ finds a rank's groups by their names in a thread that it started."""
-    bindings._unregister_all_process_groups()  # of the thread, if it works for several ranks
+    _forget_groups_of_thread()  # which may work for several ranks
     for group, name in list(record.get("pg_names", {}).items()):
         bindings._register_process_group(name, group)
     try:
         yield
     finally:
+        _forget_groups_of_thread()
+
+
+def _forget_groups_of_thread() -> None:
+    """Nothing is done after the launch: what C++ knows then are the process's groups."""
+    if isinstance(c10d._world, RanksWorld):
         bindings._unregister_all_process_groups()
 
 

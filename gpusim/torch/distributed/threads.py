@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ class _Here(threading.local):
 
     own: Rank | None = None
     starter: Rank | None = None
+    submits: bool = False
+    """Whether it gives a pool a call, which may start a thread of the pool."""
 
 
 _here = _Here()
@@ -85,7 +87,9 @@ def record_of_starter() -> dict[str, Any] | None:
 
 
 def _run(rank: Rank, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-    """Call a function in a thread that belongs to the rank meanwhile."""
+    """Call a function in a thread that belongs to the rank meanwhile; ranks' own stay their own."""
+    if _here.own is not None:
+        return function(*args, **named)
     before, _here.starter = _here.starter, rank
     try:
         with rank.launch.around(rank.index), groups_of(rank.record or {}):
@@ -94,18 +98,28 @@ def _run(rank: Rank, function: Callable[..., Any], /, *args: Any, **named: Any) 
         _here.starter = before
 
 
+def _run_thread(rank: Rank, thread: Any, own: dict[str, Any], run: Callable[[], None]) -> None:
+    """Run a thread whose `run` was replaced by this; `own` is the attribute that it had."""
+    del thread.run  # which refers to the thread, and to all that the rank holds
+    vars(thread).update(own)
+    _run(rank, run)
+
+
 @contextmanager
 def threads_of_ranks() -> Iterator[None]:
-    """A block in which threads, and calls in pools of threads, belong to the rank that starts them.
+    """A block in which threads, calls in pools of threads, and callbacks of futures belong to the
+    rank that starts, submits or adds them.
 
-    A pool may serve several ranks.
+    A pool may serve several ranks: its threads belong to none.
     """
     start_thread, submit_call = threading.Thread.start, ThreadPoolExecutor.submit
+    add_callback = Future.add_done_callback
 
     def start(thread: Any) -> None:
         rank = rank_of_thread()
-        if rank is not None and not isinstance(thread, WorkerThread):
-            thread.run = functools.partial(_run, rank, thread.run)
+        if rank is not None and not isinstance(thread, WorkerThread) and not _here.submits:
+            own = {"run": thread.run} if "run" in vars(thread) else {}
+            thread.run = functools.partial(_run_thread, rank, thread, own, thread.run)
         start_thread(thread)
 
     def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
@@ -114,9 +128,18 @@ def threads_of_ranks() -> Iterator[None]:
             return submit_call(pool, function, *args, **named)
         if saves_in_thread(function) and not named.get("no_dist") and dist.is_initialized():
             raise rank.thread_error("async_save")
-        return submit_call(pool, _run, rank, function, *args, **named)
+        _here.submits = True
+        try:
+            return submit_call(pool, _run, rank, function, *args, **named)
+        finally:
+            _here.submits = False
+
+    def add_done_callback(future: Any, callback: Callable[[Any], Any]) -> None:
+        rank = rank_of_thread()
+        add_callback(future, callback if rank is None else functools.partial(_run, rank, callback))
 
     with ExitStack() as stack:
         replace(stack, threading.Thread, "start", start)
         replace(stack, ThreadPoolExecutor, "submit", submit)
+        replace(stack, Future, "add_done_callback", add_done_callback)
         yield
