@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -129,6 +129,17 @@ class Kernels(Protocol):
         target_rows: int,
     ) -> NDArray[np.int64] | None:
         """The segments of a ragged_all_to_all's slices, all of them right."""
+
+    def exchange_rows(
+        self,
+        target: NDArray[Any],
+        source: NDArray[Any],
+        output: NDArray[Any],
+        tables: Sequence[NDArray[Any]],
+        members: NDArray[np.int64],
+    ) -> bool:
+        """A ragged_all_to_all into a new array. False: a slice is wrong, or the case is left to
+        NumPy; what the array holds is undefined."""
 
     def copy_segments(
         self, source: NDArray[Any], target: NDArray[Any], segments: NDArray[np.int64], size: int

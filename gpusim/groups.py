@@ -9,7 +9,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from operator import index as as_index
 
@@ -55,7 +55,7 @@ class Groups:
     @classmethod
     def all(cls, size: int) -> Groups:
         """One group of all ``size`` replicas, in their order."""
-        return cls((tuple(range(_replica_count(size))),))
+        return _everyone(_replica_count(size))
 
     @classmethod
     def from_stride(cls, size: int, stride: int = 1, group_size: int | None = None) -> Groups:
@@ -221,6 +221,11 @@ class Groups:
                 f"group_size={self.group_size})"
             )
         return f"Groups({self.members})"
+
+
+@lru_cache(64)  # checking many replicas takes longer than some collectives
+def _everyone(size: int) -> Groups:
+    return Groups((tuple(range(size)),))
 
 
 def _rows(matrix: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:

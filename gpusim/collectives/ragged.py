@@ -10,19 +10,32 @@ from .distributed.layout import Layout
 from .kernels import kernels
 from .operand import Operand, Result
 from .ragged_plan import (
+    check_arguments,
     check_cotangent,
+    plan_slices,
     ragged_plan,
     rest_of_outputs,
 )
-from .ragged_rows import clear_received, copy_of, entries_of, new_like, send_back, zeros_like
+from .ragged_rows import (
+    clear_received,
+    copy_of,
+    entries_of,
+    exchange_at_once,
+    new_like,
+    send_back,
+    zeros_like,
+)
 from .record import AxisIndexGroups, AxisName, Call, ShapeDtype, collective
 
 
 def _exchange_rows(
     operand: Operand, output: Operand, *indices: Operand, groups: Groups | None
 ) -> Result:
-    segments = ragged_plan(operand, output, indices, groups)
+    partition = check_arguments(operand, output, indices, groups)
     written = new_like(output)
+    if exchange_at_once(written, operand, output, indices, partition):
+        return Result(written, True)
+    segments = plan_slices(operand, output, indices, partition)
     ragged_copy = kernels(operand.array).ragged_copy
     received = entries_of(written, output)
     ragged_copy(entries_of(output.values, output), received, rest_of_outputs(segments, output))

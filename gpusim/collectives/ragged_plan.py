@@ -36,9 +36,28 @@ def ragged_plan(
     operand: Operand, output: Operand, indices: tuple[Operand, ...], groups: Groups | None
 ) -> NDArray[np.int64]:
     """The checked segments (slices that are not empty, 5), ordered by sender and slice."""
+    partition = check_arguments(operand, output, indices, groups)
+    return plan_slices(operand, output, indices, partition)
+
+
+def check_arguments(
+    operand: Operand, output: Operand, indices: tuple[Operand, ...], groups: Groups | None
+) -> Groups:
+    """Refuse arguments of wrong shapes and dtypes.
+
+    **Returns** the groups, also where none are given.
+    """
     _check_data(operand, output)
     partition = groups or Groups.all(operand.size)
-    stacked = _read_indices(operand, indices, partition.group_size)
+    _check_indices(operand, indices, partition.group_size)
+    return partition
+
+
+def plan_slices(
+    operand: Operand, output: Operand, indices: tuple[Operand, ...], partition: Groups
+) -> NDArray[np.int64]:
+    """`ragged_plan` of arguments whose shapes are right."""
+    stacked = read_indices(operand, indices)
     if (compiled := sets.compiled()) is not None:
         sizes = operand.shape[0], output.shape[0]
         checked = compiled.check_slices(stacked, partition.matrix, *sizes)
@@ -128,10 +147,7 @@ def _check_replicas(name: str, given: Operand, operand: Operand) -> None:
         )
 
 
-def _read_indices(
-    operand: Operand, indices: tuple[Operand, ...], group_size: int
-) -> NDArray[np.int64]:
-    """The index arguments, (4, replicas, batch entries, slices)."""
+def _check_indices(operand: Operand, indices: tuple[Operand, ...], group_size: int) -> None:
     given = dict(zip(INDEX_NAMES, indices, strict=True))
     for name, values in given.items():
         _check_replicas(name, values, operand)
@@ -153,9 +169,14 @@ def _read_indices(
             f"ragged_all_to_all: the number of slices must be divisible by the group's "
             f"{group_size} replicas, got {slices} slices"
         )
+
+
+def read_indices(operand: Operand, indices: tuple[Operand, ...]) -> NDArray[np.int64]:
+    """The index arguments, (4, replicas, batch entries, slices)."""
+    slices = indices[0].shape[0]
     entries = int(np.prod(operand.batch_shape, dtype=np.int64))
     table = np.empty((len(INDEX_NAMES), operand.size, entries, slices), np.int64)
-    for row, values in zip(table, given.values(), strict=True):
+    for row, values in zip(table, indices, strict=True):
         stacked = to_host(values.stacked())  # which waits, as the checks do
         if stacked.dtype == np.uint64:  # larger ones stay larger than any array
             stacked = np.minimum(stacked, np.iinfo(np.int64).max)

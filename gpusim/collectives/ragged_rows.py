@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fallback import kernels as sets
+
 from .. import libraries
+from ..groups import Groups
 from .kernels import FoldSpec, copy, empty, kernels, run_fold
 from .operand import Array, Operand
-from .ragged_plan import RECEIVER, ROWS, SENDER, SENT_FROM, WRITTEN_TO, overlapping
+from .ragged_plan import (
+    RECEIVER,
+    ROWS,
+    SENDER,
+    SENT_FROM,
+    WRITTEN_TO,
+    overlapping,
+    read_indices,
+)
+
+#: The dtypes of index arguments that are read as they are.
+TABLES = ({np.dtype(np.int32)}, {np.dtype(np.int64)})
 
 
 def new_like(operand: Operand) -> Any:
@@ -45,6 +60,32 @@ def entries_of(values: Any, operand: Operand) -> Sequence[Array]:
         sequence: Sequence[Array] = values
         return sequence
     return [value[entry] for value in values for entry in np.ndindex(*operand.batch_shape)]
+
+
+def exchange_at_once(
+    written: Any,
+    operand: Operand,
+    output: Operand,
+    indices: tuple[Operand, ...],
+    partition: Groups,
+) -> bool:
+    """Check the slices and copy the rows of stacked arrays, by one compiled kernel.
+
+    False: a slice is wrong, or the case is left to the plan, which says what is wrong.
+    """
+    compiled = sets.compiled()
+    if compiled is None or not all(type(data.values) is np.ndarray for data in (operand, output)):
+        return False
+    shape = (operand.size, math.prod(operand.batch_shape))
+    target, source, rest = (
+        values.reshape(*shape, *values.shape[1 + operand.batch_ndim :])
+        for values in (written, operand.values, output.values)
+    )
+    given = [libraries.to_host(values.stacked()) for values in indices]
+    if {table.dtype for table in given} not in TABLES:
+        given = [*read_indices(operand, indices)]
+    tables = [table.reshape(*shape, indices[0].shape[0]) for table in given]
+    return compiled.exchange_rows(target, source, rest, tables, partition.matrix)
 
 
 def send_back(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .arrays import add, check_slices, copy, copy_segments, draw, fold_chain, send
+from .arrays import add, check_slices, copy, copy_segments, draw, exchange_rows, fold_chain, send
 from .build import compiler
 from .folding import plan_fold
 from .numbers import add_exactly, draw_rows, normal_quantile
@@ -17,6 +17,7 @@ __all__ = [
     "copy_segments",
     "draw",
     "draw_rows",
+    "exchange_rows",
     "fold_chain",
     "normal_quantile",
     "plan_fold",

@@ -243,7 +243,6 @@ EXPORTED void add_float(const Addition* given) { add<float>(*given); }
 EXPORTED void add_double(const Addition* given) { add<double>(*given); }
 EXPORTED void chain_float(const Chain* chain) { fold_chain<float>(*chain); }
 EXPORTED void chain_double(const Chain* chain) { fold_chain<double>(*chain); }
-EXPORTED u64 bytes() { return sizeof(Addition) + sizeof(Chain); }
 using Line = u64 __attribute__((vector_size(64)));
 // memcpy past the caches, for destinations that are larger than these.
 inline void stream(char* to, const char* from, i64 size) {
@@ -327,6 +326,191 @@ EXPORTED void check_slices(i64* segments, i64* filled, u8* covered, const i64* t
   }
   *filled = (segment - segments) / 5;
 }
+// All rows of a ragged_all_to_all, in arrays (replicas, entries, rows) of rows of so many bytes.
+struct Exchange {
+  u64 target, source, output;
+  i64 source_pitch, output_pitch;  // bytes from one replica to the next, in the target side by side
+  u64 offsets, sizes, starts, received;  // the arguments, (replicas, entries, slices)
+  u64 members;  // (groups, group_size)
+  i64 entries, slices, group_size, source_rows, target_rows, row, streams;
+  u64 fault;  // where 1 is written if a slice is wrong, or is not behind those before it
+};
+const int RECEIVERS = 16;  // that are checked together, as in arrays.py: a vector of 32 bits each
+const int STREAMS = 8;     // receivers that are written together: a nearest cache has as many ways
+// Out of line, so that the loop around it stays small.
+__attribute__((noinline)) void move(char* to, const char* from, i64 size, bool streams) {
+  if (streams) {
+    stream(to, from, size);
+  } else {
+    __builtin_memcpy(to, from, static_cast<u64>(size));
+  }
+}
+
+// Members of a group that receive at one batch entry. U is the arguments' type without a sign: a
+// negative number is larger than any array. EACH is the number of slices for a receiver, if it is
+// known: loops over a constant number of neighbours are vectors.
+template <class U, int EACH>
+struct Receivers {
+  const Exchange given;
+  const i64* group;
+  i64 entry, first, count;
+  const U* const offsets = reinterpret_cast<const U*>(given.offsets);
+  const U* const sizes = reinterpret_cast<const U*>(given.sizes);
+  const U* const starts = reinterpret_cast<const U*>(given.starts);
+  const U* const received = reinterpret_cast<const U*>(given.received);
+
+  i64 each() const { return EACH ? EACH : given.slices / given.group_size; }
+  i64 row_of(i64 member) const { return group[member] * given.entries + entry; }
+  i64 slice(i64 sender, i64 receiver) const {
+    return row_of(sender) * given.slices + receiver * each();
+  }
+  char* target(i64 member) const {
+    return reinterpret_cast<char*>(given.target) + row_of(member) * given.target_rows * given.row;
+  }
+  const char* part(u64 array, i64 pitch, i64 rows, i64 member) const {
+    return reinterpret_cast<const char*>(array) + group[member] * pitch + entry * rows * given.row;
+  }
+
+  // What is known of each receiver: where its rows received so far end, and how many they are.
+  struct Found {
+    U end[RECEIVERS], total[RECEIVERS], wrong[RECEIVERS];
+  };
+
+  // Whether all slices are right, and each receiver's lie one behind the other. `gaps`: whether
+  // there are rows that none of them writes.
+  bool check(bool& gaps) const {
+    Found found = {};
+    for (i64 block = 0; block < given.slices; block += RECEIVERS) {
+      if (EACH == 1 && count == RECEIVERS && given.slices - block >= RECEIVERS) {
+        check_block<true>(found, block);
+      } else {
+        check_block<false>(found, block);
+      }
+    }
+    U wrong = 0;
+    gaps = false;
+    for (i64 j = 0; j < count; ++j) {
+      wrong |= found.wrong[j];
+      gaps |= static_cast<i64>(found.total[j]) != given.target_rows;
+    }
+    return !wrong;
+  }
+
+  // Some slices of each receiver, counted by sender. FULL: as many as there are receivers.
+  // Only inlined does the compiler know that nothing else refers to `found`, and use vectors.
+  template <bool FULL>
+  __attribute__((always_inline)) void check_block(Found& found, i64 block) const {
+    const i64 rest = given.slices - block, receivers = FULL ? RECEIVERS : count;
+    const i64 slices = FULL || rest > RECEIVERS ? RECEIVERS : rest;
+    const U most = ~U(0) >> 1, source_rows = given.source_rows < most ? given.source_rows : most,
+            target_rows = given.target_rows < most ? given.target_rows : most;
+    U expected[RECEIVERS][RECEIVERS], wrong[RECEIVERS] = {};
+    for (i64 j = 0; j < receivers; ++j) {
+      const U* const from = received + row_of(first + j) * given.slices + block;
+      for (i64 i = 0; i < slices; ++i) expected[i][j] = from[i];
+    }
+    i64 sender = block / each(), k = block % each();
+    for (i64 i = 0; i < slices; ++i) {
+      const i64 at = slice(sender, first) + k;
+      for (i64 j = 0; j < receivers; ++j) {
+        const U size = sizes[at + j * each()], from = offsets[at + j * each()],
+                to = starts[at + j * each()];
+        wrong[j] |= (size != expected[i][j]) | (size > source_rows) | (size > target_rows) |
+                    (from > source_rows - size) | (to > target_rows - size) |
+                    ((size != 0) & (to < found.end[j]));
+        found.end[j] = size ? to + size : found.end[j];
+        found.total[j] += size;
+      }
+      if (++k < each()) continue;
+      ++sender;
+      k = 0;
+    }
+    for (i64 j = 0; j < receivers; ++j) found.wrong[j] |= wrong[j];
+  }
+
+  // The rows that are not received, and some that are copied after them.
+  void keep_rest(i64 receiver) const {
+    char* const to = target(receiver);
+    const char* const from = part(given.output, given.output_pitch, given.target_rows, receiver);
+    i64 end = 0;
+    const auto keep = [&](i64 start) {
+      __builtin_memcpy(to + end * given.row, from + end * given.row,
+                       static_cast<u64>((start - end) * given.row));
+    };
+    for (i64 sender = 0; sender < given.group_size; ++sender) {
+      const i64 at = slice(sender, receiver);
+      for (i64 k = at; k < at + each(); ++k) {
+        if (end < static_cast<i64>(starts[k])) keep(starts[k]);
+        end = static_cast<i64>(starts[k] + sizes[k]);
+      }
+    }
+    keep(given.target_rows);
+  }
+
+  // The slices that N members receive, from `receiver` on.
+  template <int N>
+  void copy(i64 receiver) const {
+    char* to[N];
+    for (int j = 0; j < N; ++j) to[j] = target(receiver + j);
+    for (i64 sender = 0; sender < given.group_size; ++sender) {
+      const char* const from = part(given.source, given.source_pitch, given.source_rows, sender);
+      for (i64 k = 0; k < each(); ++k) {
+        const i64 at = slice(sender, receiver) + k;
+        _Pragma("clang loop unroll(full)")
+        for (int j = 0; j < N; ++j) {
+          const i64 size = sizes[at + j * each()] * given.row;
+          char* const start = to[j] + starts[at + j * each()] * given.row;
+          const char* const begin = from + offsets[at + j * each()] * given.row;
+          if (size == sizeof(Line)) {
+            Line line;
+            __builtin_memcpy(&line, begin, sizeof line);
+            __builtin_memcpy(start, &line, sizeof line);
+          } else {
+            move(start, begin, size, given.streams);
+          }
+        }
+      }
+    }
+  }
+
+  void run() const {
+    bool gaps;
+    if (!check(gaps)) {
+      *reinterpret_cast<i64*>(given.fault) = 1;
+      return;
+    }
+    for (i64 j = 0; gaps && j < count; ++j) keep_rest(first + j);
+    i64 j = 0;
+    for (; j + STREAMS <= count; j += STREAMS) copy<STREAMS>(first + j);
+    for (; j < count; ++j) copy<1>(first + j);
+  }
+};
+
+// Receivers first to last: they are counted by group, entry and member.
+template <class U>
+inline void exchange(const Exchange& given, i64 first, i64 last) {
+  for (i64 count; first < last; first += count) {
+    const i64 member = first % given.group_size, at = first / given.group_size;
+    const i64* const group =
+        reinterpret_cast<const i64*>(given.members) + at / given.entries * given.group_size;
+    const i64 rest = given.group_size - member;
+    count = rest < last - first ? rest : last - first;
+    count = count < RECEIVERS ? count : RECEIVERS;
+    if (given.slices == given.group_size) {
+      Receivers<U, 1>{given, group, at % given.entries, member, count}.run();
+    } else {
+      Receivers<U, 0>{given, group, at % given.entries, member, count}.run();
+    }
+  }
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+EXPORTED void exchange_int(const Exchange* given, i64 first, i64 last) {
+  exchange<u32>(*given, first, last);
+}
+EXPORTED void exchange_long(const Exchange* given, i64 first, i64 last) {
+  exchange<u64>(*given, first, last);
+}
+EXPORTED u64 bytes() { return sizeof(Addition) + sizeof(Chain) + sizeof(Exchange); }
 EXPORTED void draw_blocks(u32* lanes, i64 blocks, u64 seed, u64 stream, u64 first, u64 step,
                           u64 call, u64 offset) {
   i64 block = 0;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
@@ -63,6 +65,16 @@ CHAIN = np.dtype(
         ("accumulator", TARGET),
     ]
 )
+EXCHANGE = np.dtype(
+    [
+        *((name, "u8") for name in ("target", "source", "output")),
+        *((name, "i8") for name in ("source_pitch", "output_pitch")),
+        *((name, "u8") for name in ("offsets", "sizes", "starts", "received", "members")),
+        *((name, "i8") for name in ("entries", "slices", "group_size", "source_rows")),
+        *((name, "i8") for name in ("target_rows", "row", "streams")),
+        ("fault", "u8"),
+    ]
+)
 #: The source's formats, in the order of arrays.h.
 SOURCES = tuple(
     dtype
@@ -79,12 +91,14 @@ _CHAIN_WORDS = (
 )
 _write_chain = writer(CHAIN, *_CHAIN_WORDS)
 _NAMES = ("values", "entries", "elements", "starts", "blocks", "lanes")
+_write_exchange = writer(EXCHANGE, *EXCHANGE.names or ())
 _write_message = writer(MESSAGE, *_NAMES)
 _write_values = writer(ADDITION, *(f"message.{name}" for name in _NAMES))
 _write_other = writer(ADDITION, "other", "pitch", "lanes")
 _BLOCK = 8  # random numbers of one of Philox's blocks
 LEAST_DRAWN = 512  # fewer are drawn as fast by NumPy
 COPIED = 1 << 20  # bytes of segments that a thread copies at once
+RECEIVERS = 16  # whose slices are checked together, as in arrays.h
 RUN = 256  # bytes side by side, of which fewer are copied as fast by NumPy
 COVERED = 64  # rows for each slice; of more, NumPy sorts the slices
 
@@ -95,10 +109,12 @@ def _library() -> Any:
     steps = [f"{name}_{kind}" for name in ("send", "add", "chain") for kind in ("float", "double")]
     return build.functions(
         '#include "arrays.h"\n',
-        ADDITION.itemsize + CHAIN.itemsize,
+        ADDITION.itemsize + CHAIN.itemsize + EXCHANGE.itemsize,
         **dict.fromkeys(steps, (ADDRESS,)),
         copy_segments=(ADDRESS, ADDRESS, ADDRESS, *[INTEGER] * 5),
         copy_runs=(ADDRESS, ADDRESS, INTEGER, ADDRESS, INTEGER),
+        exchange_int=(ADDRESS, INTEGER, INTEGER),
+        exchange_long=(ADDRESS, INTEGER, INTEGER),
         check_slices=(*[ADDRESS] * 6, *[INTEGER] * 6),
         draw_blocks=(ADDRESS, INTEGER, *[WORD] * 6),
     )
@@ -345,6 +361,59 @@ def check_slices(
     return segments[: filled[0]] if filled[0] >= 0 else None
 
 
+def exchange_rows(
+    target: NDArray[Any],
+    source: NDArray[Any],
+    output: NDArray[Any],
+    tables: Sequence[NDArray[Any]],
+    members: NDArray[np.int64],
+) -> bool:
+    """A ragged_all_to_all into a new array, `target`.
+
+    **Arguments**:
+
+    - `target`, `source`, `output`: (replicas, batch entries, rows, *row).
+    - `tables`: input_offsets, send_sizes, output_offsets and recv_sizes, each (replicas, batch
+      entries, slices), all of them int32 or int64.
+    - `members`: (groups, members).
+
+    **Returns**: False if a slice is wrong, or the case is left to NumPy, as are long slices and
+    those that a receiver does not get in the order of their senders. `target` is undefined then.
+    """
+    replicas, entries, slices = tables[0].shape
+    if target.nbytes > COPIED * tables[0].size or target.dtype.hasobject:
+        return False
+    if not all(array[0].flags.c_contiguous for array in (source, output)):
+        return False
+    if (library := _library()) is None:
+        return False
+    fault, given = np.zeros(1, np.int64), [np.ascontiguousarray(table) for table in tables]
+    arguments = bytearray(EXCHANGE.itemsize)
+    addresses = [array.ctypes.data for array in (target, source, output, *given, members, fault)]
+    _write_exchange(
+        arguments,
+        *addresses[:3],
+        source.strides[0] % 2**64,
+        output.strides[0] % 2**64,
+        *addresses[3:8],
+        *(entries, slices, members.shape[1], source.shape[2], target.shape[2]),
+        math.prod(target.shape[3:]) * target.itemsize,
+        target.nbytes >= limits.STREAMED,
+        addresses[8],
+    )
+    shared = (ctypes.c_char * len(arguments)).from_buffer(arguments)
+    exchange = library.exchange_int if given[0].itemsize == 4 else library.exchange_long
+    receivers = replicas * entries
+    part = max(1, receivers * COPIED // max(1, target.nbytes))
+    part -= part % RECEIVERS if part > RECEIVERS else 0
+
+    def exchange_part(first: int) -> None:
+        exchange(shared, first, min(first + part, receivers))
+
+    threads.share(exchange_part, range(0, receivers, part), target.nbytes)
+    return not fault[0]
+
+
 def copy(target: NDArray[Any], source: NDArray[Any]) -> bool:
     """np.copyto past the caches, for arrays that are larger than these.
 
@@ -378,7 +447,9 @@ def copy_segments(
 
     False: the case is left to NumPy, as are long segments, which threads share.
     """
-    if size > COPIED * len(segments) or (library := _library()) is None:
+    if source.dtype.hasobject or size > COPIED * len(segments):
+        return False
+    if (library := _library()) is None:
         return False
     table = np.ascontiguousarray(segments, np.int64)
     row = source.shape[2] * source.itemsize

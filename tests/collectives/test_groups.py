@@ -245,3 +245,7 @@ def test_groups_do_not_change():
 def test_the_order_of_groups_and_of_members_counts():
     assert Groups([[0, 1], [2, 3]]) != Groups([[2, 3], [0, 1]])
     assert Groups([[0, 1], [2, 3]]) != Groups([[1, 0], [2, 3]])
+
+
+def test_one_group_of_all_replicas_is_made_once() -> None:
+    assert Groups.all(300) is Groups.all(np.int64(300))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from sys import getrefcount
 
 import ml_dtypes
 import numpy as np
@@ -14,16 +14,9 @@ from fallback import fold
 from fallback.kernels import chosen
 from gpusim.collectives import ragged_all_to_all
 from gpusim.collectives.ragged_plan import RECEIVER, ROWS, WRITTEN_TO, overlapping
+from tests.oracles.ragged_programs import NAMES, Program, random_program, reference
 
 Array = np.ndarray
-NAMES = (
-    "operand",
-    "output",
-    "input_offsets",
-    "send_sizes",
-    "output_offsets",
-    "recv_sizes",
-)
 SETS = st.sampled_from(["numpy", "compiled"])
 GROUPS = {
     1: [None],
@@ -32,90 +25,6 @@ GROUPS = {
     4: [None, [[0, 1], [2, 3]], [[3, 1], [0, 2]], [[0], [1], [2], [3]]],
     6: [None, [[0, 2, 4], [5, 3, 1]], [[0, 1], [5, 2], [3, 4]]],
 }
-
-
-@dataclass
-class Program:
-    """Arguments (R, *batch, ...) of one valid call."""
-
-    arguments: dict[str, Array]
-    groups: list[list[int]] | None
-    batch_ndim: int
-
-    @property
-    def size(self) -> int:
-        return len(self.arguments["operand"])
-
-    def call(self, function=ragged_all_to_all, *first, form: str = "stacked", **changed):
-        arguments = {**self.arguments, **changed}
-        handed_in = [list(x) if form == "list" else x for x in (*first, *arguments.values())]
-        return function(*handed_in, groups=self.groups, batch_ndim=self.batch_ndim)
-
-    def sends(self):
-        """Each slice: batch entry, sender, slice, rows sent, receiver, rows written."""
-        a = self.arguments
-        batch = a["send_sizes"].shape[1:-1]
-        for groups in [self.groups or [list(range(self.size))]]:
-            per_member = a["send_sizes"].shape[-1] // len(groups[0])
-            for b in np.ndindex(*batch):
-                for members in groups:
-                    for sender in members:
-                        for i in range(a["send_sizes"].shape[-1]):
-                            at = (sender, *b, i)
-                            start, rows = a["input_offsets"][at], a["send_sizes"][at]
-                            to = a["output_offsets"][at]
-                            receiver = members[i // per_member]
-                            yield (
-                                b,
-                                sender,
-                                i,
-                                slice(start, start + rows),
-                                receiver,
-                                slice(to, to + rows),
-                            )
-
-
-def random_program(rng, size, groups, *, batch=(), row=(), per_member=1, rows=3, overlap=True):
-    """A valid program: receivers lay their slices out in any order, with gaps between them."""
-    n = size if groups is None else len(groups[0])
-    slices = n * per_member
-    counts = rng.integers(0, rows + 1, (size, *batch, slices))
-    counts[rng.random(counts.shape) < 0.2] = 0
-    offsets = np.zeros_like(counts)
-    arrive = np.zeros_like(counts)
-    received = np.zeros_like(counts)
-    most_in, most_out = 1, 1
-    for b in np.ndindex(*batch):
-        for members in groups or [list(range(size))]:
-            for p, receiver in enumerate(members):
-                incoming = [
-                    (q, sender, p * per_member + j, q * per_member + j)
-                    for q, sender in enumerate(members)
-                    for j in range(per_member)
-                ]
-                for _, sender, i, k in incoming:
-                    received[(receiver, *b, k)] = counts[(sender, *b, i)]
-                at = int(rng.integers(0, 3))
-                for index in rng.permutation(len(incoming)):
-                    _, sender, i, _ = incoming[index]
-                    arrive[(sender, *b, i)] = at
-                    at += counts[(sender, *b, i)] + int(rng.integers(0, 2))
-                most_out = max(most_out, at)
-        for sender in range(size):
-            at = 0
-            for i in rng.permutation(slices):
-                offsets[(sender, *b, i)] = at
-                at += counts[(sender, *b, i)] * (rng.integers(0, 2) if overlap else 1)
-            most_in = max(most_in, at + rows)
-    arguments = {
-        "operand": rng.integers(1, 99, (size, *batch, most_in, *row)).astype(float),
-        "output": -rng.integers(1, 99, (size, *batch, most_out, *row)).astype(float),
-        "input_offsets": offsets,
-        "send_sizes": counts,
-        "output_offsets": arrive,
-        "recv_sizes": received,
-    }
-    return Program(arguments, groups, len(batch))
 
 
 @st.composite
@@ -129,15 +38,9 @@ def programs(draw: st.DrawFn, **fixed) -> Program:
         row=tuple(draw(st.lists(st.integers(0, 3), max_size=2))),
         per_member=draw(st.integers(1, 3)),
         rows=draw(st.integers(0, 4)),
+        ordered=draw(st.booleans()),
         **fixed,
     )
-
-
-def reference(program: Program) -> Array:
-    result = program.arguments["output"].copy()
-    for b, sender, _, sent, receiver, written in program.sends():
-        result[(receiver, *b)][written] = program.arguments["operand"][(sender, *b)][sent]
-    return result
 
 
 # What it computes
@@ -184,6 +87,18 @@ def test_rows_of_every_dtype_are_copied_not_computed_with(dtype):
     value = program.call().value
     assert value.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(value, reference(program))
+
+
+def test_rows_of_python_objects_are_held_by_the_result():
+    program = random_program(np.random.default_rng(2), 4, None, ordered=True)
+    one, other = object(), object()
+    a = program.arguments
+    a["operand"] = np.full_like(a["operand"], one, dtype=object)
+    a["output"] = np.full_like(a["output"], other, dtype=object)
+    held = getrefcount(one) + getrefcount(other)
+    value = program.call().value
+    np.testing.assert_array_equal(value, reference(program))
+    assert getrefcount(one) + getrefcount(other) == held + value.size
 
 
 def test_operands_may_be_the_same_on_all_replicas():
