@@ -359,6 +359,9 @@ struct Receivers {
   const U* const starts = reinterpret_cast<const U*>(given.starts);
   const U* const received = reinterpret_cast<const U*>(given.received);
 
+  static U least(U a, U b) { return a < b ? a : b; }
+  // A number of rows, of which no argument is larger than U's largest integer with a sign.
+  static U limit(i64 rows) { return static_cast<u64>(rows) < (~U(0) >> 1) ? rows : ~U(0) >> 1; }
   i64 each() const { return EACH ? EACH : given.slices / given.group_size; }
   i64 row_of(i64 member) const { return group[member] * given.entries + entry; }
   i64 slice(i64 sender, i64 receiver) const {
@@ -402,8 +405,7 @@ struct Receivers {
   __attribute__((always_inline)) void check_block(Found& found, i64 block) const {
     const i64 rest = given.slices - block, receivers = FULL ? RECEIVERS : count;
     const i64 slices = FULL || rest > RECEIVERS ? RECEIVERS : rest;
-    const U most = ~U(0) >> 1, source_rows = given.source_rows < most ? given.source_rows : most,
-            target_rows = given.target_rows < most ? given.target_rows : most;
+    const U source_rows = limit(given.source_rows), target_rows = limit(given.target_rows);
     U expected[RECEIVERS][RECEIVERS], wrong[RECEIVERS] = {};
     for (i64 j = 0; j < receivers; ++j) {
       const U* const from = received + row_of(first + j) * given.slices + block;
@@ -428,8 +430,12 @@ struct Receivers {
     for (i64 j = 0; j < receivers; ++j) found.wrong[j] |= wrong[j];
   }
 
+  // Another thread may change the arguments after they are checked: rows are written and read
+  // within the arrays all the same.
+
   // The rows that are not received, and some that are copied after them.
   void keep_rest(i64 receiver) const {
+    const U rows = limit(given.target_rows);
     char* const to = target(receiver);
     const char* const from = part(given.output, given.output_pitch, given.target_rows, receiver);
     i64 end = 0;
@@ -440,8 +446,9 @@ struct Receivers {
     for (i64 sender = 0; sender < given.group_size; ++sender) {
       const i64 at = slice(sender, receiver);
       for (i64 k = at; k < at + each(); ++k) {
-        if (end < static_cast<i64>(starts[k])) keep(starts[k]);
-        end = static_cast<i64>(starts[k] + sizes[k]);
+        const U start = least(starts[k], rows);
+        if (end < static_cast<i64>(start)) keep(start);
+        end = static_cast<i64>(start + least(sizes[k], rows - start));
       }
     }
     keep(given.target_rows);
@@ -450,6 +457,7 @@ struct Receivers {
   // The slices that N members receive, from `receiver` on.
   template <int N>
   void copy(i64 receiver) const {
+    const U source_rows = limit(given.source_rows), target_rows = limit(given.target_rows);
     char* to[N];
     for (int j = 0; j < N; ++j) to[j] = target(receiver + j);
     for (i64 sender = 0; sender < given.group_size; ++sender) {
@@ -458,9 +466,12 @@ struct Receivers {
         const i64 at = slice(sender, receiver) + k;
         _Pragma("clang loop unroll(full)")
         for (int j = 0; j < N; ++j) {
-          const i64 size = sizes[at + j * each()] * given.row;
-          char* const start = to[j] + starts[at + j * each()] * given.row;
-          const char* const begin = from + offsets[at + j * each()] * given.row;
+          const U rows = least(sizes[at + j * each()], least(source_rows, target_rows));
+          const i64 size = rows * given.row;
+          char* const start =
+              to[j] + least(starts[at + j * each()], target_rows - rows) * given.row;
+          const char* const begin =
+              from + least(offsets[at + j * each()], source_rows - rows) * given.row;
           if (size == sizeof(Line)) {
             Line line;
             __builtin_memcpy(&line, begin, sizeof line);
