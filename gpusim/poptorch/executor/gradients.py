@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -172,14 +173,11 @@ class Reducer:
             found = [name for name in found if name not in self.groups]
         return found if len(found) > 1 else []
 
-    @contextmanager
-    def _reduction(self, step: int) -> Iterator[None]:
+    def _reduction(self, step: int) -> AbstractContextManager[Any]:
         """The caller's reduction; without one, that of the options."""
         if self.stochastic and current().is_default:
-            with gpusim.reduction(rounding="stochastic", seed=seed_of(self.seed, step)):
-                yield
-        else:
-            yield
+            return gpusim.reduction(rounding="stochastic", seed=seed_of(self.seed, step))
+        return nullcontext()
 
     def _by_groups(
         self, gradients: Mapping[str, Tensor]

@@ -43,7 +43,8 @@ class Collector:
     """
 
     def __init__(self, mode: OutputMode | int, period: int, layout: MicroBatchLayout) -> None:
-        self.mode, self.period = OutputMode(mode), period
+        self.mode = mode if isinstance(mode, OutputMode) else OutputMode(mode)
+        self.period = period
         self._layout = layout
         self._steps: list[list[Tensor]] = []
         self._empty: list[Tensor] = []
