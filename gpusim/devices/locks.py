@@ -40,7 +40,7 @@ class Hold:
     @property
     def held(self) -> bool:
         """Whether the locks are this process's: not after `release`, and not in a forked child."""
-        return any([lock.is_locked for lock in self._locks])
+        return any(lock.is_locked for lock in self._locks)
 
     def release(self) -> None:
         """Release the locks; does nothing the second time, and nothing in a forked child."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from gpusim.poptorch.blocks import PlacementPlan, compiling
+from gpusim.poptorch.enums import OutputMode
 from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
 from gpusim.poptorch.executor.grouping import Grouping
@@ -20,9 +21,11 @@ from gpusim.poptorch.executor.outputs import Anchors
 from gpusim.poptorch.executor.weights import Weights
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.replicas import Program, compile_model
+from gpusim.poptorch.replicas.results import CHECKED
 
 __all__ = ["EXECUTION", "Executable", "Progress"]
 
+SYNTHETIC = "syntheticDataMode"  # PopART's name for what the options' methods set
 #: The option of `options._Popart.set` that chooses "lockstep" or "threads" for one model.
 EXECUTION = "gpusim.execution"
 
@@ -59,6 +62,9 @@ class Executable:
     - `options`: all of them; `training`: whether to differentiate and update.
     - `seed`: of random numbers; `groupings`: of parameters.
 
+    **Attributes**, of the options: `synthetic`: whether data is made on the device; `checked`:
+    whether infinities and NaNs are errors; `outputs`: the outputs' mode and period.
+
     Raises what the checks of inputs, weights and groupings raise, and what tracing raises.
     """
 
@@ -73,6 +79,10 @@ class Executable:
         groupings: Mapping[str, Grouping],
     ) -> None:
         self.options, self.training = options, training
+        # options are frozen, and read at every call
+        popart = options._Popart.options
+        self.synthetic, self.checked = bool(popart.get(SYNTHETIC)), bool(popart.get(CHECKED))
+        self.outputs = OutputMode(options.output_mode), int(options.output_return_period)
         self.arguments = given.described()
         self.layout = MicroBatchLayout.of(options)
         self.instances = Instances(options)
