@@ -7,14 +7,29 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from gpusim.poptorch._logging import logger
 from gpusim.poptorch.traces import open_traces
 
 __all__ = ["Channel"]
+
+
+class Tracepoint:
+    """A block whose time is logged and traced, also if it raises."""
+
+    def __init__(self, channel: str, name: str) -> None:
+        self._channel, self._name = channel, name
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        end = time.perf_counter()
+        logger.debug("[%s] %s took %.6f s", self._channel, self._name, end - self._begin)
+        for trace in open_traces():
+            trace.host(self._name, self._channel, self._begin, end)
 
 
 class Channel:
@@ -29,17 +44,9 @@ class Channel:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    @contextmanager
-    def tracepoint(self, name: str) -> Iterator[None]:
+    def tracepoint(self, name: str) -> Tracepoint:
         """Measure the time of a block, also if it raises."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            end = time.perf_counter()
-            logger.debug("[%s] %s took %.6f s", self.name, name, end - begin)
-            for trace in open_traces():
-                trace.host(name, self.name, begin, end)
+        return Tracepoint(self.name, name)
 
     def instrument(self, obj: Any, *methods: str) -> None:
         """Make a tracepoint of each call of some of an object's methods.

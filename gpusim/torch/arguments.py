@@ -48,7 +48,10 @@ def read(
     """
     leaves, structure = trees.flatten((args, kwargs))
     shapes = [_of_shape(tuple(leaf.shape)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    shown_args, shown_kwargs = trees.unflatten(structure, shapes)
+    if leaves and not kwargs and (in_dims is None or type(in_dims) is int):  # of each leaf
+        shown_args, shown_kwargs = tuple(shapes), kwargs
+    else:
+        shown_args, shown_kwargs = trees.unflatten(structure, shapes)
     found = read_arguments(what, in_dims, size, shown_args, shown_kwargs, "in_dims")
     for number, (leaf, axis) in enumerate(zip(leaves, found.axes, strict=True)):
         if axis is not None and not isinstance(leaf, Tensor):
@@ -56,7 +59,8 @@ def read(
                 f"{what}: leaf {number} of the arguments is of type {type(leaf).__name__} and "
                 "mapped; a tensor was expected (in_dims None passes it as it is)"
             )
-    return found._replace(leaves=leaves)
+    flat = found.structure is None and trees.LEAF_TYPES.issuperset(map(type, args))
+    return MapArguments(leaves, None if flat else structure, found.axes, found.size)
 
 
 def _of_shape(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

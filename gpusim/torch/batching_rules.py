@@ -78,6 +78,7 @@ PRODUCTS = {
     "baddbmm": _added(torch.bmm, drops=False),
 }
 
+COUNTED = 2**24  # ones that a sum of floats counts exactly
 MEAN = 1  # of torch's numbers of a loss's reduction; 0 is "none"
 
 
@@ -97,7 +98,8 @@ def _nll_loss_forward(
             found, total = losses.view(shape), losses.new_zeros(vmap.size)
         else:
             apart = vmap.size, len(classes) // vmap.size
-            total = (classes != ignored).view(apart).sum(1).to(losses.dtype)
+            exact = losses.dtype if apart[1] <= COUNTED else torch.int64
+            total = (classes != ignored).view(apart).sum(1, dtype=exact).to(losses.dtype)
             found = losses.view(apart).sum(1)
             found = found / total if reduction == MEAN else found
     return vmap.wrap(found), vmap.wrap(total)
@@ -119,11 +121,11 @@ def _nll_loss_backward(
     assert vmap is not None
     samples, classes, shape = _samples(vmap, x, target)
     each = _whole(vmap, cotangent / total if reduction == MEAN else cotangent)
+    unread = _whole(vmap, total).select(0, 0)  # where each sample has its own cotangent
     with below_batching():
         apart = vmap.size, len(classes) // vmap.size
         each = each.view(vmap.size, 1).expand(apart) if reduction else each
-        zero = samples.new_zeros(())
-        found = aten.nll_loss_backward(each.flatten(), samples, classes, None, 0, ignored, zero)
+        found = aten.nll_loss_backward(each.flatten(), samples, classes, None, 0, ignored, unread)
         found = found.view(*shape, samples.shape[1])
     return vmap.wrap(found)
 

@@ -144,8 +144,9 @@ def _run_here(
 ) -> list[Tensor]:
     """Look the axes up, and run the collective over them."""
     collective = spec.collective
+    what = f"{collective}'s operand"
     for operand in operands:
-        dtype_of(operand, f"{collective}'s operand")
+        dtype_of(operand, what)
     entries = resolve_names(names)
     for entry in entries:
         if entry.index is None and not isinstance(entry, TensorAxis):
@@ -153,13 +154,14 @@ def _run_here(
                 f"{collective} of tensors over axis {entry.name!r}, which a map of arrays has "
                 "bound; use gpusim.torch.vmap or gpusim.torch.pmap"
             )
-    here = tuple(entry.total for entry in entries)
-    if spec.sizes and spec.sizes != here:
-        raise ValueError(
-            f"{collective} over {names}: the graph was traced for axes of sizes {spec.sizes}, but "
-            f"runs with {here}"
-        )
-    spec = replace(spec, sizes=()) if spec.sizes else spec
+    if spec.sizes:
+        here = tuple(entry.total for entry in entries)
+        if spec.sizes != here:
+            raise ValueError(
+                f"{collective} over {names}: the graph was traced for axes of sizes {spec.sizes}, "
+                f"but runs with {here}"
+            )
+        spec = replace(spec, sizes=())
     plan = CollectivePlan(spec, names, enclosing_axes())
     marked = {entry.depth: entry.marker for entry in _needed(plan, entries)}
     markers = {depth: marker for depth, marker in marked.items() if marker is not None}

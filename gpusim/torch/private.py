@@ -8,7 +8,7 @@ names only: PyTorch documents them, and its optimizers consist of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
     "untransformed",
+    "vmap_flat",
 ]
 
 #: The attributes that all tensors have, as descriptors.
@@ -91,6 +92,31 @@ class VmapTransform(NamedTuple):
         """The tensor inside this vmap that has dimension 0 of `tensor` as batch dimension."""
         inside: Tensor = _functorch._add_batch_dim(tensor, 0, self.level)
         return inside
+
+
+def vmap_flat(
+    function: Callable[..., Iterable[Tensor]],
+    dims: Sequence[int | None],
+    size: int,
+    randomness: str,
+    arguments: Sequence[Any],
+) -> list[Tensor]:
+    """torch.func.vmap of a function whose results are tensors; their batch dimension is 0.
+
+    torch.func.vmap flattens and checks arguments that are flat and checked, and looks for an
+    exporter at each of them: that takes several times as long.
+    """
+    if operators_are_seen() or torch.compiler.is_compiling():  # these record torch's function
+        return [*torch.func.vmap(function, tuple(dims), 0, randomness)(*arguments)]
+    level = _functorch._vmap_increment_nesting(size, randomness)
+    try:
+        inside = [
+            x if dim is None else _functorch._add_batch_dim(x, dim, level)
+            for x, dim in zip(arguments, dims, strict=True)
+        ]
+        return [_functorch._remove_batch_dim(x, level, size, 0) for x in function(*inside)]
+    finally:
+        _functorch._vmap_decrement_nesting()
 
 
 def below_batching() -> AbstractContextManager[Any]:

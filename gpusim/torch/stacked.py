@@ -55,10 +55,10 @@ def compute(
         if plan.operation.local is not None:
             return _run_local(operands, origins, plan, entries)
         later = iter(entries[len(plan.enclosing) :])
-        axes = tuple(next(later) if o == UNNAMED else entries[o] for o in origins)
-        values = [_enter(operand, axes, plan.spec.collective) for operand in operands]
-        results = _bind(plan, values)
-        return [_leave(result, axes, plan) for result in results]
+        axes = tuple([next(later) if o == UNNAMED else entries[o] for o in origins])
+        values = _enter(operands, axes, f"{plan.spec.collective}'s operand")
+        replicated = plan.replicated
+        return [_leave(result, axes, replicated) for result in _bind(plan, values)]
 
 
 def _run_local(
@@ -85,20 +85,22 @@ def _bind(plan: CollectivePlan, values: list[Any]) -> list[Any]:
     return [result for results in wanted for result in results]
 
 
-def _in_depth(axes: Axes) -> list[int]:
-    return sorted(range(len(axes)), key=lambda place: axes[place].depth)
+def _enter(operands: Sequence[Tensor], axes: Axes, what: str) -> list[Any]:
+    """The tensors as values inside gpusim's maps."""
+    order = [*range(len(axes))]
+    if len(axes) > 1:
+        order.sort(key=lambda place: axes[place].depth)
+    moved = order != [*range(len(axes))]
+    entered, values = tuple([axes[place] for place in order]), []
+    for operand in operands:
+        if moved:
+            operand = operand.permute((*order, *range(len(axes), operand.ndim)))
+        data = read_only(as_array(operand, what))
+        values.append(wrap(data, entered) if axes else data)
+    return values
 
 
-def _enter(operand: Tensor, axes: Axes, name: str) -> Any:
-    """The tensor as a value inside gpusim's maps."""
-    order = _in_depth(axes)
-    if order != [*range(len(axes))]:
-        operand = operand.permute((*order, *range(len(axes), operand.ndim)))
-    data = read_only(as_array(operand, f"{name}'s operand"))
-    return wrap(data, tuple(axes[place] for place in order)) if axes else data
-
-
-def _leave(result: Any, axes: Axes, plan: CollectivePlan) -> Tensor:
+def _leave(result: Any, axes: Axes, replicated: bool) -> Tensor:
     """A result with all of these leading dimensions; what is the same on all replicas is in memory
     once."""
     data, own = unpack(result)
@@ -111,8 +113,8 @@ def _leave(result: Any, axes: Axes, plan: CollectivePlan) -> Tensor:
         return found
     if leading:
         found = found[(*(slice(None) if axis in leading else None for axis in axes), ...)]
-    expanded = found.expand((*(axis.size for axis in axes), *data.shape[len(leading) :]))
-    return expanded if plan.replicated else expanded.contiguous()
+    expanded = found.expand((*[axis.size for axis in axes], *data.shape[len(leading) :]))
+    return expanded if replicated else expanded.contiguous()
 
 
 @stacked.register_fake
@@ -147,7 +149,9 @@ def _vmap_stacked(
 def batched(x: Tensor, dim: int | None, size: int) -> Tensor:
     """The tensor with its batch dimension first. What is not batched is the same for all: it counts
     once for each of them."""
-    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    if dim is None:
+        return x.expand(size, *x.shape)
+    return x.movedim(dim, 0) if dim else x
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

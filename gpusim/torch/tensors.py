@@ -4,7 +4,7 @@ GPU."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -144,9 +144,13 @@ def as_tensor(array: Any, *, copy: bool = False) -> torch.Tensor:
 def _fits(array: Any) -> bool:
     """Whether torch can have the array's memory as it is."""
     writeable = on_device(array) or array.flags.writeable
-    return writeable and all(
-        stride >= 0 and stride % array.dtype.itemsize == 0 for stride in array.strides
-    )
+    if not writeable:
+        return False
+    size = array.dtype.itemsize
+    for stride in array.strides:
+        if stride < 0 or stride % size:
+            return False
+    return True
 
 
 # On a GPU: torch's current stream, and torch's allocator.
@@ -168,14 +172,17 @@ def _free(address: int, device: int) -> None:
     torch.cuda.caching_allocator_delete(address)
 
 
-@contextmanager
-def on_stream_of(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def on_stream_of(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
     """CuPy's work inside runs where torch's would: the tensors' GPU, torch's current stream there,
     memory from torch's allocator. Nothing for tensors on the host."""
-    tensor = next((x for x in tensors if x.is_cuda), None)
-    if tensor is None:
-        yield
-        return
+    for x in tensors:
+        if x.is_cuda:
+            return _on_stream_of(x)
+    return nullcontext()
+
+
+@contextmanager
+def _on_stream_of(tensor: torch.Tensor) -> Iterator[None]:
     cupy = _cupy()
     stream = torch.cuda.current_stream(tensor.device)
     allocator = cupy.cuda.PythonFunctionAllocator(_allocate, _free)

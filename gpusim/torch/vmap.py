@@ -19,6 +19,7 @@ from ..maps.axis_environment import (
 )
 from .arguments import agree_on_shared, as_result, check_dims, read, take_replicated
 from .axes import TensorAxis
+from .private import vmap_flat
 
 __all__ = ["vmap"]
 
@@ -88,15 +89,17 @@ def vmap(
                 (TensorAxis(axis_name, arguments.size, sharding, marker),)
             ):
                 results, structure = trees.flatten(arguments.call(f, [*leaves]))
-            whole = trees.unflatten(structure, results)
-            places = trees.broadcast_prefix(out_dims, whole, "vmap out_dims")
-            return tuple(as_result("vmap", result, marker.device) for result in results)
+            if out_dims is None or type(out_dims) is int:
+                places = [out_dims] * len(results)
+            else:
+                whole = trees.unflatten(structure, results)
+                places = trees.broadcast_prefix(out_dims, whole, "vmap out_dims")
+            return tuple([as_result("vmap", result, marker.device) for result in results])
 
         device = next((x.device for x in arguments.leaves if isinstance(x, Tensor)), None)
         marker = torch.arange(arguments.size, dtype=torch.int32, device=device)
-        stacked = torch.func.vmap(replica, (0, *arguments.axes), 0, randomness)(
-            marker, *arguments.leaves
-        )
+        dims, leaves = (0, *arguments.axes), (marker, *arguments.leaves)
+        stacked = vmap_flat(replica, dims, arguments.size, randomness, leaves)
         found = [
             take_replicated("vmap", x, axis_name) if place is None else moved(x, place)
             for x, place in zip(stacked, places, strict=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +24,7 @@ import gpusim.torch as gt
 from gpusim import poptorch
 from gpusim.poptorch.losses import identity_loss
 from gpusim.poptorch.replicas import AXIS, Program, Step, compile_model, flatten
+from gpusim.poptorch.replicas.passes import call_directly
 
 from .poptorch_models import infer
 
@@ -1216,3 +1218,14 @@ def test_inference_has_no_gradients_to_anchor(execution: str) -> None:
 def test_an_anchor_that_there_is_not_is_an_error() -> None:
     with pytest.raises(poptorch.Error, match="Anchored tensor 'nothing' is none of the model's: w"):
         run(Model(lambda self, x: mean(x @ self.w)), inputs(1), None, options=anchoring("nothing"))
+
+
+def test_graphs_reshape_by_methods_which_read_no_lists() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.view(2, -1), torch.mm(x.view(2, 2), x.view(2, 2)).view(1, 4), y.view(())
+
+    given = torch.arange(4.0), torch.ones(1)
+    graph = make_fx(function)(*given)
+    call_directly(graph)
+    assert graph.code.count(".view(") == 4 and ", [])" in graph.code
+    assert all(map(torch.equal, graph(*given), function(*given)))

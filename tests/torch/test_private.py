@@ -212,6 +212,27 @@ def test_a_level_of_vmap_is_left_and_entered() -> None:
     assert torch.equal(result, 3 * x.T)
 
 
+def test_a_vmap_of_flat_arguments_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, y: Tensor, factor: float) -> tuple[Tensor, ...]:
+        return x.sum() * factor, y, torch.ones(2), x * torch.rand(())
+
+    x, y = torch.arange(6.0).view(2, 3), torch.arange(3)
+    expected = torch.func.vmap(function, (1, None, None), 0, "same")
+    torch.manual_seed(0)
+    wanted = expected(x, y, 2.0)
+    with monkeypatch.context() as without:
+        without.setattr(torch.func, "vmap", None)
+        torch.manual_seed(0)
+        found = private.vmap_flat(function, (1, None, None), 3, "same", (x, y, 2.0))
+        with pytest.raises(RuntimeError, match="randomness"):
+            private.vmap_flat(function, (1, None, None), 3, "error", (x, y, 2.0))
+        assert private.innermost_vmap() is None
+    assert all(map(torch.equal, found, wanted))
+    with Operators(), pytest.raises(TypeError), monkeypatch.context() as without:
+        without.setattr(torch.func, "vmap", None)  # which tracers see, and has to run
+        private.vmap_flat(function, (1, None, None), 3, "same", (x, y, 2.0))
+
+
 def test_a_batching_rule_calls_what_is_below_its_vmap() -> None:
     library = torch.library.Library("gpusim_test_rules", "DEF")
     library.define("twice(Tensor x) -> Tensor")

@@ -20,12 +20,11 @@ from gpusim.poptorch.executor.profile import Profile, Span
 from gpusim.poptorch.executor.training import Training
 from gpusim.poptorch.poptorch_core import createPoptorchError
 from gpusim.poptorch.replicas import Step, flatten, flatten_like
-from gpusim.poptorch.replicas.results import CHECKED, INVALID
+from gpusim.poptorch.replicas.results import INVALID
 from gpusim.torch.private import FakeTensor
 
 __all__ = ["Result", "run"]
 
-SYNTHETIC = "syntheticDataMode"  # PopART's names for what the options' methods set
 KEPT = (
     "The model returned a tensor that it kept when it was compiled, which has no values; outputs "
     "have to be made of the inputs each time"
@@ -60,7 +59,7 @@ def run(
     - poptorch.Error: for infinities and NaNs, if the options forbid them.
     """
     tensors = executable.arguments.check(given)
-    with executable.instances.together(), executable.weights.model_kept(), on_ipu():
+    with executable.instances.together(), executable.model_kept(), on_ipu():
         return ModelCall(executable, tensors, training, profile).run()
 
 
@@ -75,9 +74,7 @@ class ModelCall:
         profile: Profile,
     ) -> None:
         self._of, self._training, self._profile = executable, training, profile
-        popart = executable.options._Popart.options
-        made = bool(popart.get(SYNTHETIC, 0))
-        self._checked = bool(popart.get(CHECKED, False))
+        made = executable.synthetic
         self._host = tensors
         self._device = executable.weights.device
         with profile.span("upload inputs", "upload", tensors=len(self._host)):
@@ -87,7 +84,7 @@ class ModelCall:
         self._count = 0  # of tensors that forward returns
         self._first: Any = None  # step's outputs, as all others' are ordered
         self._rebuild: Any = None
-        check_period(executable.options, executable.layout)
+        check_period(*executable.outputs, executable.layout)
         self._anchors = executable.anchors.collectors()
 
     def _on_device(self, made: bool) -> list[Tensor]:
@@ -148,7 +145,7 @@ class ModelCall:
             self._batches.write(place, iteration, accumulation, value)
         of.anchors.add(self._anchors, iteration, accumulation, step.anchors)
         self._collect(iteration, accumulation, step)
-        if self._checked:
+        if self._of.checked:
             check_finite(step)
         return step
 
@@ -162,8 +159,7 @@ class ModelCall:
             if isinstance(tensor, FakeTensor):
                 raise createPoptorchError(KEPT)
         if self._outputs is None:
-            mode, period = self._of.options.output_mode, self._of.options.output_return_period
-            self._outputs = Collector(mode, period, self._of.layout)
+            self._outputs = Collector(*self._of.outputs, self._of.layout)
             self._count = len(tensors)
         returned = len(tensors) if self._outputs.transfers(iteration, accumulation) else 0
         self._counters.note("output", returned)

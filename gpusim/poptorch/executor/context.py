@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,18 +26,22 @@ def isRunningOnIpu() -> bool:
     return _on_ipu.get()
 
 
-@contextmanager
-def on_ipu() -> Iterator[None]:
-    """`isRunningOnIpu` is true inside; replicas' threads copy that.
+class on_ipu:
+    """A block in which `isRunningOnIpu` is true; replicas' threads copy that.
 
     The caller's inference mode is off inside: tensors that are computed there outlive it.
     """
-    token = _on_ipu.set(True)
-    try:
-        with torch.inference_mode(False):
-            yield
-    finally:
-        _on_ipu.reset(token)
+
+    def __enter__(self) -> None:
+        self._token = _on_ipu.set(True)
+        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
+        if self._inference is not None:
+            self._inference.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._inference is not None:
+            self._inference.__exit__(*error)
+        _on_ipu.reset(self._token)
 
 
 @atexit.register

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import nn
 
 from gpusim.poptorch.blocks import PlacementPlan, compiling
+from gpusim.poptorch.enums import OutputMode
 from gpusim.poptorch.executor.arguments import Arguments, for_device
 from gpusim.poptorch.executor.context import on_ipu
 from gpusim.poptorch.executor.grouping import Grouping
@@ -19,9 +21,11 @@ from gpusim.poptorch.executor.outputs import Anchors
 from gpusim.poptorch.executor.weights import Weights
 from gpusim.poptorch.options import Options
 from gpusim.poptorch.replicas import Program, compile_model
+from gpusim.poptorch.replicas.results import CHECKED
 
 __all__ = ["EXECUTION", "Executable", "Progress"]
 
+SYNTHETIC = "syntheticDataMode"  # PopART's name for what the options' methods set
 #: The option of `options._Popart.set` that chooses "lockstep" or "threads" for one model.
 EXECUTION = "gpusim.execution"
 
@@ -58,6 +62,9 @@ class Executable:
     - `options`: all of them; `training`: whether to differentiate and update.
     - `seed`: of random numbers; `groupings`: of parameters.
 
+    **Attributes**, of the options: `synthetic`: whether data is made on the device; `checked`:
+    whether infinities and NaNs are errors; `outputs`: the outputs' mode and period.
+
     Raises what the checks of inputs, weights and groupings raise, and what tracing raises.
     """
 
@@ -72,6 +79,10 @@ class Executable:
         groupings: Mapping[str, Grouping],
     ) -> None:
         self.options, self.training = options, training
+        # options are frozen, and read at every call
+        popart = options._Popart.options
+        self.synthetic, self.checked = bool(popart.get(SYNTHETIC)), bool(popart.get(CHECKED))
+        self.outputs = OutputMode(options.output_mode), int(options.output_return_period)
         self.arguments = given.described()
         self.layout = MicroBatchLayout.of(options)
         self.instances = Instances(options)
@@ -90,6 +101,13 @@ class Executable:
         self.program = self._traced(model, given)
         self.anchors = Anchors(options, self.layout)
         self.weights.check_buffers(self.program.changed_buffers)
+
+    def model_kept(self) -> AbstractContextManager[None]:
+        """A block for a call, after which the model holds its own parameters and buffers.
+
+        Only replicas in threads run its forward, which may do anything.
+        """
+        return nullcontext() if self.program.in_lockstep else self.weights.model_kept()
 
     def _traced(self, model: nn.Module, given: Arguments) -> Program:
         warn = Warnings(self.options)

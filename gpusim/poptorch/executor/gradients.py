@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 import gpusim
 import gpusim.torch as gt
 from gpusim.collectives import Call, all_gather, dispatch, psum
-from gpusim.collectives.joining import SMALL, joins
+from gpusim.collectives.joining import SMALL, joins, split
 from gpusim.groups import Groups
 from gpusim.maps.records import NOBODY, called_by
 from gpusim.poptorch.enums import MeanReductionStrategy, ReductionType
@@ -56,9 +57,8 @@ def _join(gradients: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor
 
 def _split(whole: Tensor, like: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
     """The sum (1, elements) of joined gradients as theirs, by name."""
-    shapes = [like[name].shape[1:] for name in names]
-    parts = whole.split_with_sizes([shape.numel() for shape in shapes], 1)
-    return {name: x.view(1, *s) for name, x, s in zip(names, parts, shapes, strict=True)}
+    parts = split(gt.as_array(whole)[0], [(1, *like[name].shape[1:]) for name in names])
+    return dict(zip(names, map(torch.from_numpy, parts), strict=True))
 
 
 class Accumulator:
@@ -172,14 +172,11 @@ class Reducer:
             found = [name for name in found if name not in self.groups]
         return found if len(found) > 1 else []
 
-    @contextmanager
-    def _reduction(self, step: int) -> Iterator[None]:
+    def _reduction(self, step: int) -> AbstractContextManager[Any]:
         """The caller's reduction; without one, that of the options."""
         if self.stochastic and current().is_default:
-            with gpusim.reduction(rounding="stochastic", seed=seed_of(self.seed, step)):
-                yield
-        else:
-            yield
+            return gpusim.reduction(rounding="stochastic", seed=seed_of(self.seed, step))
+        return nullcontext()
 
     def _by_groups(
         self, gradients: Mapping[str, Tensor]

@@ -42,8 +42,8 @@ class Collector:
     [tensor([ 2., 20.])]
     """
 
-    def __init__(self, mode: OutputMode | int, period: int, layout: MicroBatchLayout) -> None:
-        self.mode, self.period = OutputMode(mode), period
+    def __init__(self, mode: OutputMode, period: int, layout: MicroBatchLayout) -> None:
+        self.mode, self.period = mode, period
         self._layout = layout
         self._steps: list[list[Tensor]] = []
         self._empty: list[Tensor] = []
@@ -77,10 +77,9 @@ class Collector:
         return [joined(steps) for steps in zip(*self._steps, strict=True)]
 
 
-def check_period(options: Options, layout: MicroBatchLayout) -> None:
+def check_period(mode: OutputMode, period: int, layout: MicroBatchLayout) -> None:
     """Raise poptorch.Error if the period of the outputs' EveryN does not divide the iterations."""
-    period = options.output_return_period
-    if options.output_mode == OutputMode.EveryN and layout.iterations % period:
+    if mode is OutputMode.EveryN and layout.iterations % period:
         raise createPoptorchError(
             f"Options.outputMode(EveryN, {period}): the period must divide "
             f"Options.deviceIterations({layout.iterations})"

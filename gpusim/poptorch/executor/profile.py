@@ -6,6 +6,7 @@ import json
 import os
 import time
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ VARIABLE = "POPLAR_ENGINE_OPTIONS"
 DIRECTORY = "autoReport.directory"
 WANTED = ("autoReport.all", "autoReport.outputDebugInfo", "autoReport.outputExecutionProfile")
 FILE = "trace.json"
+NOTHING = nullcontext()
 
 
 class Profile:
@@ -52,9 +54,9 @@ class Profile:
             names = [named(replica, ipus) for replica in replicas]
             self._rows = [self._trace.row("replicas", name, (id(self), name)) for name in names]
 
-    def span(self, name: str, category: str, **args: Any) -> Span:
+    def span(self, name: str, category: str, **args: Any) -> AbstractContextManager[None]:
         """A block in which all replicas do something."""
-        return Span(self, name, category, args)
+        return NOTHING if self._trace is None else Span(self, name, category, args)
 
     def add(self, name: str, category: str, begin: float, end: float, **args: Any) -> None:
         """Add an event of all replicas: they run together, so all take as long."""
@@ -101,7 +103,8 @@ class Span:
         end = time.perf_counter()
         if self._counters is not None:
             self._counters.device_seconds += end - self._begin
-        self._profile.add(*self._event, self._begin, end, **self._args)
+        if self._profile.path is not None:
+            self._profile.add(*self._event, self._begin, end, **self._args)
 
 
 def path_of(options: Options, training: bool) -> Path | None:

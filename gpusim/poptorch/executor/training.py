@@ -87,10 +87,7 @@ class Training:
         self._updater.pull()  # before the loss is scaled
         self._scale = self._updater.loss_scale  # which the update may change
         seed = seed_of(progress.seed, ACCUMULATORS, progress.updates) if self._stochastic else None
-        return Accumulator(self._dtype, self._reducer.running, seed)
-
-    def _dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
-        return self._updater.accumulate_dtype(name, dtype)
+        return Accumulator(self._updater.accumulate_dtype, self._reducer.running, seed)
 
     def update(self, accumulator: Accumulator, timed: Timed) -> None:
         """Reduce the accumulated gradients, and update the weights; both are `timed`."""

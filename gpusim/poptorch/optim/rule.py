@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -125,8 +125,7 @@ class Rounder:
 BLOCK = 2**18  # elements: 1 MiB for each of weight, gradient, accumulators and temporaries
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A parameter, or a part of it.
 
     - `weight`, `stored`: the weight and its accumulators, which are changed.

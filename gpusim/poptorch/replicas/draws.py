@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fallback import random as kernels
@@ -29,11 +30,16 @@ OPERATORS = 20
 Size = Sequence[int]
 
 
-def streams(seed: int, counter: int, replicas: Sequence[int], device: Any = None) -> Tensor:
+def streams(
+    seed: int, counter: int, replicas: Sequence[int] | NDArray[np.int64], device: Any = None
+) -> Tensor:
     """The streams of these replicas in a micro-batch: int64 rows of seed, counter, replica."""
-    signed = seed - 2**64 if seed >= 2**63 else seed
-    rows = [[signed, counter, replica] for replica in replicas]
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+    rows = np.empty((len(replicas), 3), np.int64)
+    rows[:, 0] = seed - 2**64 if seed >= 2**63 else seed
+    rows[:, 1] = counter
+    rows[:, 2] = replicas
+    found = torch.from_numpy(rows)
+    return found if device is None else found.to(device)
 
 
 @torch.library.custom_op(

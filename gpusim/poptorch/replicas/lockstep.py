@@ -53,11 +53,12 @@ class Lockstep:
     def run(self, batch: MicroBatch) -> Step:
         """Run one micro-batch."""
         state = [*batch.parameters.values(), *batch.buffers.values()]
+        several = self._replicas > 1
         axes: list[int | None] = []
         operands = []
         for place, x in enumerate(state):
             # equal on all replicas, in memory once
-            shared = x.stride(0) == 0 and x.shape[0] > 1 and place not in self._changed
+            shared = several and x.stride(0) == 0 and place not in self._changed
             axes.append(None if shared else 0)
             operands.append(x[0] if shared else x)
         forward = self._graph(tuple(axes)).forward

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -59,7 +60,7 @@ class Program:
     ) -> None:
         self._execution = execution
         self._context = context
-        self._replicas = replicas
+        self._replicas = np.asarray(replicas)
         self.parameters = tuple(state.parameters)
         self.buffers = tuple(state.buffers)
         self.execution = execution.name
@@ -74,6 +75,11 @@ class Program:
         loss = [LOSS] if context.training else []
         self.names = (*self.parameters, *self._inputs, *summary.names, *loss, *gradients)
         self._anchors = {name: find_name(name, self.names) for name in wanted}
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether a graph runs, and not the model's own forward."""
+        return self.execution == Lockstep.name
 
     def run(
         self,
@@ -106,12 +112,12 @@ class Program:
                 )
         own = {name: parameters[name] for name in self.parameters}
         before = {name: buffers[name] for name in self.buffers}
-        first = next(iter((*own.values(), *before.values(), *inputs)), None)
-        device = None if first is None else first.device
+        values = (*own.values(), *before.values(), *inputs)
+        device = values[0].device if values else None
         stream = streams(seed, counter, self._replicas, device)
 
         def step(scale: float) -> Step:
-            factor = torch.tensor(float(scale), device=device)
+            factor = torch.scalar_tensor(float(scale), device=device)
             batch = MicroBatch(own, before, inputs, stream, factor)
             token = MODEL_CONTEXT.set(self._context)
             try:
