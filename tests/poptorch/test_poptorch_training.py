@@ -334,3 +334,32 @@ def test_groups_that_cannot_be(weights: Tensor, size: int, message: str) -> None
         executor(torch.ones(4, 2))
     executor.destroy()
     assert copy.deepcopy(model).w.shape == weights.shape
+
+
+def test_parameters_without_axes_or_elements_are_trained_too() -> None:
+    """Their gradients are folded with the others."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 1)
+            self.scale = torch.nn.Parameter(torch.tensor(1.0))
+            self.none = torch.nn.Parameter(torch.ones(0, 3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.linear(x) * self.scale + self.none.sum()
+            return y, poptorch.identity_loss(y.sum(), reduction="sum")
+
+    torch.manual_seed(0)
+    model = Scaled()
+    options = Options().replicationFactor(2)
+    trained = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.5))
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    expected = [parameter.detach().clone() for parameter in model.parameters()]
+    loss = torch.stack([model(row[None])[0].sum() for row in x]).mean()
+    changes = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+    trained(x)
+    trained.copyWeightsToHost()
+    for found, before, change in zip(model.parameters(), expected, changes, strict=True):
+        assert change is not None
+        torch.testing.assert_close(found.detach(), before - 0.5 * change)

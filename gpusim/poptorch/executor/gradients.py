@@ -50,7 +50,8 @@ def round_to_dtype(value: Tensor, dtype: torch.dtype, seed: int | None) -> Tenso
 
 def _join(gradients: Mapping[str, Tensor], names: list[str]) -> dict[str, Tensor]:
     """The gradients, with those of these names as one (replicas, elements) under the first name."""
-    whole = torch.cat([gradients[name].flatten(1) for name in names], 1)
+    each = [gradients[name] for name in names]
+    whole = torch.cat([x.reshape(x.shape[0], x.shape[1:].numel()) for x in each], 1)
     left = set(names)
     return {names[0]: whole} | {name: x for name, x in gradients.items() if name not in left}
 
