@@ -59,7 +59,7 @@ def run(
     - poptorch.Error: for infinities and NaNs, if the options forbid them.
     """
     tensors = executable.arguments.check(given)
-    with executable.instances.together(), executable.model_kept(), on_ipu():
+    with executable.instances.together(), executable.weights.model_kept(), on_ipu():
         return ModelCall(executable, tensors, training, profile).run()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import nn
@@ -101,13 +100,6 @@ class Executable:
         self.program = self._traced(model, given)
         self.anchors = Anchors(options, self.layout)
         self.weights.check_buffers(self.program.changed_buffers)
-
-    def model_kept(self) -> AbstractContextManager[None]:
-        """A block for a call, after which the model holds its own parameters and buffers.
-
-        Only replicas in threads run its forward, which may do anything.
-        """
-        return nullcontext() if self.program.in_lockstep else self.weights.model_kept()
 
     def _traced(self, model: nn.Module, given: Arguments) -> Program:
         warn = Warnings(self.options)
