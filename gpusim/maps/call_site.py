@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
@@ -34,10 +35,13 @@ STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 def is_users(frame: FrameType) -> bool:
     """Whether a frame runs code that is neither gpusim's, nor a library's, nor Python's own."""
-    name: str = frame.f_globals.get("__name__", "")
-    if name.startswith(_NOT_USERS):
+    return _is_users(frame.f_globals.get("__name__", ""), frame.f_code.co_filename)
+
+
+@functools.lru_cache(4096)  # a collective asks for each of its frames
+def _is_users(module: str, path: str) -> bool:
+    if module.startswith(_NOT_USERS):
         return False
-    path = frame.f_code.co_filename
     return "site-packages" in path or not path.startswith((STANDARD_LIBRARY, "<frozen"))
 
 

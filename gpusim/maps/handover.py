@@ -1,9 +1,11 @@
 """A thread's wait until another thread hands over to it, on the same core where that is quick.
 
-Linux wakes a thread on an idle core if there is one. If the waking thread goes to sleep itself,
-that core had to be woken, which takes longer than many a collective: on two cores, 64 ranks in
-turns need twice the time. So the woken thread may run on the waking thread's core only, until it
-runs. Then its mask of cores is what it was: what it starts or computes is not bound to one core.
+Linux may wake a thread on an idle core. If the waking thread goes to sleep itself, that core had to
+be woken, which takes longer than many a collective. So a thread that ran on another core than the
+waking one's may run only there the next times, until it runs. Then its mask of cores is what it
+was: what it starts or computes is not bound to one core.
+
+Some kernels keep threads together by themselves; masks then cost more than they save.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ __all__ = ["HandOver"]
 
 MASK_BYTES = 128
 """Of a mask of 1,024 cores, as the C library has it."""
+
+KEPT = 8
+"""How often a thread that ran elsewhere is kept on the waking thread's core, before it is free."""
 
 
 @functools.cache
@@ -54,6 +59,8 @@ class HandOver:
         self._system: Any = None
         self._mask: Any = None  # its cores,
         self._masked = False  # while it may run on one only
+        self._core = -1  # where it was woken without a mask
+        self._kept = 0  # how often it is masked from now on
 
     def wait(self) -> None:
         """Wait to be woken, in the one thread that does."""
@@ -64,13 +71,19 @@ class HandOver:
         if self._masked:
             self._masked = False
             self._system.sched_setaffinity(0, MASK_BYTES, self._mask)
+        elif self._core >= 0 and self._core != self._system.sched_getcpu():
+            self._kept = KEPT
 
     def wake(self, here: bool = False) -> None:
         """Let the other thread go on: `here`, on this core, if this thread is about to wait."""
         system = self._system if here else None
-        if system is not None and 0 <= (core := system.sched_getcpu()) < 8 * MASK_BYTES:
-            self._masked = (
-                system.sched_getaffinity(self._thread, MASK_BYTES, self._mask) == 0
-                and system.sched_setaffinity(self._thread, MASK_BYTES, _only(core)) == 0
-            )
+        self._core = -1
+        if system is not None:
+            self._core = system.sched_getcpu()
+            if self._kept and 0 <= self._core < 8 * MASK_BYTES:
+                self._kept -= 1
+                self._masked = (
+                    system.sched_getaffinity(self._thread, MASK_BYTES, self._mask) == 0
+                    and system.sched_setaffinity(self._thread, MASK_BYTES, _only(self._core)) == 0
+                )
         self._lock.release()

@@ -89,3 +89,40 @@ def test_to_wake_a_thread_that_has_ended_is_no_error() -> None:
     thread.join(30)
     turn.wake(here=True)
     turn.wait()
+
+
+def test_only_a_thread_that_ran_elsewhere_is_kept_on_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core, masks = 0, 0
+
+    class System:
+        def sched_getcpu(self) -> int:
+            return core
+
+        def sched_getaffinity(self, *_: object) -> int:
+            return 0
+
+        def sched_setaffinity(self, *_: object) -> int:
+            nonlocal masks
+            masks += 1
+            return 0
+
+    monkeypatch.setattr(handover, "_system", System)
+    turn = HandOver()
+    turn.wake()
+    turn.wait()
+
+    def hand_over(runs_on: int) -> int:
+        """The number of masks that are set, for the turn and back."""
+        nonlocal core, masks
+        core = masks = 0
+        turn.wake(here=True)
+        core = runs_on
+        turn.wait()
+        return masks
+
+    assert [hand_over(0) for _ in range(3)] == [0] * 3
+    assert hand_over(1) == 0
+    kept = handover.KEPT
+    assert [hand_over(0) for _ in range(kept + 2)] == [2] * kept + [0, 0]

@@ -91,6 +91,10 @@ class RankWork(dist.Work):
     Work of Python's, as DDP is in a join, does not keep the Python object alive.
     """
 
+    _source = -1
+    _polls = 0
+    _future: torch.futures.Future[list[Tensor]] | None = None
+
     def __init__(
         self,
         rank: Rank,
@@ -105,10 +109,7 @@ class RankWork(dist.Work):
         self._site = site
         # Memory of a GPU may be used again when the rank's stream has waited for the call.
         self._part, self._tensors = part, tensors
-        self._source = -1
-        self._polls = 0
         rank.unfinished.add(self)
-        self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the call, without the turn. There is no time limit: a call in vain is known."""

@@ -25,7 +25,7 @@ from .folds import (
     multiplied,
     settle,
 )
-from .memory import Array, array_of, bits_of, flat_bits, kind_of, move
+from .memory import Array, array_of, bits_of, device_of, dtype_name, flat_bits, kind_of, move
 from .private import ProcessGroup, has_gpu, without_dynamo
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class RankGroup(ProcessGroup):
         `record` are more fields for the record.
         """
         self._check_open(operation)
-        device = _device_of(operation, [*outputs, *tensors, *uneven])
+        device = device_of(operation, [*outputs, *tensors, *uneven])
         kinds = tuple(map(kind_of, tensors))
         number, self._calls = self._calls, self._calls + 1
         work = self._exchange.post(
@@ -192,7 +192,7 @@ class RankGroup(ProcessGroup):
         reduction, number = None, 0
         if tensors:
             size = sum([tensor.nbytes for tensor in tensors])
-            told = FoldCall(operation, self._key.ranks, str(tensors[0].dtype)[6:], size)
+            told = FoldCall(operation, self._key.ranks, dtype_name(tensors[0].dtype), size)
             reduction, number = self._settle(told, len(tensors))
         if name == "PREMUL_SUM" and reduction is not None and reduction.order == "gloo-ring":
             raise ValueError(
@@ -505,7 +505,7 @@ class RankGroup(ProcessGroup):
                     pairs.append((target, source))
             move(pairs)
 
-        dtype = str(inputs[0].dtype)[6:]
+        dtype = dtype_name(inputs[0].dtype)
         received, sent = (tuple(bits.size for bits in side) for side in part)
         record = {"send_counts": sent, "receive_counts": received}
         return self._post(what, part, outputs, compute, uneven=inputs, record=record, dtype=dtype)
@@ -636,14 +636,6 @@ def _target_and_member(tensor: Tensor, op: Any, name: str, what: str) -> tuple[A
             )
         factor = factor.item()
     return array, multiplied(array, factor)
-
-
-def _device_of(what: str, tensors: list[Tensor]) -> str:
-    """The device of a call's tensors, which all ranks share; TypeError if they have several."""
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) > 1:
-        raise TypeError(f"{what}: expected tensors of one device, got {sorted(map(str, devices))}")
-    return str(devices.pop()) if devices else "cpu"
 
 
 def _row(tensors: Any) -> list[Tensor]:

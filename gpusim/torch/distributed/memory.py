@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,32 @@ from ...cuda.launch import require_cupy
 from ...libraries import lacks_kernels, on_device
 from ..tensors import TO_NUMPY
 
-__all__ = ["array_of", "bits_of", "flat_bits", "kind_of", "move"]
+__all__ = ["array_of", "bits_of", "device_of", "dtype_name", "flat_bits", "kind_of", "move"]
+
+_IS_CPU = attrgetter("is_cpu")
 
 Array = np.ndarray[Any, np.dtype[Any]]  # or CuPy's, which has no types
 
 
 def kind_of(tensor: Tensor) -> OperandKind:
     """A tensor's dtype and shape, as messages show them."""
-    return OperandKind(str(tensor.dtype)[6:], tuple(tensor.shape))
+    return OperandKind(dtype_name(tensor.dtype), tuple(tensor.shape))
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype's name without "torch."."""
+    return str(dtype)[6:]
+
+
+def device_of(what: str, tensors: Sequence[Tensor]) -> str:
+    """The device of a call's tensors, which all ranks share; TypeError if they have several."""
+    if all(map(_IS_CPU, tensors)):
+        return "cpu"
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise TypeError(f"{what}: expected tensors of one device, got {sorted(map(str, devices))}")
+    return str(devices.pop())
 
 
 def array_of(tensor: Tensor, what: str) -> Array:
@@ -83,13 +103,16 @@ def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
     shape, width = tuple(tensor.shape), dtype.itemsize
     if not on_host:
         return _view_on_gpu(tensor, dtype, shape, *_strides(tensor, width))
-    steps, span = None, width * tensor.numel()
-    if span and not tensor.is_contiguous():
-        steps, span = _strides(tensor, width)
+    span = width * tensor.numel()
     if not span:
         return np.empty(shape, dtype)
+    contiguous = tensor.is_contiguous()
+    if not contiguous:
+        steps, span = _strides(tensor, width)
     memory: Any = (ctypes.c_char * span).from_address(tensor.data_ptr())
     memory.tensor = tensor  # C++ may drop its own reference before other ranks read it
+    if contiguous:  # named arguments take as long as all the rest
+        return np.ndarray(shape, dtype, memory)
     return np.ndarray(shape, dtype, memory, strides=steps)
 
 
