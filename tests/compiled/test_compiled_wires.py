@@ -47,6 +47,12 @@ def wire_of(form: Any, **settings: Any) -> WireInfo:
     return info
 
 
+def one_nan(found: np.ndarray) -> np.ndarray:
+    """NaNs may differ in their bits: with one for all, results are compared as memory, fast."""
+    found[np.isnan(found)] = np.nan
+    return found
+
+
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_numbers_between_those_of_a_format_are_sent_alike(form: Any, rounding: str) -> None:
@@ -57,7 +63,7 @@ def test_numbers_between_those_of_a_format_are_sent_alike(form: Any, rounding: s
     more = np.linspace(0, 1.2 * min(largest, 1e38), 2**16, dtype=np.float32)
     for values in (x, more, -more):
         wire = wire_of(form, rounding=rounding)
-        on_every_set(lambda v=values, w=wire: round_to_wire(v, w, seed=3))
+        on_every_set(lambda v=values, w=wire: one_nan(round_to_wire(v, w, seed=3)))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
@@ -107,7 +113,7 @@ def test_folds_over_several_tiles(data: Any) -> None:
     if draw(st.booleans()):  # in arrays of their own, whose elements are not side by side
         given = [np.repeat(member[..., None], 3, -1)[..., 1] for member in x]
     places = np.array([5, 2**40])
-    on_every_set(lambda: run_fold(spec, given, batch_ndim=1, call=2, batch_offset=places))
+    on_every_set(lambda: one_nan(run_fold(spec, given, batch_ndim=1, call=2, batch_offset=places)))
 
 
 def test_slices_of_a_ring_draw_the_numbers_of_their_elements() -> None:
