@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fallback.formats import FormatInfo, NumberFormat
     from fallback.members import Members
     from fallback.plan import FoldPlan
+    from fallback.unscaled import SentPlan
     from fallback.wires import WireInfo
 
 SETTING = "GPUSIM_KERNELS"
@@ -85,6 +86,9 @@ class Kernels(Protocol):
         sum_lanes: NDArray[np.uint32] | None,
     ) -> bool:
         """Add `kept` to what arrives of `sent`, in place, and round to the accumulator."""
+
+    def plan_sent(self, plan: SentPlan, strides: tuple[int, ...]) -> FoldKernel | None:
+        """The kernel for members of these strides. None: the case is left to those below."""
 
     def fold_chain(
         self,

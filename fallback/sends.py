@@ -27,9 +27,10 @@ from fallback.members import Members
 from fallback.orders import EXACT, FIXED, ring_bounds
 from fallback.philox import Lanes
 from fallback.plan import FoldPlan, plan_fold
-from fallback.schedules import Binary, ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
+from fallback.schedules import ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
 from fallback.spec import FIXED_TYPES, FoldSpec, check_room, is_exact
 from fallback.subnormals import require_subnormals
+from fallback.unscaled import fold_compiled, sends_first
 from fallback.wires import WireInfo, arrived, round_message
 from fallback.workspace import own_workspace
 
@@ -55,22 +56,24 @@ def fold_sent(
     if kind == "complex":
         raise TypeError(f"{group.dtype} members: expected real ones beside wire and groups_of")
     check_batch(batch_ndim, shape)
-    members = [group.block(m, ()) for m in range(group.count)]
     if kind != "float":  # integers wrap, in any order
         plain = replace(by_linear(spec), order="linear", cut_axis=None)
-        return run_fold(plain, members, batch_ndim=batch_ndim, out=out)
+        return run_fold(plain, group.arrays, batch_ndim=batch_ndim, out=out)
     check_room(spec, group.count)
     divisor = spec.divisor if spec.divide == "members" and group.count > 1 else None
     if not (spec.wire or spec.groups_of or spec.order == FIXED or divisor):
         numbers: dict[str, Any] = {"call": call, "batch_offset": batch_offset}
-        return run_fold(spec.plain, members, batch_ndim=batch_ndim, out=out, **numbers)
+        return run_fold(spec.plain, group.arrays, batch_ndim=batch_ndim, out=out, **numbers)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
-    places = np.broadcast_to(check_batch_offset(batch_offset, batch), batch).reshape(-1)
+    places = check_batch_offset(batch_offset, batch).reshape(-1)
     result = np.dtype(spec.out_dtype or group.dtype)
     if out is None:
         out = memory.empty(shape, result)
     else:
         check_out(out, shape, result)
+    whole = not (spec.groups_of or divisor)
+    if whole and fold_compiled(spec, group, batch_ndim, call, places, out):
+        return out
     cut = None if spec.groups_of else spec.cut_axis
     order = _slices_first(value, cut, group.count) if cut is not None else None
     entries, size = math.prod(batch), math.prod(value)
@@ -184,9 +187,7 @@ class Level:
             rows = [rows[0].astype(np.float64)]  # in which its means are divided
         if len(rows) == 1 or not (spec.wire or spec.order == FIXED or self.divisor):
             return self.fold_plain(by_linear(spec), rows, places)
-        run = self.run(spec, rows, places)
-        out = run.fold_all()
-        return run.send_results(out) if spec.wire and spec.wire.at_result and spec.gathered else out
+        return self.run(spec, rows, places).result()
 
     # What depends on where the arrays are
 
@@ -236,6 +237,24 @@ class Run:
         self.edges = edges_of(spec, self.plan, rows[0].dtype)
         self.added = Lanes(spec.seed, level.call, 2 * level.number)
         self.sent = Lanes(spec.seed, level.call, 2 * level.number + 1)
+
+    def result(self) -> Any:
+        """The result (entries, elements), as members receive it."""
+        out = self.fold_compiled()
+        if out is not None:
+            return out
+        sends = self.spec.wire is not None and self.wire.at_result and self.spec.gathered
+        return self.send_results(self.fold_all()) if sends else self.fold_all()
+
+    def fold_compiled(self) -> Any:
+        """`result` by one compiled kernel; None where there is none."""
+        level = self.level
+        if level.divisor or level.order is not None:  # whose random numbers have another order
+            return None
+        out = np.empty(self.shape, self.spec.out_dtype)
+        group = Members([*self.rows])
+        done = fold_compiled(self.spec, group, 1, level.call, self.places, out)
+        return out if done else None
 
     def fold_all(self) -> Any:
         """The result (entries, elements), not yet sent round."""
@@ -452,11 +471,7 @@ class Run:
 
     @cached_property
     def first_is_sent(self) -> bool:
-        order, (_, elements) = self.spec.order, self.shape
-        if not isinstance(order, Schedule):
-            return False
-        size = self.rows[0].dtype.itemsize
-        return isinstance(order.fold_of(self.members, elements, size), Binary)
+        return sends_first(self.spec, self.members, self.shape[1], self.rows[0].dtype)
 
     def _chains(self, box: _Box) -> list[tuple[int, _Box]]:
         """The first member of each chain in a box, and the part of the box that it folds."""

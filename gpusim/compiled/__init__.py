@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .arrays import add, check_slices, copy, copy_segments, draw, exchange_rows, fold_chain, send
 from .build import compiler
-from .folding import plan_fold
+from .folding import plan_fold, plan_sent
 from .numbers import add_exactly, draw_rows, normal_quantile
 from .rounding import round_to
 
@@ -21,6 +21,7 @@ __all__ = [
     "fold_chain",
     "normal_quantile",
     "plan_fold",
+    "plan_sent",
     "problem",
     "round_to",
     "send",

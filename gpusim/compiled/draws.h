@@ -58,12 +58,13 @@ inline const u32* draw_lanes(u32* lanes, i64 index, int count, u64 seed, u64 ste
   return lanes + skipped;
 }
 
-// Those of a tile's elements at one step.
-inline const u32* draw(u32* lanes, const Finish& finish, const Tile& tile, u64 step) {
+// Those of a tile's elements at one step; `further` is added to the stream.
+inline const u32* draw(u32* lanes, const Finish& finish, const Tile& tile, u64 step,
+                       u64 further = 0) {
   const u64 offset =
       finish.batch_offsets
           ? __ldg(reinterpret_cast<const u64*>(finish.batch_offsets) + tile.entry)
           : finish.batch_offset;
   return draw_lanes(lanes, tile.index, tile.count, finish.seed, step, finish.call, offset,
-                    finish.stream);
+                    finish.stream + further);
 }

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fallback.formats import BFLOAT16, FLOAT16, FLOAT32
 from fallback.kernels import FoldKernel
 from fallback.members import Members
 from fallback.orders import EXACT
 from fallback.plan import FoldPlan
 from fallback.schedules import ReductionGraph
+from fallback.unscaled import SentPlan
 
 from ..cuda import folding
 from ..cuda.folding import Numbers
 from ..cuda.layout import MemberLayout
-from ..cuda.structs import FOLD, writer
-from ..cuda.targets import NAMES
+from ..cuda.structs import FINISH, FOLD, TARGET, struct, writer
+from ..cuda.targets import NAMES, target
 from .build import TILE
-from .run import function, run
+from .run import function, instance, run
+
+SENT_FOLD = np.dtype(
+    [
+        ("fold", FOLD),
+        ("wire", TARGET),
+        ("turned", "i8"),
+        ("at_result", "i8"),
+        ("received", FINISH),
+    ]
+)
 
 write_members = writer(FOLD, "layout.base", "layout.table", "layout.member_stride")
 write_out = writer(FOLD, "layout.out")
@@ -52,6 +66,40 @@ def plan_fold(plan: FoldPlan, strides: tuple[int, ...], stacked: bool) -> FoldKe
     return _Fold(kernel, launch, numbers)
 
 
+@lru_cache(maxsize=512)
+def plan_sent(plan: SentPlan, strides: tuple[int, ...]) -> FoldKernel | None:
+    """The kernel for sums of which what is sent is rounded to a wire.
+
+    None for float64, and for accumulators that round sums stochastically, or to a format other than
+    float16: so that a program needs few kernels.
+    """
+    fold, wire = plan.fold, plan.wire
+    numbers, info = Numbers(fold), wire.info
+    if info is None or info.carrier != FLOAT32 or numbers.computing != FLOAT32:
+        return None
+    if numbers.step_drawn or numbers.step not in ("EXACT", "FLOAT16"):
+        return None
+    members = MemberLayout(fold.count, fold.shape, strides, fold.dtype, 0, 0, 1)
+    launch = folding.plan_numbers(fold, members, 0, 0, draws=wire.draws)
+    if launch.kernel is None:
+        return None
+    tree = fold.order == "tree" or isinstance(fold.order, ReductionGraph)
+    second = tree and not plan.first_is_sent
+    sends = "MEMBERS" if wire.at_members else "RIGHT" if second else "LEFT"
+    kind = NAMES[info.dtype].upper() if info.dtype in (FLOAT16, BFLOAT16) else "TARGET"
+    parameters = NAMES[numbers.source], "float", numbers.step, sends, kind, str(wire.draws).lower()
+    name = f"fold_sent_tiles<{', '.join(parameters)}>"
+    kernel = instance("SentFold", name, SENT_FOLD.itemsize)
+    if kernel is None:
+        return None
+    arguments = struct(SENT_FOLD, turned=launch.turned, at_result=plan.at_result)
+    arguments["fold"] = np.frombuffer(launch.arguments, FOLD)[0]
+    arguments["wire"] = target(info)
+    received = arguments["received"]
+    folding.finish_float(received, numbers.computing, numbers.out, rounds=True, drawn=False)
+    return _Fold(kernel, replace(launch, arguments=arguments.tobytes()), numbers)
+
+
 def _gains(numbers: Numbers) -> bool:
     """Whether a step is more than one of NumPy's operations on the members as they are."""
     return numbers.step != "EXACT" or numbers.source != numbers.computing or numbers.last_drawn
@@ -65,7 +113,7 @@ class _Fold:
         self.kernel, self.plan, self.turned = kernel, plan, launch.turned
         self.draws = launch.draws
         self.arguments = launch.arguments
-        layout = np.frombuffer(launch.arguments, FOLD)["layout"][0]
+        layout = np.frombuffer(launch.arguments, FOLD, 1)["layout"][0]
         rows, length = int(layout["rows"]), int(layout["length"])
         self.tiles = rows * -(-length // TILE)
         self.steps = rows * length * plan.count

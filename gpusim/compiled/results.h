@@ -12,7 +12,7 @@ inline void encode(const C* values, char* at, const Target& target, const Vector
   const u32 largest = (__float_as_uint(vector.largest) - least) >> dropped;
   const u32 nan = static_cast<u32>(target.nan_code);
   const u32 infinity = static_cast<u32>(target.infinity_code);
-  const u32 half = (1u << dropped) / 2 - 1, zero_sign = vector.negative_zero ? 0x80 : 0;
+  const u32 half = (1u << dropped) / 2 - 1, zero_sign = target.has_negative_zero ? 0x80 : 0;
   const float shift = vector.ulp * 8388608.0f;  // whose own distance is `ulp`
   const bool has_infinity = target.has_infinity;
   FOR_EACH(k, count) {
@@ -58,11 +58,11 @@ inline void encode_finite(const float* values, char* at, const Target& target, i
   }
 }
 
-// The end of a fold: division, the one rounding to the output's format, and the store. `halves`:
-// the values are finite, and float16 has them.
+// The end of a fold: division, and the one rounding to the output's format. `encoded`: what the
+// codes' rounding to nearest does is left to it.
 template <class C>
-inline void store(C* values, const Finish& finish, const Rounder& rounder, const Tile& tile,
-                  u64 out, u32* buffer, bool halves = false) {
+inline void settle(C* values, const Finish& finish, const Rounder& rounder, const Tile& tile,
+                   u32* buffer, bool encoded) {
   const int count = tile.count;
   const bool drawn = finish.drawn;
   if (finish.from_zero) {
@@ -80,7 +80,9 @@ inline void store(C* values, const Finish& finish, const Rounder& rounder, const
   } else if (finish.rounding == TO_FLOAT16) {
     if (drawn) {
       FOR_EACH(k, count) values[k] = rounded<FLOAT16, true>(values[k], lanes[k]);
-    }  // else as it is stored
+    } else if (!encoded) {
+      FOR_EACH(k, count) values[k] = rounded<FLOAT16, false>(values[k], 0);
+    }
   } else if (finish.rounding == TO_BFLOAT16) {
     if (drawn) {
       FOR_EACH(k, count) values[k] = rounded<BFLOAT16, true>(values[k], lanes[k]);
@@ -88,7 +90,7 @@ inline void store(C* values, const Finish& finish, const Rounder& rounder, const
       FOR_EACH(k, count) values[k] = rounded<BFLOAT16, false>(values[k], 0);
     }
   }
-  const bool encoded = finish.encoding == AS_FLOAT8 && sizeof(C) == 4 && rounder.by_vector;
+  encoded &= finish.encoding == AS_FLOAT8 && sizeof(C) == 4 && rounder.by_vector;
   if (finish.rounding == TO_TARGET && (drawn || !encoded)) {
     if (drawn) {
       round_all<C, true>(values, count, rounder, lanes);
@@ -96,6 +98,14 @@ inline void store(C* values, const Finish& finish, const Rounder& rounder, const
       round_all<C, false>(values, count, rounder, lanes);
     }
   }
+}
+
+// The same, and the store. `halves`: the values are finite, and float16 has them.
+template <class C>
+inline void store(C* values, const Finish& finish, const Rounder& rounder, const Tile& tile,
+                  u64 out, u32* buffer, bool halves = false) {
+  const int count = tile.count;
+  settle(values, finish, rounder, tile, buffer, true);
   char* at = reinterpret_cast<char*>(out) + tile.place * output_bytes(finish);
   typename Code<2>::type* words = reinterpret_cast<typename Code<2>::type*>(at);
   switch (finish.encoding) {

@@ -10,7 +10,8 @@ struct Vector {
   u32 normal;   // the bits of the least normal number
   float ulp, inverse;  // of subnormal numbers
   float largest, beyond;
-  bool negative_zero;
+  float zero;  // what is added to take the sign from zeros, or to leave it
+  u32 limit;   // the bits of the power of two above `largest`
 };
 
 inline bool is_vector(const Target& target) {
@@ -30,7 +31,8 @@ inline Vector vector_of(const Target& target) {
           alike ? 0 : power<float>(fraction - least),
           static_cast<float>(target.largest),
           __uint_as_float(target.has_infinity ? 0x7f800000u : 0x7fc00000u),
-          target.has_negative_zero != 0};
+          target.has_negative_zero ? -0.0f : 0.0f,
+          (__float_as_uint(static_cast<float>(target.largest)) & 0x7f800000u) + 0x00800000u};
 }
 
 // A target, and how it is rounded to.
@@ -38,6 +40,7 @@ struct Rounder {
   const Target& target;
   const bool by_vector, single, half;
   const Vector vector;
+  const bool narrow;  // whether `round_narrow` has the exponents that it needs
 
   explicit Rounder(const Target& given)
       : target(given),
@@ -46,8 +49,28 @@ struct Rounder {
                given.lowest == -given.largest && given.smallest < 0x1p-148),
         half(by_vector && given.fraction_bits == 10 && given.min_exponent == -14 &&
              given.largest == 65504 && given.has_infinity && given.has_negative_zero),
-        vector(by_vector ? vector_of(given) : Vector{}) {}
+        vector(by_vector ? vector_of(given) : Vector{}),
+        narrow(by_vector && (vector.limit >> 23) + vector.dropped < 255) {}
+
+  // Whether ToFormat<TARGET, DRAWN> rounds.
+  template <bool DRAWN>
+  bool in_loops() const {
+    return DRAWN ? by_vector : narrow;
+  }
 };
+
+// To nearest: the sum with a power of two whose distance to the next number is the format's here.
+inline float round_narrow(float value, const Vector& target) {
+  const u32 bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
+  const u32 bounded = magnitude < target.limit ? magnitude : target.limit;
+  const u32 binade = bounded & 0x7f800000u, least = target.normal ? target.normal : 0x00800000u;
+  const u32 exponent = (binade > least ? binade : least) + (target.dropped << 23);
+  const float power = __uint_as_float(exponent);
+  float result = (__uint_as_float(bounded) + power) - power;
+  result = result > target.largest ? target.beyond : result;
+  result = __uint_as_float(__float_as_uint(result) | (bits & 0x80000000u)) + target.zero;
+  return magnitude > 0x7f800000u ? value : result;
+}
 
 template <bool DRAWN>
 inline float round_vector(float value, const Vector& target, u32 lane) {
@@ -73,15 +96,13 @@ inline float round_vector(float value, const Vector& target, u32 lane) {
   }
   float result = magnitude < target.normal ? small : __uint_as_float(whole);
   result = result > target.largest ? target.beyond : result;
-  u32 sign = bits & 0x80000000u;
-  sign = target.negative_zero || result != 0.0f ? sign : 0;
-  result = __uint_as_float(__float_as_uint(result) | sign);
+  result = __uint_as_float(__float_as_uint(result) | (bits & 0x80000000u)) + target.zero;
   return magnitude > 0x7f800000u ? value : result;
 }
 
 // As draw_float16, without branches.
 inline float draw_half(float value, u32 lane) {
-  const Vector half = {13, 0x38800000u, 0x1p-24f, 0x1p24f, 65504.0f, __builtin_inff(), true};
+  const Vector half = {13, 0x38800000u, 0x1p-24f, 0x1p24f, 65504.0f, __builtin_inff(), -0.0f, 0};
   return round_vector<true>(value, half, lane);
 }
 
@@ -89,6 +110,9 @@ template <class C, bool DRAWN>
 inline void round_all(C* values, int count, const Rounder& rounding, const u32* lanes) {
   if (sizeof(C) == 4 && !DRAWN && rounding.half) {
     FOR_EACH(k, count) values[k] = float_of_half(half_of_float(static_cast<float>(values[k])));
+  } else if (sizeof(C) == 4 && !DRAWN && rounding.narrow) {
+    const Vector vector = rounding.vector;
+    FOR_EACH(k, count) values[k] = round_narrow(static_cast<float>(values[k]), vector);
   } else if (sizeof(C) == 4 && rounding.by_vector) {
     const Vector vector = rounding.vector;
     FOR_EACH(k, count) {
@@ -127,3 +151,20 @@ inline C rounded(C value, u32 lane) {
     return value;
   }
 }
+
+// The rounding of a loop's element to a FORMAT, which is a Step; TARGET is one that rounds in_loops.
+template <int FORMAT, bool DRAWN>
+struct ToFormat {
+  Vector vector;
+
+  template <class C>
+  inline C operator()(C value, u32 lane) const {
+    if constexpr (FORMAT == TARGET && DRAWN) {
+      return round_vector<true>(static_cast<float>(value), vector, lane);
+    } else if constexpr (FORMAT == TARGET) {
+      return round_narrow(static_cast<float>(value), vector);
+    } else {
+      return rounded<FORMAT, DRAWN>(value, lane);
+    }
+  }
+};

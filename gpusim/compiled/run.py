@@ -19,6 +19,8 @@ from .build import ADDRESS, INTEGER
 # A part is run without a look at signals: it has at most so many steps of elements, about 50 ms.
 PART = 1 << 26
 
+LINE = 64  # bytes of a cache line, at which what a part needs for itself begins
+
 Function = Callable[..., None]
 
 
@@ -33,13 +35,14 @@ def function(kernel: Kernel) -> Function | None:
         "fold.cu": ("Fold", "fold_tiles", 4),
         "round.cu": ("Round", "round_tiles", 2),
     }[kernel.source]
-    return _function(struct, f"{name}<{', '.join(parameters[:count])}>", kernel.source)
+    size = OF_SOURCE[kernel.source].itemsize
+    return instance(struct, f"{name}<{', '.join(parameters[:count])}>", size)
 
 
 @once
-def _function(struct: str, name: str, source: str) -> Function | None:
+def instance(struct: str, name: str, size: int) -> Function | None:
+    """An instance of a template of tiles.h, and the bytes of the struct that it takes."""
     unit = f'#include "tiles.h"\nKERNEL({struct}, {name})\n'
-    size = OF_SOURCE[source].itemsize
     found = build.functions(unit, size, run=(ADDRESS, INTEGER, INTEGER, ADDRESS))
     function: Function | None = None if found is None else found.run
     return function
@@ -59,7 +62,7 @@ def run(kernel: Function, arguments: bytearray, tiles: int, steps: int, scratch:
 
     def run_part(part: int) -> None:
         require_subnormals()
-        own = np.empty(scratch, np.uint8) if scratch else None
-        kernel(given, part, parts, None if own is None else own.ctypes.data)
+        own = np.empty(scratch + LINE, np.uint8) if scratch else None
+        kernel(given, part, parts, None if own is None else -(-own.ctypes.data // LINE) * LINE)
 
     threads.share(run_part, range(parts), steps)

@@ -5,6 +5,7 @@
 
 #include "reading.h"
 #include "results.h"
+#include "sent.h"
 
 // Members that are read side by side: they come faster than one after the other, as each begins a
 // page, in which the processor's prefetching begins anew. Arithmetic on more is not in registers.
@@ -15,53 +16,98 @@ struct Count {
   static constexpr int value = N;
 };
 
-// The fold of one tile over all members.
-template <class S, class C, int STEP, bool DRAWN>
+// The fold of one tile over all members. DRAWN is of the rounding to the wire where one SENDS, and
+// else of that to the accumulator.
+template <class S, class C, int STEP, bool DRAWN, int SENDS = NOTHING, int WIRE = EXACT>
 struct Job {
   const Fold& fold;
   const Rounder& rounder;  // to the accumulator
   const Tile& tile;
   u32* buffer;  // of random numbers
+  const Sending* sending = nullptr;
   const Members members = members_of(fold.layout);
+  static constexpr bool SUM_DRAWN = DRAWN && SENDS == NOTHING;
 
   const char* at(int member) const { return members.at(member, tile.offset); }
 
-  // Fetch the member after this one. With the short tiles of 8-bit formats the processor's own
-  // prefetching, which begins anew at each, comes too late.
+  // Fetch the member after this one: the processor's own prefetching, which begins anew at each
+  // tile, comes too late.
   inline void fetch_next(int member) const {
-    if constexpr (S::BYTES == 1) {
-      const char* next = member + 1 < fold.layout.members ? at(member + 1) : at(0) + tile.count;
-      for (int k = 0; k < tile.count; k += 64) __builtin_prefetch(next + k);
-    }
+    const int bytes = tile.count * S::BYTES;
+    const char* next = member + 1 < fold.layout.members ? at(member + 1) : at(0) + bytes;
+    for (int k = 0; k < bytes; k += 64) __builtin_prefetch(next + k);
   }
 
-  // left op right, rounded, as step `step`. `out` may be `left`.
-  template <class Right>
-  inline void combine(const C* left, Right right, C* out, u64 step) const {
+  // Calls function(what arrives, as HELD has it, of an operand that is sent with this step).
+  template <int HELD = STEP, class Operand, class Function>
+  inline void send(Operand operand, u64 step, Function function) const {
+    const Rounder& wire = sending->wire;
     const int count = tile.count;
-    const u32* lanes = DRAWN ? draw(buffer, fold.finish, tile, step) : buffer;
-    if (fold.op == SUM) {
+    const u32* lanes = DRAWN ? draw(buffer, fold.finish, tile, step, 1) : buffer;
+    if constexpr (WIRE == TARGET) {
+      if (!wire.in_loops<DRAWN>()) {
+        alignas(64) C values[TILE];
+        FOR_EACH(k, count) values[k] = static_cast<C>(operand[k]);
+        round_all<C, DRAWN>(values, count, wire, lanes);
+        FOR_EACH(k, count) values[k] = held<HELD>(values[k]);
+        return function(Values<C>{values});
+      }
+    }
+    function(Arriving<HELD, WIRE, DRAWN, Operand>{operand, {wire.vector}, lanes});
+  }
+  u64 step_of_member(int member) const {
+    const int last = static_cast<int>(fold.layout.members) - 1;
+    return fold.layout.members + 1 + (sending->turned ? last - member : member);
+  }
+
+  // left op right, rounded, as step `step`. `out` may be either.
+  template <class Left, class Right>
+  inline void combine(Left left, Right right, C* out, u64 step) const {
+    if constexpr (SENDS == LEFT) {
+      send(left, step, [&](auto sent) { join(sent, right, out, step); });
+    } else if constexpr (SENDS == RIGHT) {
+      send(right, step, [&](auto sent) { join(left, sent, out, step); });
+    } else {
+      join(left, right, out, step);
+    }
+  }
+  template <class Left, class Right>
+  inline void join(Left left, Right right, C* out, u64 step) const {
+    const int count = tile.count;
+    const u32* lanes = SUM_DRAWN ? draw(buffer, fold.finish, tile, step) : buffer;
+    if (SENDS != NOTHING || fold.op == SUM) {
       FOR_EACH(k, count) {
-        out[k] = rounded<STEP, DRAWN>(static_cast<C>(left[k] + right[k]), DRAWN ? lanes[k] : 0);
+        const C value = static_cast<C>(left[k] + right[k]);
+        out[k] = rounded<STEP, SUM_DRAWN>(value, SUM_DRAWN ? lanes[k] : 0);
       }
     } else {
       FOR_EACH(k, count) {
-        out[k] = rounded<STEP, DRAWN>(static_cast<C>(left[k] * right[k]), DRAWN ? lanes[k] : 0);
+        const C value = static_cast<C>(left[k] * right[k]);
+        out[k] = rounded<STEP, SUM_DRAWN>(value, SUM_DRAWN ? lanes[k] : 0);
       }
     }
-    if constexpr (STEP == TARGET) round_all<C, DRAWN>(out, count, rounder, lanes);
+    if constexpr (STEP == TARGET) round_all<C, SUM_DRAWN>(out, count, rounder, lanes);
+  }
+
+  Codes<S, C> codes_of(int member) const {
+    return {reinterpret_cast<const typename Code<S::BYTES>::type*>(at(member))};
   }
 
   // The same with a member at the right.
-  inline void combine_member(const C* left, int member, C* out, u64 step) const {
+  inline void combine_member(const C* values, int member, C* out, u64 step) const {
+    const Values<C> left = {values};
     if (fold.layout.stride == S::BYTES) {
       fetch_next(member);
-      typedef typename Code<S::BYTES>::type T;
-      combine(left, Codes<S, C>{reinterpret_cast<const T*>(at(member))}, out, step);
+      const Codes<S, C> codes = codes_of(member);
+      if constexpr (SENDS == MEMBERS) {
+        send(codes, step_of_member(member), [&](auto sent) { combine(left, sent, out, step); });
+      } else {
+        combine(left, codes, out, step);
+      }
     } else {
-      C values[TILE];
-      load_member(values, member);
-      combine(left, Values<C>{values}, out, step);
+      alignas(64) C right[TILE];
+      load_member(right, member);
+      combine(left, Values<C>{right}, out, step);
     }
   }
 
@@ -96,15 +142,20 @@ struct Job {
   template <int COUNT, bool FIRST>
   inline void combine_rows(C* total, int start) const {
     typedef typename Code<S::BYTES>::type T;
+    typedef ToFormat<SENDS == NOTHING ? EXACT : WIRE, false> Wire;
     const int count = tile.count;
-    Codes<S, C> rows[COUNT];
-    for (int n = 0; n < COUNT; ++n) rows[n].at = reinterpret_cast<const T*>(at(member(start, n)));
-    if (fold.op == SUM) {
+    const Wire wire = {sending ? sending->wire.vector : Vector{}};
+    Arriving<STEP, SENDS == MEMBERS ? WIRE : EXACT, false, Codes<S, C>> rows[COUNT];
+    for (int n = 0; n < COUNT; ++n) rows[n] = {codes_of(member(start, n)), {wire.vector}, nullptr};
+    const auto left = [wire](C value) {
+      return SENDS == LEFT ? held<STEP>(wire(value, 0)) : value;
+    };
+    if (SENDS != NOTHING || fold.op == SUM) {
       FOR_EACH(k, count) {
         C value = FIRST ? static_cast<C>(rows[0][k]) : total[k];
 #pragma unroll
         for (int n = FIRST; n < COUNT; ++n) {
-          value = rounded<STEP, false>(static_cast<C>(value + rows[n][k]), 0);
+          value = rounded<STEP, false>(static_cast<C>(left(value) + rows[n][k]), 0);
         }
         total[k] = value;
       }
@@ -161,7 +212,14 @@ struct Job {
   }
 
   void load_member(C* values, int member) const {
-    load<S>(values, at(member), fold.layout.stride, tile.count);
+    const int count = tile.count;
+    if (fold.layout.stride == S::BYTES) fetch_next(member);
+    load<S>(values, at(member), fold.layout.stride, count);
+    if constexpr (SENDS == MEMBERS) {
+      send(Values<C>{values}, step_of_member(member), [values, count](auto sent) {
+        FOR_EACH(k, count) values[k] = sent[k];
+      });
+    }
   }
 
   void load_partial(C* total) const {
@@ -190,7 +248,8 @@ struct Job {
   void in_sequence(C* total, int start) const {
     if (fold.before) load_partial(total);
     if constexpr (!DRAWN && STEP != TARGET) {
-      if (fold.layout.stride == S::BYTES) {
+      const bool in_loops = WIRE != TARGET || sending->wire.in_loops<DRAWN>();
+      if (in_loops && fold.layout.stride == S::BYTES) {
         in_groups(start, [this, total](auto members, int next, bool first) {
           const int some = members.value;
           first ? combine_rows<some, true>(total, next) : combine_rows<some, false>(total, next);
@@ -208,6 +267,7 @@ struct Job {
   // counter; the carries of a member end in the slot of the last one.
   void in_a_tree(C* total, C* slots) const {
     const int count = static_cast<int>(fold.layout.members);
+    const bool pairs = SENDS != MEMBERS && fold.layout.stride == S::BYTES;  // read side by side
     for (int member = 0; member < count; ++member) {
       const bool last = member + 1 == count;
       const int carries = last ? 64 : __builtin_ctz(~static_cast<u32>(member));
@@ -219,13 +279,15 @@ struct Job {
         C* to = level + 1 == carries ? slots + static_cast<i64>(carries) * TILE : total;
         const u64 step = tree_step(fold, fold.node, level, index >> 1);
         if (right) {
-          combine(left, Values<C>{right}, to, step);
+          combine(Values<C>{left}, Values<C>{right}, to, step);
+        } else if (pairs && !level) {
+          combine(codes_of(member - 1), codes_of(member), to, step);
         } else {
           combine_member(left, member, to, step);
         }
         right = to;
       }
-      if (!right) load_member(last ? total : slots, member);
+      if (!right && (last || !pairs)) load_member(last ? total : slots, member);
     }
   }
 
@@ -241,7 +303,7 @@ struct Job {
       } else {
         top -= TILE;
         C* left = top - TILE;
-        combine(left, Values<C>{top}, left, static_cast<u64>(-instruction));
+        combine(Values<C>{left}, Values<C>{top}, left, static_cast<u64>(-instruction));
       }
     }
     FOR_EACH(k, tile.count) total[k] = stack[k];
@@ -273,13 +335,9 @@ inline i64 block_end(const Fold& fold, i64 index, int block) {
   return end * fold.parts;
 }
 
-template <class S, class C, int STEP, bool DRAWN>
-inline void fold_tile(const Fold& fold, const Rounder& step, const Rounder& last, Tile tile,
-                      void* scratch) {
-  typedef typename Total<S, C, STEP, DRAWN>::type T;
-  T total[TILE];
-  C values[TILE];
-  u32 buffer[LANES];
+// A fold's tile, ring by ring: `function` folds each block of one, from its first member on.
+template <class Function>
+inline void in_chains(const Fold& fold, Tile tile, Function function) {
   const bool ring = fold.ring != NO_RING;
   const i64 end = tile.index + tile.count;
   while (tile.index < end) {  // a chain for each block of a ring
@@ -292,19 +350,29 @@ inline void fold_tile(const Fold& fold, const Rounder& step, const Rounder& last
       stop = edge < end ? edge : end;
     }
     tile.count = static_cast<int>(stop - tile.index);
-    const Job<S, T, STEP, DRAWN> job = {fold, step, tile, buffer};
-    bool scaled = false;
-    if constexpr (SCALED_SUMS && sizeof(T) == 2) scaled = !scratch && job.sum_scaled(values, start);
-    if (!scaled) job.run(total, start, static_cast<T*>(scratch));
-    if constexpr (sizeof(T) == sizeof(C)) {
-      store(total, fold.finish, last, tile, fold.layout.out, buffer);
-    } else {
-      if (!scaled) FOR_EACH(k, tile.count) values[k] = total[k];
-      store(values, fold.finish, last, tile, fold.layout.out, buffer, scaled);
-    }
+    function(tile, start);
     tile.offset += tile.count * fold.layout.stride;
     tile.place += tile.count;
     tile.index = stop;
+  }
+}
+
+template <class S, class C, int STEP, bool DRAWN>
+inline void fold_tile(const Fold& fold, const Rounder& step, const Rounder& last, const Tile& tile,
+                      int start, void* scratch) {
+  typedef typename Total<S, C, STEP, DRAWN>::type T;
+  alignas(64) T total[TILE];
+  alignas(64) C values[TILE];
+  u32 buffer[LANES];
+  const Job<S, T, STEP, DRAWN> job = {fold, step, tile, buffer};
+  bool scaled = false;
+  if constexpr (SCALED_SUMS && sizeof(T) == 2) scaled = !scratch && job.sum_scaled(values, start);
+  if (!scaled) job.run(total, start, static_cast<T*>(scratch));
+  if constexpr (sizeof(T) == sizeof(C)) {
+    store(total, fold.finish, last, tile, fold.layout.out, buffer);
+  } else {
+    if (!scaled) FOR_EACH(k, tile.count) values[k] = total[k];
+    store(values, fold.finish, last, tile, fold.layout.out, buffer, scaled);
   }
 }
 
@@ -336,7 +404,33 @@ template <class S, class C, int STEP, bool DRAWN>
 inline void fold_tiles(const Fold& fold, i64 part, i64 parts, void* scratch) {
   const Rounder step(fold.accumulator), last(fold.finish.target);
   for_tiles(fold.layout, part, parts, [&](const Tile& tile) {
-    fold_tile<S, C, STEP, DRAWN>(fold, step, last, tile, scratch);
+    in_chains(fold, tile, [&](const Tile& part, int start) {
+      fold_tile<S, C, STEP, DRAWN>(fold, step, last, part, start, scratch);
+    });
+  });
+}
+
+// The same, of which what one SENDS is rounded to a WIRE, a Step.
+template <class S, class C, int STEP, int SENDS, int WIRE, bool DRAWN>
+inline void fold_sent_tiles(const SentFold& given, i64 part, i64 parts, void* scratch) {
+  const Fold& fold = given.fold;
+  const Rounder step(fold.accumulator), wire(given.wire), last(fold.finish.target);
+  const Sending sending = {wire, given.turned != 0};
+  for_tiles(fold.layout, part, parts, [&](const Tile& tile) {
+    in_chains(fold, tile, [&](const Tile& part, int start) {
+      alignas(64) C total[TILE];
+      u32 buffer[LANES];
+      const Job<S, C, STEP, DRAWN, SENDS, WIRE> job = {fold, step, part, buffer, &sending};
+      job.run(total, start, static_cast<C*>(scratch));
+      if (!given.at_result) return store(total, fold.finish, last, part, fold.layout.out, buffer);
+      settle(total, fold.finish, last, part, buffer, false);
+      C* const values = total;
+      job.template send<EXACT>(Values<C>{total}, fold.finish.step, [values, &part](auto sent) {
+        const int count = part.count;
+        FOR_EACH(k, count) values[k] = sent[k];
+      });
+      store(total, given.received, last, part, fold.layout.out, buffer);
+    });
   });
 }
 

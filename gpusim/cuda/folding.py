@@ -289,17 +289,25 @@ C_NAMES = {
 
 
 def plan_numbers(
-    plan: FoldPlan, members: MemberLayout, busy_threads: int, share: int | None = None
+    plan: FoldPlan,
+    members: MemberLayout,
+    busy_threads: int,
+    share: int | None = None,
+    *,
+    draws: bool = False,
 ) -> FoldLaunch:
     """The launch of a fold of numbers.
 
-    `share`: how many members a block folds, 0 if all; by default it is decided here.
+    **Arguments**:
+
+    - `share`: how many members a block folds, 0 if all; by default it is decided here.
+    - `draws`: whether random numbers are drawn for anything else than the fold's own roundings.
     """
     numbers, order, window = Numbers(plan), plan.order, plan.extent.window
     free = numbers.any_order
     parts = 2 if plan.dtype.kind == "c" else 1
     integer = numbers.integer
-    draws = numbers.step_drawn or numbers.last_drawn
+    draws = draws or numbers.step_drawn or numbers.last_drawn
     # Where neither blocks nor random numbers depend on them, batch axes are axes like others.
     counted = plan.batch_ndim if draws or plan.in_blocks else 0
     itemsize = numbers.source.itemsize

@@ -196,6 +196,9 @@ class DeviceRun(Run):
         self.numbers = Numbers(self.plan)
         self._template = self._arguments()
 
+    def fold_compiled(self) -> None:
+        """None: there are kernels for each step."""
+
     def fold_all(self) -> Array:
         plain, (count, _) = by_linear(self.spec), self.level.slices
         if not (self.wire.at_hops or self.wire.at_members) and count == 1:

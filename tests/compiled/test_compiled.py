@@ -55,7 +55,7 @@ def python(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def nothing_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty cache, and a process that has compiled nothing."""
     monkeypatch.setenv("GPUSIM_CACHE_DIR", str(tmp_path))
-    for results in (build.library, run.function, run._function):
+    for results in (build.library, run.function, run.instance):
         monkeypatch.setattr(results, "_results", {})
     return tmp_path
 
@@ -136,7 +136,7 @@ def test_a_compiler_that_fails_leaves_the_work_to_numpy(
     x = np.ones((3, 5000), np.float16)
     with chosen("auto"), pytest.warns(RuntimeWarning, match=r"compiling .*NumPy's kernels run"):
         assert fold(x)[0] == 3.0
-    monkeypatch.setattr(run._function, "_results", {})
+    monkeypatch.setattr(run.instance, "_results", {})
     monkeypatch.setattr(run.function, "_results", {})
     with chosen("compiled"), pytest.raises(RuntimeError, match="compiling kernels"):
         fold(x)
