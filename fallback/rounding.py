@@ -92,8 +92,12 @@ def _nearest(block: NDArray[Any], target: FormatInfo, workspace: Workspace) -> N
     dtype = block.dtype
     magic, sums = workspace.take(dtype, block.shape), workspace.take(dtype, block.shape)
     _binade(block, target, magic)
-    # One and a half: neither sign of the block leaves the binade of the magic number.
-    magic *= dtype.type(1.5 * 2.0 ** (_FRACTION_BITS[dtype] - target.fraction_bits))
+    dropped = _FRACTION_BITS[dtype] - target.fraction_bits
+    # One and a half: neither sign of the block leaves the binade of the magic number. If a single
+    # bit is dropped, the binade has room for the block's own sign only.
+    magic *= dtype.type((1.5 if dropped > 1 else 1.0) * 2.0**dropped)
+    if dropped == 1:
+        np.copysign(magic, block, out=magic)
     np.add(block, magic, out=sums)
     sums -= magic
     bits = block.view(_UNSIGNED[dtype])

@@ -25,6 +25,7 @@ FORMATS: list[Any] = [
     *("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
     *("float8_e5m2fnuz", "float6_e2m3fn", "float4_e2m1fn", "mxint8", "int8", "int4"),
     Format(8, 3),  # exponents as float32's
+    Format(7, 22, bias=30),  # one bit fewer
     Format(6, 12, bias=40),
     Format(2, 1),
     Format(3, 0),

@@ -35,6 +35,7 @@ FORMATS: list[Any] = [
     Format(6, 12, bias=40),
     Format(3, 4, has_negative_zero=False, has_infinities=False),
     Format(9, 10),  # float32 does not hold it
+    Format(7, 22, bias=30),  # one bit fewer than float32
 ]
 WIDE: list[Any] = ["float32", "float64", Format(8, 30)]
 SCHEDULES: dict[str, Any] = {
