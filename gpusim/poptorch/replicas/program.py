@@ -76,11 +76,6 @@ class Program:
         self.names = (*self.parameters, *self._inputs, *summary.names, *loss, *gradients)
         self._anchors = {name: find_name(name, self.names) for name in wanted}
 
-    @property
-    def in_lockstep(self) -> bool:
-        """Whether a graph runs, and not the model's own forward."""
-        return self.execution == Lockstep.name
-
     def run(
         self,
         parameters: Mapping[str, Tensor],
