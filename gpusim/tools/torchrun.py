@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
 from bdb import BdbQuit
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import get_terminal_size
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.errors import GpusimError, InstanceError, ReplicaError
@@ -29,6 +25,7 @@ from gpusim.runtime import environment
 from gpusim.runtime.world import World
 from gpusim.tools import program
 from gpusim.tools.arguments import add_arrays, whole_number
+from gpusim.tools.outputs import RankOutputs, tagged_output
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
 from gpusim.tools.tables import print_table
 
@@ -37,17 +34,11 @@ __all__ = ["add"]
 SHOWN = 20
 """Rows of the table."""
 
-INTERVAL = 0.2
-"""Seconds between two lines of progress."""
-
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 + SIGINT, the shell's convention."""
 
 TERMINATED = 143
 """The same after SIGTERM."""
-
-ERASE = "\r\x1b[K"
-"""Takes the line of a terminal away."""
 
 NO_GPU = (
     "gpusim torchrun: PyTorch finds no GPU here. If the script asks for one, --device cpu lets the "
@@ -502,157 +493,3 @@ def show(error: GpusimError, has_input: bool) -> None:
         for line in text.splitlines():
             print(f"[rank{error.index}]: {line}", file=sys.stderr)
     print(f"gpusim torchrun: {error}", file=sys.stderr)
-
-
-class RankOutputs:
-    """Standard output and error, whose lines have the tag of the rank that writes them.
-
-    A `terminal` shows below them how many calls were made, and the last one.
-    """
-
-    def __init__(self, only: int | None, terminal: TextIO | None) -> None:
-        self.only, self.terminal = only, terminal
-        self.tagged: Any = ()
-        self.process = os.getpid()
-        #: The rank and the terminal of a line without an end: a prompt, or a bar of progress.
-        self.open: tuple[int | None, TextIO] | None = None
-        self.local = threading.local()
-        self.lock = threading.Lock()
-        self.begun = self.last = time.monotonic()
-        self.calls = 0
-        self.shown = False
-
-    def show_progress(self, call: RecordedCall) -> None:
-        """Count a call, and show it if some time has passed since the last one that was shown."""
-        with self.lock:
-            self.calls += 1
-            now = time.monotonic()
-            if self.terminal is None or self.open or now - self.last < INTERVAL:
-                return
-            self.last = now
-            minutes, seconds = divmod(int(now - self.begun), 60)
-            text = (
-                f"{minutes}:{seconds:02}  {self.calls:,} calls, now {call.operation} of rank "
-                f"{call.rank} at {Path(call.site).name}"
-            )
-            self.terminal.write(f"{ERASE}{text[: get_terminal_size().columns - 1]}")
-            self.terminal.flush()
-            self.shown = True
-
-    def erase_progress(self) -> None:
-        """Take the line of progress away."""
-        if self.terminal is not None and self.shown:
-            self.terminal.write(ERASE)
-            self.terminal.flush()
-            self.shown = False
-
-    def enter(self, rank: int) -> None:
-        """The calling thread is this rank's."""
-        self.local.rank, self.local.partial = rank, {}
-
-    @contextmanager
-    def of_rank(self, rank: int) -> Iterator[None]:
-        """A block of a rank's thread, or of one that works for the rank meanwhile."""
-        before = vars(self.local).copy()
-        self.enter(rank)
-        try:
-            yield
-        finally:
-            self.leave()
-            vars(self.local).update(before)
-
-    def leave(self) -> None:
-        """Write the lines that have no end."""
-        partial: Mapping[TextIO, str] = self.local.partial
-        for stream, text in partial.items():
-            if text:
-                self.put(stream, f"{text}\n", f"[rank{self.local.rank}]: ")
-        self.local.rank = None
-
-    def follow_process(self, rank: int) -> None:
-        """In a rank's process: what logs keep of the streams is its own; one rank has the input."""
-        if os.getpid() == self.process:
-            return
-        self.lock = threading.Lock()
-        redirect_logs(self.tagged, (sys.stdout, sys.stderr))
-        if rank == self.only:
-            # Of another number than 0, as input() then writes its prompt to the rank's own output.
-            sys.stdin = open(os.dup(0))
-
-    def put(self, stream: TextIO, text: str, tag: str) -> None:
-        """Write a line or a part of one, which goes on in the line that the rank has open."""
-        me = getattr(self.local, "rank", None), stream
-        with self.lock:
-            self.erase_progress()
-            if self.open == me:
-                tag = ""
-            elif self.open:
-                self.open[1].write("\n")
-            stream.write(tag + text)
-            self.open = me if not text.endswith("\n") and stream.isatty() else None
-
-    def write(self, stream: TextIO, text: str) -> int:
-        rank = getattr(self.local, "rank", None)
-        if rank in (None, self.only):  # as it comes: a debugger's prompt has no end of line
-            if text:
-                self.put(stream, text, "")
-        elif self.only is None:
-            *lines, rest = (self.local.partial.get(stream, "") + text).split("\n")
-            for line in lines:
-                tag = f"[rank{rank}]: "
-                self.put(stream, f"{line}\n", "" if line.startswith(tag[:-1]) else tag)  # of a log
-            self.local.partial[stream] = rest
-        return len(text)
-
-    def flush(self, stream: TextIO) -> None:
-        """Show a line's beginning on a terminal, where it may be a prompt."""
-        partial = getattr(self.local, "partial", {})
-        if partial.get(stream) and stream.isatty():
-            self.put(stream, partial.pop(stream), f"[rank{self.local.rank}]: ")
-        stream.flush()
-
-
-class TaggedStream:
-    """A text stream that writes by RankOutputs; all else is the stream's own."""
-
-    def __init__(self, stream: TextIO, outputs: RankOutputs) -> None:
-        self._stream, self._outputs = stream, outputs
-
-    def flush(self) -> None:
-        self._outputs.flush(self._stream)
-
-    def write(self, text: str) -> int:
-        return self._outputs.write(self._stream, text)
-
-    def writelines(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def tagged_output(only: int | None) -> Iterator[RankOutputs]:
-    """A block in which standard output and error are tagged."""
-    streams = sys.stdout, sys.stderr
-    outputs = RankOutputs(only, sys.stderr if sys.stderr.isatty() else None)
-    tagged: Any = [TaggedStream(stream, outputs) for stream in streams]
-    outputs.tagged = tagged
-    sys.stdout, sys.stderr = tagged
-    redirect_logs(streams, tagged)
-    try:
-        yield outputs
-    finally:
-        redirect_logs(tagged, streams)
-        sys.stdout, sys.stderr = streams
-        outputs.erase_progress()
-
-
-def redirect_logs(streams: Sequence[Any], others: Sequence[Any]) -> None:
-    """Let the loggers that write to a stream, as torch's do, write to another in its place."""
-    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
-        for handler in getattr(logger, "handlers", ()):
-            stream = vars(handler).get("stream")  # elsewhere it is a property: the stream of now
-            if isinstance(handler, logging.StreamHandler) and stream in streams:
-                handler.setStream(others[streams.index(stream)])

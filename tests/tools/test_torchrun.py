@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from gpusim.recording import RecordedCall
+from gpusim.tools import outputs as outputs_of_ranks
 from gpusim.tools import torchrun
 from gpusim.tools.cli import main
 from gpusim.tools.compare.runs import read
@@ -342,7 +343,7 @@ def test_progress_on_a_terminal(
         dist.barrier()
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torchrun, "INTERVAL", 0.0)
+    monkeypatch.setattr(outputs_of_ranks, "INTERVAL", 0.0)
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["torchrun", "--nproc-per-node=2", *options, script(tmp_path, text)]) == 0
@@ -362,8 +363,8 @@ def test_progress_on_a_terminal(
 def test_a_prompt_is_shown_when_it_is_flushed() -> None:
     """With the rank's tag, on a terminal; the line goes on, unless another rank writes."""
     terminal, file = Terminal(), io.StringIO()
-    outputs = torchrun.RankOutputs(None, terminal)
-    shown, hidden = (torchrun.TaggedStream(each, outputs) for each in (terminal, file))
+    outputs = outputs_of_ranks.RankOutputs(None, terminal)
+    shown, hidden = (outputs_of_ranks.TaggedStream(each, outputs) for each in (terminal, file))
     call = RecordedCall(0, 0, "0", None, "barrier", (), (), 0, "train.py:1")
 
     def other() -> None:
@@ -375,7 +376,7 @@ def test_a_prompt_is_shown_when_it_is_flushed() -> None:
             for stream in (shown, hidden):
                 stream.write(text)
                 stream.flush()
-            outputs.last = -torchrun.INTERVAL
+            outputs.last = -outputs_of_ranks.INTERVAL
             outputs.show_progress(call)  # not in the line of the prompt
             if text == "a? ":
                 assert (terminal.getvalue(), file.getvalue()) == ("[rank0]: a? ", "")
@@ -429,7 +430,7 @@ def test_several_instances_that_each_run_all_ranks_are_noted(
 def test_no_progress_where_there_is_no_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torchrun, "INTERVAL", 0.0)
+    monkeypatch.setattr(outputs_of_ranks, "INTERVAL", 0.0)
     text = """
         import torch, torch.distributed as dist
         dist.init_process_group()

@@ -23,6 +23,7 @@ import gpusim
 from gpusim.errors import GpusimError, ReplicaError
 from gpusim.maps.ending import ReplicaEnded
 from gpusim.reduction import Reduction
+from gpusim.tools.outputs import RankOutputs, TaggedStream
 from gpusim.tools.testing.failures import (
     Failure,
     alike,
@@ -34,7 +35,6 @@ from gpusim.tools.testing.failures import (
     with_notes,
 )
 from gpusim.tools.testing.mark import RanksMark, count_of, has_own_rank, mark_of
-from gpusim.tools.torchrun import RankOutputs, TaggedStream
 from gpusim.trees import flatten
 
 __all__ = ["call"]
