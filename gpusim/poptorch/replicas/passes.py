@@ -145,7 +145,7 @@ def _computes(node: Node) -> bool:
 def call_directly(module: GraphModule) -> None:
     """Let a graph call torch's functions in place of operators, without a Python frame for each."""
     for node in module.graph.nodes:
-        if node.target in RESHAPES and node.args[1]:  # there is no method call without sizes
+        if node.target in RESHAPES and node.args[1]:  # the method needs a size
             x, shape = node.args
             node.op, node.target, node.args = "call_method", "view", (x, *shape)
         elif isinstance(node.target, OpOverload):

@@ -258,7 +258,7 @@ def _styles(settings: list[Setting]) -> dict[Setting, dict[str, Any]]:
 
 
 def _kind(setting: Setting, apart: tuple[str, ...]) -> tuple[Any, ...]:
-    """What has a colour: the formats, the operator, the wire, and the fields named in `apart`."""
+    """The key of a colour: formats, operator, wire, and the fields named in `apart`."""
     own = tuple(getattr(setting, name) for name in apart)
     return setting.dtype, setting.accumulate, setting.op, setting.wire, *own
 

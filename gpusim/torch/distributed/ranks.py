@@ -92,7 +92,7 @@ class Rank:
             raise self.thread_error(what)
 
     def thread_error(self, what: str) -> GpusimError:
-        """What is said of a call in the calling thread, which is not the rank's own."""
+        """The error for a call in the calling thread, which is not the rank's own."""
         which = "a thread that the rank started" if rank_of_thread() is self else "another thread"
         verb = "calls collectives" if what == "async_save" else "was called"
         cure = "; use torch.distributed.checkpoint.save" if what == "async_save" else ""

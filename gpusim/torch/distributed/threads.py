@@ -29,7 +29,7 @@ __all__ = [
 
 
 class _Here(threading.local):
-    """What the calling thread is: a rank's own, or one that a rank has started."""
+    """The rank of the calling thread: its own, or the one that has started it."""
 
     own: Rank | None = None
     starter: Rank | None = None
@@ -72,7 +72,7 @@ def current_rank() -> Rank:
 
 
 def record_of_starter() -> dict[str, Any] | None:
-    """What torch keeps of the groups of the rank that has started this thread.
+    """torch's record of the groups of the rank that has started this thread.
 
     **Raises**: GpusimError if the rank has ended: torch would take the thread for a program without
     ranks.
