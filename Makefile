@@ -9,7 +9,7 @@ ARGS ?=
 PYTHON ?=
 CANDIDATES := $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python)
 
-.PHONY: help demo test test-all test-newest-torch lint docs bench gpu gpu-wheels gpu-env clean
+.PHONY: help demo test test-all newest-env test-newest test-machines lint docs bench gpu gpu-wheels gpu-env clean
 .NOTPARALLEL:      # two pips must not write into one environment
 .DELETE_ON_ERROR:
 
@@ -21,23 +21,31 @@ help:  ## this list
 demo: $(VENV)/.study  ## train on 64 replicas, compare orders of summation, draw a picture
 	@$(BIN)/python -m gpusim demo $(ARGS)
 
-test: $(VENV)/.test  ## tests, doctests and the documentation's examples, in about ten minutes
-	@$(BIN)/python -m pytest $(ARGS)
+# SEED= repeats a run, AREA= takes one area's tests and those below it, ARGS= goes to pytest:
+# tests/oracles/budget.py has the lanes and areas, docs/testing-gpusim.md explains them.
+LANE := $(if $(AREA),--area $(AREA)) $(ARGS)
+export GPUSIM_TESTS_SEED := $(SEED)
 
-# `make test` with the tests marked slow and the full random budgets (tests/oracles/budget.py).
-test-all:  ## the same with the slow tests and the full random budgets, as CI runs it
-	@GPUSIM_TESTS=full $(MAKE) --no-print-directory test
+test: $(VENV)/.test $(if $(AREA),lint)  ## tests, doctests and the documentation's examples, in about ten minutes
+	@$(BIN)/python -m tests $(LANE)
 
-# In an environment of its own, as the other's torch is pinned: 5.3 GB, of CUDA's libraries for the
-# most part, without which this torch cannot be imported. `make clean` makes room for a newer one.
-test-newest-torch:  ## PyTorch's and PopTorch's tests, and the ports, on the newest torch
+test-all: $(VENV)/.test $(if $(AREA),lint)  ## the same with all cases, the slow tests and the full random budgets
+	@$(BIN)/python -m tests --lane all $(LANE)
+
+# In an environment of its own, as the other's torch is pinned: some 7 GB, of CUDA's libraries for the
+# most part, without which this torch cannot be imported. pip asks for newer releases every time.
+newest-env:
 	@$(MAKE) --no-print-directory VENV=.venv-newest .venv-newest/.checks
-	@version=$$(.venv-newest/bin/python -c 'import torch; print(torch.__version__.partition("+")[0])'); \
-	echo "The newest torch that pip gives is $$version."; \
-	if grep -q "\"torch==$$version\"" pyproject.toml; then \
-	    echo "NOTHING NEWER IS TESTED: the tests' own environment has the same." >&2; \
-	fi
-	@.venv-newest/bin/python -m pytest tests/torch tests/poptorch tests/project/test_ports.py $(ARGS)
+	@.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade torch jax
+
+test-newest: newest-env  ## the tests that rest on torch and JAX, and the ports, on the newest of both
+	@.venv-newest/bin/python -m tests.machines.newest $(BIN)/python
+	@.venv-newest/bin/python -m tests --lane area tests/collectives tests/jax tests/poptorch tests/torch \
+	    tests/project/test_ports.py $(ARGS)
+
+# It needs only a Python: both machines get environments of their own, below .machines.
+test-machines: $(VENV)/.python  ## the wheel alone, and `make gpu` on a GPU machine's image; ARGS=wheel, ARGS=image
+	@$(BIN)/python -m tests.machines $(ARGS)
 
 lint: $(VENV)/.test  ## style, format and types
 	@$(BIN)/python -m ruff check .
@@ -57,7 +65,7 @@ bench:  ## measure the speed, beside that of JAX, PyTorch, MPI and the memory
 # The fake GPU needs no more than the tests' environment and CuPy.
 GPU_PYTHON = $(or $(PYTHON),$(wildcard .venv-gpu/bin/python),$(if $(findstring --fake,$(ARGS)),$(wildcard $(BIN)/python)),python3)
 
-gpu:  ## all that a machine with a GPU can check, offline; ARGS=--fake needs no GPU
+gpu: $(if $(findstring --fake,$(ARGS)),$(VENV)/.test)  ## all that a machine with a GPU can check, offline; ARGS=--fake needs no GPU
 	@$(GPU_PYTHON) -m tests.gpu $(ARGS)
 
 gpu-wheels:  ## download what `make gpu` needs offline; PYTHON_VERSION=3.12
@@ -71,7 +79,7 @@ gpu-env:  ## make an environment for `make gpu`, where there is a GPU and a netw
 	    || echo "JAX for CUDA 13 could not be installed: it will not be compared with" >&2
 
 clean:  ## remove everything that make set up or wrote
-	rm -rf $(VENV) .venv-newest .venv-bench .venv-gpu .gpu wheels demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest .venv-bench .venv-gpu .gpu .machines wheels demo site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find gpusim fallback tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched last, so that what was interrupted is done again.

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.oracles.budget import FULL
+from tests.oracles import progress
+from tests.oracles.budget import FULL, LANE, PART, SEED, forks, sample
 
 # A job that a shell started in the background ignores Ctrl-C, and so do all of its children. Tests
 # that interrupt a child need one that reacts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# There is no deadline: a busy machine is slow, not wrong. CI draws the same examples every time, so
-# that a failure is due to the change.
+# There is no deadline: a busy machine is slow, not wrong. The run's seed draws the examples.
 settings.register_profile("here", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before hypothesis reads its option: all examples are of the run's seed."""
+    if config.getoption("hypothesis_seed") is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    part = f", part {PART}" if PART else ""
+    return f"lane: {LANE.name}{part}; repeat with SEED={SEED}"
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -30,13 +45,91 @@ def pytest_xdist_auto_num_workers() -> int:
     return (3 * usable_cores() + 1) // 2
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of the other part. A pytest by hand takes those that fork if named."""
+    if collection_path.suffix != ".py":
+        return None
+    if not collection_path.name.startswith("test_"):
+        return True  # pytest would import it to look for doctests
+    its = forks(collection_path)
+    if PART:
+        return its != (PART == "forks") or None
+    named = (Path(config.invocation_params.dir, word.split("::")[0]) for word in config.args)
+    return (its and not any(forks(path) for path in named if path.exists())) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the slow tests, unless the run is full or selects tests by id or by marker."""
+    """Leave out what the lane leaves out, unless tests are selected by id or by marker."""
     if FULL or config.option.markexpr or any("::" in argument for argument in config.args):
         return
     quick = [item for item in items if not item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(quick)])
-    items[:] = quick
+    taken = set(sample([item.nodeid for item in quick]))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
+    items[:] = [item for item in quick if item.nodeid in taken]
+
+
+# A fork copies memory and locks, and none of the threads that would release them. XLA and OpenMP
+# keep threads that Python does not know: a child of such a process may wait for ever.
+
+
+def foreign_threads() -> list[str]:
+    """Return the names of this process's threads, if there are others than Python's."""
+    tasks = list(Path("/proc/self/task").glob("*/comm"))
+    python = len(sys._current_frames())  # those of xdist too, which `threading` does not know
+    return [task.read_text().strip() for task in tasks] if len(tasks) > python else []
+
+
+def fork_is_safe() -> None:
+    """Python reports what this raises as unraisable, and pytest as a failure of the test."""
+    foreign = foreign_threads()
+    assert "jaxlib" not in sys.modules, "a process that has imported JAX forks: see FORKS"
+    assert not foreign, f"a process forks that has other threads than Python's: {foreign}"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=fork_is_safe)
+
+
+# What the tests cost, and which is running: `python -m tests` reads the latter.
+
+
+def spent() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    progress.begins(item.nodeid)
+    item.stash[BEGUN] = spent()
+    try:
+        return (yield)
+    finally:
+        progress.ends()
+
+
+BEGUN = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if call.when == "teardown" and BEGUN in item.stash:
+        report.user_properties.append(("cpu", spent() - item.stash[BEGUN]))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """CPU seconds by area; the longest tests are pytest's --durations."""
+    areas: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            folder, _, rest = getattr(report, "nodeid", "").partition("/")
+            area = rest.partition("/")[0] if folder == "tests" else "doctests"
+            areas[area] += dict(getattr(report, "user_properties", ())).get("cpu", 0.0)
+    listed = (f"{area} {seconds:.0f}" for area, seconds in areas.most_common() if seconds >= 1)
+    terminalreporter.write_line("CPU seconds: " + (", ".join(listed) or "none"))
 
 
 @pytest.fixture(scope="session", autouse=True)

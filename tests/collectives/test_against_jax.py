@@ -35,8 +35,7 @@ from tests.oracles.programs import (
 
 # Enough programs for every collective, dtype and number of replicas; each compiles in JAX.
 DIFFERENTIAL = settings(
-    max_examples=budget(24, full=40),
-    derandomize=True,
+    max_examples=budget(40),
     deadline=None,
     database=None,
     # Shrinking a failure runs it hundreds of times more: add Phase.shrink when there is one.

@@ -57,7 +57,7 @@ def counted() -> Iterator[list[bool]]:
         yield made
 
 
-@settings(max_examples=budget(200, full=3000), deadline=None)
+@settings(max_examples=budget(3000, most=200), deadline=None)
 @given(
     st.sampled_from(DTYPES),
     st.sampled_from(SHAPES),

@@ -36,8 +36,7 @@ from tests.oracles.programs import (
 )
 
 AGREEMENT = settings(
-    max_examples=budget(24, full=40),
-    derandomize=True,
+    max_examples=budget(40),
     deadline=None,
     database=None,
     # Shrinking a failure runs it hundreds of times more: add Phase.shrink when there is one.

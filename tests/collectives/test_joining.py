@@ -46,7 +46,7 @@ def folds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@settings(max_examples=budget(60, full=600), deadline=None)
+@settings(max_examples=budget(600), deadline=None)
 @given(leaves, st.sampled_from(REDUCTIONS), st.sampled_from(GROUPS), st.integers(0, 2**32 - 1))
 def test_leaves_have_the_bits_of_their_own_folds(
     described: list[Any], reduction: Reduction, groups: Any, seed: int

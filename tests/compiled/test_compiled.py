@@ -189,7 +189,7 @@ def test_members_at_any_address() -> None:
     st.integers(0, 2**40),
     st.integers(1, 300),
 )
-@settings(max_examples=budget(10, full=200), deadline=None)
+@settings(max_examples=budget(200), deadline=None)
 def test_random_numbers_and_normals(words: np.ndarray, first: int, count: int) -> None:
     source = Synthetic("normal", 2**41, 7)
     found = []
@@ -209,7 +209,7 @@ def test_random_numbers_and_normals(words: np.ndarray, first: int, count: int) -
     st.integers(1, 300),
     st.sampled_from([0, 3, 20, 100]),
 )
-@settings(max_examples=budget(20, full=400), deadline=None)
+@settings(max_examples=budget(400), deadline=None)
 def test_exact_sums(seed: int, dtype: type, count: int, width: int, spread: int) -> None:
     rng = np.random.default_rng(seed)
     exact = rng.standard_normal((count, width)) * 2.0 ** rng.integers(
@@ -272,7 +272,7 @@ def test_every_float16_and_its_neighbours_round_alike(target: str) -> None:
         np.testing.assert_array_equal(*found)
 
 
-@settings(max_examples=budget(150, full=3000), deadline=None)
+@settings(max_examples=budget(3000, most=150), deadline=None)
 @given(
     name=st.sampled_from(
         ["float16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz"]
@@ -337,7 +337,7 @@ def test_segments_of_rows_of_any_length() -> None:
     np.testing.assert_array_equal(*found)
 
 
-@settings(max_examples=budget(60, full=1000), deadline=None)
+@settings(max_examples=budget(1000), deadline=None)
 @given(
     st.lists(st.integers(0, 9), max_size=3),
     st.integers(1, 700),

@@ -84,7 +84,7 @@ def test_one_kernel_folds_an_unscaled_wire(
         assert run_fold(spec, x, batch_ndim=1).tobytes() == expected.tobytes()
 
 
-@settings(max_examples=budget(25, full=600), deadline=None)
+@settings(max_examples=budget(250), deadline=None)
 @given(st.data())
 def test_folds_over_several_tiles(data: Any) -> None:
     """Blocks of rings that begin inside tiles, and random numbers that go on from tile to tile."""

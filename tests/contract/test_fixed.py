@@ -78,7 +78,7 @@ def same(value: Fraction, mine: float, dtype: Any) -> bool:
 
 
 @given(st.data())
-@settings(max_examples=budget(60, full=600))
+@settings(max_examples=budget(600))
 def test_sums_are_those_of_rational_arithmetic(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.sampled_from(DTYPES)))
     members = data.draw(st.sampled_from([2, 3, 5, 7, 8, 9]))

@@ -121,7 +121,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], str]:
     return values, draw(st.sampled_from(LAYOUTS)), options, draw(st.sampled_from(list(CUTS)))
 
 
-@settings(max_examples=budget(450, full=700), deadline=None)
+@settings(max_examples=budget(700), deadline=None)
 @given(cases())
 def test_fold_has_the_bits_of_the_contract(case: Any) -> None:
     values, layout, options, cut = case

@@ -118,7 +118,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, list[int], dict[str, Any], 
     return values, draw(st.sampled_from(LAYOUTS)), cuts, options, draw(st.sampled_from(list(CUTS)))
 
 
-@settings(max_examples=budget(300, full=500), deadline=None)
+@settings(max_examples=budget(500), deadline=None)
 @given(cases(), st.sampled_from(["linear", "reverse"]))
 def test_a_fold_passed_on_has_the_bits_of_the_whole(case: Any, order: str) -> None:
     values, layout, cuts, options, cut = case

@@ -159,7 +159,7 @@ def cases(draw: st.DrawFn, depth: int = 0) -> tuple[np.ndarray, Reduction, dict[
 
 
 @runs_every_set
-@settings(max_examples=budget(100, full=3000), deadline=None)
+@settings(max_examples=budget(1000), deadline=None)
 @given(cases())
 def test_sums_have_the_bits_of_the_contract(case: Any) -> None:
     values, how, options = case
@@ -167,7 +167,7 @@ def test_sums_have_the_bits_of_the_contract(case: Any) -> None:
 
 
 @runs_every_set
-@settings(max_examples=budget(100, full=3000), deadline=None)
+@settings(max_examples=budget(1000), deadline=None)
 @given(st.integers(1, 3).flatmap(cases))
 def test_sums_in_levels_have_the_bits_of_the_contract(case: Any) -> None:
     values, how, options = case
@@ -249,7 +249,7 @@ def test_scalars_and_empty_values_are_sums_too(shape: tuple[int, ...]) -> None:
 
 
 @runs_every_set
-@settings(max_examples=budget(40, full=800), deadline=None)
+@settings(max_examples=budget(400), deadline=None)
 @given(reductions().filter(lambda how: how.order != "fixed"), st.integers(0, 2**30), st.data())
 def test_slices_of_rings_are_messages(how: Reduction, seed: int, data: Any) -> None:
     """psum_scatter in ring order: slices of one axis are the blocks, and no result is sent."""
@@ -262,7 +262,7 @@ def test_slices_of_rings_are_messages(how: Reduction, seed: int, data: Any) -> N
     check(values, how, batch_ndim=1, cut_axis=axis, gathered=False, places=np.array([5, 2**40]))
 
 
-@settings(max_examples=budget(40, full=800), deadline=None)
+@settings(max_examples=budget(400), deadline=None)
 @given(st.integers(0, 2).flatmap(cases), st.integers(1, 40), st.integers(1, 40))
 def test_the_bits_do_not_depend_on_how_the_work_is_cut(case: Any, sent: int, block: int) -> None:
     values, how, options = case
@@ -460,7 +460,7 @@ def test_across_has_the_default_accumulator_of_the_groups_type() -> None:
 
 
 @runs_every_set
-@settings(max_examples=budget(30, full=1000), deadline=None)
+@settings(max_examples=budget(500), deadline=None)
 @given(st.integers(0, 2).flatmap(reductions), st.integers(0, 2**30), st.data())
 def test_stacked_collectives_have_the_bits_of_the_contract(
     how: Reduction, seed: int, data: Any
@@ -485,7 +485,7 @@ def test_stacked_collectives_have_the_bits_of_the_contract(
 
 
 @runs_every_set
-@settings(max_examples=budget(20, full=500), deadline=None)
+@settings(max_examples=budget(500), deadline=None)
 @given(st.integers(0, 2).flatmap(reductions), st.integers(0, 2**30), st.data())
 def test_scattered_sums_have_the_bits_of_the_contract(how: Reduction, seed: int, data: Any) -> None:
     """The slices of a sum that is not sent; a ring's blocks are the slices, except in levels."""

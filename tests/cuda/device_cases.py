@@ -24,7 +24,6 @@ from tests.oracles.replicated import names_on_the_route
 
 PROGRAMS = settings(
     max_examples=8,
-    derandomize=True,
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],

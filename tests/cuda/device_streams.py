@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.oracles.machine_time import PATIENCE
+
 Clock = dict[int, int]  # by stream, how many of its operations come before
 
 _lock = threading.RLock()
@@ -323,7 +325,6 @@ class Nccl:
     NCCL_UINT8, NCCL_INT32, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = range(5)
     NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = np.add, np.multiply, np.maximum, np.minimum
     DTYPES = (np.uint8, np.int32, np.float16, np.float32, np.float64)
-    PATIENCE = 20
 
     def __init__(self) -> None:
         self.available = True
@@ -357,9 +358,9 @@ class Nccl:
                 dtype = np.dtype(outer.DTYPES[kind])
                 memory = (ctypes.c_uint8 * (size * dtype.itemsize)).from_address(source)
                 self.ranks.given[self.rank] = np.frombuffer(memory, dtype).copy()
-                self.ranks.meeting.wait(outer.PATIENCE)
+                self.ranks.meeting.wait(PATIENCE)
                 total = op.reduce(np.stack(self.ranks.given), axis=0, dtype=dtype)
-                self.ranks.meeting.wait(outer.PATIENCE)
+                self.ranks.meeting.wait(PATIENCE)
                 ctypes.memmove(target, total.ctypes.data, total.nbytes)
                 with _lock:
                     _operation(_streams[stream], _at(source), _at(target))
@@ -403,12 +404,12 @@ class Nccl:
         for ranks, _, sent, sends in group:
             if sends:
                 with ranks.changed:
-                    over = ranks.changed.wait_for(partial(getattr, sent, "over"), self.PATIENCE)
+                    over = ranks.changed.wait_for(partial(getattr, sent, "over"), PATIENCE)
                     assert over, "a send that is never received"
 
     def _await_send(self, ranks: _Ranks, way: tuple[int, int], into: Sent) -> None:
         with ranks.changed:
-            there = ranks.changed.wait_for(lambda: ranks.sent.get(way), self.PATIENCE)
+            there = ranks.changed.wait_for(lambda: ranks.sent.get(way), PATIENCE)
             assert there, "a receive whose send never comes"
             self._receive(ranks.sent[way].pop(0), into)
             ranks.changed.notify_all()

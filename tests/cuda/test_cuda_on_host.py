@@ -92,7 +92,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, str, dict[str, Any], int]:
     return values, draw(st.sampled_from(LAYOUTS)), options, draw(st.sampled_from([0, 1 << 30]))
 
 
-@settings(max_examples=budget(150, full=250), deadline=None)
+@settings(max_examples=budget(250), deadline=None)
 @given(cases())
 def test_fold_has_the_bits_of_fallback(case: Any) -> None:
     values, layout, options, busy_threads = case
@@ -146,7 +146,7 @@ def test_exact_sums_at_the_edges(name: str) -> None:
         same(DEVICE.fold(np.reshape(turned, (-1, 1)), order="exact"), np.array([expected]))
 
 
-@settings(max_examples=budget(150, full=250), deadline=None)
+@settings(max_examples=budget(250), deadline=None)
 @given(shares(), st.sampled_from(["linear", "reverse"]), st.sampled_from([0, 1 << 30]))
 def test_a_fold_passed_on_has_the_bits_of_fallbacks_whole(
     case: Any, order: str, busy_threads: int

@@ -131,7 +131,7 @@ def members_of(dtype: Any, members: int, start: int, step: int, kind: str, seed:
     return arrays
 
 
-@settings(max_examples=budget(40, full=200))
+@settings(max_examples=budget(200))
 @given(st.lists(calls(), min_size=2, max_size=5), st.integers(0, 2**32 - 1))
 def test_interleaved_calls_have_the_bits_of_calls_without_a_cache(
     drawn: list[Any], order: int

@@ -49,7 +49,7 @@ def has_kernels(how: Reduction | None, mean: bool = False) -> bool:
     return how.order != "fixed" and not divided and has_kernels(how.across)
 
 
-@settings(max_examples=budget(120, full=4000), deadline=None)
+@settings(max_examples=budget(1000), deadline=None)
 @given(st.integers(0, 3).flatmap(cases).filter(lambda case: has_kernels(case[1], case[2]["mean"])))
 def test_sums_in_levels_have_the_bits_of_fallback(case: Any) -> None:
     values, how, options = case

@@ -144,7 +144,6 @@ def test_nested_maps_keep_their_order() -> None:
 
 RANDOM = settings(
     max_examples=6,
-    derandomize=True,
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cuda import fake_cuda
+from tests.oracles.machine_time import PATIENCE
 
 if reason := fake_cuda.why_not():
     pytest.skip(reason, allow_module_level=True)
@@ -222,7 +223,7 @@ def test_functions_that_are_not_there_are_named() -> None:
 
 def test_a_module_runs_on_it_as_python_runs_one() -> None:
     command = [sys.executable, "-m", "tests.cuda.fake_cuda", "tests.cuda.fake_cuda.about"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout == "Fake GPU 2 [0, 1, 2]\n", done.stderr
     assert not done.stderr  # also when Python ends
 

@@ -34,7 +34,7 @@ from gpusim.devices import (
     holders,
     locks,
 )
-from tests.oracles.machine_time import PATIENCE, running
+from tests.oracles.machine_time import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 TABLE = Table(8)
@@ -46,6 +46,7 @@ BUSY_AT_ONCE = r"^Failed to acquire device Id 8: IPU 0 is used by "
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A runtime folder that is empty, and missing."""
     monkeypatch.setenv("GPUSIM_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(locks, "GATE_PATIENCE", PATIENCE)  # others may be slow inside
     return tmp_path / "run"
 
 
@@ -62,7 +63,8 @@ def other_process(device_id: int = 8, then: str = "sys.stdin.read()") -> Iterato
     """A process that is attached to a device, and goes on with `then`."""
     program = f"""
 import os, sys
-from gpusim.devices import Table, attach
+from gpusim.devices import Table, attach, locks
+locks.GATE_PATIENCE = {PATIENCE}
 attachment = attach(Table(8).device({device_id}))
 print("attached", flush=True)
 {then}
@@ -119,12 +121,13 @@ def test_two_owners_in_one_process_exclude_each_other() -> None:
     assert not second.attached
 
 
-def test_a_second_process_fails_at_once_and_is_told_who_has_it() -> None:
-    with other_process() as process:
-        began = running()
+def test_a_second_process_fails_at_once_and_is_told_who_has_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with other_process() as process, caplog.at_level(logging.DEBUG, "gpusim.devices"):
         with pytest.raises(AcquireError, match=f"{BUSY_AT_ONCE}process {process.pid} of "):
             attach(PAIR)
-        assert running() - began < 1
+        assert not any("sleeping for" in each.msg for each in caplog.records)
         with attach(OTHER_PAIR):
             pass
 
@@ -185,7 +188,7 @@ def test_groups_that_overlap_neither_deadlock_nor_overlap_in_time() -> None:
 
     def use(k: int) -> None:
         for _ in range(5):
-            with attach(overlapping[k], timeout=60) as attachment:
+            with attach(overlapping[k], timeout=math.inf) as attachment:
                 for ipu in attachment.device.ipus:
                     users[ipu] += 1
                     clashes.extend([ipu] * (users[ipu] != 1))
@@ -196,7 +199,7 @@ def test_groups_that_overlap_neither_deadlock_nor_overlap_in_time() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads)
     assert not clashes
 
@@ -237,14 +240,13 @@ def test_an_attempt_that_fails_has_given_back_before_the_next_begins(
 def test_attempts_and_looks_come_one_after_the_other(
     action: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "GATE_PATIENCE", 60)
     attach(PAIR).detach()
     thread = threading.Thread(target=action)
     with locks.gate(locks.open_folder()):
         thread.start()
         thread.join(0.1)
         assert thread.is_alive()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -256,11 +258,12 @@ def test_waiting_ends_when_the_device_is_free(
 ) -> None:
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
     with other_process() as process, caplog.at_level(logging.DEBUG, "gpusim.devices"):
-        timer = threading.Timer(0.3, process.kill)
-        timer.start()
+        said = lambda: [each for each in caplog.records if "sleeping for" in each.msg]  # noqa: E731
+        killer = threading.Thread(target=lambda: until(lambda: len(said()) > 1) and process.kill())
+        killer.start()
         with attach(PAIR) as attachment:
             assert attachment.attached
-        timer.join()
+        killer.join()
     messages = [record for record in caplog.records if "No IPU available, sleeping" in record.msg]
     assert [record.levelname for record in messages[:2]] == ["WARNING", "DEBUG"]
 
@@ -276,10 +279,10 @@ def test_waiting_in_one_thread_for_another() -> None:
 
 def test_the_timeout_ends_waiting() -> None:
     with attach(PAIR):
-        began, ran = time.monotonic(), running()
+        began = time.monotonic()
         with pytest.raises(AcquireError, match=r"device Id 8 within 0\.2 seconds: IPU 0 is used"):
             attach(PAIR, timeout=0.2)
-        assert time.monotonic() - began >= 0.2 and running() - ran < 2
+        assert time.monotonic() - began >= 0.2
 
 
 def test_ctrl_c_ends_waiting() -> None:
@@ -289,7 +292,7 @@ from gpusim.devices import Table, attach
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 try:
-    attach(Table(8).device(8), timeout=60)
+    attach(Table(8).device(8), timeout=float("inf"))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
@@ -621,27 +624,27 @@ def test_a_folder_that_cannot_be_made_is_named(
 def test_a_failed_attempt_leaves_no_descriptor(folder: Path) -> None:
     attach(PAIR).detach()
     (folder / "ipu-5.lock").symlink_to("nowhere")
-    before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(DeviceError):
             attach(ALL)
         with attach(PAIR):
             assert not free(0)
         holders(range(4))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors_in(folder) == []
 
 
-def test_a_file_system_without_locks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     attach(PAIR).detach()
-    before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(fcntl, "flock", flock)
     for refused in (lambda: attach(PAIR), holders):
         with pytest.raises(DeviceError, match=r"cannot lock files \(No locks available\): name an"):
             refused()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors_in(folder) == []
 
 
 def test_a_process_stopped_at_the_gate_does_not_stop_the_others(

@@ -28,7 +28,7 @@ from tests.gpu.steps import STEPS, Context, Step
 
 WORK = ROOT / ".gpu"  # the installed wheels, and compiled kernels
 LIMIT = 540.0  # seconds for one step
-PROBE = 90.0  # seconds for the first look at the GPU
+PROBE = 180.0  # seconds for the first look at the GPU, and for importing PyTorch from a cold disk
 WORDS = {True: "passed", False: "FAILED", None: "not run"}
 LEFT = "left"
 FAILED, WRONG_ARGUMENTS, UNFINISHED, INTERRUPTED = 1, 2, 3, 130  # exit codes
@@ -178,7 +178,7 @@ def _run(
         return FAILED
     gpu, file = found["gpu"], out / "gpu-results.jsonl"
     key = results.key_of(gpu, found["versions"])
-    about = machine.survey()
+    about = found.pop("machine")
     began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     results.append(file, step="run", key=key, found=found, machine=about, started=began)
     print(f"{gpu['name']}, driver {gpu['driver']}, commit {about['commit']}; results in {out}")
@@ -291,16 +291,21 @@ def _environment(folder: Path, fake: bool) -> dict[str, str]:
 
 
 def _probe(environment: dict[str, str]) -> dict[str, Any]:
-    """What is here, as a process of its own sees it: a broken driver may hang."""
+    """What is here, as a process of its own sees it: a broken driver may hang.
+
+    That process answers in parts. One that hangs or is killed loses only the parts that follow.
+    """
     with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
         said: list[str] = []
         command = [sys.executable, "-m", "tests.gpu.needs", answer.name]
         done = run_process(command, PROBE, environment, said.append)
-        try:
-            found: dict[str, Any] = json.loads(answer.read())
-        except ValueError:
-            reason = "it hangs" if done.code is None else f"exit code {done.code}"
-            raise RuntimeError(f"the GPU cannot be asked: {reason}: {''.join(said[-3:])}") from None
+        found: dict[str, Any] = {}
+        for part in answer:
+            if part.endswith("\n"):  # else it was killed while it wrote
+                found |= json.loads(part)
+    if not found:
+        reason = "it hangs" if done.code is None else f"exit code {done.code}"
+        raise RuntimeError(f"the GPU cannot be asked: {reason}: {''.join(said[-3:])}")
     return found
 
 

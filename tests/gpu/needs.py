@@ -1,7 +1,8 @@
 """What `make gpu` needs: which of it is here, and which steps are lost without the rest.
 
-python -m tests.gpu.needs FILE writes the findings as JSON. It imports the standard library only,
-and everything else as far as it can: a package that is missing or broken is a finding.
+python -m tests.gpu.needs FILE writes the findings as JSON, those about PyTorch in a line of their
+own. It imports the standard library only, and everything else as far as it can: a package that is
+missing or broken is a finding.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ def requirements() -> list[tuple[str, str]]:
 
 
 def find() -> dict[str, Any]:
-    """The driver, the GPU, and the versions of all packages: what the steps run with."""
+    """The driver, the GPU, the machine, and the versions of all packages: what the steps run with.
+
+    The machine is surveyed here because that imports gpusim, and only this process and the steps
+    have the packages from the wheels on their path.
+    """
     fake = bool(os.environ.get(FAKE))
     found: dict[str, Any] = {"python": sys.version.split()[0], "fake": fake, "gpu": None}
     found["driver"] = None if fake else _driver()
@@ -83,21 +88,35 @@ def find() -> dict[str, Any]:
         found["cupy"] = cupy.__version__
         found["devices"] = int(cupy.cuda.runtime.getDeviceCount())
     except Exception as error:
-        found["reason"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        found["reason"] = _said(error)
         return found
     with contextlib.suppress(Exception):
         found["nccl"] = bool(importlib.import_module("cupy.cuda.nccl").available)
     try:  # the compiler and CUDA's headers: the element type is declared in one of them
         found["nvrtc"] = bool((cupy.ones(3, "e") + cupy.ones(3, "e")).sum() == 6)
     except Exception as error:
-        found["nvrtc reason"] = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
-    with contextlib.suppress(ImportError):
-        found["torch sees it"] = bool(importlib.import_module("torch").cuda.is_available())
+        found["nvrtc reason"] = _said(error)
     try:
         found["gpu"] = importlib.import_module("bench.gpu").describe(cupy)
+        found["machine"] = importlib.import_module("bench.machine").survey()
     except Exception as error:
-        found["gpusim"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        found["gpusim"] = _said(error)
     return found
+
+
+def ask_torch() -> dict[str, Any]:
+    """Whether PyTorch sees the GPU, or why it cannot be asked.
+
+    Apart from `find`, and after it: importing it takes long, and it may be broken.
+    """
+    try:
+        return {"torch sees it": bool(importlib.import_module("torch").cuda.is_available())}
+    except Exception as error:
+        return {"torch reason": _said(error)}
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _driver() -> str | None:
@@ -141,6 +160,9 @@ def missing(found: dict[str, Any]) -> list[Need]:
         for name in OTHERS
         if name not in found["versions"]
     ]
+    if found["gpu"] and "torch" in found["versions"] and "torch sees it" not in found:
+        reason = found.get("torch reason", "its import does not end, or ends the process")
+        needs.append(Need(f"torch: {reason}", STEPS["torch"], "a torch that can be imported"))
     if found.get("torch sees it") is False and not found["fake"]:
         needs.append(Need("a GPU for PyTorch", STEPS["torch"], "a build of PyTorch for CUDA"))
     if not found["mpirun"]:
@@ -180,5 +202,9 @@ def screen(needs: list[Need]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(find()))
+    with Path(sys.argv[1]).open("w") as answer:
+        here = find()
+        print(json.dumps(here), file=answer, flush=True)
+        if here["gpu"]:
+            print(json.dumps(ask_torch()), file=answer, flush=True)
     os._exit(0)  # a broken driver may hang at the end

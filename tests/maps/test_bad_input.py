@@ -18,14 +18,11 @@ from hypothesis import strategies as st
 
 import gpusim
 from gpusim import lax
-from gpusim.maps import workers
-
-SECONDS = 10  # far more than any of these takes, far less than a hang
+from tests.oracles.machine_time import PATIENCE
 
 # No shrinking: it repeats a failure hundreds of times, and one that hangs would take an hour.
 WIDELY = settings(
     max_examples=25,
-    derandomize=True,
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],
@@ -43,9 +40,8 @@ MAPS: dict[str, Map] = {"vmap": gpusim.vmap, "pmap": gpusim.pmap, "pmap-one": se
 everywhere = pytest.mark.parametrize("map_", MAPS.values(), ids=MAPS)
 
 
-def within_seconds(call: Callable[[], Any]) -> BaseException | None:
-    """What the call raises, if anything; it has ended within `SECONDS`, and left no thread
-    but idle ones."""
+def run_to_end(call: Callable[[], Any]) -> BaseException | None:
+    """What the call raises, if anything; it ends, and leaves no thread of gpusim but idle ones."""
     raised: list[BaseException] = []
     before = set(threading.enumerate())
 
@@ -57,10 +53,10 @@ def within_seconds(call: Callable[[], Any]) -> BaseException | None:
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
     thread.start()
-    thread.join(SECONDS)
-    assert not thread.is_alive(), f"the call hangs: no end after {SECONDS} seconds"
-    left = {t for t in threading.enumerate() if t.name != workers.IDLE_NAME} - before
-    assert not [t for t in left if t.is_alive()], f"threads left behind: {left}"
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), "the call hangs"
+    left = {t for t in threading.enumerate() if t.name.startswith("gpusim")} - before
+    assert not left, f"threads left behind: {left}"
     return raised[0] if raised else None
 
 
@@ -75,7 +71,7 @@ def assert_refused(
     """Mapping ``f`` raises ``kind``, the message has all of ``says``, and arrays are unchanged."""
     copies = [np.array(array) for array in arrays]
     options.setdefault("axis_name", "i")
-    error = within_seconds(lambda: map_(f, **options)(*arrays))
+    error = run_to_end(lambda: map_(f, **options)(*arrays))
     assert isinstance(error, kind), f"expected {kind}, got {error!r}"
     for array, copy in zip(arrays, copies, strict=True):
         np.testing.assert_array_equal(array, copy)
@@ -133,7 +129,7 @@ def test_an_unbound_name_is_a_name_error(call: Any, map_: Map) -> None:
 
 @each_call
 def test_outside_any_map_every_name_is_unbound(call: Any) -> None:
-    error = within_seconds(lambda: call(rows(4, 4), "i"))
+    error = run_to_end(lambda: call(rows(4, 4), "i"))
     assert isinstance(error, NameError)
     assert "'i'" in str(error) or "name: i" in str(error)
 
@@ -436,7 +432,7 @@ def test_operand_and_output_have_equal_rows_and_dtypes(map_: Map) -> None:
     for wrong in (np.zeros((2, 9, 3)), np.zeros((2, 9)), np.zeros((2, 9, 2), np.float32)):
         arguments = ragged(2, 1, np.random.default_rng(0))
         arguments[1] = wrong
-        error = within_seconds(lambda given=arguments: map_(exchange, axis_name="i")(*given))
+        error = run_to_end(lambda given=arguments: map_(exchange, axis_name="i")(*given))
         assert isinstance(error, (ValueError, TypeError)), wrong.shape
 
 
@@ -618,7 +614,7 @@ def test_an_in_axis_out_of_range_is_refused(axis: int, map_: Map) -> None:
 
 @everywhere
 def test_a_scalar_cannot_be_mapped(map_: Map) -> None:
-    error = within_seconds(lambda: map_(identity, axis_name="i")(np.float32(1)))
+    error = run_to_end(lambda: map_(identity, axis_name="i")(np.float32(1)))
     assert isinstance(error, ValueError)
 
 
@@ -647,7 +643,7 @@ def test_sizes_that_differ_are_refused_with_both_numbers(map_: Map) -> None:
 @everywhere
 def test_nothing_to_map_is_refused(map_: Map) -> None:
     assert_refused(ValueError, map_, identity, rows(3, 2), in_axes=None)
-    error = within_seconds(lambda: map_(lambda: 1, axis_name="i")())
+    error = run_to_end(lambda: map_(lambda: 1, axis_name="i")())
     assert isinstance(error, ValueError)
 
 
@@ -668,7 +664,7 @@ def test_in_axes_are_a_prefix_of_the_arguments(argument: Any, in_axes: Any, map_
     import optree
 
     tree = optree.tree_map(lambda _: rows(3, 2), argument)
-    error = within_seconds(lambda: map_(identity, axis_name="i", in_axes=in_axes)(tree))
+    error = run_to_end(lambda: map_(identity, axis_name="i", in_axes=in_axes)(tree))
     assert isinstance(error, ValueError)
     assert "in_axes" in str(error)
 
@@ -701,7 +697,7 @@ def test_results_are_arrays(result: Any, map_: Map) -> None:
 
 @everywhere
 def test_a_map_takes_a_callable(map_: Map) -> None:
-    error = within_seconds(lambda: map_(3, axis_name="i")(rows(3, 2)))
+    error = run_to_end(lambda: map_(3, axis_name="i")(rows(3, 2)))
     assert isinstance(error, TypeError)
 
 

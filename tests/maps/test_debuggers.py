@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 120  # seconds, after which a process counts as hung
+from tests.oracles.machine_time import PATIENCE
 
 PROGRAM = """
 import faulthandler, os, signal, sys, threading, time
@@ -139,7 +139,7 @@ def run_process(command: list[str], stdin: str = "") -> str:
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
-        timeout=2 * LIMIT,
+        timeout=PATIENCE,
     )
     if "Timeout" in process.stdout:
         pytest.fail(f"the process hung:\n{process.stdout}")
@@ -149,7 +149,7 @@ def run_process(command: list[str], stdin: str = "") -> str:
 
 def write_program(folder: Path, *parts: str) -> str:
     path = folder / "program.py"
-    path.write_text("\n".join([PROGRAM.format(limit=LIMIT), *map(textwrap.dedent, parts)]))
+    path.write_text("\n".join([PROGRAM.format(limit=PATIENCE / 2), *map(textwrap.dedent, parts)]))
     return str(path)
 
 

@@ -13,6 +13,7 @@ import pytest
 from gpusim import lax, pmap
 from gpusim.maps import handover
 from gpusim.maps.handover import HandOver
+from tests.oracles.machine_time import PATIENCE
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux masks cores")
 ONE_AT_A_TIME = {"axis_name": "i", "schedule": "one"}
@@ -41,7 +42,7 @@ def test_two_threads_in_turns(here: bool) -> None:
         thread.start()
     turns[0].wake(here)
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert seen == [0, 1] * 200
 
 
@@ -86,7 +87,7 @@ def test_to_wake_a_thread_that_has_ended_is_no_error() -> None:
     thread = threading.Thread(target=turn.wait)
     thread.start()
     turn.wake()
-    thread.join(30)
+    thread.join(PATIENCE)
     turn.wake(here=True)
     turn.wait()
 

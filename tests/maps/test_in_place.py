@@ -14,7 +14,7 @@ from gpusim.maps import MappedArray, per_replica_route
 from gpusim.maps.axis_environment import extend_axis_environment, new_axes
 from gpusim.maps.mapped_array.array import is_scalar, unpack, wrap, wrap_array
 from tests.maps.test_rules import FAMILIES
-from tests.oracles.budget import budget
+from tests.oracles.budget import budget, seeds
 from tests.oracles.in_place import (
     REPLICAS,
     START,
@@ -25,7 +25,7 @@ from tests.oracles.in_place import (
 )
 from tests.oracles.replicated import SIZES, bits_of, sizes_of
 
-PROGRAMS = budget(60, full=1000)
+PROGRAMS = budget(1000, most=60)
 
 
 def described(values: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ MAPS = {
 @pytest.mark.parametrize("name", MAPS)
 def test_random_programs(name: str) -> None:
     compared = 0
-    for seed in range(PROGRAMS):
+    for seed in seeds(PROGRAMS):
         rng = np.random.default_rng(seed)
         program, (x, y) = random_program(rng), random_arguments(rng)
         compared += compare(MAPS[name], program, x, y, seed)

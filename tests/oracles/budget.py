@@ -1,19 +1,149 @@
-"""How much of the suite one run takes: the default run of `make test`, or all of it."""
+"""The lanes: how much of the suite a run takes, and where each part of it runs.
+
+`python -m tests` reads these tables; make's targets call it.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Lane:
+    name: str
+    budget: float  # the share of each random budget
+    slow: bool  # whether tests marked slow run
+    sampled: bool  # whether SHARES apply
+
+
+LANES = {
+    lane.name: lane
+    for lane in (
+        Lane("change", budget=0.1, slow=False, sampled=True),  # make test, .ci/run
+        Lane("area", budget=0.1, slow=False, sampled=False),  # make test AREA=, pytest by hand
+        Lane("all", budget=1.0, slow=True, sampled=False),  # make test-all
+    )
+}
+
+#: The share of an area's quick tests that `make test` takes; the seed draws which. A claim with
+#: many cases has some in each run. Areas that changes seldom touch have small shares: work on
+#: them runs `make test AREA=`, and `make test-all` runs everything.
+SHARES = {
+    "tests/collectives": 0.5,
+    "tests/contract": 0.5,
+    "tests/cuda": 0.35,
+    "tests/gpu": 0.35,
+    "tests/maps": 0.5,
+    "tests/poptorch": 0.2,
+    "tests/popxl": 0.2,
+    "tests/tools": 0.5,
+}
+
+#: Work on one area: its own folders, and the quick tests of what it rests on.
+AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "numerics": (
+        ("tests/contract", "tests/compiled", "fallback"),
+        ("tests/collectives/test_direct.py",),
+    ),
+    "cuda": (("tests/cuda", "tests/gpu"), ("tests/contract",)),
+    "collectives": (("tests/collectives",), ("tests/contract", "tests/maps/test_pmap.py")),
+    "maps": (("tests/maps",), ("tests/collectives",)),
+    "worlds": (("tests/worlds",), ("tests/collectives",)),
+    "torch": (
+        ("tests/torch", "tests/tools/test_torchrun*.py", "tests/tools/test_testing.py"),
+        ("tests/maps/test_pmap*.py", "tests/collectives/test_direct.py"),
+    ),
+    "jax": (("tests/jax",), ("tests/collectives",)),
+    "ipu": (
+        ("tests/poptorch", "tests/popxl", "tests/devices", "tests/worlds/test_popdist.py"),
+        ("tests/torch/test_torch.py",),
+    ),
+    "tools": (("tests/tools",), ("tests/contract/test_reduction.py",)),
+    "project": (("tests/project", "tests/oracles", "gpusim"), ()),
+}
+
+#: Tests that fork this process, or compare with real processes of torch or MPI. They run in a
+#: pytest call of their own: a child of a process that holds threads of XLA or OpenMP may hang.
+FORKS = (
+    "tests/contract/test_memory.py",
+    "tests/devices/test_attaching.py",
+    "tests/poptorch/test_poptorch_accessor.py",
+    "tests/poptorch/test_poptorch_instances.py",
+    "tests/poptorch/test_poptorch_profiling.py",
+    "tests/tools/test_record.py",
+    "tests/tools/test_testing.py",
+    "tests/tools/test_torchrun*.py",
+    "tests/tools/test_twins.py",
+    "tests/torch",
+    "tests/worlds",
+)
+#: Which of the two calls this is: "forks", "plain", or "" for a pytest that was called by hand.
+PART = os.environ.get("GPUSIM_TESTS_PART", "")
+
+LANE = LANES[os.environ.get("GPUSIM_TESTS") or "area"]
 #: Whether this run is `make test-all`: with the tests marked slow and the full random budgets.
-FULL = os.environ.get("GPUSIM_TESTS") == "full"
+FULL = LANE.slow
 
 
-def budget(default: int, *, full: int) -> int:
-    """Return the number of random examples that a test draws in this run."""
-    return full if FULL else default
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else "0"
+
+
+#: The seed of hypothesis and of all random programs: the commit's, so that each draws others, and
+#: a failure can be repeated with SEED=.
+SEED = int(os.environ.get("GPUSIM_TESTS_SEED") or int(_commit(), 16))
+os.environ["GPUSIM_TESTS_SEED"] = str(SEED)  # also of processes that tests start
+
+
+def forks(path: Path) -> bool:
+    """Return whether a file's tests belong to the part that forks."""
+    return any(each.match(pattern) for each in (path, *path.parents) for pattern in FORKS)
+
+
+def budget(full: int, *, least: int = 1, most: int | None = None) -> int:
+    """Return how many of `full` random examples a test draws in this run.
+
+    At least `least`, and at most `most` unless the run is full.
+    """
+    count = max(least, round(full * LANE.budget))
+    return count if FULL or most is None else min(count, most)
+
+
+def seeds(count: int, *, first: Sequence[int] = ()) -> list[int]:
+    """Return `count` seeds of random programs, after the `first`: those that once found a fault."""
+    return [*first, *(SEED * 1_000_003 + number & 0x7FFFFFFF for number in range(count))]
+
+
+def sample(names: Sequence[str]) -> list[str]:
+    """Return the tests that this run takes: in `make test` each area's share of each claim's cases.
+
+    Of a claim with n cases it takes n times the share, rounded up or down by chance.
+    """
+    if not LANE.sampled:
+        return list(names)
+    claims: dict[str, list[str]] = {}
+    for name in names:
+        claims.setdefault(name.partition("[")[0], []).append(name)
+    found = []
+    for claim, cases in claims.items():
+        folder = "/".join(claim.split("/")[:2])
+        draw = random.Random(f"{SEED} {claim}")
+        expected = len(cases) * SHARES.get(folder, 1.0)
+        count = int(expected + draw.random())
+        found += draw.sample(cases, count)
+    return found
 
 
 def slow(*cases: Any) -> list[Any]:

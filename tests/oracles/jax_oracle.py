@@ -18,6 +18,8 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_force_host_platform_device_count=8",
         # Otherwise XLA may keep float32 between two 16-bit operations.
         "--xla_allow_excess_precision=false",
+        # Each program runs once: compiling it is what costs.
+        "--xla_backend_optimization_level=0",
     )
 ).strip()
 os.environ["JAX_ENABLE_X64"] = "1"
@@ -32,10 +34,15 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-if jax.device_count() < 8 or not jax.config.jax_enable_x64:
-    raise RuntimeError("jax was imported before jax_oracle: it has no eight devices, or no float64")
-
 Axes = tuple[tuple[str, int], ...]
+
+
+@functools.cache
+def devices() -> list[Any]:
+    """The eight devices. XLA starts its threads here, at a test's first call, not on import."""
+    if jax.device_count() < 8 or not jax.config.jax_enable_x64:
+        raise RuntimeError("jax was imported before jax_oracle: it lacks eight devices or float64")
+    return jax.devices()
 
 
 def _named(axis_name: Any) -> tuple[str, ...]:
@@ -145,8 +152,7 @@ def shard_map(body: Callable[[Any], Any], axes: Axes, mapped: Any, x: Any) -> An
     The mapped axes lead every result.
     """
     names, sizes = zip(*axes, strict=True)
-    devices = np.array(jax.devices()[: math.prod(sizes)]).reshape(sizes)
-    mesh = Mesh(devices, names)
+    mesh = Mesh(np.array(devices()[: math.prod(sizes)]).reshape(sizes), names)
     lead = tuple(range(len(axes)))
 
     def shard(tree: Any) -> Any:
@@ -165,6 +171,7 @@ def shard_map(body: Callable[[Any], Any], axes: Axes, mapped: Any, x: Any) -> An
 def pmap(body: Callable[[Any], Any], axes: Axes, mapped: Any, x: Any) -> Any:
     """As `shard_map`, through ``jax.pmap``, over one axis."""
     ((name, _),) = axes
+    devices()
     in_axes = jax.tree.map(lambda is_mapped: 0 if is_mapped else None, mapped)
     return jax.tree.map(_collect, jax.pmap(body, axis_name=name, in_axes=(in_axes,))(x))
 

@@ -1,38 +1,55 @@
-"""Time on a shared machine, which may stall for a minute.
+"""Waiting on a shared machine, which may stall for minutes: it is slow then, not wrong.
 
-`running` counts only the seconds in which the machine runs. Tests that bound a duration use it.
+Tests wait for events, and bound no duration. `python -m tests` ends what makes no progress.
 """
 
 from __future__ import annotations
 
-import functools
-import threading
+import contextlib
 import time
+from collections.abc import Callable
+from pathlib import Path
 
-#: Seconds after which a test regards a process that should end by itself as hung.
-PATIENCE = 300.0
-TICK, LONGEST_TICK = 0.05, 0.25  # seconds; after a longer tick the machine was stalled
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        threading.Thread(target=self._tick, name="machine time", daemon=True).start()
-
-    def _tick(self) -> None:
-        last = time.monotonic()
-        while True:
-            time.sleep(TICK)
-            now = time.monotonic()
-            self.seconds += min(now - last, LONGEST_TICK)
-            last = now
+#: Seconds, a bound for runs without the watcher: `python -m tests` ends what makes no progress.
+PATIENCE = 3600.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.25  # seconds; a watcher must see that a hang uses no CPU
 
 
-@functools.cache
-def clock() -> Clock:
-    return Clock()
+def until(condition: Callable[[], object]) -> bool:
+    """Wait for the condition; False if it does not become true within `PATIENCE`."""
+    end, pause = time.monotonic() + PATIENCE, FIRST_PAUSE
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    return True
 
 
-def running() -> float:
-    """Return the seconds in which this machine has run since the first call."""
-    return clock().seconds
+def seconds_of_work(process: int) -> float:
+    """Return the seconds in which its threads had a core, or waited for one or for a disk.
+
+    On a busy machine these go on, and those of a process that is blocked do not.
+    """
+    found = 0.0
+    for task in Path(f"/proc/{process}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX":  # it has ended
+                ran, waited, _ = map(int, (task / "schedstat").read_text().split())
+                found += (ran + waited) / 1e9 + 1e-9
+            if state == "D":
+                found += time.monotonic()  # which goes on as well
+    return found
+
+
+def blocked(process: int, looks: int = 4, pause: float = 0.1) -> bool:
+    """Wait until a process does nothing in so many looks; False if it ends instead."""
+    idle, before = 0, 0.0
+    while idle < looks:
+        time.sleep(pause)
+        now = seconds_of_work(process)
+        if not now:
+            return False
+        idle, before = (idle + 1 if now - before < pause / 20 else 0), now
+    return True

@@ -304,7 +304,7 @@ def test_sessions_do_what_the_model_does() -> None:
     run_machine(
         Sessions,
         settings=settings(
-            max_examples=budget(60, full=2000),
+            max_examples=budget(2000, most=60),
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

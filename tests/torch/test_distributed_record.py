@@ -25,6 +25,7 @@ from gpusim.recording import digest_of
 from gpusim.tools.compare.runs import read
 from gpusim.torch.distributed import RecordedCall, Recorder, launch
 from tests.oracles.budget import slow
+from tests.oracles.machine_time import PATIENCE
 from tests.torch.distributed_programs import PROGRAMS, start
 
 THIS = __file__
@@ -272,7 +273,7 @@ KILLED_RECORDER = """
 def test_lines_are_whole_after_a_kill(text: str, tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     text = f"import os, signal, sys\n{dedent(text)}"
-    done = subprocess.run([sys.executable, "-c", text, path], timeout=300, env=os.environ)
+    done = subprocess.run([sys.executable, "-c", text, path], timeout=PATIENCE, env=os.environ)
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes().endswith(b"\n")
     assert [line["kind"] for line in lines_of(path)] == ["launch", "group"] + ["call"] * 100

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import random
-import time
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gpusim.torch.distributed import group, launch, ranks
-from tests.oracles.machine_time import PATIENCE
+from tests.oracles.machine_time import until
 
 legacy: Any = np.random  # the global generator
 
@@ -284,10 +283,8 @@ def test_results_are_in_no_cycle(schedule: str) -> None:
     gc.disable()
     try:
         watched = [weakref.ref(x) for x in launch(body, 3, schedule=schedule)]
-        limit = time.monotonic() + PATIENCE
-        while any(each() is not None for each in watched) and time.monotonic() < limit:
-            time.sleep(0.01)  # a thread may yet leave its last frame
-        assert [each() is None for each in watched] == [True] * 3
+        # A thread may yet leave its last frame.
+        assert until(lambda: [each() is None for each in watched] == [True] * 3)
     finally:
         gc.enable()
 

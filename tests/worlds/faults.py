@@ -38,7 +38,7 @@ def step(world: gpusim.World, size: int = 3, dtype: Any = np.float32) -> Any:
     return gpusim.vmap(lambda v: lax.psum(v, "i"), axis_name="i")(x)
 
 
-def steps(world: gpusim.World, count: int = 100_000) -> None:
+def steps(world: gpusim.World, count: int = 10**7) -> None:
     """Many collectives: what the others wait in."""
     for _ in range(count):
         step(world)
@@ -67,7 +67,7 @@ def _(world: gpusim.World, guilty: bool) -> None:
         step(world)
         if guilty:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(7200)  # what waits for this hangs
 
 
 @fault("segfault")
@@ -162,7 +162,7 @@ def _(world: gpusim.World, guilty: bool) -> None:
         step(world)
         if guilty:
             raise ValueError("no good")
-        time.sleep(60)
+        time.sleep(7200)  # what waits for this hangs
 
 
 @fault("an error before the block")
@@ -219,7 +219,7 @@ def _(world: gpusim.World, guilty: bool) -> None:
 
     def f(v: Any) -> Any:
         if not guilty:
-            time.sleep(60)
+            time.sleep(7200)  # what waits for this hangs
         return gpusim.pmap(inner, "j")(v)
 
     with world:
@@ -332,7 +332,7 @@ def _(world: gpusim.World, guilty: bool) -> None:
 @fault("endless threads")
 def _(world: gpusim.World, guilty: bool) -> None:
     def inner(v: Any) -> Any:
-        for _ in range(100_000):
+        for _ in range(10**7):
             v = lax.pmean(v, "i")
         return v
 
@@ -350,7 +350,7 @@ def _(world: gpusim.World, guilty: bool) -> None:
         step(world)
         print(f"pid {world.instance} {os.getpid()}", flush=True)
         if guilty:
-            time.sleep(60)
+            time.sleep(7200)  # what waits for this hangs
         gpusim.pmap(lambda v: lax.psum(v, "i"), "i")(np.ones(world.local_replicas))
 
 

@@ -1,0 +1,1 @@
+"""Machines unlike those of gpusim's developers: `make test-machines`."""

@@ -1,0 +1,122 @@
+"""The lanes leave out what they say, runs can be repeated, and a test that hangs is ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.__main__ import PARTS, select
+from tests.oracles import budget, progress
+from tests.oracles.budget import AREAS, FORKS, LANES, ROOT, SHARES
+
+NAMES = [f"tests/maps/test_x.py::test_a[{case}]" for case in range(10)]
+NAMES += [f"tests/devices/test_y.py::test_b[{case}]" for case in range(5)]
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, lane: str, seed: int) -> list[str]:
+    monkeypatch.setattr(budget, "LANE", LANES[lane])
+    monkeypatch.setattr(budget, "SEED", seed)
+    return budget.sample(NAMES)
+
+
+def test_a_seed_draws_each_areas_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [chosen(monkeypatch, "change", seed) for seed in range(20)]
+    assert drawn == [chosen(monkeypatch, "change", seed) for seed in range(20)]
+    assert set().union(*drawn) == set(NAMES)  # the seeds reach all
+    for names in drawn:
+        assert sum("test_a" in name for name in names) == 10 * SHARES["tests/maps"]
+        assert sum("test_b" in name for name in names) == 5  # an area without a share
+    for lane in ("area", "all"):
+        assert chosen(monkeypatch, lane, 3) == NAMES
+
+
+def test_tables_name_what_exists() -> None:
+    patterns = [*FORKS, *SHARES]
+    for own, needed in AREAS.values():
+        patterns += [*own, *needed]
+    assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
+
+
+def test_every_test_belongs_to_an_area() -> None:
+    listed = {path for own, _ in AREAS.values() for pattern in own for path in files(pattern)}
+    assert {*ROOT.glob("tests/*/test_*.py")} <= listed
+
+
+def files(pattern: str) -> set[Path]:
+    return {
+        file
+        for path in ROOT.glob(pattern)
+        for file in (path.rglob("*.py") if path.is_dir() else [path])
+    }
+
+
+def test_a_part_takes_the_paths_that_have_its_tests() -> None:
+    assert select(("tests/torch", "tests/maps"), "forks") == ["tests/torch"]
+    assert select(("tests/torch", "tests/maps"), "plain") == ["tests/maps"]
+    assert all(select(("tests/contract",), part) == ["tests/contract"] for part in PARTS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_test_that_hangs_is_shown_and_its_processes_are_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process beside it, of another test that is idle too, is left alone."""
+    program = (
+        "import subprocess, sys, threading\n"
+        "child = 'import threading\\ndef waits(): threading.Event().wait()\\nwaits()'\n"
+        "subprocess.run([sys.executable, '-c', child]); print('on', flush=True); input()"
+    )
+    command = [sys.executable, "-c", program]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        subprocess.Popen(command, text=True, **pipes) as hangs,  # type: ignore[call-overload]
+        subprocess.Popen(command, text=True, **pipes) as idle,  # type: ignore[call-overload]
+    ):
+        (tmp_path / str(hangs.pid)).write_text("test_that_hangs")
+        (tmp_path / str(idle.pid)).write_text("")
+        monkeypatch.setattr(progress, "QUIET", 8)
+        watch = progress.Watch(tmp_path)
+        while not watch.stopped:
+            watch.look()
+            time.sleep(0.5)
+        assert watch.stopped == ["test_that_hangs"]
+        assert hangs.stdout.readline() == "on\n"  # its own process goes on, and says why it fails
+        assert len(progress.descendants(idle.pid, progress.processes())) == 1
+        for pid in progress.descendants(idle.pid, progress.processes()):
+            progress.os.kill(pid, 9)
+        hangs.communicate("\n")
+        idle.communicate("\n")
+    printed = capsys.readouterr().out
+    assert "test_that_hangs hangs; its processes:" in printed
+    assert printed.count("-- process ") == 2 and "waits" in printed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_process_with_foreign_threads_forks() -> None:
+    program = (
+        "from tests.conftest import fork_is_safe\n"
+        "fork_is_safe()\n"
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "fork_is_safe()\n"
+        "import faulthandler; faulthandler.dump_traceback_later(1000)  # a thread of C\n"
+        "try: fork_is_safe()\n"
+        "except AssertionError as error: print(error)\n"
+    )
+    environment = {**progress.os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+    assert "other threads than Python's" in done.stdout, done.stderr
+
+
+def test_random_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lane, expected in (("change", [100, 20, 5]), ("all", [1000, 1000, 20])):
+        monkeypatch.setattr(budget, "LANE", LANES[lane])
+        monkeypatch.setattr(budget, "FULL", LANES[lane].slow)
+        found = [budget.budget(1000), budget.budget(1000, most=20), budget.budget(20, least=5)]
+        assert found == expected
+    assert budget.seeds(2, first=[7])[0] == 7 and len({*budget.seeds(50)}) == 50
