@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpusim.runtime.environment import spread
+from tests.oracles.budget import SEED
 from tests.torch.children import needs_linux
 from tests.torch.distributed_programs import PROGRAMS
 from tests.torch.gloo_ranks import Case
@@ -26,8 +28,11 @@ from tests.torch.test_distributed_instances import spread_case
 
 pytestmark = [
     needs_linux,
-    pytest.mark.usefixtures("hanging_processes_are_shown", "memory_is_returned"),
+    pytest.mark.usefixtures("memory_is_returned"),
 ]
+
+
+SAMPLE = 20  # programs of a quick run, of some three CPU seconds each
 
 
 def all_cases() -> list[Case]:
@@ -102,14 +107,31 @@ def test_every_program_has_a_case() -> None:
     assert {name for name, _, _ in all_cases()} == set(PROGRAMS)
 
 
+def drawn() -> list[Any]:
+    """The programs of a quick run, those of its seed, a few at a time."""
+    cases = all_cases()
+    chosen = random.Random(SEED).sample(range(len(cases)), SAMPLE)
+    pairs = zip(chosen[::2], chosen[1::2], strict=True)
+    return [pytest.param([cases[k] for k in pair], id=f"{pair[0]}") for pair in pairs]
+
+
+@pytest.mark.parametrize("cases", drawn())
+def test_bits_of_this_runs_programs_are_those_of_gloo(cases: list[Case], tmp_path: Path) -> None:
+    check(cases, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", parts())
 def test_bits_of_all_programs_are_those_of_gloo(cases: list[Case], tmp_path: Path) -> None:
+    check(cases, tmp_path)
+
+
+def check(cases: list[Case], tmp_path: Path) -> None:
     """In turns and in processes; on two instances, where other numbers of ranks make no difference;
     and in free threads, if the program takes nothing of the process's."""
-    ranks = cases[0][1]
     for case, expected in zip(cases, real(cases, tmp_path / "gloo"), strict=True):
         folders = {way: tmp_path / way for way in ("turns", "processes", "free", "instances")}
+        ranks = case[1]
         for folder in folders.values():
             folder.mkdir(exist_ok=True)
         assert_equal_bits(expected, run(case, folders["turns"]), case_name(case))

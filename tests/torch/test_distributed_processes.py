@@ -47,7 +47,6 @@ from tests.torch.test_distributed import (
 
 pytestmark = [
     needs_linux,
-    pytest.mark.usefixtures("hanging_processes_are_shown"),
 ]
 HERE = re.escape(__file__)
 STATE: dict[str, int] = {}
