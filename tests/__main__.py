@@ -16,7 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tests.oracles.budget import AREAS, LANES, ROOT, SEED, forks
+from tests.oracles.budget import AREAS, FORKS, LANES, ROOT, SEED, forks
 from tests.oracles.progress import TICK, Watch
 
 #: One thread a process: OpenMP's and OpenBLAS's pools do not survive a fork.
@@ -87,8 +87,8 @@ def main(words: list[str]) -> int:
     codes = []
     for part in [given.part] if given.part else PARTS:
         for lane, patterns in runs:
-            # Doctests are not among those that fork. Paths in pytest's options replace all.
-            every = ("tests",) if part == "forks" and not named else ()
+            # Paths in pytest's options replace all. Without paths pytest takes all doctests too.
+            every = FORKS if part == "forks" and not named else ()
             paths = select(patterns or every, part)
             if paths or not given.area:
                 print(f"== {part}, {lane}: {' '.join(paths) or 'all'}", flush=True)

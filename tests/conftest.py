@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.oracles import progress
-from tests.oracles.budget import FULL, LANE, PART, SEED, forks, sample
+from tests.oracles.budget import FULL, LANE, PART, ROOT, SEED, forks, sample
 
 # A job that a shell started in the background ignores Ctrl-C, and so do all of its children. Tests
 # that interrupt a child need one that reacts.
@@ -32,6 +33,28 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before hypothesis reads its option: all examples are of the run's seed."""
     if config.getoption("hypothesis_seed") is None:
         config.option.hypothesis_seed = str(SEED)
+    config.pluginmanager.register(Parts(config))
+
+
+class Parts:
+    """Leaves out files of the other part: a plugin, as a conftest sees its own folder only."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        words = (word.split("::")[0] for word in config.invocation_params.args)
+        paths = (config.invocation_params.dir / word for word in words)
+        self.named = any(forks(path) for path in paths if path.exists())
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """A pytest that is called by hand takes what forks only where that is named."""
+        if collection_path.suffix != ".py":
+            return None
+        if collection_path.is_relative_to(ROOT / "tests"):
+            if not collection_path.name.startswith("test_"):
+                return True  # pytest would import it to look for doctests
+        its = forks(collection_path)
+        if PART:
+            return its != (PART == "forks") or None
+        return (its and not self.named) or None
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -40,23 +63,10 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three for two cores: for a third of their time tests wait for other processes."""
+    """Three for two cores: tests wait for other processes, those that fork longest."""
     from gpusim.tools.info import usable_cores
 
-    return (3 * usable_cores() + 1) // 2
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files of the other part. A pytest by hand takes those that fork if named."""
-    if collection_path.suffix != ".py":
-        return None
-    if not collection_path.name.startswith("test_"):
-        return True  # pytest would import it to look for doctests
-    its = forks(collection_path)
-    if PART:
-        return its != (PART == "forks") or None
-    named = (Path(config.invocation_params.dir, word.split("::")[0]) for word in config.args)
-    return (its and not any(forks(path) for path in named if path.exists())) or None
+    return ((4 if PART == "forks" else 3) * usable_cores() + 1) // 2
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -87,14 +97,32 @@ def fork_is_safe() -> None:
     """
     assert "jaxlib" not in sys.modules, "a process that has imported JAX forks: see FORKS"
     looks = 0
-    while foreign := foreign_threads():
+    while PART and (foreign := foreign_threads()):
         looks += 1
         assert looks < 3000, f"a process forks that has other threads than Python's: {foreign}"
         time.sleep(0.01)
 
 
-if hasattr(os, "register_at_fork"):
+OWN = "GPUSIM_TESTS_OWN_PROCESS"
+if hasattr(os, "register_at_fork") and OWN not in os.environ:
     os.register_at_fork(before=fork_is_safe)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test marked own_process in a pytest of its own, which may keep threads of C."""
+    if not pyfuncitem.get_closest_marker("own_process") or OWN in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, pyfuncitem.nodeid],
+        cwd=ROOT,
+        env={**os.environ, OWN: "1", "GPUSIM_TESTS_NOW": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
 
 
 # What the tests cost, and which is running: `python -m tests` reads the latter.

@@ -35,18 +35,25 @@ LANES = {
     )
 }
 
-#: The share of an area's quick tests that `make test` takes; the seed draws which. A claim with
-#: many cases has some in each run. Areas that changes seldom touch have small shares: work on
-#: them runs `make test AREA=`, and `make test-all` runs everything.
+#: The share of a folder's or file's quick tests that `make test` takes; the seed draws which. A
+#: claim with many cases has some in each run. What changes seldom touch has small shares: work on
+#: it runs `make test AREA=`, and `make test-all` runs everything.
 SHARES = {
-    "tests/collectives": 0.5,
-    "tests/contract": 0.5,
-    "tests/cuda": 0.35,
-    "tests/gpu": 0.35,
-    "tests/maps": 0.5,
-    "tests/poptorch": 0.2,
-    "tests/popxl": 0.2,
-    "tests/tools": 0.5,
+    "tests/collectives": 0.35,
+    "tests/compiled": 0.5,
+    "tests/contract": 0.35,
+    "tests/cuda": 0.25,
+    "tests/gpu": 0.25,
+    "tests/jax": 0.5,
+    "tests/maps": 0.35,
+    "tests/poptorch": 0.12,
+    "tests/popxl": 0.12,
+    "tests/project/test_examples.py": 0.2,
+    "tests/project/test_ports.py": 0.15,
+    "tests/tools": 0.4,
+    "tests/torch": 0.5,
+    "tests/torch/test_distributed_bits.py": 1.0,  # a sample by itself
+    "tests/worlds": 0.35,
 }
 
 #: Work on one area: its own folders, and the quick tests of what it rests on.
@@ -75,11 +82,14 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 #: Tests that fork this process, or compare with real processes of torch or MPI. They run in a
 #: pytest call of their own: a child of a process that holds threads of XLA or OpenMP may hang.
 FORKS = (
+    "gpusim/poptorch/data",  # a doctest
     "tests/contract/test_memory.py",
     "tests/devices/test_attaching.py",
     "tests/poptorch/test_poptorch_accessor.py",
+    "tests/poptorch/test_poptorch_data.py",
     "tests/poptorch/test_poptorch_instances.py",
     "tests/poptorch/test_poptorch_profiling.py",
+    "tests/project/test_docs.py",
     "tests/tools/test_record.py",
     "tests/tools/test_testing.py",
     "tests/tools/test_torchrun*.py",
@@ -138,9 +148,10 @@ def sample(names: Sequence[str]) -> list[str]:
         claims.setdefault(name.partition("[")[0], []).append(name)
     found = []
     for claim, cases in claims.items():
-        folder = "/".join(claim.split("/")[:2])
+        file = claim.partition("::")[0]
+        share = SHARES.get(file, SHARES.get("/".join(file.split("/")[:2]), 1.0))
         draw = random.Random(f"{SEED} {claim}")
-        expected = len(cases) * SHARES.get(folder, 1.0)
+        expected = len(cases) * share
         count = int(expected + draw.random())
         found += draw.sample(cases, count)
     return found

@@ -28,7 +28,8 @@ def test_a_seed_draws_each_areas_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn == [chosen(monkeypatch, "change", seed) for seed in range(20)]
     assert set().union(*drawn) == set(NAMES)  # the seeds reach all
     for names in drawn:
-        assert sum("test_a" in name for name in names) == 10 * SHARES["tests/maps"]
+        taken = sum("test_a" in name for name in names)
+        assert abs(taken - 10 * SHARES["tests/maps"]) < 1
         assert sum("test_b" in name for name in names) == 5  # an area without a share
     for lane in ("area", "all"):
         assert chosen(monkeypatch, lane, 3) == NAMES
@@ -106,7 +107,7 @@ def test_no_process_with_foreign_threads_forks() -> None:
         "try: fork_is_safe()\n"
         "except AssertionError as error: print(error)\n"
     )
-    environment = {**progress.os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**progress.os.environ, "OPENBLAS_NUM_THREADS": "1", "GPUSIM_TESTS_PART": "forks"}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment
     )

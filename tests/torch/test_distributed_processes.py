@@ -273,6 +273,7 @@ def test_exit_handlers_of_the_process_alone_run(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["0", "1"]
 
 
+@pytest.mark.own_process
 def test_openmp_of_the_parent_hangs_no_process() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

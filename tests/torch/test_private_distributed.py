@@ -243,6 +243,7 @@ def test_a_tensor_of_a_call_lives_until_all_have_read_it() -> None:
     assert all(torch.equal(found, expected) for found in launch(program, 3))
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("schedule", ["turns", "free"])
 def test_one_rank_at_a_time_profiles(schedule: str) -> None:
     """Two profilers at once end the process, in C++."""
