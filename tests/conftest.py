@@ -99,10 +99,11 @@ def fork_is_safe() -> None:
     looks = 0
     while PART and (foreign := foreign_threads()):
         looks += 1
-        assert looks < 3000, f"a process forks that has other threads than Python's: {foreign}"
+        assert looks < LOOKS, f"a process forks that has other threads than Python's: {foreign}"
         time.sleep(0.01)
 
 
+LOOKS = 3000  # every 10 ms; a busy machine starts and ends threads slowly
 OWN = "GPUSIM_TESTS_OWN_PROCESS"
 if hasattr(os, "register_at_fork") and OWN not in os.environ:
     os.register_at_fork(before=fork_is_safe)

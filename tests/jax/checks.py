@@ -575,7 +575,7 @@ def faults_are_errors_that_name_device_and_call() -> None:
 
 
 def devices_that_disagree_end() -> None:
-    with gpusim.jax.installed(Reduction(), timeout=4):
+    with gpusim.jax.installed(Reduction(), timeout=12):
         disagree = mapped(
             lambda x: lax.cond(
                 lax.axis_index("i") == 0, lambda x: x, lambda x: lax.psum(2 * x, "i"), x
@@ -584,7 +584,7 @@ def devices_that_disagree_end() -> None:
         x = np.arange(DEVICES * 2.0, dtype=np.float32).reshape(DEVICES, 2)
         expect_error(
             lambda: disagree(x),
-            "for 4 seconds", "[0] have not", "lax.psum over 'i'", "checks.py:",
+            "for 12 seconds", "[0] have not", "lax.psum over 'i'", "checks.py:",
         )  # fmt: skip
         gpusim.jax.install(Reduction(), timeout=PATIENCE)  # for devices that are only slow
         same(first(mapped(lambda x: lax.psum(x, "i"))(x)), x.sum(0))

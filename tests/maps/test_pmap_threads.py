@@ -182,7 +182,7 @@ def test_an_error_of_a_replica_is_not_lost_if_ctrl_c_ends_the_wait_for_another()
 
 
 def test_an_error_that_a_blocked_replica_delays_is_announced(monkeypatch, capfd):
-    monkeypatch.setattr(scheduler, "PATIENCE_AFTER_ERROR", 0.3)
+    monkeypatch.setattr(scheduler, "PATIENCE_AFTER_ERROR", 2.0)
     monkeypatch.setattr(sys.modules["gpusim.maps.pmap"], "cores", lambda: 2)
     blocked, gate = threading.Event(), threading.Event()
     announce = scheduler.PmapCall.announce_wait

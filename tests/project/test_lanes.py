@@ -99,7 +99,7 @@ def test_a_test_that_hangs_is_shown_and_its_processes_are_ended(
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_process_with_foreign_threads_forks() -> None:
     program = (
-        "from tests.conftest import fork_is_safe\n"
+        "from tests import conftest\nconftest.LOOKS = 9\nfork_is_safe = conftest.fork_is_safe\n"
         "fork_is_safe()\n"
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "fork_is_safe()\n"

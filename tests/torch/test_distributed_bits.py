@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-SAMPLE = 16  # programs of a quick run, of some three CPU seconds each
+SAMPLE = 12  # programs of a quick run, of some three CPU seconds each
 
 
 def all_cases() -> list[Case]:

@@ -162,7 +162,7 @@ open(f"FOLDER/{rank}", "w").close()
 if rank:
     while not os.path.exists("FOLDER/0"):
         time.sleep(0.05)
-    time.sleep(0.3)
+    time.sleep(2)  # until mpirun has passed on what 0 wrote
     sys.exit("broken")
 time.sleep(7200)
 """
