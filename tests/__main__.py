@@ -22,7 +22,7 @@ from tests.oracles.progress import TICK, Watch
 #: One thread a process: OpenMP's and OpenBLAS's pools do not survive a fork.
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 PARTS: dict[str, dict[str, str]] = {"plain": {}, "forks": ALONE}
-NO_TESTS = 5  # pytest's exit code
+INTERRUPTED, NO_TESTS = 2, 5  # pytest's exit codes
 
 
 def call(part: str, lane: str, paths: list[str], options: list[str]) -> int:
@@ -78,6 +78,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--area", choices=AREAS, help="one area, and the quick tests below it")
     parser.add_argument("--part", choices=PARTS, help="one of the two calls of pytest only")
     given, options = parser.parse_known_args(words)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and end pytest
     print(f"Seed {SEED}: SEED={SEED} repeats this run.", flush=True)
     runs: list[tuple[str, tuple[str, ...]]] = [(given.lane, ())]
     if given.area:
@@ -93,6 +94,8 @@ def main(words: list[str]) -> int:
             if paths or not given.area:
                 print(f"== {part}, {lane}: {' '.join(paths) or 'all'}", flush=True)
                 codes.append(call(part, lane, paths, options))
+                if codes[-1] == INTERRUPTED:
+                    return INTERRUPTED
     failed = [code for code in codes if code not in (0, NO_TESTS)]
     return failed[0] if failed else (0 if 0 in codes else NO_TESTS)
 

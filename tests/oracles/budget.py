@@ -106,9 +106,13 @@ FULL = LANE.slow
 
 
 def _commit() -> str:
+    """The commit's hash, shortened; 0 in a copy without its repository, or without git."""
     command = ["git", "rev-parse", "--short=8", "HEAD"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else "0"
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return "0"
+    return done.stdout.strip()[:8] if done.returncode == 0 else "0"
 
 
 #: The seed of hypothesis and of all random programs: the commit's, so that each draws others, and

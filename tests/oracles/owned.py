@@ -7,6 +7,7 @@ therefore record the pipes, sockets and processes that code of gpusim makes, and
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 import gpusim
+from tests.oracles.machine_time import until
+from tests.torch.children import children
 
 PACKAGE = str(Path(gpusim.__file__).parent) + os.sep
 
@@ -77,3 +80,15 @@ class Owned:
             for each in open_files()
             if each in self.made or "memfd:gpusim" in each or any(map(each.__contains__, others))
         ]
+
+
+@contextlib.contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """Assert that of a launch in the body no process, socket, pipe, or file in a folder is left."""
+    with pytest.MonkeyPatch.context() as patch:
+        owned = Owned(patch)
+        yield
+    assert not owned.processes & children()
+    # Errors lie in cycles with their frames, and a thread may yet leave its last frame.
+    gone = until(lambda: gc.collect() >= 0 and not owned.open(str(folder)))
+    assert gone, owned.open(str(folder))

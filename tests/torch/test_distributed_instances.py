@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import re
 import signal
@@ -34,8 +33,8 @@ from gpusim.runtime.engines import Buffer
 from gpusim.torch.distributed import FoldCall, Recorder, instances, launch
 from tests.oracles.budget import slow
 from tests.oracles.machine_time import until
-from tests.oracles.owned import Owned
-from tests.torch.children import children, die_with, needs_linux
+from tests.oracles.owned import nothing_left
+from tests.torch.children import die_with, needs_linux
 from tests.torch.distributed_programs import start
 from tests.torch.gloo_ranks import Case, Found
 from tests.torch.test_distributed import assert_equal_bits, case_name, run
@@ -129,13 +128,8 @@ def spread_out(
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     """No process, file or thread of a launch is left."""
     launch(int, 1, processes=True)  # modules of torch are loaded, which may keep files open
-    with pytest.MonkeyPatch.context() as patch:
-        owned = Owned(patch)
+    with nothing_left(tmp_path):
         yield
-    assert not owned.processes & children()
-    # Errors lie in cycles with their frames.
-    gone = until(lambda: gc.collect() >= 0 and not owned.open(str(tmp_path)))
-    assert gone, owned.open(str(tmp_path))
     watching = lambda each: each.name.startswith("gpusim instance")  # noqa: E731
     assert until(lambda: not any(map(watching, threading.enumerate())))
 

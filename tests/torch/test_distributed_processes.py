@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import os
 import random
 import re
@@ -27,8 +26,8 @@ from gpusim import reduction as reduce_by
 from gpusim.torch.distributed import FoldCall, Recorder, launch, wire
 from tests.oracles.budget import budget, seeds, slow
 from tests.oracles.machine_time import PATIENCE, until
-from tests.oracles.owned import Owned
-from tests.torch.children import children, needs_linux
+from tests.oracles.owned import nothing_left
+from tests.torch.children import needs_linux
 from tests.torch.distributed_programs import PROGRAMS, start
 from tests.torch.gloo_ranks import ROOT, Case
 from tests.torch.test_distributed import (
@@ -61,13 +60,8 @@ def mapped() -> int:
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     """No process, file or shared memory of a launch is left."""
     launch(int, 1, processes=True)  # modules of torch are loaded, which may keep files open
-    with pytest.MonkeyPatch.context() as patch:
-        owned = Owned(patch)
+    with nothing_left(tmp_path):
         yield
-    assert not owned.processes & children()
-    # Errors lie in cycles with their frames, and a thread may yet leave its last frame.
-    gone = until(lambda: gc.collect() >= 0 and not owned.open(str(tmp_path)))
-    assert gone, owned.open(str(tmp_path))
     assert mapped() == 0
 
 
