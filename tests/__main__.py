@@ -26,7 +26,7 @@ INTERRUPTED, NO_TESTS = 2, 5  # pytest's exit codes
 
 
 def call(part: str, lane: str, paths: list[str], options: list[str]) -> int:
-    """Run pytest, in a process group of its own, and end the tests that hang."""
+    """Run pytest, and end the tests that hang."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {
             **os.environ,
