@@ -84,6 +84,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 FORKS = (
     "gpusim/poptorch/data",  # a doctest
     "tests/contract/test_memory.py",
+    "tests/contract/test_wire_twins.py",
     "tests/devices/test_attaching.py",
     "tests/poptorch/test_poptorch_accessor.py",
     "tests/poptorch/test_poptorch_data.py",
