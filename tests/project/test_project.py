@@ -14,8 +14,9 @@ import pytest
 from tests.oracles.machine_time import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-# Tests may themselves run under make, whose flags would reach the one started here.
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+# Tests may themselves run under make, whose flags and variables would reach the one started here.
+OF_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "ARGS", "AREA", "SEED"}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
 
 
 def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
