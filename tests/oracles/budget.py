@@ -39,21 +39,21 @@ LANES = {
 #: claim with many cases has some in each run. What changes seldom touch has small shares: work on
 #: it runs `make test AREA=`, and `make test-all` runs everything.
 SHARES = {
-    "tests/collectives": 0.35,
+    "tests/collectives": 0.3,
     "tests/compiled": 0.5,
-    "tests/contract": 0.35,
+    "tests/contract": 0.3,
     "tests/cuda": 0.25,
     "tests/gpu": 0.25,
-    "tests/jax": 0.5,
-    "tests/maps": 0.35,
+    "tests/jax": 0.4,
+    "tests/maps": 0.3,
     "tests/poptorch": 0.12,
     "tests/popxl": 0.12,
     "tests/project/test_examples.py": 0.2,
     "tests/project/test_ports.py": 0.15,
-    "tests/tools": 0.4,
-    "tests/torch": 0.5,
+    "tests/tools": 0.3,
+    "tests/torch": 0.35,
     "tests/torch/test_distributed_bits.py": 1.0,  # a sample by itself
-    "tests/worlds": 0.35,
+    "tests/worlds": 0.3,
 }
 
 #: Work on one area: its own folders, and the quick tests of what it rests on.
