@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import marshal
 import multiprocessing
 import os
 import secrets
@@ -13,7 +14,7 @@ from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -511,7 +512,7 @@ def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
     """The script in the calling rank, as `__main__`."""
     sys.argv = [script.name, *arguments]
     try:
-        exec(script.code, vars(main_module(script)))
+        exec(own_code(script.code), vars(main_module(script)))
     except SystemExit as ended:
         if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):
             return
@@ -520,6 +521,15 @@ def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
         for frame, line in frames[-1:]:  # none of a module that is installed
             code += f" at {frame.f_code.co_filename}:{line}"
         raise ExitCodeError(code) from None
+
+
+def own_code(code: CodeType) -> CodeType:
+    """A copy of the script's code for the calling rank.
+
+    Dynamo keeps what it has compiled with the code, in terms of the rank's own `__main__`.
+    """
+    copy: CodeType = marshal.loads(marshal.dumps(code))
+    return copy
 
 
 def show(error: GpusimError, only_input: int | None) -> None:

@@ -33,6 +33,7 @@ from .folds import Chooser, ReductionLike, as_chooser
 from .globals import Globals
 from .group import RankGroup
 from .private import has_gpu, leave_groups, ranks_as_threads
+from .registries import CURE, is_of_shared_modules, own_registries
 from .seeds import as_seed, seeds_of, sow
 from .settings import Settings
 from .store import RankStore
@@ -238,6 +239,7 @@ class Launch:
             ranks_as_threads(self._rendezvous, self._admit, record_of_starter) as world,
             threads_of_ranks(),
             _own_environments(),
+            own_registries() if self.shares_globals and self.size > 1 else nullcontext(),
             casts_of_ranks(lambda: current_rank().give_way()),
             cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
@@ -352,6 +354,8 @@ class Launch:
     # When ranks fail
 
     def _report(self, index: int, error: BaseException) -> BaseException:
+        if self.shares_globals and self.size > 1 and is_of_shared_modules(error):
+            error.add_note(f"Ranks that are threads share the modules that they import; {CURE}")
         if isinstance(error, GpusimError):
             error.add_note(f"raised in rank {index}")
             return error
