@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, TextIO
@@ -90,14 +91,24 @@ class RankOutputs:
         self.local.rank = None
 
     def follow_process(self, rank: int) -> None:
-        """In a rank's process: what logs keep of the streams is its own; one rank has the input."""
+        """In a rank's process: what logs keep of the streams is its own, and so is its input.
+
+        If the output of one rank is shown alone, this rank alone has the input.
+        """
         if os.getpid() == self.process:
             return
         self.lock = threading.Lock()
-        redirect_logs(self.tagged, (sys.stdout, sys.stderr))
-        if rank == self.only:
-            # Of another number than 0, as input() then writes its prompt to the rank's own output.
-            sys.stdin = open(os.dup(0))
+        streams: Any = sys.stdout, sys.stderr
+        redirect_logs(self.tagged, streams)
+        with suppress(OSError):  # the process has no input at all
+            if rank == self.only and os.isatty(0):
+                # input() edits lines, and writes its prompt past the streams: it has to come after
+                # what they have written.
+                sys.stdin = sys.__stdin__ = open(0, closefd=False)
+                for stream in streams:
+                    stream.waits = True
+            elif self.only in (None, rank):
+                sys.stdin = sys.__stdin__ = input_by_bytes()
 
     def put(self, stream: TextIO, text: str, tag: str) -> None:
         """Write a line or a part of one, which goes on in the line that the rank has open."""
@@ -130,6 +141,17 @@ class RankOutputs:
         if partial.get(stream) and stream.isatty():
             self.put(stream, partial.pop(stream), f"[rank{self.local.rank}]: ")
         stream.flush()
+
+
+def input_by_bytes() -> TextIO:
+    """The standard input, of which nothing is read ahead: what a rank leaves, the next one reads.
+
+    Its number is not 0, as input() then writes its prompt to the rank's own output.
+    """
+    bytewise: Any = io.TextIOWrapper(io.BufferedReader(io.FileIO(os.dup(0)), 1))
+    bytewise._CHUNK_SIZE = 1  # of CPython; elsewhere only what is left unread differs
+    stream: TextIO = bytewise
+    return stream
 
 
 class TaggedStream:

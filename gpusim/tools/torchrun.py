@@ -1,10 +1,12 @@
-"""`gpusim torchrun`: a script for torchrun, on simulated ranks of this process."""
+"""`gpusim torchrun`: a script for torchrun, on simulated ranks: forked processes, or threads."""
 
 from __future__ import annotations
 
 import argparse
+import marshal
 import multiprocessing
 import os
+import secrets
 import signal
 import sys
 import traceback
@@ -12,8 +14,10 @@ from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
+
+import numpy as np
 
 from fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.errors import GpusimError, InstanceError, ReplicaError
@@ -45,7 +49,12 @@ NO_GPU = (
     "CPU play it"
 )
 
-NO_INPUT = "ranks that are processes have no standard input; --only-rank R gives it to rank R"
+NO_INPUT = "with --only-rank R, rank R alone has the standard input"
+
+NO_THREADS = "--instances runs ranks as processes: leave out --threads"
+
+DRAWN_BITS = 32
+"""The bits of the base seed that --seed random draws."""
 
 ACCEPTED = (
     "rdzv-backend",
@@ -91,8 +100,8 @@ def add(commands: Any) -> None:
         "torchrun",
         usage="gpusim torchrun [OPTIONS] [-m] SCRIPT ...",
         help="run a PyTorch script of torchrun's on simulated ranks",
-        description="Run a script for torchrun on simulated ranks, threads of one process that "
-        "take turns. The script's backend, such as nccl or gloo, is replaced by gpusim's. "
+        description="Run a script for torchrun on simulated ranks, processes that take turns. The "
+        "script's backend, such as nccl or gloo, is replaced by gpusim's. "
         "torchrun's options about how processes meet, such as --rdzv-backend, are accepted and "
         "have no effect.",
         epilog="Ctrl-C ends all ranks. The exit code is 0 if all ranks end well, 1 if one fails, "
@@ -142,10 +151,26 @@ def add(commands: Any) -> None:
         choices=("cpu",),
         help="cpu: the CPU plays the GPUs that the script asks for, one for each rank of a node",
     )
-    parser.add_argument(
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument(
         "--processes",
         action="store_true",
-        help="run each rank in a process of its own, for scripts with state in modules (Linux)",
+        help="run each rank in a process of its own, with modules of its own: the default on "
+        "Linux, except where PyTorch finds a GPU, which ranks share as threads only",
+    )
+    modes.add_argument(
+        "--threads",
+        action="store_true",
+        help="run all ranks as threads of this process, which share the modules that the script "
+        "imports: the default elsewhere",
+    )
+    parser.add_argument(
+        "--seed",
+        type=seed_of,
+        default=0,
+        metavar="N",
+        help="the base seed of the generators that the script does not seed; ranks' differ. "
+        "'random' draws one, and prints it (default: %(default)s)",
     )
     parser.add_argument(
         "--instances",
@@ -199,6 +224,11 @@ def simulated_count(text: str) -> int:
     return whole_number(1)(text)
 
 
+def seed_of(text: str) -> int | None:
+    """An argparse type: a base seed; None for one that is to be drawn."""
+    return None if text == "random" else whole_number(0)(text)
+
+
 def node_count(text: str) -> int:
     """An argparse type: a number of nodes, also as torchrun's range of that number alone."""
     low, colon, high = text.partition(":")
@@ -214,6 +244,8 @@ def run(options: argparse.Namespace) -> int:
     ranks = options.nnodes * options.nproc_per_node
     if options.only_rank is not None and options.only_rank >= ranks:
         raise ValueError(f"--only-rank {options.only_rank}: expected a rank below {ranks}")
+    if options.threads and options.instances > 1:
+        raise ValueError(NO_THREADS)
     folder = options.record is not None and options.record.suffix != ".jsonl"
     if options.arrays is not None and not folder:
         raise ValueError("--arrays needs --record with a folder")
@@ -262,6 +294,8 @@ def run_on(
     from gpusim.torch.distributed.ranks import run_ranks
 
     ranks = len(environments)
+    processes = world.instances > 1 or runs_processes(options)
+    seed = base_seed(world, options.seed)
     if world.instance:
         options.summary, options.record, options.trace = False, None, None
     with (
@@ -276,11 +310,11 @@ def run_on(
             run_script(script, options.arguments)
 
         how = (options.reduction, options.schedule, recorder)
-        where = (options.device, options.processes, outputs.of_rank)
+        where = (options.device, processes, outputs.of_rank)
         failure: GpusimError | None = None
         interrupt: KeyboardInterrupt | None = None
         try:
-            run_ranks(body, environments, *how, *where, leaves_blocked=True)
+            run_ranks(body, environments, *how, *where, leaves_blocked=True, seed=seed)
         except GpusimError as error:
             failure = error
         except KeyboardInterrupt as raised:
@@ -293,10 +327,32 @@ def run_on(
         return 0
     if world.instance:
         return 1
-    show(failure, options.only_rank is not None or not options.processes)
+    show(failure, options.only_rank if processes else None)
     if options.device is None and asks_for_gpu(failure.__cause__):
         print(NO_GPU, file=sys.stderr)
     return 1
+
+
+def runs_processes(options: argparse.Namespace) -> bool:
+    """Whether ranks are processes, and not threads."""
+    from gpusim.torch.distributed.private import has_gpu
+
+    if options.processes or options.threads:
+        return bool(options.processes)
+    return sys.platform == "linux" and (options.device == "cpu" or not has_gpu())
+
+
+def base_seed(world: World, given: int | None) -> int:
+    """The base seed of all instances; one that instance 0 has drawn and says if none is given."""
+    if given is not None:
+        return given
+    seed = secrets.randbits(DRAWN_BITS)
+    if world.instances > 1:
+        row = np.array([seed], np.uint64)
+        seed = int(world.gather("gpusim torchrun: the base seed", row)[0, 0])
+    if world.instance == 0:
+        print(f"gpusim torchrun: --seed {seed}", file=sys.stderr)
+    return seed
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
@@ -456,7 +512,7 @@ def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
     """The script in the calling rank, as `__main__`."""
     sys.argv = [script.name, *arguments]
     try:
-        exec(script.code, vars(main_module(script)))
+        exec(own_code(script.code), vars(main_module(script)))
     except SystemExit as ended:
         if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):
             return
@@ -467,10 +523,19 @@ def run_script(script: UserProgram, arguments: Sequence[str]) -> None:
         raise ExitCodeError(code) from None
 
 
-def show(error: GpusimError, has_input: bool) -> None:
+def own_code(code: CodeType) -> CodeType:
+    """A copy of the script's code for the calling rank.
+
+    Dynamo keeps what it has compiled with the code, in terms of the rank's own `__main__`.
+    """
+    copy: CodeType = marshal.loads(marshal.dumps(code))
+    return copy
+
+
+def show(error: GpusimError, only_input: int | None) -> None:
     """The traceback of a rank's own exception, with the rank as its tag, and what went wrong.
 
-    Without `has_input` a debugger ends as it has nothing to read.
+    A debugger of another rank than `only_input`, if that is given, ends as it has nothing to read.
     """
     from gpusim.torch.distributed.wire import RemoteTraceback
 
@@ -481,6 +546,7 @@ def show(error: GpusimError, has_input: bool) -> None:
             return
         if isinstance(cause, BdbQuit):
             text = f"gpusim torchrun: rank {error.index} ended in the debugger"
+            has_input = only_input in (None, error.index)
             print(text if has_input else f"{text}: {NO_INPUT}", file=sys.stderr)
             return
         trace = cause.__traceback__

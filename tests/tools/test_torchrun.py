@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import pty
 import random
 import re
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -28,6 +29,9 @@ from gpusim.tools.cli import main
 from gpusim.tools.compare.runs import read
 from tests.oracles.budget import budget
 from tests.oracles.machine_time import PATIENCE, until
+
+MODES: list[list[str]] = [["--threads"], *([[]] if sys.platform == "linux" else [])]
+"""Options for ranks that are threads, and for those that are processes."""
 
 TRAIN = """
     import argparse, os, sys
@@ -280,7 +284,7 @@ def test_the_table_fits_on_a_screen(
     assert rows[0].startswith(f"{tmp_path.name}/train.py:33")
 
 
-@pytest.mark.parametrize("more", [[], ["--processes"]])
+@pytest.mark.parametrize("more", MODES)
 def test_breakpoint_is_called_in_the_shown_rank_alone(
     more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +297,7 @@ def test_breakpoint_is_called_in_the_shown_rank_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--processes"]])
+@pytest.mark.parametrize("more", MODES)
 def test_the_debugger_of_the_shown_rank(more: list[str], tmp_path: Path) -> None:
     text = """
         import torch, torch.distributed as dist
@@ -316,19 +320,67 @@ def test_the_debugger_of_the_shown_rank(more: list[str], tmp_path: Path) -> None
     assert ranks.returncode == 0
 
 
-@pytest.mark.slow
-def test_a_debugger_without_input_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=2", "--processes"]
+@pytest.mark.parametrize("more", MODES)
+def test_each_rank_reads_its_part_of_the_input(more: list[str], tmp_path: Path) -> None:
+    """In turns, one after another: no rank reads ahead what is another's."""
+    text = """
+        import os, sys
+        breakpoint()
+        print(os.environ["RANK"], input("? "), sys.stdin.readline().strip())
+    """
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=2", *more]
     ranks = subprocess.run(
-        [*command, script(tmp_path, "breakpoint()")],
-        input="c\n" * 9,
+        [*command, script(tmp_path, text)],
+        input="".join(f"p 20 + {rank}\nc\nö{rank}\nb{rank}\n" for rank in range(2)),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
-    assert ranks.returncode == 1
-    said = " ended in the debugger: ranks that are processes have no standard input"
-    assert said in ranks.stderr and "Traceback" not in ranks.stderr
+    assert ranks.returncode == 0, ranks.stderr
+    for rank in range(2):
+        for said in (f"(Pdb) {20 + rank}\n", f"? {rank} ö{rank} b{rank}\n"):
+            assert said in ranks.stdout
+
+
+def test_a_debugger_without_input_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path, "import os, pdb\nif os.environ['RANK'] == '1': pdb.Pdb().set_trace()\n")
+    assert main(["torchrun", "--nproc-per-node=2", "--processes", "--only-rank=0", path]) == 1
+    said = " ended in the debugger: with --only-rank R, rank R alone has the standard input"
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", MODES)
+def test_the_shown_rank_reads_a_terminal(more: list[str], tmp_path: Path) -> None:
+    """Its prompt comes after what the rank has written before, and lines can be edited."""
+    text = """
+        import readline, torch.distributed as dist
+        dist.init_process_group()
+        for step in range(3):
+            print("step", step)
+        print("entered", input("more? "))
+        dist.barrier()
+    """
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=2", "--only-rank=1"]
+    main_end, end = pty.openpty()
+    with subprocess.Popen(
+        [*command, *more, script(tmp_path, text)], stdin=end, stdout=end, stderr=end
+    ) as ranks:
+        os.close(end)
+        shown = b""
+        with suppress(OSError):  # the terminal's end
+            while part := os.read(main_end, 1000):
+                shown += part
+                if shown.endswith(b"more? "):
+                    os.write(main_end, b"ab\x7fc\n")
+        assert ranks.wait(PATIENCE) == 0, shown
+    os.close(main_end)
+    plain = re.sub(rb"\x1b\[[?0-9;]*[a-zA-Z]|\r", b"", shown).decode()
+    assert "step 0\nstep 1\nstep 2\nmore? " in plain
+    assert plain.endswith("entered ac\n")
 
 
 class Terminal(io.StringIO):
@@ -397,7 +449,7 @@ def test_a_prompt_is_shown_when_it_is_flushed() -> None:
     assert file.getvalue() == "[rank0]: a? b? c\n"
 
 
-@pytest.mark.parametrize("more", [[], ["--processes"]])
+@pytest.mark.parametrize("more", MODES)
 @pytest.mark.parametrize("only", [[], ["--only-rank", "1"]])
 def test_logs_are_those_of_the_rank(
     only: list[str], more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -505,8 +557,8 @@ def test_the_debugger_stops_in_one_rank(tmp_path: Path) -> None:
     assert rest == "tensor([10., 10.])\n(Pdb) sum [6.0, 6.0]\n" and ranks.returncode == 0
 
 
-@pytest.mark.parametrize("how", ["interrupted", "failed"])
-def test_locks_that_workers_share_hold_up_no_end(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "more"), [("interrupted", []), ("failed", MODES[0])])
+def test_locks_that_workers_share_hold_up_no_end(how: str, more: list[str], tmp_path: Path) -> None:
     """A rank that is ended anywhere in a DataLoader may hold one for ever."""
     train = script(
         tmp_path,
@@ -526,7 +578,8 @@ def test_locks_that_workers_share_hold_up_no_end(how: str, tmp_path: Path) -> No
         dist.barrier()
         """,
     )
-    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=2", train, how]
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=2", *more]
+    command += [train, how]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, text=True, start_new_session=True) as ranks:
         assert ranks.stdout is not None
@@ -543,11 +596,13 @@ def test_locks_that_workers_share_hold_up_no_end(how: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", MODES)
 @pytest.mark.parametrize("what", ["collectives", "compute", "sleep", "loader"])
-def test_ctrl_c_ends_all(what: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all(what: str, more: list[str], tmp_path: Path) -> None:
     """One Ctrl-C, or two, to all processes of the terminal, at any moment."""
     train = script(tmp_path, INTERRUPTED)
-    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=4", train, what]
+    command = [sys.executable, "-m", "gpusim", "torchrun", "--nproc-per-node=4", *more]
+    command += [train, what]
     for number in range(budget(8)):
         ranks = subprocess.Popen(
             command,
@@ -591,9 +646,7 @@ CLEANED = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-@pytest.mark.parametrize(
-    "more", [[], *([["--processes"]] if sys.platform == "linux" else [])], ids=["threads", "forked"]
-)
+@pytest.mark.parametrize("more", MODES, ids=["threads", "forked"][: len(MODES)])
 def test_ranks_see_an_interrupt_and_have_time(
     number: signal.Signals, more: list[str], tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""`gpusim torchrun --processes`: what it prints, and its exit code, are those of threads."""
+"""`gpusim torchrun` on processes: what it prints, and its exit code, are those of threads."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_output_is_that_of_threads(
 ) -> None:
     path = script(tmp_path, dedent(BEGIN) + dedent(text))
     found = []
-    for more in ([], ["--processes"]):
+    for more in (["--threads"], []):
         options = ["--nproc-per-node", "2", "--summary", *more]
         assert main(["torchrun", *options, path, "--x"]) == code
         found.append(capsys.readouterr())
@@ -110,7 +110,7 @@ def test_state_of_modules_belongs_to_the_rank(
     )
     assert main(["torchrun", "--nproc-per-node", "4", "--processes", "--only-rank", "3", path]) == 0
     assert capsys.readouterr().out == "1100.0\n"
-    assert main(["torchrun", "--nproc-per-node", "4", path]) == 1  # threads share the module
+    assert main(["torchrun", "--nproc-per-node", "4", "--threads", path]) == 1  # share the module
 
 
 def test_instances_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

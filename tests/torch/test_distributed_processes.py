@@ -192,10 +192,6 @@ def test_records_are_the_same(tmp_path: Path) -> None:
 
 
 def test_modules_and_all_else_belong_to_the_rank() -> None:
-    torch.manual_seed(5)
-    random.seed(5)
-    expected = random.random()
-    random.seed(5)
     before = dict(os.environ), os.getcwd(), list(sys.argv)
 
     def program(rank: int) -> Any:
@@ -211,11 +207,11 @@ def test_modules_and_all_else_belong_to_the_rank() -> None:
 
     STATE.clear()
     found = launch(program, 3, processes=True)
-    for rank, (state, said, drawn, _, _, argument) in enumerate(found):
+    for rank, (state, said, _, _, _, argument) in enumerate(found):
         assert (state, said, argument) == (rank, [str(rank)] * 2, str(rank))
-        assert drawn == expected
     assert len({os.getpid(), *(each[4] for each in found)}) == 4
-    assert len({each[3].item() for each in found}) == 1
+    for drawn in (2, 3):
+        assert len({float(each[drawn]) for each in found}) == 3
     assert STATE == {}
     assert before == (dict(os.environ), os.getcwd(), list(sys.argv))
 

@@ -199,7 +199,7 @@ def test_a_thread_that_outlives_its_rank_is_told_so() -> None:
     ]
 
 
-@pytest.mark.parametrize("more", [["--processes"] if processes else [] for processes in KINDS])
+@pytest.mark.parametrize("more", [[] if processes else ["--threads"] for processes in KINDS])
 def test_the_output_of_a_thread_has_the_tag_of_its_rank(
     more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpusim.torch.distributed import group, launch, ranks
+from gpusim.torch.distributed import globals as own
+from gpusim.torch.distributed import group, launch
 from tests.oracles.machine_time import until
 
 legacy: Any = np.random  # the global generator
@@ -178,9 +179,9 @@ def test_generators_that_are_not_in_memory_are_asked(
         return found
 
     expected = launch(body, 3)
-    assert ranks._PYTHON_IN_MEMORY and ranks._torch_memory is not None  # on CPython
-    monkeypatch.setattr(ranks, "_PYTHON_IN_MEMORY", False)
-    monkeypatch.setattr(ranks, "_torch_memory", None)
+    assert own._PYTHON_IN_MEMORY and own._torch_memory is not None  # on CPython
+    monkeypatch.setattr(own, "_PYTHON_IN_MEMORY", False)
+    monkeypatch.setattr(own, "_torch_memory", None)
     assert launch(body, 3) == expected
 
 

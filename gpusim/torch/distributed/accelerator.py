@@ -23,7 +23,6 @@ import re
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,6 +38,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import DefaultDeviceType
 
 from .private import autocast_module, core, has_gpu, parse_to, replace, serialization
+from .wire import frames_of
 
 __all__ = ["CpuAsCuda", "asks_for_gpu", "cpu_as_accelerator"]
 
@@ -234,7 +234,7 @@ def asks_for_gpu(error: BaseException | None) -> bool:
     """
     if error is None or has_gpu() or "communication hook" in str(error):  # of DDP, for NCCL alone
         return False
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = frames_of(error)
     own = [f for f in frames if f"{os.sep}site-packages{os.sep}torch{os.sep}" not in f.filename]
     last = own[-1].line or "" if own else ""
     if "NoneType" in str(error) and own:  # of torch.accelerator.current_accelerator()

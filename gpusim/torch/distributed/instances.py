@@ -183,6 +183,7 @@ class InstancesLaunch(ProcessLaunch):
             "reduction": f"{how!r}, in {current()!r}",
             "schedule": self.schedule,
             "device": str(self.device),
+            "seed": str(self.seed),
             "address": self._address(),
         }
         self.instances.agree("torch.distributed's launch", terms)

@@ -18,15 +18,20 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch._tensor_str as _tensor_str
 import torch.distributed.c10d_logger as _c10d_logger
 import torch.distributed.distributed_c10d as _c10d
+from torch import _weights_only_unpickler
 from torch import distributed as _dist
+from torch import library as _library
 from torch import serialization as _serialization
 from torch._C import _distributed_c10d as _bindings
 from torch._C._dynamo import eval_frame as _eval_frame
+from torch._library import custom_ops as _custom_ops
 from torch.amp import autocast_mode as _autocast_mode
 from torch.autograd import profiler as _profiler
 from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
+from torch.distributed.fsdp import _debug_utils
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
 from torch.utils import _python_dispatch
@@ -36,7 +41,10 @@ from ...errors import GpusimError
 __all__ = [
     "ATTRIBUTES",
     "FLAGS",
+    "PrintOptions",
     "ProcessGroup",
+    "REGISTERING",
+    "SHARED_STATES",
     "RanksWorld",
     "autocast_module",
     "core",
@@ -49,6 +57,7 @@ __all__ = [
     "replace",
     "saves_in_thread",
     "serialization",
+    "unpickler",
     "without_dynamo",
 ]
 
@@ -85,7 +94,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_swap_module_params_on_conversion",
     ),
     "torch._tensor_str": ("PRINT_OPTS",),
+    "torch._weights_only_unpickler": ("_marked_safe_globals_set",),
     "torch.autograd.graph": ("_allow_mutation_on_saved_tensors_enabled",),
+    "torch.backends.mha": ("_is_fastpath_enabled",),
     "torch.distributed._shard.api": ("_CURRENT_PROCESS_GROUP",),
     "torch.distributed.checkpoint.planner:SavePlanner": (
         "_cached_all_plans",
@@ -127,6 +138,10 @@ FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         ),
         lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1]),
     ),
+    (
+        core._get_deterministic_fill_uninitialized_memory,
+        core._set_deterministic_fill_uninitialized_memory,
+    ),
     (core._get_cudnn_benchmark, core._set_cudnn_benchmark),
     (core._get_cudnn_deterministic, core._set_cudnn_deterministic),
     (core._get_cudnn_enabled, core._set_cudnn_enabled),
@@ -142,9 +157,64 @@ FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         lambda both: torch.set_anomaly_enabled(*both),
     ),
 )
+#: The type of what torch.set_printoptions changes in its place.
+PrintOptions: Any = type(_tensor_str.PRINT_OPTS)
+
+#: Attributes of classes that keep the state of a process in a container.
+SHARED_STATES: tuple[tuple[Any, str], ...] = (
+    (_debug_utils.SimpleProfiler, "profiling"),
+    (_debug_utils.SimpleProfiler, "results"),
+)
+
+#: Methods and functions that register operators, kernels and rules with torch's dispatcher.
+REGISTERING: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (
+        _library.Library,
+        (
+            "__init__",
+            "_register_fake",
+            "_register_torch_dispatch_rule",
+            "define",
+            "fallback",
+            "impl",
+        ),
+    ),
+    (
+        _custom_ops.CustomOpDef,
+        (
+            "__init__",
+            "register_autocast",
+            "register_autograd",
+            "register_fake",
+            "register_kernel",
+            "register_torch_dispatch",
+            "register_vmap",
+        ),
+    ),
+    (
+        _library,
+        (
+            "custom_op",
+            "define",
+            "impl",
+            "register_autocast",
+            "register_autograd",
+            "register_fake",
+            "register_kernel",
+            "register_torch_dispatch",
+            "register_vmap",
+            "triton_op",
+        ),
+    ),
+)
+REGISTERING = tuple(
+    (owner, tuple(name for name in names if name in vars(owner))) for owner, names in REGISTERING
+)
+
 has_gpu = torch.cuda.is_available  # before a launch replaces it
 autocast_module: Any = _autocast_mode  # _cast
 serialization: Any = _serialization  # default_restore_location
+unpickler: Any = _weights_only_unpickler  # _add_safe_globals
 
 #: What Module.to reads its arguments by.
 parse_to: Any = core._nn._parse_to

@@ -6,8 +6,8 @@ import atexit
 import ctypes
 import functools
 import inspect
+import multiprocessing
 import os
-import random
 import signal
 import socket
 import sys
@@ -30,7 +30,8 @@ from .group import RankGroup
 from .memory import Array, bits_of, kind_of
 from .private import ranks_as_threads
 from .ranks import Rank
-from .threads import record_of_starter, threads_of_ranks
+from .seeds import seeds_of, sow
+from .threads import own_rank, record_of_starter, threads_of_ranks
 from .wire import (
     ALIGNMENT,
     Channel,
@@ -438,6 +439,8 @@ class ForwardedStream:
         self._name, self._stream, self._rank = name, stream, rank
         self._line: list[str] = []
         self._lock = threading.Lock()
+        #: Whether `flush` waits until the text has been written.
+        self.waits = False
 
     def write(self, text: str) -> int:
         with self._lock:
@@ -452,6 +455,8 @@ class ForwardedStream:
     def flush(self) -> None:
         self._stream.flush()
         self._send(True)
+        if self.waits and own_rank() is self._rank and not self._rank.ended:
+            self._rank.ask("written")
 
     def send_line(self) -> None:
         """Send what there is of a line."""
@@ -478,6 +483,7 @@ def run(
         os._exit(1)
     atexit._clear()  # what the parent has to do at its end
     channel = Channel(end)
+    _be_main(launch)
     rank = object.__new__(ProcessRank)
     rank.join(launch, launch.ranks[index], channel)
     signal.set_wakeup_fd(-1)
@@ -498,8 +504,17 @@ def run(
             stream.send_line()
 
 
+def _be_main(launch: ProcessLaunch) -> None:
+    """Let Python take the process for one that nothing has forked, as torchrun's are."""
+    multiprocessing.set_start_method(launch.start_method, force=True)  # a fork has set it
+    multiprocessing.current_process().name = "MainProcess"
+    threading.current_thread().name = "MainThread"
+    module: Any = multiprocessing.process
+    module._parent_process = None
+
+
 def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
-    random.setstate(launch.base.python)  # Python seeds anew in a fork
+    sow(seeds_of(launch.seed, rank.index))  # after Python, which seeds anew in a fork
     os.environb.update(rank.environment)
     streams: Any = rank.streams
     sys.stdout, sys.stderr = streams

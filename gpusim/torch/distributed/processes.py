@@ -53,7 +53,7 @@ FILES = 4
 LOADED = ("_dynamo", "distributed.checkpoint.state_dict", "distributed.optim")
 """Large modules of torch that training imports late; each process would have its own copy."""
 
-ASKED = ("group", "describe", "call", "wait", "give_way", "fail", "store")
+ASKED = ("group", "describe", "call", "wait", "give_way", "fail", "store", "written")
 """The requests of a process: methods of Proxy."""
 
 STORE_METHODS = ("set", "get", "add", "compare_set", "check", "delete_key", "num_keys", "wait")
@@ -174,6 +174,7 @@ class ProcessLaunch(Launch):
     """A launch whose ranks run in processes."""
 
     rank_type = ProxyRank
+    shares_globals = False
 
     def __init__(
         self, environments: Sequence[Mapping[str, str]], run: Callable[[Rank], Any], *how: Any
@@ -182,6 +183,7 @@ class ProcessLaunch(Launch):
             raise GpusimError("launch: processes=True needs Linux")
         super().__init__(environments, self._serve, *how)
         self.program = run
+        self.start_method = multiprocessing.get_start_method(allow_none=True)
         self._released = threading.Event()
         self._forked = threading.Event()
         self._failure: BaseException | None = None
@@ -449,6 +451,9 @@ class Proxy:
         found = self.works[work]
         what = f"{found._pending.title} at {found._site}"
         self.rank.wait_for(found._pending.done, what)
+
+    def _written(self) -> None:
+        """Nothing: what the process wrote before has been written."""
 
     def _give_way(self) -> Message:
         return {"others": self.rank.give_way()}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import functools
 import os
-import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import distributed as dist
 
@@ -33,8 +30,11 @@ from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
+from .globals import Globals
 from .group import RankGroup
-from .private import generator_memory, has_gpu, leave_groups, ranks_as_threads
+from .private import has_gpu, leave_groups, ranks_as_threads
+from .registries import CURE, is_of_shared_modules, own_registries
+from .seeds import as_seed, seeds_of, sow
 from .settings import Settings
 from .store import RankStore
 from .threads import (
@@ -53,7 +53,6 @@ T = TypeVar("T")
 Around = Callable[[int], AbstractContextManager[Any]]
 SCHEDULES = ("turns", "free")
 
-_numpy: Any = np.random  # the global generator, which programs may use
 _launching = threading.Lock()
 
 
@@ -138,133 +137,6 @@ class Rank:
         return self.group_type(self, key, members.index(self.index), chooser, options)
 
 
-class Globals:
-    """What a process has once and each rank is to have to itself, as it is at one time.
-
-    torch's, NumPy's and Python's global generators, the default dtype, deterministic algorithms,
-    the working directory, sys.argv, `__main__` and `Settings`. torch keeps its grad mode, autocast
-    and default device for each thread.
-    """
-
-    def __init__(self) -> None:
-        self.torch_bits, self.torch = _torch_bits(), torch.get_rng_state()
-        self.cuda = _cuda_states()
-        self.python_bits, self.python = _python_bits(), random.getstate()
-        self.numpy_bits = _numpy_bits()
-        self.numpy: Any = _numpy.get_state(legacy=False)
-        self.dtype = torch.get_default_dtype()
-        self.folder = os.getcwd()
-        self.argv = sys.argv
-        self.main = sys.modules["__main__"]
-        self.settings = Settings()
-
-    def copy(self) -> Globals:
-        """The same, for another rank."""
-        found = object.__new__(Globals)
-        vars(found).update(vars(self), argv=list(self.argv), settings=self.settings.copy())
-        return found
-
-    def save(self) -> None:
-        """Take what is there now; states that are slow to read only if they have been used."""
-        bits: Any = _torch_bits()
-        if bits != self.torch_bits:
-            self.torch_bits, self.torch = bits, torch.get_rng_state()
-        if torch.cuda.default_generators:
-            self.cuda = _cuda_states()
-        bits = _python_bits()
-        if bits != self.python_bits:
-            self.python_bits, self.python = bits, random.getstate()
-        bits = _numpy_bits()
-        # A second normal number may be left, whose use changes nothing else.
-        if bits != self.numpy_bits or self.numpy["has_gauss"]:
-            self.numpy_bits, self.numpy = bits, _numpy.get_state(legacy=False)
-        self.dtype = torch.get_default_dtype()
-        self.folder, self.argv = os.getcwd(), sys.argv
-        self.main = sys.modules["__main__"]
-        self.settings.save()
-
-    def restore(self, now: Globals) -> None:
-        """Put this in place of `now`."""
-        if self.torch_bits != now.torch_bits:
-            torch.set_rng_state(self.torch)
-            self.torch_bits = _torch_bits()  # with other bytes in a normal number that is not there
-        for generator, state in zip(torch.cuda.default_generators, self.cuda, strict=True):
-            generator.set_state(state)
-        if self.python_bits != now.python_bits:
-            random.setstate(self.python)
-        gauss = self.numpy["has_gauss"] or now.numpy["has_gauss"]
-        if self.numpy_bits != now.numpy_bits or gauss:
-            _numpy.set_state(self.numpy)
-        if self.dtype != now.dtype:
-            torch.set_default_dtype(self.dtype)
-        if self.folder != now.folder:
-            os.chdir(self.folder)
-        sys.argv = self.argv
-        sys.modules["__main__"] = self.main
-        self.settings.restore(now.settings)
-
-
-def _cuda_states() -> list[torch.Tensor]:
-    """The states of the GPUs' generators, which the host keeps; none before CUDA is initialised."""
-    return [generator.get_state() for generator in torch.cuda.default_generators]
-
-
-def _torch_bits() -> Any:
-    """The state of torch's global generator as memory, if it is there as `private` finds it."""
-    return _torch_memory.raw if _torch_memory is not None else _torch_bytes()
-
-
-def _torch_bytes() -> bytes:
-    found: bytes = torch.get_rng_state().numpy().tobytes()
-    return found
-
-
-_torch_memory = generator_memory()
-
-
-_python: Any = random.random
-_python = _python.__self__  # the global generator
-_python_type: Any = type(_python).__base__  # in C
-_python_memory = (ctypes.c_char * (_python_type.__basicsize__ - object.__basicsize__)).from_address(
-    id(_python) + object.__basicsize__
-)
-
-
-def _python_bits() -> Any:
-    """The state of Python's global generator as memory; 20 times faster to read than getstate()."""
-    if not _PYTHON_IN_MEMORY:
-        return random.getstate()
-    return _python_memory.raw, _python.gauss_next
-
-
-def _python_in_memory() -> bool:
-    """Whether this Python keeps the state in the object, as CPython does."""
-    if sys.implementation.name != "cpython":
-        return False
-    words, position = random.getstate()[1][:-1], random.getstate()[1][-1]
-    memory = _python_memory.raw
-    at = memory.find(np.array(words, np.uint32).tobytes())
-    return at >= 4 and memory[at - 4 : at] == np.array([position], np.int32).tobytes()
-
-
-_PYTHON_IN_MEMORY = _python_in_memory()
-
-
-def _numpy_bits() -> bytes:
-    """The state of NumPy's global generator as memory; 30 times faster to read than as an array."""
-    return _memory_of(_numpy.get_bit_generator()).raw
-
-
-@functools.lru_cache(maxsize=1)
-def _memory_of(bits: Any) -> ctypes.Array[ctypes.c_char]:
-    if not isinstance(bits, np.random.MT19937):
-        raise GpusimError(
-            f"NumPy's global generator has the bit generator {type(bits).__name__}; ranks can "
-            "share MT19937 only, which np.random.set_bit_generator replaced"
-        )
-    return (ctypes.c_char * (625 * 4)).from_address(bits.ctypes.state_address)
-
-
 class _RankEnvironments(MutableMapping[bytes, bytes]):
     """The data of os.environ: each rank's own in its threads, else the process's."""
 
@@ -314,6 +186,8 @@ class Launch:
     """Ranks that run together: their scheduler, their exchange, and whose turn it is."""
 
     rank_type = Rank
+    #: Whether ranks are threads, which share the process's globals.
+    shares_globals = True
 
     def __init__(
         self,
@@ -324,8 +198,10 @@ class Launch:
         recorder: Recorder | None,
         device: str | None = None,
         around: Around | None = None,
+        seed: int = 0,
     ) -> None:
         self.size = len(environments)
+        self.seed = seed
         self.device = device
         self.schedule = schedule
         self.in_turns = schedule == "turns"
@@ -347,7 +223,9 @@ class Launch:
         if device is None and has_gpu():
             torch.cuda.init()  # else seeds wait for it, of all ranks in one list
         self.base = Globals()
-        self.globals = [self.base.copy() for _ in self.ranks]
+        self.globals: list[Globals] = []
+        if self.shares_globals and self.in_turns:
+            self.globals = [self.base.of_rank(seeds_of(seed, rank)) for rank in range(self.size)]
         self.last: Rank | None = None
         #: What changes in C's environment with a rank's turn, by the rank: after which rank's.
         self.changes: dict[Rank | None, tuple[Rank | None, list[tuple[bytes, bytes | None]]]] = {}
@@ -361,6 +239,7 @@ class Launch:
             ranks_as_threads(self._rendezvous, self._admit, record_of_starter) as world,
             threads_of_ranks(),
             _own_environments(),
+            own_registries() if self.shares_globals and self.size > 1 else nullcontext(),
             casts_of_ranks(lambda: current_rank().give_way()),
             cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
@@ -368,6 +247,8 @@ class Launch:
             try:
                 if self.recorder is not None:
                     self.recorder.begin(self.size, schedule=self.schedule, torch=torch.__version__)
+                if self.shares_globals and not self.in_turns:
+                    sow(seeds_of(self.seed, 0))  # the ranks draw from one state, in any order
                 return self.call.execute()
             finally:
                 if self.recorder is not None:
@@ -379,6 +260,7 @@ class Launch:
                     self._export(None)
                 else:
                     self.base.settings.restore(Settings())
+                    self.base.restore_generators(Globals())
                 torch.set_num_threads(threads)
 
     # In a rank's thread
@@ -472,6 +354,8 @@ class Launch:
     # When ranks fail
 
     def _report(self, index: int, error: BaseException) -> BaseException:
+        if self.shares_globals and self.size > 1 and is_of_shared_modules(error):
+            error.add_note(f"Ranks that are threads share the modules that they import; {CURE}")
         if isinstance(error, GpusimError):
             error.add_note(f"raised in rank {index}")
             return error
@@ -547,6 +431,7 @@ def launch(
     device: str | None = None,
     processes: bool = False,
     address: str = "127.0.0.1",
+    seed: int = 0,
 ) -> list[T]:
     """Run `f(rank, *args)` on simulated ranks, each a thread with a torch.distributed of its own.
 
@@ -573,6 +458,9 @@ def launch(
     - `address`: MASTER_ADDR of the ranks. In a `gpusim.World` of several instances, instance 0
       listens there for the others. Each instance makes the launch, and runs the ranks that are its
       replicas as processes; all get the results or the error. The recorder is instance 0's.
+    - `seed`: the base seed. Generators that a rank does not seed start with states that follow from
+      it and from the rank's number: torch's, NumPy's global one, and Python's `random`. So ranks
+      differ, as processes do, and runs repeat. The caller's own generators have no part in it.
 
     **Returns**: what each rank returned; None for one that calls `sys.exit()`. Processes can hand
     back tensors, NumPy arrays and plain data: what `torch.load(weights_only=True)` reads.
@@ -611,6 +499,7 @@ def launch(
         recorder,
         device,
         processes,
+        seed=seed,
     )
 
 
@@ -624,6 +513,7 @@ def run_ranks(
     processes: bool = False,
     around: Around | None = None,
     leaves_blocked: bool = False,
+    seed: int = 0,
 ) -> list[T]:
     """Run a function for a rank with each of the environments; see `launch`.
 
@@ -635,6 +525,7 @@ def run_ranks(
         raise ValueError(f"launch: device={device!r}: expected None or 'cpu'")
     if not isinstance(recorder, Recorder | None):
         raise TypeError(f"launch: recorder={recorder!r:.60}: expected a Recorder")
+    seed = as_seed(seed, "launch: seed")
     chooser = as_chooser(reduction, "launch: reduction")
     recorder = recorder or recording.block_recorder
     if not _launching.acquire(blocking=False):
@@ -652,7 +543,7 @@ def run_ranks(
 
             kind = ProcessLaunch
         with without_world():  # which ranks do not enter
-            found = kind(environments, run, chooser, schedule, recorder, device, around)
+            found = kind(environments, run, chooser, schedule, recorder, device, around, seed)
             found.scheduler.leaves_blocked = leaves_blocked
             return found.execute()
     finally:

@@ -10,19 +10,23 @@ import builtins
 import copy
 import gc
 import logging
+import multiprocessing.context
 import operator
 import pkgutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
-from .private import ATTRIBUTES, FLAGS
+from .loggers import LoggerStates
+from .private import ATTRIBUTES, FLAGS, PrintOptions
 
 __all__ = ["Settings"]
 
 _warnings: Any = warnings  # whose stub lacks private names
+_context: Any = multiprocessing.context
 
 
 def _set_filters(filters: list[Any]) -> None:
@@ -37,14 +41,28 @@ def _set_collecting(on: bool) -> None:
     (gc.enable if on else gc.disable)()
 
 
+SAFE_GLOBALS = "_marked_safe_globals_set"
+
+#: What modules have added to it in the course of their imports, which happen once for all ranks.
+OF_IMPORTS: set[Any] = set()
+
+#: Types of settings that are changed in their place, so that each rank needs a copy.
+CHANGED = (dict, list, set, PrintOptions)
+
 #: An owner and the name of its attribute.
 Place = tuple[Any, str]
 
 PLACES: tuple[Place, ...] = (
     (builtins, "print"),
+    (_context._default_context, "_actual_context"),  # set_start_method
     (logging.root, "handlers"),
+    (sys, "breakpointhook"),
+    (sys, "displayhook"),
+    (sys, "excepthook"),
     (sys, "stderr"),
     (sys, "stdout"),
+    (sys, "unraisablehook"),
+    (threading, "excepthook"),
     (warnings, "_showwarnmsg_impl"),
     (warnings, "filters"),
     (warnings, "showwarning"),
@@ -54,6 +72,8 @@ PLACES: tuple[Place, ...] = (
 #: How to read a setting, and how to set what was read.
 FUNCTIONS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (gc.isenabled, _set_collecting),
+    (gc.get_threshold, lambda threshold: gc.set_threshold(*threshold)),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
     (lambda: logging.root.level, logging.root.setLevel),
     (lambda: logging.root.manager.disable, logging.disable),
     *FLAGS,
@@ -63,7 +83,7 @@ READS = [read for read, _ in FUNCTIONS]
 
 def _is_empty(place: Place) -> bool:
     value = getattr(*place)
-    return isinstance(value, (dict, list)) and not value
+    return isinstance(value, (dict, list, set)) and not value
 
 
 #: Places of containers that are empty as a rule, as those of hooks. While all are, ranks share
@@ -94,6 +114,7 @@ class Settings:
         self.containers = containers if any(containers) else None
         self.attributes = _read_others()
         self.values = [read() for read in READS]
+        self.loggers = LoggerStates()
 
     def copy(self) -> Settings:
         """The same for another rank, with lists and dictionaries of its own."""
@@ -101,6 +122,7 @@ class Settings:
         own = self.containers or ()
         found.containers = _copied(own) if any(own) else None
         found.attributes, found.values = _copied(self.attributes), _copied(self.values)
+        found.loggers = self.loggers
         return found
 
     def restore(self, now: Settings) -> None:
@@ -113,13 +135,16 @@ class Settings:
         for (owner, name), own in compress(zip(OTHERS, self.attributes, strict=True), differ):
             if name == "filters":
                 _set_filters(own)
+            elif name == SAFE_GLOBALS:
+                setattr(owner, name, own | OF_IMPORTS)
             else:
                 setattr(owner, name, own)
         if self.values != now.values:
             for (_, write), own, other in zip(FUNCTIONS, self.values, now.values, strict=True):
                 if own != other:
                     write(own)
+        self.loggers.restore()
 
 
 def _copied(values: Sequence[Any]) -> list[Any]:
-    return [copy.copy(value) if isinstance(value, (dict, list)) else value for value in values]
+    return [copy.copy(value) if isinstance(value, CHANGED) else value for value in values]

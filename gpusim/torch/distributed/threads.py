@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "current_rank",
     "enter",
+    "is_importing",
     "own_rank",
     "rank_of_thread",
     "record_of_starter",
@@ -53,6 +56,19 @@ def own_rank() -> Rank | None:
 def rank_of_thread() -> Rank | None:
     """The rank whose own thread this is, or that has started it."""
     return _here.own or _here.starter
+
+
+def is_importing(frame: FrameType | None = None) -> bool:
+    """Whether the calling thread, or the frame, executes a module that is imported.
+
+    This happens once for all ranks that are threads, whichever of them imports it first.
+    """
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def current_rank() -> Rank:

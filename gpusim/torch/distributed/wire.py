@@ -12,11 +12,13 @@ import dataclasses
 import json
 import mmap
 import os
+import re
 import select
 import socket
 import struct
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -48,6 +50,7 @@ __all__ = [
     "dump",
     "encode",
     "encode_error",
+    "frames_of",
     "load",
     "read",
     "view",
@@ -339,6 +342,17 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
+
+
+_FRAME = re.compile(r'^  File "(.*)", line (\d+), in ', re.MULTILINE)
+
+
+def frames_of(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an exception's traceback, also of one that a rank's process has raised."""
+    if isinstance(error.__cause__, RemoteTraceback):
+        found = _FRAME.findall(error.__cause__.args[0])
+        return [traceback.FrameSummary(file, int(line), "") for file, line in found]
+    return list(traceback.extract_tb(error.__traceback__))
 
 
 def encode_error(error: BaseException, trace: str = "") -> Message:

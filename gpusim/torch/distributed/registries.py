@@ -1,0 +1,236 @@
+"""Registries that a process has once, where ranks are threads of it.
+
+Modules are imported once, so that all ranks share what modules keep: this is why `gpusim torchrun`
+runs ranks as processes. Where ranks are threads, what can be a rank's own is made so here: states
+of libraries that are known to keep the rank there, torch's number of threads between operators, and
+which warnings were shown. What cannot, as torch's operators, is refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.abc
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+
+from ...errors import GpusimError
+from .loggers import own_loggers
+from .private import REGISTERING, SHARED_STATES, replace, unpickler
+from .settings import OF_IMPORTS
+from .threads import is_importing, rank_of_thread
+
+__all__ = ["CURE", "is_of_shared_modules", "own_registries"]
+
+CURE = "run ranks as processes: gpusim torchrun without --threads, or launch(..., processes=True)"
+
+LIBRARIES = {"accelerate.state": "_shared_state"}
+"""Modules whose classes keep the state of a process in an attribute of this name."""
+
+SHARED = re.compile(
+    r"\b(already|not)( \w+)? (initiali[sz]ed|registered|defined|set|set up)\b"
+    r"|must be initiali[sz]ed|registered (twice|before)|duplicate registration"
+    r"|signal only works in main thread",
+    re.IGNORECASE,
+)
+OWN = re.compile(r"default process group")
+"""What torch says of a rank's own groups, which ranks that are threads do not share."""
+
+
+def is_of_shared_modules(error: BaseException) -> bool:
+    """Whether a rank's error may come from state of modules that ranks that are threads share.
+
+    >>> is_of_shared_modules(AssertionError("tensor model parallel group is already initialized"))
+    True
+    >>> is_of_shared_modules(KeyError("weights"))
+    False
+    """
+    text = str(error)
+    return bool(SHARED.search(text)) and not OWN.search(text.lower())
+
+
+@contextmanager
+def own_registries() -> Iterator[None]:
+    """A block in which ranks that are threads have what they can have to themselves."""
+    with ExitStack() as stack:
+        for owner, name in SHARED_STATES:
+            _make_own(stack, owner, name)
+        finder = _Finder(stack)
+        for module in LIBRARIES:
+            if module in sys.modules:
+                finder.make_own(sys.modules[module])
+        sys.meta_path.insert(0, finder)
+        stack.callback(sys.meta_path.remove, finder)
+        for owner, names in REGISTERING:
+            for name in names:
+                replace(stack, owner, name, _refusing(name, getattr(owner, name)))
+        _share_safe_globals_of_imports(stack)
+        _own_interop_threads(stack)
+        _own_memory_of_warnings(stack)
+        own_loggers(stack)
+        yield
+
+
+# States of classes
+
+
+class _OwnOfRank:
+    """An attribute of a class whose value, a container, each rank has to itself."""
+
+    def __init__(self, value: Any) -> None:
+        self.process, self.empty = value, copy.copy(value)
+        self.empty.clear()
+        self.ranks: dict[int, Any] = {}
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        rank = rank_of_thread()
+        if rank is None:
+            return self.process
+        if rank.index not in self.ranks:
+            self.ranks[rank.index] = copy.copy(self.empty)
+        return self.ranks[rank.index]
+
+
+def _make_own(stack: ExitStack, owner: Any, name: str) -> None:
+    value = vars(owner).get(name)
+    if isinstance(value, (dict, set)):
+        replace(stack, owner, name, _OwnOfRank(value))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Makes the states of libraries the ranks' own when a library is imported."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in LIBRARIES:
+            return None
+        for finder in sys.meta_path:
+            find: Any = getattr(finder, "find_spec", None)
+            spec = None if finder is self or find is None else find(name, path, target)
+            if spec is not None:
+                run = spec.loader.exec_module
+                spec.loader.exec_module = functools.partial(self._execute, run)
+                return spec
+        return None
+
+    def _execute(self, run: Callable[[ModuleType], None], module: ModuleType) -> None:
+        run(module)
+        self.make_own(module)
+
+    def make_own(self, module: ModuleType) -> None:
+        for owner in list(vars(module).values()):
+            if isinstance(owner, type) and owner.__module__ == module.__name__:
+                _make_own(self._stack, owner, LIBRARIES[module.__name__])
+
+
+# torch.library
+
+#: Modules of which torch.library consists.
+ITSELF = ("torch.library", "torch._library", "torch._custom_op", "functools", "contextlib")
+
+
+def _refusing(name: str, register: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(register)
+    def refuse(*given: Any, **named: Any) -> Any:
+        if rank_of_thread() is not None and _is_programs(sys._getframe(1)):
+            what = "torch.library's " + ("Library" if name == "__init__" else name)
+            raise GpusimError(
+                f"{what}: operators are registered for the process, which ranks that are threads "
+                f"share; {CURE}. A module that the program imports may register operators"
+            )
+        return register(*given, **named)
+
+    return refuse
+
+
+def _is_programs(frame: FrameType | None) -> bool:
+    """Whether the program of a rank registers an operator: neither torch itself, nor an import."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith((*ITSELF, __name__)):
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__", "").startswith("torch."):
+        return False
+    return not is_importing(frame)
+
+
+# Settings that an import changes, once for all ranks
+
+
+def _share_safe_globals_of_imports(stack: ExitStack) -> None:
+    add = unpickler._add_safe_globals
+
+    def add_safe_globals(names: list[Any]) -> None:
+        if rank_of_thread() is not None and is_importing():
+            OF_IMPORTS.update(names)
+        add(names)
+
+    replace(stack, unpickler, "_add_safe_globals", add_safe_globals)
+
+
+# torch.set_num_interop_threads, which a process may call once
+
+
+def _own_interop_threads(stack: ExitStack) -> None:
+    count, number = torch.get_num_interop_threads, torch.set_num_interop_threads
+    own: dict[int, int] = {}
+
+    def get_num_interop_threads() -> int:
+        rank = rank_of_thread()
+        return count() if rank is None else own.get(rank.index) or count()
+
+    def set_num_interop_threads(threads: int) -> None:
+        rank = rank_of_thread()
+        if rank is None or not isinstance(threads, int) or threads < 1:
+            return number(threads)  # which raises for what is wrong
+        if rank.index in own:
+            raise RuntimeError(
+                "Error: cannot set number of interop threads after parallel work has started or "
+                "set_num_interop_threads called"
+            )
+        own[rank.index] = threads
+        return None
+
+    replace(stack, torch, "get_num_interop_threads", get_num_interop_threads)
+    replace(stack, torch, "set_num_interop_threads", set_num_interop_threads)
+
+
+# Warnings
+
+
+def _own_memory_of_warnings(stack: ExitStack) -> None:
+    """Show a warning once in each rank, as in each process, and not once in all.
+
+    Python remembers in a module's `__warningregistry__` what it has shown of the module.
+    """
+    show = warnings.warn
+    registries: dict[tuple[int, int], dict[Any, Any]] = {}
+
+    def warn(
+        message: Any, category: Any = None, stacklevel: int = 1, *given: Any, **named: Any
+    ) -> None:
+        rank = rank_of_thread()
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(stacklevel - 1):
+            frame = None if frame is None else frame.f_back
+        if rank is None or frame is None or named.get("skip_file_prefixes"):
+            return show(message, category, stacklevel + 1, *given, **named)
+        space, name = frame.f_globals, "__warningregistry__"
+        shared = space.get(name)
+        space[name] = registries.setdefault((rank.index, id(space)), {})
+        try:
+            return show(message, category, stacklevel + 1, *given, **named)
+        finally:
+            if shared is None:
+                space.pop(name, None)
+            else:
+                space[name] = shared
+
+    replace(stack, warnings, "warn", warn)
