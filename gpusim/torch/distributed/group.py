@@ -14,6 +14,7 @@ from torch import distributed as dist
 from ...maps.call_site import call_site
 from ...reduction import Reduction
 from ...twins import HALVES
+from .dispatcher import through_dispatcher
 from .exchange import Exchange, GroupKey, RankWork
 from .folds import (
     Chooser,
@@ -37,11 +38,18 @@ Tensors = Tensor | list[Tensor]
 
 
 @without_dynamo
+@through_dispatcher
 class RankGroup(ProcessGroup):
     """The calling rank's end of a group.
 
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
+
+    **Attributes**: `in_kernel` is True while an operator of torch's posts a call, and `dispatched`
+    are the arguments of the method that dispatched it. Both are of the rank's thread alone.
     """
+
+    in_kernel = False
+    dispatched: tuple[Any, ...] | None = None
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
