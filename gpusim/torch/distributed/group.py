@@ -14,6 +14,7 @@ from torch import distributed as dist
 from ...maps.call_site import call_site
 from ..tensors import on_stream_of
 from .arguments import RULES, Arguments, Rules, rules_of
+from .dispatcher import through_dispatcher
 from .exchange import Exchange, GroupKey, RankWork
 from .folds import Chooser
 from .memory import (
@@ -42,16 +43,21 @@ Tensors = Tensor | list[Tensor]
 
 
 @without_dynamo
+@through_dispatcher
 class RankGroup(Reductions, ProcessGroup):
     """The calling rank's end of a group.
 
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
 
-    **Attributes**: `keeps_values` says that operands are read when a call is posted. It is False
-    where they are copies already.
+    **Attributes**: `keeps_values` says that operands are read when a call is posted; it is False
+    where they are copies already. `in_kernel` is True while an operator of torch's posts a call, and
+    `dispatched` are the arguments of the method that dispatched it. Both are of the rank's thread
+    alone.
     """
 
     keeps_values = True
+    in_kernel = False
+    dispatched: tuple[Any, ...] | None = None
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None

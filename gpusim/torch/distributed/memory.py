@@ -144,18 +144,33 @@ def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
         raise TypeError(f"{what}: expected a tensor without lazy conjugation; use resolve_conj()")
     shape, width = tuple(tensor.shape), dtype.itemsize
     if not on_host:
-        return _view_on_gpu(tensor, dtype, shape, *_strides(tensor, width))
+        return _view_on_gpu(tensor, dtype, shape, *_strides(tensor, width), what)
     span = width * tensor.numel()
     if not span:
         return np.empty(shape, dtype)
     contiguous = tensor.is_contiguous()
     if not contiguous:
         steps, span = _strides(tensor, width)
-    memory: Any = (ctypes.c_char * span).from_address(tensor.data_ptr())
+    memory: Any = (ctypes.c_char * span).from_address(_address(tensor, what))
     memory.tensor = tensor  # C++ may drop its own reference before other ranks read it
     if contiguous:  # named arguments take as long as all the rest
         return np.ndarray(shape, dtype, memory)
     return np.ndarray(shape, dtype, memory, strides=steps)
+
+
+def _address(tensor: Tensor, what: str) -> int:
+    """Where a tensor's memory is.
+
+    **Raises**: TypeError for tensors without any: subclasses that wrap others, fake tensors, and
+    those whose storage was freed.
+    """
+    address = tensor.data_ptr()
+    if not address:
+        raise TypeError(
+            f"{what}: expected a tensor with memory of its own, got a {type(tensor).__name__} of "
+            f"shape {list(tensor.shape)} without"
+        )
+    return address
 
 
 def _strides(tensor: Tensor, width: int) -> tuple[tuple[int, ...], int]:
@@ -166,7 +181,12 @@ def _strides(tensor: Tensor, width: int) -> tuple[tuple[int, ...], int]:
 
 
 def _view_on_gpu(
-    tensor: Any, dtype: np.dtype[Any], shape: tuple[int, ...], steps: tuple[int, ...], span: int
+    tensor: Any,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    steps: tuple[int, ...],
+    span: int,
+    what: str,
 ) -> Any:
     """The same by CuPy, which holds arrays of some dtypes as views of integers alone."""
     cupy = require_cupy()
@@ -176,6 +196,6 @@ def _view_on_gpu(
     if not math.prod(shape):
         return cupy.empty(shape, held).view(dtype)
     number = tensor.device.index or 0
-    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), span, tensor, number)
+    memory = cupy.cuda.UnownedMemory(_address(tensor, what), span, tensor, number)
     pointer = cupy.cuda.MemoryPointer(memory, 0)
     return cupy.ndarray(shape, held, pointer, strides=steps).view(dtype)

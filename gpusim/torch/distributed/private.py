@@ -47,11 +47,17 @@ __all__ = [
     "SHARED_STATES",
     "RanksWorld",
     "autocast_module",
+    "bindings",
     "core",
     "generator_memory",
     "groups_of",
     "has_gpu",
+    "is_observed",
+    "is_profiling",
+    "is_unusual",
+    "kernels_of_groups",
     "leave_groups",
+    "operator_of",
     "parse_to",
     "ranks_as_threads",
     "replace",
@@ -515,3 +521,104 @@ def without_dynamo(cls: C) -> C:
             code, strategy = method.__code__, eval_frame._FrameExecStrategy(skip, skip)
             eval_frame.set_code_exec_strategy(code, strategy)
     return cls
+
+
+# The dispatcher
+
+
+def _bits(name: str) -> int:
+    key: Any = getattr(core.DispatchKey, name)
+    return int(core.DispatchKeySet(key).raw_repr())
+
+
+_PLAIN = 0
+for _name in (
+    "CPU",
+    "CUDA",
+    "AutogradCPU",
+    "AutogradCUDA",
+    "ADInplaceOrView",
+    "AutocastCPU",
+    "AutocastCUDA",
+    "Conjugate",
+    "Negative",
+):
+    _PLAIN |= _bits(_name)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_profiling() -> bool:
+    """Whether a profiler records what the calling thread does."""
+    return bool(torch.autograd._profiler_enabled())
+
+
+def is_observed() -> bool:
+    """Whether a dispatch mode, a transform of torch.func or a profiler sees the thread's calls."""
+    return (
+        core._len_torch_dispatch_stack() > 0
+        or core._functorch.maybe_current_level() is not None
+        or torch.autograd._profiler_enabled()
+    )
+
+
+def is_unusual(tensor: torch.Tensor) -> bool:
+    """Whether an operator of the tensor does more than to call the kernel of its device.
+
+    Subclasses dispatch, meta tensors do nothing, and autograd warns of operators that it does not
+    know. The memory that such a tensor names may be anything.
+    """
+    if type(tensor) in _PLAIN_TYPES and tensor.layout is torch.strided and tensor.is_cpu:
+        return tensor.requires_grad and torch.is_grad_enabled()
+    keys = core._dispatch_keys(tensor).raw_repr()
+    return bool(keys & ~_PLAIN) or (tensor.requires_grad and torch.is_grad_enabled())
+
+
+def operator_of(boxed: Any) -> Any:
+    """The ReduceOp of an operator's argument, without a factor."""
+    return dist.ReduceOp(dist.ReduceOp.RedOpType(int(boxed.op())))
+
+
+@contextmanager
+def kernels_of_groups(
+    group_type: type,
+    kernels: dict[str, tuple[int, Callable[..., Any]]],
+    post: Callable[..., Any],
+) -> Iterator[None]:
+    """A block in which operators of torch.ops.c10d call `post` for groups of a type.
+
+    **Arguments**:
+
+    - `kernels`: by the operator's name the index of its argument that is the group, and a kernel.
+    - `post`: called with the kernel, the index, the group and the operator's arguments.
+    """
+    with ExitStack() as stack:
+        library = torch.library.Library("c10d", "IMPL")
+        stack.callback(library._destroy)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*operators may also be overridden.*")
+            for name, (index, kernel) in kernels.items():
+                for key in ("CPU", "CUDA", "SparseCPU", "SparseCUDA"):
+                    if core._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key):
+                        own = _kernel(group_type, f"c10d::{name}", key, index, kernel, post)
+                        library.impl(name, own, key, with_keyset=True)
+        yield
+
+
+def _kernel(
+    group_type: type, name: str, key: str, index: int, kernel: Any, post: Callable[..., Any]
+) -> Callable[..., Any]:
+    get_kernel: Any = getattr(torch.library, "get_kernel", None)  # from torch 2.9 on
+    torchs = None if get_kernel is None else get_kernel(name, key)
+
+    def dispatched(keys: Any, *args: Any) -> Any:
+        group = bindings.ProcessGroup.unbox(args[index])
+        if isinstance(group, group_type):
+            return post(kernel, index, group, args)
+        if torchs is None:
+            raise GpusimError(
+                f"{name} of a group that is not of the launch: needs a torch that has "
+                "torch.library.get_kernel"
+            )
+        return torchs.call_boxed(keys, *args)
+
+    return dispatched

@@ -24,6 +24,7 @@ from torch import distributed as dist
 from ...maps.ending import ReplicaEnded, ReplicaInterrupted
 from ...reduction import current
 from .accelerator import cpu_as_accelerator
+from .dispatcher import through_dispatcher
 from .exchange import GroupKey, Pending, RankWork
 from .folds import FoldCall, OneReduction, settle
 from .group import RankGroup
@@ -355,8 +356,9 @@ def _forwarding(method: str) -> Any:
 
 
 for _method in METHODS:
-    setattr(ProcessGroup, _method, _forwarding(_method))
-ProcessRank.group_type = ProcessGroup
+    if _method in vars(RankGroup):
+        setattr(ProcessGroup, _method, _forwarding(_method))
+ProcessRank.group_type = through_dispatcher(ProcessGroup)
 
 
 def _is_sparse(args: Sequence[Any]) -> bool:
