@@ -27,6 +27,7 @@ from .folds import (
 )
 from .memory import Array, array_of, bits_of, device_of, dtype_name, flat_bits, kind_of, move
 from .private import ProcessGroup, has_gpu, without_dynamo
+from .timeouts import seconds_of
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -41,7 +42,11 @@ class RankGroup(ProcessGroup):
     """The calling rank's end of a group.
 
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
+
+    **Attributes**: `limit` is the limit of a call in seconds, if the program has set a time-out.
     """
+
+    limit: float | None = None
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
@@ -161,6 +166,7 @@ class RankGroup(ProcessGroup):
             [*tensors, *uneven],
             record,
         )
+        work.group, work.limit = self, self.limit
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -513,10 +519,20 @@ class RankGroup(ProcessGroup):
     # Without tensors, and between two ranks
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> RankWork:
-        return self._post("barrier", None, [], lambda parts: None)
+        work = self._post("barrier", None, [], lambda parts: None)
+        work.limit = self.barrier_limit(opts)
+        return work
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        self._post("monitored_barrier", None, [], lambda parts: None).wait()
+        work = self._post("monitored_barrier", None, [], lambda parts: None)
+        own = seconds_of(timeout)
+        work.limit, work.names_all = self.limit if own is None else own, wait_all_ranks
+        work.wait()
+
+    def barrier_limit(self, opts: Any) -> float | None:
+        """The limit of a barrier, in seconds."""
+        own = seconds_of(getattr(opts, "timeout", None))
+        return self.limit if own is None else own
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> RankWork:
         (tensor,) = self._check_mail("send", tensors, to)
@@ -543,6 +559,7 @@ class RankGroup(ProcessGroup):
         return _listed(tensors)
 
     def _letter(self, work: RankWork) -> RankWork:
+        work.group, work.limit = self, self.limit
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
