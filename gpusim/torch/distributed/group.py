@@ -27,7 +27,7 @@ from .folds import (
 )
 from .memory import Array, array_of, bits_of, device_of, dtype_name, flat_bits, kind_of, move
 from .private import ProcessGroup, has_gpu, without_dynamo
-from .timeouts import seconds_of
+from .timeouts import reached_in_vain, seconds_of
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -527,7 +527,12 @@ class RankGroup(ProcessGroup):
         work = self._post("monitored_barrier", None, [], lambda parts: None)
         own = seconds_of(timeout)
         work.limit, work.names_all = self.limit if own is None else own, wait_all_ranks
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if error is not work._pending.error:
+                raise
+            raise RuntimeError(reached_in_vain(self._place, str(error))) from None
 
     def barrier_limit(self, opts: Any) -> float | None:
         """The limit of a barrier, in seconds."""

@@ -30,6 +30,7 @@ from torch import distributed as dist
 
 from ...errors import GpusimError
 from .private import replace
+from .store import queues_of_prefixes
 from .waits import rank_that_waits
 
 __all__ = ["polls_and_sleeps", "waits_outside"]
@@ -124,7 +125,7 @@ def waits_outside() -> Iterator[None]:
 @contextmanager
 def polls_and_sleeps() -> Iterator[None]:
     """A block in which ranks that sleep, or ask the same again and again, let others run first."""
-    with ExitStack() as stack:
+    with queues_of_prefixes(), ExitStack() as stack:
         replace(stack, time, "sleep", _sleep_of_ranks(time.sleep))
         if hasattr(os, "sched_yield"):
             replace(stack, os, "sched_yield", _yield_of_ranks(os.sched_yield))

@@ -102,7 +102,7 @@ class ProcessRank(Rank):
         self.groups: list[ProcessGroup] = []
         self.works: dict[int, tuple[RankWork, Copies]] = {}
         self.failure: BaseException | None = None
-        self.ended = self.busy = self.late = False
+        self.ended = self.busy = self.late = self.asking = False
         self.how: type[ReplicaEnded] = ReplicaEnded
         self.posted = 0
         self.streams = [ForwardedStream(n, getattr(sys, n), self) for n in ("stdout", "stderr")]
@@ -145,6 +145,15 @@ class ProcessRank(Rank):
         """Ask the parent, and do what has become possible: copy results of complete works."""
         if self.ended:
             raise self.how
+        self.asking = True
+        try:
+            return self._ask(kind, file, site, payload, more)
+        finally:
+            self.asking = False
+
+    def _ask(
+        self, kind: str, file: int | None, site: str, payload: Sequence[memoryview], more: Any
+    ) -> Message:
         for stream in self.streams:
             stream.send_line()
         self.send({"do": kind, "site": site, "with": more}, file, payload)
@@ -220,6 +229,9 @@ class ProcessRank(Rank):
         self.check_thread("wait")
         completion: Any = work._pending.done
         self.ask("wait", work=completion.number, limit=limit, own=own)
+
+    def is_inside(self) -> bool:
+        return self.asking
 
     def give_way(self) -> bool:
         self.check_thread("is_completed")

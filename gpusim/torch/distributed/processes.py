@@ -25,7 +25,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
 from typing import Any
 
@@ -211,6 +211,9 @@ class ProcessLaunch(Launch):
 
     def turn_of(self, rank: Rank) -> None:
         """Processes share no globals."""
+
+    def waits_of_programs(self) -> AbstractContextManager[None]:
+        return nullcontext()  # they run elsewhere
 
     def work_of(self, replica: ReplicaThread) -> float | None:
         """The work of the rank's process; None of one of another instance."""

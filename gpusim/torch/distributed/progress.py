@@ -7,21 +7,25 @@ and those of a thread that waits for another do not.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["seconds_of_work"]
 
 
-def seconds_of_work(process: int) -> float | None:
+def seconds_of_work(process: int, without: Collection[int] = ()) -> float | None:
     """The seconds of work of all threads of a process, and of those that it has started.
+
+    `without` are threads that do not count, by the system's numbers.
 
     **Returns**: None where the system does not say so.
     """
     total, known = 0.0, False
     for each in _family(process):
         for task in Path(f"/proc/{each}/task").glob("*"):
+            if int(task.name) in without:
+                continue
             with suppress(OSError, ValueError, IndexError):
                 ran, waited, _ = map(int, (task / "schedstat").read_text().split())
                 total += (ran + waited) / 1e9

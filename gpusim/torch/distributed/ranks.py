@@ -324,7 +324,7 @@ class Launch:
         self.scheduler = Scheduler(slots, self.in_turns)
         self.scheduler.describe_stall = self.describe_stall
         self.scheduler.clock.work_of = self.work_of
-        self.pid = os.getpid()
+        self.pid, self.tid = os.getpid(), threading.get_native_id()
         self.call = PmapCall(self.scheduler, None, self._run_in_context, self._report)
         self.exchange = Exchange(self)
         self.store = Values(self)
@@ -351,7 +351,7 @@ class Launch:
             threads_of_ranks(),
             _own_environments(),
             casts_of_ranks(lambda: current_rank().give_way()),
-            waits_outside(),
+            self.waits_of_programs(),
             cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
             self.world = world
@@ -439,9 +439,13 @@ class Launch:
             names, own = names | rank.own_names, rank.environment
         return [(name, own.get(name)) for name in names if own.get(name) != before.get(name)]
 
+    def waits_of_programs(self) -> AbstractContextManager[None]:
+        """A block in which ranks give up their turn where their programs wait."""
+        return waits_outside()
+
     def work_of(self, replica: ReplicaThread) -> float | None:
         """The seconds of work of a rank that waits outside. (In the thread that watches.)"""
-        return seconds_of_work(os.getpid())
+        return seconds_of_work(os.getpid(), (self.tid, threading.get_native_id()))
 
     # What torch asks for
 

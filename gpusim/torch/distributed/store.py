@@ -5,22 +5,25 @@ All ranks share `Values`. Each has a `RankStore` of its own, which knows the ran
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 
 from ...maps.completion import Completion
+from .private import replace
 from .timeouts import milliseconds, seconds_of
 from .waits import note_stall
 
 if TYPE_CHECKING:
     from .ranks import Launch, Rank
 
-__all__ = ["METHODS", "RankStore", "Values"]
+__all__ = ["METHODS", "RankStore", "Values", "queues_of_prefixes"]
 
 METHODS = (
     "add",
@@ -77,18 +80,20 @@ class Values:
 
     def get(self, rank: Rank, key: str, limit: float | None) -> bytes:
         self.wait(rank, [key], limit)
-        return self._values[key]
+        return self._values.get(key, b"")  # of a queue, as TCPStore
 
     def multi_get(self, rank: Rank, keys: Sequence[str], limit: float | None) -> list[bytes]:
         self.wait(rank, keys, limit)
-        return [self._values[key] for key in keys]
+        return [self._values.get(key, b"") for key in keys]
 
     def add(self, rank: Rank, key: str, amount: int) -> int:
         if not amount and key in self._values:
             self._poll(rank, "add", key)
         with self._lock:
-            total = int(self._values.get(key, b"0")) + amount
-            known = key in self._values
+            known, now = key in self._values, self._values.get(key, b"0")
+            if not now.removeprefix(b"-").isdigit():
+                raise ValueError(f"the store's add: the value of {key!r} is no number: {now!r:.60}")
+            total = int(now) + amount
         if amount or not known:
             self._put(key, b"%d" % total)
         return total
@@ -113,8 +118,9 @@ class Values:
             return self._values.pop(key, None) is not None
 
     def num_keys(self, rank: Rank) -> int:
+        """How many keys there are, and one more, as torch documents it of a TCPStore."""
         self._poll(rank, "num_keys")
-        return len(self._values)
+        return len(self._values) + 1
 
     def list_keys(self, rank: Rank) -> list[str]:
         self._poll(rank, "list_keys")
@@ -243,7 +249,15 @@ class RankStore(dist.Store):
         return bytes(self._ask("compare_set", key, _bytes(expected), _bytes(desired)))
 
     def check(self, keys: Sequence[str]) -> bool:
+        if len(keys) == 1 and keys[0].endswith(MARK):
+            self._prefix = keys[0].removesuffix(MARK)
+            return False
         return bool(self._ask("check", list(keys)))
+
+    def prefix_of(self, store: dist.PrefixStore) -> str:
+        """What a PrefixStore of this one puts before keys, which it tells nobody."""
+        store.check([MARK])
+        return self._prefix
 
     def delete_key(self, key: str) -> bool:
         return bool(self._ask("delete_key", key))
@@ -281,6 +295,39 @@ class RankStore(dist.Store):
     getNumKeys, deleteKey, compareSet = num_keys, delete_key, compare_set
     multiGet, multiSet, hasExtendedApi = multi_get, multi_set, has_extended_api
     queuePush, queuePop, queueLen, listKeys = queue_push, queue_pop, queue_len, list_keys
+
+
+MARK = "gpusim\0prefix"
+
+
+@contextmanager
+def queues_of_prefixes() -> Iterator[None]:
+    """A block in which PrefixStores of a rank's store have what C++ does not ask Python for."""
+    with ExitStack() as stack:
+        for name in ("barrier", "clone", "list_keys", "queue_len", "queue_pop", "queue_push"):
+            if hasattr(dist.Store, name):
+                replace(stack, dist.Store, name, _of_prefix(name, getattr(dist.Store, name)))
+        yield
+
+
+def _of_prefix(name: str, function: Callable[..., Any]) -> Any:
+    @functools.wraps(function)
+    def call(store: Any, *args: Any, **named: Any) -> Any:
+        root = store
+        while isinstance(root, dist.PrefixStore):
+            root = root.underlying_store
+        if root is store or not isinstance(root, RankStore):
+            return function(store, *args, **named)
+        prefix = root.prefix_of(store)
+        if name == "clone":
+            return dist.PrefixStore(prefix.removesuffix("/"), root.clone())
+        if name == "list_keys":
+            keys = [key for key in root.list_keys() if key.startswith(prefix)]
+            return [key.removeprefix(prefix) for key in keys]
+        key, *rest = args or [named.pop("key")]
+        return getattr(root, name)(prefix + key, *rest, **named)
+
+    return call
 
 
 def _bytes(value: str | bytes) -> bytes:

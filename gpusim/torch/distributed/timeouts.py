@@ -13,15 +13,10 @@ if TYPE_CHECKING:
     from .exchange import Exchange, Pending, RankWork
     from .group import RankGroup
 
-__all__ = ["expired", "group_limit", "milliseconds", "seconds_of"]
+__all__ = ["expired", "group_limit", "milliseconds", "reached_in_vain", "seconds_of"]
 
 DEFAULTS = (default_pg_timeout, timedelta(seconds=300))
 """Time-outs of groups and of stores that a program has not set."""
-
-PEERS = (
-    "Rank {0} successfully reached monitoredBarrier, but received errors while waiting for "
-    "send/recv from rank 0. Please check rank 0 logs for faulty rank.\n Original exception: \n{1}"
-)
 
 
 def seconds_of(timeout: timedelta | None, is_set: bool = False) -> float | None:
@@ -39,6 +34,15 @@ def group_limit(timeout: timedelta | None, backend: str) -> float | None:
     named = backend.lower()
     is_gloo = "gloo" in named or named in ("", "undefined")
     return seconds_of(timeout) if is_gloo else None
+
+
+def reached_in_vain(rank: int, original: str) -> str:
+    """What monitored_barrier says in the ranks that have come to it, after another's error."""
+    return (
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
+        f"send/recv from rank 0. Please check rank 0 logs for faulty rank.\n Original exception: "
+        f"\n{original}"
+    )
 
 
 def milliseconds(seconds: float | None) -> int:
@@ -70,10 +74,7 @@ def expired(work: RankWork, limit: float, own: bool, stall: str | None) -> BaseE
 
 def _break(exchange: Exchange, group: RankGroup, pending: Pending, why: str) -> None:
     exchange.broken[group._key.name, group._key.copy] = why
-    text = f"Connection closed by peer: {why}"
-    if pending.terms.get("operation") == "monitored_barrier":
-        text = PEERS.format("of the group", text)
-    pending.error = RuntimeError(text)
+    pending.error = RuntimeError(f"Connection closed by peer: {why}")
     for boxes in exchange.mail.values():
         for box in boxes:
             for letter in [each for each in box if each.pending is pending]:
@@ -85,7 +86,7 @@ def _barrier_text(work: RankWork, pending: Pending, limit: float, original: str)
     group, after = work.group, f"failed to pass monitoredBarrier in {milliseconds(limit)} ms"
     me = group.rank()
     if me:
-        return PEERS.format(me, original)
+        return reached_in_vain(me, original)
     missing = [place for place in range(group.size()) if place not in pending.parts]
     if work.names_all:
         who = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"

@@ -57,6 +57,10 @@ class Waits:
     def call_site(self) -> str:
         raise NotImplementedError
 
+    def is_inside(self) -> bool:
+        """Whether the calling thread, the rank's own, runs gpusim's code, which waits itself."""
+        return self.thread().inside
+
     def wait_for(self, completion: Completion, what: str, limit: float | None = None) -> bool:
         """Wait without the turn, and take it again.
 
@@ -108,12 +112,12 @@ class Waits:
 
         It may lose its turn there, and must not use what changes hands with it.
         """
-        self.waits_for = what
+        before, self.waits_for = self.waits_for, what
         try:
             with outside(self.thread()):
                 yield
         finally:
-            self.waits_for = ""
+            self.waits_for = before
             self.launch.turn_of(self)
 
     @contextmanager
@@ -130,6 +134,11 @@ class Waits:
 
 
 def rank_that_waits() -> Any:
-    """The rank whose own thread this is, in the process that the rank runs in; else None."""
+    """The rank whose own thread this is, while it runs its program; else None.
+
+    It is None in processes that a rank has started, too.
+    """
     rank = own_rank()
-    return rank if rank is not None and rank.launch.pid == os.getpid() else None
+    if rank is None or rank.launch.pid != os.getpid() or rank.is_inside():
+        return None
+    return rank
