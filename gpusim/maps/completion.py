@@ -22,8 +22,11 @@ class Completion:
         self.done = False
         self.waiting: list[ReplicaThread] = []
 
-    def wait(self, replica: ReplicaThread) -> None:
+    def wait(self, replica: ReplicaThread, limit: float | None = None) -> bool:
         """Wait in the replica's own thread, without an execution slot.
+
+        **Returns**: False if `limit`, in seconds, has expired before: the replica's `expired` says
+        then who waited for what.
 
         **Raises**: ReplicaEnded if the replica is ended meanwhile.
         """
@@ -35,19 +38,22 @@ class Completion:
             if not ready:
                 self.waiting.append(replica)
                 replica.waiting = self
+                if limit is not None:
+                    scheduler.clock.add(replica, limit, is_limit=True)
                 scheduler.release_slot()
         if not ready:
             replica.wake.wait()
         with scheduler.lock:
             replica.inside = False
             replica.check_ended()
+        return self.done
 
     def complete(self) -> None:
         """Make the replicas that wait ready, in the order in which they came."""
         with self.scheduler.lock:
             self.done = True
             for replica in self.waiting:
-                replica.waiting = None
+                replica.waiting = replica.timed = None
                 self.scheduler.ready.append(replica)
             self.waiting.clear()
             self.scheduler.fill_slots()
@@ -55,15 +61,22 @@ class Completion:
     def withdraw(self, replica: ReplicaThread) -> None:
         """Remove a replica that ends. (With the scheduler's lock held.)"""
         self.waiting.remove(replica)
+        replica.timed = None
 
 
 def give_way(replica: ReplicaThread) -> bool:
-    """Let the replicas that are ready run first; False if there are none. (In its own thread.)"""
+    """Let the replicas that are ready run first, and those that have slept long enough.
+
+    **Returns**: False if there are none, and none that may become ready. (In its own thread.)
+    """
     scheduler = replica.call.scheduler
     with scheduler.lock:
         replica.inside = not replica.ended
         replica.check_ended()
+        if not scheduler.ready:
+            scheduler.clock.pass_real_time()
         others = bool(scheduler.ready)
+        pending = scheduler.clock.pending()
         if others:
             scheduler.ready.append(replica)
             scheduler.running -= 1
@@ -73,4 +86,4 @@ def give_way(replica: ReplicaThread) -> bool:
     with scheduler.lock:
         replica.inside = False
         replica.check_ended()
-    return others
+    return others or pending

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-NEVER_INTERRUPTED = frozenset(("coverage.collector", "gpusim.maps.scheduler", __name__))
+NEVER_INTERRUPTED = frozenset(
+    ("coverage.collector", "gpusim.maps.clock", "gpusim.maps.scheduler", __name__)
+)
 """Modules that take a lock in one function and release it in another, as coverage does whenever a
 traced function is called. A replica is not ended while it runs their code."""
 

@@ -27,6 +27,7 @@ from ..runtime.engines import while_waiting
 from . import workers
 from .axis_environment import Axes, AxisEntry
 from .call_site import call_site, is_users
+from .clock import Clock, Timed
 from .ending import ReplicaEnded, ReplicaInterrupted, end_thread, interrupted, quiet_ends
 from .handover import HandOver
 
@@ -63,7 +64,11 @@ class ReplicaThread:
 
     - `inside`: True while the thread runs gpusim's own code. No exception is posted to it then; it
       checks `ended` itself.
-    - `waiting`: the rendezvous or the Completion it waits for, or the inner pmap call.
+    - `waiting`: the rendezvous or the Completion it waits for, its sleep, or the inner pmap call.
+    - `timed`: its sleep, or the limit of its wait. `expired`: who waited for what, if the limit has
+      expired.
+    - `outside`, `away`: whether it is in a block of `clock.outside`, and has lost its slot there.
+    - `turns`, `blocks`: how often it has got a slot, and how many such blocks it has begun.
     """
 
     def __init__(self, call: PmapCall, entry: AxisEntry, context: Context) -> None:
@@ -76,7 +81,11 @@ class ReplicaThread:
         self.finished = False
         self.ended = False
         self.inside = True
-        self.waiting: Rendezvous | Completion | PmapCall | None = None
+        self.waiting: Rendezvous | Completion | PmapCall | Timed | None = None
+        self.timed: Timed | None = None
+        self.expired: str | None = None
+        self.outside = self.away = False
+        self.turns = self.blocks = 0
         self.position = 0  # its position in the rendezvous
         self.stream_slot: Any = None  # its GPU and stream, of `streams`
         self.outcome: Any = None
@@ -420,7 +429,7 @@ class PmapCall:
             self.results[replica.entry.index] = result
             replica.finished = True
             self.unfinished -= 1
-            scheduler.running -= 1
+            scheduler.give_back_slot(replica)
             scheduler.started.discard(replica)
             if error is not None and not (replica.ended and isinstance(error, ReplicaEnded)):
                 self.unfinished += 1  # abort wakes no caller yet
@@ -485,6 +494,8 @@ class PmapCall:
         except BaseException as raised:
             self.end_replicas(raised)
             raise
+        finally:
+            self.scheduler.clock.end()
 
     def start_job(self, job: Callable[[], None]) -> None:
         try:
@@ -595,6 +606,7 @@ class Scheduler:
         self.end: type[ReplicaEnded] = ReplicaEnded
         #: After Ctrl-C, do not wait for replicas that are in C code.
         self.leaves_blocked = False
+        self.clock = Clock(self)
 
     def fill_slots(self, here: bool = False) -> ReplicaThread | None:
         """Let ready replicas run in the free slots.
@@ -605,6 +617,7 @@ class Scheduler:
         while self.running < self.slots and self.ready:
             replica = self.ready.popleft()
             self.running += 1
+            replica.turns += 1
             if replica.started:
                 replica.wake.wake(here=self.one_at_a_time)
                 continue
@@ -662,6 +675,14 @@ class Scheduler:
         self.fill_slots()
         self.check_stalled()
 
+    def give_back_slot(self, replica: ReplicaThread) -> None:
+        """Release the slot of a replica that ends, if the clock has not taken it away."""
+        if replica.away:
+            replica.away = False
+            self.clock.away -= 1
+        else:
+            self.running -= 1
+
     def release_slot_for_instances(self) -> None:
         """Release the slot of the calling replica, which waits for other instances from now on."""
         if not self.one_at_a_time:
@@ -678,7 +699,7 @@ class Scheduler:
 
     def check_stalled(self) -> None:
         """Raise DeadlockError in the replicas that wait, if none runs or is ready."""
-        if self.running or self.ready or self.waiting_for_instances:
+        if self.running or self.ready or self.waiting_for_instances or self.clock.advance():
             return
         pending = list(self.pending.values())
         if pending:
@@ -756,5 +777,6 @@ class Scheduler:
     def leave_blocked(self) -> None:
         """Raise KeyboardInterrupt if only replicas in C code run, and are to be left there."""
         with self.lock:
-            if self.leaves_blocked and 0 < self.running == len(self.to_end()):
+            running = self.running + self.clock.away
+            if self.leaves_blocked and 0 < running == len(self.to_end()):
                 raise KeyboardInterrupt

@@ -26,6 +26,7 @@ from ..tensors import on_stream_of
 from . import streams
 from .memory import bits_of, kind_of, move
 from .private import without_dynamo
+from .timeouts import expired, seconds_of
 
 if TYPE_CHECKING:
     from .ranks import Launch, Rank
@@ -81,6 +82,7 @@ class Pending:
     ready: list[Any] = field(default_factory=list)
     event: Any = None
     error: BaseException | None = None
+    key: GroupKey | None = None  # of a collective
 
 
 @without_dynamo
@@ -99,6 +101,10 @@ class RankWork(dist.Work):
     _source = -1
     _polls = 0
     _future: torch.futures.Future[list[Tensor]] | None = None
+    #: The group, its limit of a call in seconds, and whether monitored_barrier names all ranks.
+    group: Any = None
+    limit: float | None = None
+    names_all = False
 
     def __init__(
         self,
@@ -117,10 +123,13 @@ class RankWork(dist.Work):
         rank.unfinished.add(self)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the call, without the turn. There is no time limit: a call in vain is known."""
+        """Wait for the call, without the turn. Without a limit, a call in vain is known at once."""
         pending = self._pending
         if not pending.done.done:
-            self._rank.wait_for(pending.done, f"{pending.title} at {self._site}")
+            own = seconds_of(timeout, is_set=True)
+            limit = self.limit if own is None else own
+            what = f"{pending.title} at {self._site}"
+            self._rank.wait_for_work(self, what, limit, own is not None)
         self._rank.unfinished.discard(self)
         if pending.error is not None:
             raise pending.error
@@ -137,6 +146,10 @@ class RankWork(dist.Work):
     def is_done(self) -> bool:
         """Whether the call is complete, without giving way to other ranks."""
         return self._pending.done.done
+
+    def expire(self, limit: float, own: bool, stall: str | None) -> None:
+        """Raise what gloo raises after a time-out; see `timeouts.expired`."""
+        raise expired(self, limit, own, stall)
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """The future of the outputs, which is complete: C++ waits for futures with the turn."""
@@ -209,6 +222,8 @@ class Exchange:
         self.calls: dict[tuple[str, tuple[int, int], int, int], Pending] = {}
         #: Who has made groups of a name and copy: their ranks, a rank that made it, and where.
         self.makers: dict[tuple[str, tuple[int, int]], list[tuple[tuple[int, ...], int, str]]] = {}
+        #: Groups by name and copy that a time-out has broken.
+        self.broken: dict[tuple[str, tuple[int, int]], str] = {}
         self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
@@ -253,6 +268,7 @@ class Exchange:
         rank's `tensors` are for the record, and `record` has more fields of it, with "operands" if
         the call reads others than `tensors`.
         """
+        self._check_whole(key)
         site = rank.call_site()
         if self.recorder is not None:
             more = _fields_of(terms, key.ranks) | {"operands": tensors, **(record or {})}
@@ -266,7 +282,8 @@ class Exchange:
             pending = self.calls.get(slot)
             if pending is None:
                 title = f"{describe(terms)}, call {number} of {key},"
-                pending = Pending(title, Completion(self.launch.scheduler), terms)
+                done = Completion(self.launch.scheduler)
+                pending = Pending(title, done, terms, key=key)
                 self.calls[slot] = pending
             differ = pending.terms != terms
             if not differ:
@@ -341,6 +358,7 @@ class Exchange:
         what: str,
         keeps_values: bool = False,
     ) -> RankWork:
+        self._check_whole(key)
         site = rank.call_site()
         title = f"{what} of {kind_of(tensor)!r}, tag {tag}, of {key},"
         pending = Pending(title, Completion(self.launch.scheduler))
@@ -387,6 +405,12 @@ class Exchange:
         other.pending.done.complete()
         own.pending.done.complete()
         return own.work
+
+    def _check_whole(self, key: GroupKey) -> None:
+        """**Raises**: RuntimeError if a call of the group has timed out, as gloo does."""
+        why = self.broken.get((key.name, key.copy))
+        if why is not None:
+            raise RuntimeError(f"Application timeout caused pair closure: {why}")
 
     def _record(
         self,

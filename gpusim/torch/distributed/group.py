@@ -33,6 +33,7 @@ from .operands import (
 )
 from .private import ProcessGroup, has_gpu, without_dynamo
 from .reductions import Reductions, listed
+from .timeouts import reached_in_vain, seconds_of
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -52,12 +53,13 @@ class RankGroup(Reductions, ProcessGroup):
     **Attributes**: `keeps_values` says that operands are read when a call is posted; it is False
     where they are copies already. `in_kernel` is True while an operator of torch's posts a call, and
     `dispatched` are the arguments of the method that dispatched it. Both are of the rank's thread
-    alone.
+    alone. `limit` is the limit of a call in seconds, if the program has set a time-out.
     """
 
     keeps_values = True
     in_kernel = False
     dispatched: tuple[Any, ...] | None = None
+    limit: float | None = None
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
@@ -177,6 +179,7 @@ class RankGroup(Reductions, ProcessGroup):
             [*tensors, *uneven],
             record,
         )
+        work.group, work.limit = self, self.limit
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -496,11 +499,26 @@ class RankGroup(Reductions, ProcessGroup):
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> RankWork:
         self._check_open("barrier")
-        return self._post("barrier", None, [], lambda parts: None)
+        work = self._post("barrier", None, [], lambda parts: None)
+        work.limit = self.barrier_limit(opts)
+        return work
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         self._check_open("monitored_barrier")
-        self._post("monitored_barrier", None, [], lambda parts: None).wait()
+        work = self._post("monitored_barrier", None, [], lambda parts: None)
+        own = seconds_of(timeout)
+        work.limit, work.names_all = self.limit if own is None else own, wait_all_ranks
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if error is not work._pending.error:
+                raise
+            raise RuntimeError(reached_in_vain(self._place, str(error))) from None
+
+    def barrier_limit(self, opts: Any) -> float | None:
+        """The limit of a barrier, in seconds."""
+        own = seconds_of(getattr(opts, "timeout", None))
+        return self.limit if own is None else own
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> RankWork:
         tensor = self._check_message("send", tensors, to, tag)
@@ -537,6 +555,7 @@ class RankGroup(Reductions, ProcessGroup):
         return given[0]
 
     def _letter(self, work: RankWork) -> RankWork:
+        work.group, work.limit = self, self.limit
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import numpy as np
 from torch import Tensor
-from torch import distributed as dist
 
 from ...maps.ending import ReplicaEnded, ReplicaInterrupted
 from ...reduction import current
@@ -29,9 +28,11 @@ from .exchange import GroupKey, Pending, RankWork
 from .folds import FoldCall, OneReduction, settle
 from .group import RankGroup
 from .memory import Array, bits_of, kind_of
+from .outside import polls_and_sleeps
 from .private import ranks_as_threads
 from .ranks import Rank
 from .seeds import seeds_of, sow
+from .store import RankStore
 from .threads import own_rank, record_of_starter, threads_of_ranks
 from .wire import (
     ALIGNMENT,
@@ -94,6 +95,8 @@ class Done:
 class ProcessRank(Rank):
     """The rank of this process."""
 
+    has_thread_here = False
+
     def join(self, launch: ProcessLaunch, rank: Rank, channel: Channel) -> None:
         vars(self).update(vars(rank))
         self.launch, self.channel = launch, channel
@@ -102,7 +105,7 @@ class ProcessRank(Rank):
         self.groups: list[ProcessGroup] = []
         self.works: dict[int, tuple[RankWork, Copies]] = {}
         self.failure: BaseException | None = None
-        self.ended = self.busy = self.late = False
+        self.ended = self.busy = self.late = self.asking = False
         self.how: type[ReplicaEnded] = ReplicaEnded
         self.posted = 0
         self.streams = [ForwardedStream(n, getattr(sys, n), self) for n in ("stdout", "stderr")]
@@ -145,6 +148,15 @@ class ProcessRank(Rank):
         """Ask the parent, and do what has become possible: copy results of complete works."""
         if self.ended:
             raise self.how
+        self.asking = True
+        try:
+            return self._ask(kind, file, site, payload, more)
+        finally:
+            self.asking = False
+
+    def _ask(
+        self, kind: str, file: int | None, site: str, payload: Sequence[memoryview], more: Any
+    ) -> Message:
         for stream in self.streams:
             stream.send_line()
         self.send({"do": kind, "site": site, "with": more}, file, payload)
@@ -221,9 +233,13 @@ class ProcessRank(Rank):
             if any(np.may_share_memory(one, other) for one in targets for other in arrays):
                 work.wait()
 
-    def wait_for(self, completion: Any, what: str) -> None:
+    def wait_for_work(self, work: RankWork, what: str, limit: float | None, own: bool) -> None:
         self.check_thread("wait")
-        self.ask("wait", work=completion.number)
+        completion: Any = work._pending.done
+        self.ask("wait", work=completion.number, limit=limit, own=own)
+
+    def is_inside(self) -> bool:
+        return self.asking
 
     def give_way(self) -> bool:
         self.check_thread("is_completed")
@@ -231,6 +247,9 @@ class ProcessRank(Rank):
 
     def fail_waiting(self, what: str) -> None:
         self.ask("fail", what=what)
+
+    def sleep(self, seconds: float) -> None:
+        self.ask("sleep", site=self.call_site(), seconds=seconds)
 
 
 class ProcessGroup(RankGroup):
@@ -335,6 +354,9 @@ class ProcessGroup(RankGroup):
             return None
         pending.title = answer["title"]
         work._outputs = [tensors[place] for place in answer["outputs"]]
+        work.group, work.limit = self, self.limit
+        if method == "barrier":
+            work.limit = self.barrier_limit(given.get("opts"))
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -397,54 +419,15 @@ class ProcessExchange:
         self._rank.ask("group", None, site, backend=rank.backend, **about)
 
 
-class ProcessStore(dist.Store):
-    """The key-value store of the launch, which is in the parent."""
-
-    def __init__(self, rank: ProcessRank) -> None:
-        super().__init__()
-        self._rank = rank
+class ProcessStore(RankStore):
+    """The rank's end of the launch's store, which is in the parent."""
 
     def _ask(self, method: str, *args: Any) -> Any:
-        self._rank.check_thread(f"the store's {method}")
+        rank: Any = self._rank
+        rank.check_thread(f"the store's {method}")
         arguments = encode(list(args), [])
-        answer = self._rank.ask(
-            "store", None, self._rank.call_site(), method=method, arguments=arguments
-        )
+        answer = rank.ask("store", None, rank.call_site(), method=method, arguments=arguments)
         return decode(answer["value"], [])
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._ask("set", key, value)
-
-    def get(self, key: str) -> bytes:
-        return bytes(self._ask("get", key))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._ask("add", key, amount))
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return bytes(self._ask("compare_set", key, expected, desired))
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return bool(self._ask("check", list(keys)))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._ask("delete_key", key))
-
-    deleteKey = delete_key
-
-    def num_keys(self) -> int:
-        return int(self._ask("num_keys"))
-
-    getNumKeys = num_keys
-
-    def set_timeout(self, timeout: Any) -> None:
-        pass
-
-    def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
-        self._ask("wait", list(keys))
 
 
 class ForwardedStream:
@@ -538,11 +521,12 @@ def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
     sys.stdout, sys.stderr = streams
     state: Any = launch
     state.ranks[rank.index], state.run = rank, launch.program
-    state.store, state.exchange = ProcessStore(rank), ProcessExchange(rank)
+    state.store_type, state.exchange, state.pid = ProcessStore, ProcessExchange(rank), os.getpid()
     try:
         with (
             ranks_as_threads(launch._rendezvous, launch._admit, record_of_starter) as launch.world,
             threads_of_ranks(),
+            polls_and_sleeps(),
             cpu_as_accelerator() if launch.device == "cpu" else nullcontext(),
         ):
             result = launch.contexts[rank.index].run(launch._run_rank, rank)

@@ -25,7 +25,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
 from typing import Any
 
@@ -34,13 +34,25 @@ from torch import Tensor
 from ...errors import GpusimError, InstanceError, ReplicaError
 from ...maps.completion import Completion
 from ...maps.ending import ReplicaInterrupted
+from ...maps.scheduler import ReplicaThread
 from ...reduction import Reduction
-from . import process
+from . import process, store
 from .exchange import GroupKey, RankWork
 from .folds import FoldCall
 from .group import RankGroup
+from .progress import seconds_of_work
 from .ranks import Launch, Rank
-from .wire import Channel, Message, decode, decode_error, encode, encode_error, load, view
+from .wire import (
+    Channel,
+    Message,
+    Received,
+    decode,
+    decode_error,
+    encode,
+    encode_error,
+    load,
+    view,
+)
 
 __all__ = ["ProcessLaunch"]
 
@@ -53,10 +65,8 @@ FILES = 4
 LOADED = ("_dynamo", "distributed.checkpoint.state_dict", "distributed.optim")
 """Large modules of torch that training imports late; each process would have its own copy."""
 
-ASKED = ("group", "describe", "call", "wait", "give_way", "fail", "store", "written")
+ASKED = ("group", "describe", "call", "wait", "give_way", "sleep", "fail", "store", "written")
 """The requests of a process: methods of Proxy."""
-
-STORE_METHODS = ("set", "get", "add", "compare_set", "check", "delete_key", "num_keys", "wait")
 
 
 class ProxyRank(Rank):
@@ -84,8 +94,13 @@ class ProxyRank(Rank):
         with self.launch.scheduler.lock:
             self.thread().inside = True
 
-    def wait_for(self, completion: Completion, what: str) -> None:
-        super().wait_for(completion, what)
+    def wait_for(self, completion: Completion, what: str, limit: float | None = None) -> bool:
+        done = super().wait_for(completion, what, limit)
+        self.stay_inside()
+        return done
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
         self.stay_inside()
 
     def give_way(self) -> bool:
@@ -199,6 +214,16 @@ class ProcessLaunch(Launch):
 
     def turn_of(self, rank: Rank) -> None:
         """Processes share no globals."""
+
+    def waits_of_programs(self) -> AbstractContextManager[None]:
+        return nullcontext()  # they run elsewhere
+
+    def work_of(self, replica: ReplicaThread) -> float | None:
+        """The work of the rank's process; None of one of another instance."""
+        assert replica.entry.index is not None
+        found: Any = self.ranks[replica.entry.index]
+        number = getattr(found.process, "pid", None)
+        return None if number is None else seconds_of_work(number)
 
     # Which ranks are processes of this instance, and how their calls come; see `instances`
 
@@ -335,7 +360,7 @@ class Proxy:
         check()
         result, returned = None, False
         self._send({"begin": True})
-        while (found := rank.channel.receive(check)) is not None:
+        while (found := self._receive(check)) is not None:
             message, file, payload = found
             kind = message["do"]
             try:
@@ -359,6 +384,11 @@ class Proxy:
         if rank.process.exitcode != 0:
             raise rank.failure()
         return result
+
+    def _receive(self, check: Callable[[], object]) -> Received | None:
+        """The next message. Until it comes the rank may lose its turn."""
+        with self.rank.outside("its program"):
+            return self.rank.channel.receive(check)
 
     def close(self) -> None:
         """Let go of the shared memory."""
@@ -448,10 +478,14 @@ class Proxy:
             "outputs": [places[id(each)] for each in work.result()],
         }
 
-    def _wait(self, work: int) -> None:
+    def _wait(self, work: int, limit: float | None, own: bool) -> None:
         found = self.works[work]
         what = f"{found._pending.title} at {found._site}"
-        self.rank.wait_for(found._pending.done, what)
+        if not found._pending.done.done:
+            self.rank.wait_for_work(found, what, limit, own)
+
+    def _sleep(self, seconds: float) -> None:
+        self.rank.sleep(seconds)
 
     def _written(self) -> None:
         """Nothing: what the process wrote before has been written."""
@@ -463,7 +497,7 @@ class Proxy:
         self.rank.fail_waiting(what)
 
     def _store(self, method: str, arguments: Any) -> Message:
-        if method not in STORE_METHODS:
+        if method not in store.METHODS:
             raise GpusimError(f"a store has no method {method!r:.60}")
         given = decode(arguments, [])
-        return {"value": encode(getattr(self.launch.store, method)(*given), [])}
+        return {"value": encode(getattr(self.launch.store, method)(self.rank, *given), [])}

@@ -17,10 +17,9 @@ from torch import distributed as dist
 from fallback.threads import cores
 
 from ...collectives import dispatch
-from ...errors import DeadlockError, GpusimError, ReplicaError
+from ...errors import GpusimError, ReplicaError
 from ...maps.axis_environment import AxisEntry
 from ...maps.call_site import call_site
-from ...maps.completion import Completion, give_way
 from ...maps.scheduler import PmapCall, ReplicaThread, Scheduler
 from ...recording import Recorder
 from ...recording import recorder as recording
@@ -33,11 +32,13 @@ from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .globals import Globals
 from .group import RankGroup
+from .outside import waits_outside
 from .private import has_gpu, leave_groups, ranks_as_threads
+from .progress import seconds_of_work
 from .registries import CURE, is_of_shared_modules, own_registries
 from .seeds import as_seed, seeds_of, sow
 from .settings import Settings
-from .store import RankStore
+from .store import RankStore, Values
 from .threads import (
     current_rank,
     enter,
@@ -46,6 +47,8 @@ from .threads import (
     record_of_starter,
     threads_of_ranks,
 )
+from .timeouts import group_limit
+from .waits import Waits, stall_of
 
 __all__ = ["Launch", "Rank", "current_rank", "launch"]
 
@@ -57,7 +60,7 @@ SCHEDULES = ("turns", "free")
 _launching = threading.Lock()
 
 
-class Rank:
+class Rank(Waits):
     """One rank of a launch, and what a process would have to itself."""
 
     group_type = RankGroup
@@ -76,6 +79,7 @@ class Rank:
         self.own_names |= process.keys() - self.environment.keys()
         self.waits_for = ""
         self.unfinished: set[dist.Work] = set()
+        self.stores: list[dist.Store] = []
         self.groups_made: dict[tuple[int, str], int] = {}
         self.worlds = 0
         self.backend = ""  # that the program names for the group that it makes
@@ -101,29 +105,9 @@ class Rank:
             f"own thread{cure}"
         )
 
-    def wait_for(self, completion: Completion, what: str) -> None:
-        """Wait without the turn, and take it again."""
-        self.check_thread("wait")
-        self.waits_for = what
-        completion.wait(self.thread())
-        self.waits_for = ""
-        self.launch.turn_of(self)
-
-    def give_way(self) -> bool:
-        """Let the ranks that can run do so first; False if there are none."""
-        self.check_thread("is_completed")
-        others = give_way(self.thread())
-        self.launch.turn_of(self)
-        return others
-
-    def fail_waiting(self, what: str) -> None:
-        """End all ranks, as this one asks in vain whether a call is complete."""
-        with self.launch.scheduler.lock:
-            self.waits_for = what
-            self.launch.call.abort(DeadlockError(self.launch.describe_stall()))
-        self.thread().check_ended()
-
-    def new_group(self, name: str, ranks: Sequence[int], options: Any) -> RankGroup:
+    def new_group(
+        self, name: str, ranks: Sequence[int], options: Any, timeout: Any = None
+    ) -> RankGroup:
         """The rank's end of a new group."""
         members = tuple(ranks) or tuple(range(self.launch.size))
         if not ranks:
@@ -135,7 +119,9 @@ class Rank:
         if isinstance(options, (Reduction, str)) or callable(options):
             chooser = as_chooser(options, "pg_options")
         self.launch.exchange.admit(key, self)
-        return self.group_type(self, key, members.index(self.index), chooser, options)
+        group = self.group_type(self, key, members.index(self.index), chooser, options)
+        group.limit = group_limit(timeout, self.backend)
+        return group
 
 
 class _RankEnvironments(MutableMapping[bytes, bytes]):
@@ -189,6 +175,7 @@ class Launch:
     rank_type = Rank
     #: Whether ranks are threads, which share the process's globals.
     shares_globals = True
+    store_type: type[RankStore] = RankStore
 
     def __init__(
         self,
@@ -213,9 +200,11 @@ class Launch:
         slots = 1 if self.in_turns else cores()
         self.scheduler = Scheduler(slots, self.in_turns)
         self.scheduler.describe_stall = self.describe_stall
+        self.scheduler.clock.work_of = self.work_of
+        self.pid, self.tid = os.getpid(), threading.get_native_id()
         self.call = PmapCall(self.scheduler, None, self._run_in_context, self._report)
         self.exchange = Exchange(self)
-        self.store = RankStore(self)
+        self.store = Values(self)
         self.process = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
         self.ranks = [self.rank_type(self, index, each) for index, each in enumerate(environments)]
         state = current()
@@ -243,6 +232,7 @@ class Launch:
             own_registries() if self.shares_globals and self.size > 1 else nullcontext(),
             casts_of_ranks(lambda: current_rank().give_way()),
             kernels(RankGroup),
+            self.waits_of_programs(),
             cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
             self.world = world
@@ -291,6 +281,7 @@ class Launch:
             raise
         finally:
             rank.unfinished.clear()
+            rank.stores.clear()
             rank.record = None
             leave_groups()
             self.world.leave()
@@ -332,6 +323,14 @@ class Launch:
             names, own = names | rank.own_names, rank.environment
         return [(name, own.get(name)) for name in names if own.get(name) != before.get(name)]
 
+    def waits_of_programs(self) -> AbstractContextManager[None]:
+        """A block in which ranks give up their turn where their programs wait."""
+        return waits_outside()
+
+    def work_of(self, replica: ReplicaThread) -> float | None:
+        """The seconds of work of a rank that waits outside. (In the thread that watches.)"""
+        return seconds_of_work(os.getpid(), (self.tid, threading.get_native_id()))
+
     # What torch asks for
 
     def _rendezvous(self, rank: int, size: int) -> Iterator[tuple[dist.Store, int, int]]:
@@ -342,7 +341,7 @@ class Launch:
                     f"init_process_group: {name}={given}, but this is rank {me.index} of "
                     f"{self.size} ranks"
                 )
-        yield self.store, me.index, self.size
+        yield self.store_type(self, me), me.index, self.size
 
     def _admit(self, size: int, rank: int, ranks: list[int], backend: str) -> None:
         me = current_rank()
@@ -362,6 +361,7 @@ class Launch:
             error.add_note(f"raised in rank {index}")
             return error
         text = f": {error}" if str(error) else ""
+        text += f"; {stall_of(error)}" if stall_of(error) else ""
         failure = ReplicaError(index, f"rank {index} raised {type(error).__name__}{text}")
         failure.__cause__ = error
         return failure

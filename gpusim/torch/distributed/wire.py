@@ -187,7 +187,7 @@ def encode(value: Any, tensors: list[Tensor]) -> Any:
             tensors.append(value)
             return {"tensor": len(tensors) - 1}
         case timedelta():
-            return None  # there are no time limits
+            return {"seconds": value.total_seconds()}
         case np.dtype():
             return {"dtype": value.name}
         case dist.ReduceOp() | dist.ReduceOp.RedOpType():
@@ -220,6 +220,8 @@ def decode(value: Any, tensors: list[Tensor]) -> Any:
             return tuple(decode(each, tensors) for each in items)
         case "tensor", number:
             return tensors[number]
+        case "seconds", number:
+            return timedelta(seconds=number)
         case "dtype", name:
             return np.dtype(name)
         case "operator", name:

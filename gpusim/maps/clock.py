@@ -1,0 +1,292 @@
+"""Time for replicas: those that sleep, limits of waits, and slots that blocked replicas lose.
+
+**Order.** A sleep, and a wait with a limit, is due at a virtual time. The virtual time moves only
+when no replica runs or is ready: to the earliest that is due. So which replica goes on next does
+not depend on the machine's speed. A sleep lasts as long as was asked by the machine's clock too;
+those of all replicas pass at once. A limit expires without delay, as nothing can happen any more,
+unless a replica is away.
+
+**Away.** A replica may wait outside of gpusim for another one: in a socket, a lock of a file, a
+process. `outside` marks such a block. A replica that is in one while others could go on, and makes
+no progress, loses its slot. It takes one again when it leaves the block, behind the replicas that
+are ready. Progress is work of its own (`work_of`), and of what it has started, by the system's
+clocks of work and not by the time that passes.
+
+The scheduler's lock guards all state here, but for `ReplicaThread.outside`. That belongs to the
+replica's own thread. At its end the thread clears it and then reads `away`; the watcher sets `away`
+and then reads `outside`. So at least one of them sees the other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from . import workers
+
+if TYPE_CHECKING:
+    from .scheduler import ReplicaThread, Scheduler
+
+__all__ = ["Clock", "outside", "sleep"]
+
+LOOK = 0.02
+"""Seconds between two looks at replicas that are outside."""
+
+LOOKS = 4
+"""After so many looks without progress a replica loses its slot."""
+
+IDLE = 0.5
+"""A replica makes no progress if it works less than this share of the time. torch's own stores poll,
+which on a busy machine is as much as a fifth of the time."""
+
+
+class Timed:
+    """A replica's sleep, or the limit of its wait; valid while it is the replica's `timed`.
+
+    **Attributes**: `due` is the virtual time, `real` the machine's.
+    """
+
+    def __init__(self, replica: ReplicaThread, due: float, real: float, is_limit: bool) -> None:
+        self.replica, self.due, self.real, self.is_limit = replica, due, real, is_limit
+
+    def withdraw(self, replica: ReplicaThread) -> None:
+        """End the sleep of a replica that ends. (With the scheduler's lock held.)"""
+        replica.timed = None
+
+
+class Clock:
+    """The virtual time of one scheduler, and the thread that watches its replicas."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.now = 0.0
+        self.away = 0  # replicas without a slot that may come back at any time
+        #: The seconds of work of a replica, and of what it has started; None if unknown.
+        self.work_of: Callable[[ReplicaThread], float | None] = lambda replica: None
+        self._entries: list[tuple[float, int, Timed]] = []
+        self._order = itertools.count()
+        self._watching = self._over = self._rung = False
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._seen: dict[ReplicaThread, tuple[tuple[int, int], float, int]] = {}
+        self._looked = 0.0
+
+    # Methods below are called with the scheduler's lock held, unless they say otherwise.
+
+    def add(self, replica: ReplicaThread, seconds: float, is_limit: bool) -> Timed:
+        """Note the sleep of a replica, or the limit of its wait."""
+        entry = Timed(replica, self.now + seconds, time.monotonic() + seconds, is_limit)
+        replica.timed, replica.expired = entry, None
+        heapq.heappush(self._entries, (entry.due, next(self._order), entry))
+        self.begin()
+        if not self.scheduler.one_at_a_time:
+            self._ring()
+        return entry
+
+    def pending(self) -> bool:
+        """Whether a replica will go on, or may, though none is ready."""
+        return self.away > 0 or self._first() is not None
+
+    def advance(self) -> bool:
+        """Let the first that is due go on, as no replica runs or is ready; False if there is none.
+
+        Another thread does so later, if it is to happen at a time of the machine's.
+        """
+        entry = self._first()
+        if entry is None:
+            return self.away > 0
+        if (entry.is_limit and not self.away) or time.monotonic() >= entry.real:
+            self._fire(entry)
+        else:
+            self._ring()
+        return True
+
+    def pass_real_time(self) -> bool:
+        """Let those go on whose time of the machine's has passed; whether there are some.
+
+        A replica that polls without sleeping would not let the virtual time move.
+        """
+        now, found = time.monotonic(), False
+        while (entry := self._first()) is not None and now >= entry.real:
+            self._fire(entry)
+            found = True
+        return found
+
+    def _first(self) -> Timed | None:
+        while self._entries:
+            entry = self._entries[0][2]
+            if entry.replica.timed is entry:
+                return entry
+            heapq.heappop(self._entries)
+        return None
+
+    def _fire(self, entry: Timed) -> None:
+        heapq.heappop(self._entries)
+        replica, scheduler = entry.replica, self.scheduler
+        self.now = max(self.now, entry.due)
+        if entry.is_limit:
+            said = scheduler.describe_stall
+            replica.expired = said() if said is not None else "no replica can go on"
+            if replica.waiting is not None:
+                replica.waiting.withdraw(replica)
+        replica.timed = replica.waiting = None
+        scheduler.ready.append(replica)
+        scheduler.fill_slots()
+
+    # The watcher
+
+    def begin(self) -> None:
+        """Start the thread that watches, if there is none. (With the lock held or not.)"""
+        if self._watching or self._over:
+            return
+        self._watching = True
+        try:
+            workers.start(self._watch)
+        except RuntimeError:
+            self._watching = False  # a sleep or a wait begins again
+
+    def end(self) -> None:
+        """Let the thread that watches end. (Takes the lock.)"""
+        with self.scheduler.lock:
+            self._over = True
+            self._ring()
+
+    def _ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            self._bell.release()
+
+    def _hush(self) -> None:
+        if self._rung:
+            self._rung = False
+            self._bell.acquire(blocking=False)
+
+    def _watch(self) -> None:
+        """Let sleepers go on, and take slots away. (In a worker's thread. Takes the lock.)"""
+        scheduler = self.scheduler
+        pause = LOOK
+        while True:
+            self._bell.acquire(timeout=-1 if pause is None else pause)
+            with scheduler.lock:
+                self._hush()
+                if self._over:
+                    return
+                if not scheduler.one_at_a_time:
+                    self.pass_real_time()
+                if not scheduler.running and not scheduler.ready:
+                    self.advance()
+                    self._hush()  # it knows already when to look again
+            self._look()
+            with scheduler.lock:
+                pause = self._pause()
+
+    def _pause(self) -> float | None:
+        entry = self._first()
+        left = None if entry is None else max(0.0, entry.real - time.monotonic())
+        if not self.scheduler.running and not self.scheduler.ready:
+            return left
+        return LOOK if left is None else max(min(LOOK, left), LOOK / 20)
+
+    def _look(self) -> None:
+        """Take the slots of replicas that are outside and make no progress. (Takes the lock.)"""
+        scheduler = self.scheduler
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        with scheduler.lock:
+            holders = self._holders() if scheduler.ready or self._entries else []
+        seen, self._seen = self._seen, {}
+        for replica, stamp in holders:
+            work = self.work_of(replica)
+            before, worked, looks = seen.get(replica, (None, 0.0, 0))
+            if work is None:
+                work = 0.0
+            idle = before == stamp and work - worked < IDLE * passed
+            self._seen[replica] = stamp, work, looks + 1 if idle else 0
+            if idle and looks + 1 >= LOOKS:
+                with scheduler.lock:
+                    if stamp in (each for held, each in self._holders() if held is replica):
+                        self._take(replica)
+
+    def _holders(self) -> list[tuple[ReplicaThread, tuple[int, int]]]:
+        """The replicas that run and are outside, each with a stamp of this block."""
+        ready = set(self.scheduler.ready)
+        return [
+            (each, (each.turns, each.blocks))
+            for each in self.scheduler.started
+            if each.outside and not (each.waiting or each.away or each.finished or each in ready)
+        ]
+
+    def _take(self, replica: ReplicaThread) -> None:
+        """Take the replica's slot, unless it is just leaving its block."""
+        replica.away = True
+        if not replica.outside:
+            replica.away = False
+            return
+        self.away += 1
+        self.scheduler.running -= 1
+        self.scheduler.fill_slots()
+        self.scheduler.check_stalled()
+
+
+@contextmanager
+def outside(replica: ReplicaThread) -> Iterator[None]:
+    """A block in which the replica may wait for what is outside of gpusim. (In its own thread.)
+
+    It must read and write nothing there that changes hands with a turn.
+    """
+    if replica.outside:  # a block in a block
+        yield
+        return
+    replica.call.scheduler.clock.begin()
+    replica.blocks += 1
+    replica.outside = True
+    try:
+        yield
+    finally:
+        replica.outside = False
+        if replica.away:
+            come_back(replica)
+
+
+def come_back(replica: ReplicaThread) -> None:
+    """Take a slot again, where the watcher has taken it away. (In its own thread.)
+
+    **Raises**: ReplicaEnded if the replica has been ended meanwhile.
+    """
+    scheduler = replica.call.scheduler
+    with scheduler.lock:
+        away, inside = replica.away, replica.inside
+        if away:
+            replica.inside = True
+            replica.away = False
+            scheduler.clock.away -= 1
+            scheduler.ready.append(replica)
+            scheduler.fill_slots()
+    if not away:
+        return
+    replica.wake.wait()
+    with scheduler.lock:
+        replica.inside = inside
+        replica.check_ended()
+
+
+def sleep(replica: ReplicaThread, seconds: float) -> None:
+    """Sleep without a slot. (In its own thread.)
+
+    **Raises**: ReplicaEnded if the replica is ended meanwhile.
+    """
+    scheduler = replica.call.scheduler
+    with scheduler.lock:
+        replica.inside = not replica.ended
+        replica.check_ended()
+        replica.waiting = scheduler.clock.add(replica, seconds, is_limit=False)
+        scheduler.release_slot()
+    replica.wake.wait()
+    with scheduler.lock:
+        replica.inside = False
+        replica.check_ended()

@@ -1,0 +1,47 @@
+"""Whether something goes on: the seconds of work of a process and of what it has started.
+
+A thread that waits for a core, or for a disk, works too. So on a busy machine these seconds go on,
+and those of a thread that waits for another do not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["seconds_of_work"]
+
+
+def seconds_of_work(process: int, without: Collection[int] = ()) -> float | None:
+    """The seconds of work of all threads of a process, and of those that it has started.
+
+    `without` are threads that do not count, by the system's numbers.
+
+    **Returns**: None where the system does not say so.
+    """
+    total, known = 0.0, False
+    for each in _family(process):
+        for task in Path(f"/proc/{each}/task").glob("*"):
+            if int(task.name) in without:
+                continue
+            with suppress(OSError, ValueError, IndexError):
+                ran, waited, _ = map(int, (task / "schedstat").read_text().split())
+                total += (ran + waited) / 1e9
+                known = True
+                state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+                if state == "D":  # on a disk
+                    total += time.monotonic()
+    return total if known else None
+
+
+def _family(process: int) -> Iterator[int]:
+    """A process, and those that it and its own have started."""
+    yield process
+    for task in Path(f"/proc/{process}/task").glob("*"):
+        children: list[str] = []
+        with suppress(OSError):
+            children = (task / "children").read_text().split()
+        for child in children:
+            yield from _family(int(child))

@@ -1,0 +1,144 @@
+"""How a rank waits: without its turn, which it takes again together with the process's globals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ...errors import DeadlockError
+from ...maps.clock import come_back, outside, sleep
+from ...maps.completion import Completion, give_way
+from .threads import own_rank
+
+if TYPE_CHECKING:
+    from ...maps.scheduler import ReplicaThread
+    from .exchange import RankWork
+    from .ranks import Launch
+
+__all__ = ["Waits", "note_stall", "rank_that_waits", "stall_of"]
+
+STALLED = "no rank can go on"
+"""How each description of a stall begins, in the note of an exception too."""
+
+
+def note_stall(error: BaseException, stall: str | None) -> BaseException:
+    """Add to a time-out's exception who waited for what."""
+    if stall:
+        error.add_note(stall)
+    return error
+
+
+def stall_of(error: BaseException) -> str:
+    """The note that `note_stall` has added; empty if there is none."""
+    notes = getattr(error, "__notes__", ())
+    return next((each for each in notes if each.startswith(STALLED)), "")
+
+
+class Waits:
+    """What a rank does to wait."""
+
+    launch: Launch
+    index: int
+    waits_for: str
+    has_thread_here = True
+    #: The last question to the store, and to the file system and how often it was asked.
+    store_question: tuple[Any, ...] | None = None
+    question: Any = None
+    asked = 0
+
+    def thread(self) -> ReplicaThread:
+        raise NotImplementedError
+
+    def check_thread(self, what: str) -> None:
+        raise NotImplementedError
+
+    def call_site(self) -> str:
+        raise NotImplementedError
+
+    def is_inside(self) -> bool:
+        """Whether the calling thread, the rank's own, runs gpusim's code, which waits itself."""
+        return self.thread().inside
+
+    def wait_for(self, completion: Completion, what: str, limit: float | None = None) -> bool:
+        """Wait without the turn, and take it again.
+
+        **Returns**: False if the limit, in seconds, has expired before.
+        """
+        self.check_thread("wait")
+        self.waits_for = what
+        with self._not_outside():
+            done = completion.wait(self.thread(), limit)
+        self.waits_for = ""
+        self.launch.turn_of(self)
+        return done
+
+    def wait_for_work(self, work: RankWork, what: str, limit: float | None, own: bool) -> None:
+        """Wait for a call. **Raises**: RuntimeError if the limit has expired; see `RankWork`."""
+        if not self.wait_for(work._pending.done, what, limit):
+            assert limit is not None
+            work.expire(limit, own, self.thread().expired)
+
+    def give_way(self) -> bool:
+        """Let the ranks that can run do so first; False if there are none, and will be none."""
+        self.check_thread("is_completed")
+        with self._not_outside():
+            others = give_way(self.thread())
+        self.launch.turn_of(self)
+        return others
+
+    def fail_waiting(self, what: str) -> None:
+        """End all ranks, as this one asks in vain whether a call is complete."""
+        with self.launch.scheduler.lock:
+            self.waits_for = what
+            self.launch.call.abort(DeadlockError(self.launch.describe_stall()))
+        self.thread().check_ended()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep without the turn, at least as long."""
+        if not seconds:
+            self.give_way()
+            return
+        self.waits_for = f"time.sleep({seconds:.6g}) at {self.call_site()}"
+        with self._not_outside():
+            sleep(self.thread(), seconds)
+        self.waits_for = ""
+        self.launch.turn_of(self)
+
+    @contextmanager
+    def outside(self, what: str) -> Iterator[None]:
+        """A block in which the rank may wait for others outside of torch.distributed.
+
+        It may lose its turn there, and must not use what changes hands with it.
+        """
+        before, self.waits_for = self.waits_for, what
+        try:
+            with outside(self.thread()):
+                yield
+        finally:
+            self.waits_for = before
+            self.launch.turn_of(self)
+
+    @contextmanager
+    def _not_outside(self) -> Iterator[None]:
+        """A block in which the rank waits as ranks do, also inside of a block of `outside`."""
+        thread = self.thread()
+        was, thread.outside = thread.outside, False
+        if thread.away:
+            come_back(thread)
+        try:
+            yield
+        finally:
+            thread.outside = was
+
+
+def rank_that_waits() -> Any:
+    """The rank whose own thread this is, while it runs its program; else None.
+
+    It is None in processes that a rank has started, too.
+    """
+    rank = own_rank()
+    if rank is None or rank.launch.pid != os.getpid() or rank.is_inside():
+        return None
+    return rank
