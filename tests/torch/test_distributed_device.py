@@ -147,6 +147,7 @@ def generators(local: int) -> None:
 @call
 def moves(local: int) -> None:
     """Tensors that are moved between two devices are copied, others are not."""
+    cuda.set_device(local)
     for there in ("cuda", f"cuda:{local}", torch.device("cuda", local), local):
         x = torch.ones(3)
         for moved in (x.to(there), x.to(device=there), x.cuda(), x.cuda(device=local)):
@@ -155,7 +156,7 @@ def moves(local: int) -> None:
             assert moved.type() == "torch.cuda.FloatTensor"
             moved.zero_()
             assert x.sum() == 3
-            assert moved.to(there) is moved and moved.cuda(moved.device) is moved
+            assert moved.to(there) is moved and moved.cuda() is moved
             back = moved.to("cpu"), moved.cpu(), moved.to(torch.device("cpu"))
             moved += 1
             assert all(copy.sum() == 0 for copy in back)
@@ -375,11 +376,12 @@ def train(where: Any, low: torch.dtype | None, sharded: bool) -> list[Tensor]:
         model = DistributedDataParallel(model, device_ids=[local], output_device=local)
     else:
         model = DistributedDataParallel(model)
-    torch.manual_seed(local)
+    torch.manual_seed(local)  # of dropout, which draws from the device's generator
+    data = torch.Generator().manual_seed(local)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scaler = torch.amp.GradScaler(device.type, enabled=low == torch.float16)
     for _ in range(3):
-        x = torch.randn(4, 6).to(device)
+        x = torch.randn(4, 6, generator=data).to(device)
         with torch.autocast(device.type, low, enabled=low is not None):
             loss = nn.functional.mse_loss(model(x), x.roll(1, 1))
         optimizer.zero_grad()

@@ -52,7 +52,9 @@ TOLD = (
     "torch.random",
     "torch.utils.checkpoint",
 )
-#: The same of single functions.
+#: Modules of these that work as on the CPU.
+UNTOLD = {"torch.distributed.checkpoint.filesystem"}
+#: Single functions of other modules that get a script's answers.
 TOLD_FUNCTIONS = {
     ("torch.optim.optimizer", "_process_value_according_to_param_policy"),
 }
@@ -77,11 +79,18 @@ def rank_mode() -> CpuAsCuda:
     return result
 
 
-def warn(message: str, stacklevel: int) -> None:
-    """Warn once in a launch."""
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=stacklevel + 1)
+def warn(message: str) -> None:
+    """Warn once in a launch, at the line of the code that calls torch."""
+    if message in _warned:
+        return
+    _warned.add(message)
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if name.partition(".")[0] not in ("torch", "gpusim", "contextlib"):
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 def forget_warnings() -> None:
@@ -100,6 +109,7 @@ def is_told(frames: int) -> bool:
     if told is None:
         own = name.partition(".")[0] in ("torch", "gpusim")
         told = not own or any(name == each or name.startswith(each + ".") for each in TOLD)
+        told = told and name not in UNTOLD
         _told[name] = told
     return told or (name, frame.f_code.co_name) in TOLD_FUNCTIONS
 
@@ -231,7 +241,7 @@ class CpuAsCuda(TorchFunctionMode):
                     if before != position() and not isinstance(function, types.FunctionType):
                         if kwargs.get("generator") is None:
                             name = getattr(function, "__name__", str(function))
-                            warn(DRAWS.format(name=name), 2)
+                            warn(DRAWS.format(name=name))
         return result
 
     def _share(

@@ -92,6 +92,7 @@ def cpu_as_accelerator() -> Iterator[None]:
         for owner, name, played in functions:
             replace(stack, owner, name, _answered(getattr(owner, name), name, played))
         _install_properties(stack)
+        replace(stack, checkpoint.DefaultDeviceType, "_default_device_type", "cuda")
         for engine in engines:
             replace(stack, engine, "_engine_run_backward", _under_mode(engine))
         check = DistributedDataParallel._passing_sync_batchnorm_handle
@@ -383,7 +384,7 @@ def _enter_both(enter: Any) -> Any:
         result = enter(self)
         if current_mode() is not None and self.device == "cuda":
             if self._enabled:
-                warn(CASTS, 2)
+                warn(CASTS)
             other = torch.autocast(
                 "cpu", self.fast_dtype, self._enabled, cache_enabled=self._cache_enabled
             )
