@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpusim import ReplicaError
 from gpusim.tools.cli import main
 from gpusim.torch.distributed import launch
-from gpusim.torch.distributed.accelerator import CASTS, SEEDS, asks_for_gpu
+from gpusim.torch.distributed.accelerator import CASTS, DRAWS, asks_for_gpu
 from tests.oracles.budget import slow
 
 pytestmark = [
@@ -118,15 +118,26 @@ def streams(local: int) -> None:
 
 @call
 def generators(local: int) -> None:
+    """GPUs have generators of their own, equal on all ranks, whose seed is CUDA's at first."""
+    assert cuda.initial_seed() == 67280421310721
     torch.manual_seed(local)
-    cuda.manual_seed(local)  # has no effect, so that nothing warns
-    cuda.manual_seed_all(local)
+    assert cuda.initial_seed() == local
+    before = torch.get_rng_state()
+    cuda.manual_seed(7)
+    assert torch.equal(before, torch.get_rng_state())
+    expected = torch.rand(3, generator=torch.Generator().manual_seed(7))
     state = cuda.get_rng_state()
     draws = torch.rand(3, device="cuda")
-    cuda.set_rng_state(state, f"cuda:{local}")
+    assert torch.equal(draws.cpu(), expected)
+    assert torch.equal(before, torch.get_rng_state())
+    cuda.set_rng_state(state, f"cuda:{cuda.current_device()}")
     assert torch.equal(draws, torch.rand(3, device="cuda"))
-    assert len(cuda.get_rng_state_all()) == dist.get_world_size()
-    assert cuda.initial_seed() == local
+    assert len(cuda.get_rng_state_all()) == len(cuda.default_generators) == dist.get_world_size()
+    cuda.default_generators[cuda.current_device()].set_state(state)
+    assert torch.equal(draws, torch.rand(3, device="cuda"))
+    for other in range(dist.get_world_size()):
+        if other != cuda.current_device():  # each device has its own
+            assert cuda.default_generators[other].initial_seed() == local
     generator = torch.Generator(device="cuda").manual_seed(7)
     assert isinstance(generator, torch.Generator) and generator.device.type == "cpu"
     drawn = torch.rand(3, device="cuda", generator=generator)
@@ -136,10 +147,13 @@ def generators(local: int) -> None:
 @call
 def moves(local: int) -> None:
     """Tensors that are moved between two devices are copied, others are not."""
+    cuda.set_device(local)
     for there in ("cuda", f"cuda:{local}", torch.device("cuda", local), local):
         x = torch.ones(3)
         for moved in (x.to(there), x.to(device=there), x.cuda(), x.cuda(device=local)):
-            assert moved.device == torch.device("cpu")
+            assert moved.device.type == "cuda" and moved.is_cuda and not moved.is_cpu
+            assert moved.get_device() == moved.device.index
+            assert moved.type() == "torch.cuda.FloatTensor"
             moved.zero_()
             assert x.sum() == 3
             assert moved.to(there) is moved and moved.cuda() is moved
@@ -154,7 +168,7 @@ def moves(local: int) -> None:
             x.new_zeros(2, device=there),
             torch.zeros_like(x, device=there),
         ):
-            assert made.device.type == "cpu" and made.sum() == 0
+            assert made.device.type == "cuda" and made.sum() == 0
             assert made.to(there) is made
     kept = torch.zeros(2)
     assert torch.as_tensor(kept, device="cuda").add_(1).sum() == 2 and kept.sum() == 0
@@ -162,10 +176,12 @@ def moves(local: int) -> None:
     leaf.cuda().sum().backward()
     assert leaf.grad is not None
     with torch.device("cuda"):
-        assert nn.Linear(2, 2).weight.device.type == "cpu"
+        assert nn.Linear(2, 2).weight.device.type == "cuda"
+        assert torch.get_default_device() == torch.device("cuda", cuda.current_device())
     torch.set_default_device(f"cuda:{local}")
-    assert torch.ones(2).sum() == 2
+    assert torch.ones(2).device == torch.get_default_device() == torch.device("cuda", local)
     torch.set_default_device(None)
+    assert torch.ones(2).device == torch.get_default_device() == torch.device("cpu")
     assert torch.empty(2, pin_memory=True).shape == (2,) and not torch.ones(2).is_pinned()
     model = nn.Linear(2, 2)
     weight = model.weight
@@ -176,7 +192,8 @@ def moves(local: int) -> None:
     assert not torch.equal(before, weight)
     with torch.device("meta"):
         empty = nn.Linear(2, 2)
-    assert empty.to_empty(device="cuda").weight.device.type == "cpu"
+    assert empty.weight.device.type == "meta" and not empty.weight.is_cuda
+    assert empty.to_empty(device="cuda").weight.device.type == "cuda"
 
 
 @call
@@ -252,7 +269,7 @@ def meshes(local: int) -> None:
     ranks = dist.get_world_size()
     shape = (2, ranks // 2) if ranks > 1 else (1, 1)
     mesh = init_device_mesh("cuda", shape, mesh_dim_names=("replicas", "shards"))
-    assert mesh.device_type == "cpu"
+    assert mesh.device_type == mesh["shards"].device_type == "cuda"
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(local)
     for layer in model:
         fully_shard(layer, mesh=mesh)
@@ -359,11 +376,12 @@ def train(where: Any, low: torch.dtype | None, sharded: bool) -> list[Tensor]:
         model = DistributedDataParallel(model, device_ids=[local], output_device=local)
     else:
         model = DistributedDataParallel(model)
-    torch.manual_seed(local)
+    torch.manual_seed(local)  # of dropout, which draws from the device's generator
+    data = torch.Generator().manual_seed(local)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scaler = torch.amp.GradScaler(device.type, enabled=low == torch.float16)
     for _ in range(3):
-        x = torch.randn(4, 6).to(device)
+        x = torch.randn(4, 6, generator=data).to(device)
         with torch.autocast(device.type, low, enabled=low is not None):
             loss = nn.functional.mse_loss(model(x), x.roll(1, 1))
         optimizer.zero_grad()
@@ -392,18 +410,19 @@ REFUSED = {
         "torch.cuda.graphs?.make_graphed_callables|torch.cuda.make_graphed_callables is not",
     ),
     "nccl": (lambda: cuda.nccl.version(), "torch.cuda.nccl.version is not simulated"),
-    "mem_get_info": (lambda: cuda.mem_get_info(), "torch.cuda.mem_get_info is not simulated"),
-    "properties": (lambda: cuda.get_device_properties(0), "get_device_properties is not"),
-    "cudart": (lambda: cuda.cudart(), "torch.cuda.cudart is not simulated"),
+    "properties": (
+        lambda: cuda.get_device_properties(0).warp_size,
+        r"torch.cuda.get_device_properties\(\).warp_size is not",
+    ),
+    "cudart": (lambda: cuda.cudart().cudaHostRegister, r"cudart\(\).cudaHostRegister is not"),
     "interprocess": (lambda: cuda.Event(interprocess=True), "interprocess=True"),
-    "info": (lambda: torch.accelerator.get_memory_info(), "torch.accelerator.get_memory_info"),
+    "capability": (
+        lambda: torch.accelerator.get_device_capability(),
+        "torch.accelerator.get_device_capability is not simulated",
+    ),
     "ordinal": (lambda: cuda.set_device(2), "invalid device ordinal: cuda:2, .* has 2"),
     "tensor": (lambda: torch.ones(1, device="cuda:7"), "invalid device ordinal: cuda:7"),
     "move": (lambda: torch.ones(1).to(5), "invalid device ordinal: cuda:5"),
-    "batch norm": (
-        lambda: DistributedDataParallel(nn.SyncBatchNorm(3).cuda()),
-        "SyncBatchNorm layers only work with GPU modules",
-    ),
     "several": (
         lambda: DistributedDataParallel(nn.Linear(1, 1).cuda(), device_ids=[0, 1]),
         "device_ids can only be None or contain a single element",
@@ -420,6 +439,12 @@ def test_what_needs_a_gpu_is_refused_by_name(name: str) -> None:
         raise caught.value.__cause__  # type: ignore[misc]
 
 
+@torch.library.custom_op("gpusim_tests::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    """A function that draws, which gpusim cannot know."""
+    return x + torch.rand(x.shape)
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning:gpusim")
 def test_what_differs_from_a_gpu_warns_once() -> None:
     def cast(rank: int) -> None:
@@ -427,12 +452,12 @@ def test_what_differs_from_a_gpu_warns_once() -> None:
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 pass
 
-    def seed(rank: int) -> None:
-        torch.manual_seed(1)
-        for other in range(2, 5):
-            torch.cuda.manual_seed(other)
+    def draw(rank: int) -> None:
+        for _ in range(3):
+            torch.ops.aten.normal_(torch.ones(3, device="cuda"))  # known by its tag
+            torch.ops.gpusim_tests.noisy(torch.ones(3, device="cuda"))
 
-    for use, words in ((cast, CASTS), (seed, SEEDS)):
+    for use, words in ((cast, CASTS), (draw, DRAWS.format(name="noisy"))):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run(use, 2)

@@ -7,6 +7,7 @@ is shown by `tests/torch/test_private_distributed.py`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import inspect
 import itertools
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch._tensor_str as _tensor_str
+import torch.distributed._functional_collectives as _functional
 import torch.distributed.c10d_logger as _c10d_logger
 import torch.distributed.distributed_c10d as _c10d
-from torch import _weights_only_unpickler
+from torch import _ops, _weights_only_unpickler
 from torch import distributed as _dist
 from torch import library as _library
 from torch import serialization as _serialization
@@ -34,7 +36,7 @@ from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.fsdp import _debug_utils
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
-from torch.utils import _python_dispatch
+from torch.utils import _device, _python_dispatch
 
 from ...errors import GpusimError
 
@@ -46,16 +48,25 @@ __all__ = [
     "REGISTERING",
     "SHARED_STATES",
     "RanksWorld",
+    "aten",
+    "attention_kernels",
     "autocast_module",
     "bindings",
     "core",
+    "device_constructors",
+    "engines",
+    "function_modes",
     "generator_memory",
+    "generator_position",
     "groups_of",
     "has_gpu",
     "is_observed",
     "is_profiling",
     "is_unusual",
     "kernels_of_groups",
+    "is_dtensor",
+    "is_random_operation",
+    "is_wrapper",
     "leave_groups",
     "operator_of",
     "parse_to",
@@ -64,6 +75,7 @@ __all__ = [
     "saves_in_thread",
     "serialization",
     "unpickler",
+    "tensor_inside",
     "without_dynamo",
 ]
 
@@ -239,6 +251,78 @@ def generator_memory() -> ctypes.Array[ctypes.c_char] | None:
     if at < 20:
         return None
     return (ctypes.c_char * (20 + len(words) + 24)).from_address(generator._cdata + at - 20)
+
+
+def generator_position() -> Callable[[], bytes] | None:
+    """A function that reads where torch's global generator is in its sequence; None as above."""
+    memory = generator_memory()
+    return None if memory is None else lambda: bytes(memory[8:20])
+
+
+aten: Any = torch.ops.aten
+#: Modules that have the function by which a backward pass begins.
+engines: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
+
+
+def device_constructors() -> frozenset[Any]:
+    """The functions of torch that make tensors on the default device."""
+    return frozenset(_device._device_constructors())
+
+
+def function_modes() -> list[Any]:
+    """The function modes of the calling thread, the outermost first."""
+    return [core._get_function_stack_at(i) for i in range(core._len_torch_function_stack())]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_random(operation: Any) -> bool:
+    overloads = [operation]
+    if isinstance(operation, _ops.OpOverloadPacket):
+        overloads = [getattr(operation, name) for name in operation.overloads()]
+    return any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads)
+
+
+def is_random_operation(function: Any) -> bool:
+    """Whether one of torch.ops draws random numbers."""
+    return isinstance(function, _OPERATIONS) and _is_random(function)
+
+
+_OPERATIONS = (_ops.OpOverload, _ops.OpOverloadPacket)
+
+
+def is_dtensor(value: object) -> bool:
+    """Whether a value is a DTensor."""
+    return isinstance(value, _DTensor)
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether a type of tensors dispatches by itself, and so need not have memory of its own."""
+    method: Any = getattr(kind, "__torch_dispatch__", None)
+    return method is not core._disabled_torch_dispatch_impl and kind not in (
+        torch.Tensor,
+        torch.nn.Parameter,
+    )
+
+
+def tensor_inside(wrapper: Any) -> Any:
+    """The tensor that a DTensor, or the result of a functional collective, holds; else None."""
+    if isinstance(wrapper, _DTensor):
+        return wrapper._local_tensor
+    if isinstance(wrapper, _functional.AsyncCollectiveTensor):
+        return wrapper.elem
+    return None
+
+
+@contextmanager
+def attention_kernels(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """A block in which operations of aten have these kernels on the CPU."""
+    library: Any = torch.library.Library("aten", "IMPL")
+    try:
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "CPU")
+        yield
+    finally:
+        library._destroy()
 
 
 if TYPE_CHECKING:

@@ -1,0 +1,125 @@
+"""The random generators of simulated GPUs.
+
+Each rank has a generator for each of its GPUs, as a process has. They start from the seed that
+CUDA's start from, equal on all ranks. They are generators of the CPU: a real GPU draws other
+numbers from the same seed.
+
+torch's functions draw from the one default generator. While a function works on a GPU, that
+generator has the state of the GPU's (`GpuGenerators.drawing`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..private import generator_position, is_random_operation
+
+__all__ = ["DRAWS", "GpuGenerators", "draws", "position"]
+
+DRAWS = (
+    "{name} on a tensor of 'cuda' drew from the CPU's generator, as gpusim (device='cpu') does not "
+    "know it as a random function. On a GPU it draws from the GPU's, and the CPU's is left alone"
+)
+
+#: The seed of CUDA's generators in a new process.
+FIRST_SEED = 67280421310721
+
+_genuine: Any = torch.Generator
+_default: Any = torch.default_generator
+#: Held while the default generator has the state of a GPU's. Ranks of schedule="free" share it.
+_drawing = threading.RLock()
+
+
+class GpuGenerators(Sequence[Any]):
+    """A rank's `torch.cuda.default_generators`; each is made when it is first used."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.seed = FIRST_SEED
+        self.made: dict[int, torch.Generator] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(self.count)))
+        index = range(self.count)[index]  # IndexError, as of a tuple
+        if index not in self.made:
+            self.made[index] = _genuine().manual_seed(self.seed)
+        return self.made[index]
+
+    def seed_all(self, seed: int) -> None:
+        """Seed the generators of all GPUs."""
+        self.seed = seed
+        for generator in self.made.values():
+            generator.manual_seed(seed)
+
+    @contextmanager
+    def drawing(self, index: int) -> Iterator[None]:
+        """A block in which torch's functions draw from the generator of a GPU."""
+        generator = self[index]
+        with _drawing:
+            mine = _default.get_state()
+            _default.set_state(generator.get_state())
+            try:
+                yield
+            finally:
+                generator.set_state(_default.get_state())
+                _default.set_state(mine)
+
+
+#: Reads what changes in the CPU's generator with each draw; None where it can't be read.
+position: Callable[[], bytes] | None = generator_position()
+
+
+def _named(owner: Any, names: str) -> Iterator[Any]:
+    for name in names.split():
+        if hasattr(owner, name):
+            yield getattr(owner, name)
+
+
+_FUNCTIONS = frozenset(
+    [
+        *_named(
+            torch,
+            "rand randn randint randperm normal bernoulli multinomial poisson binomial rand_like "
+            "randn_like randint_like dropout dropout_ alpha_dropout alpha_dropout_ "
+            "feature_dropout feature_dropout_ feature_alpha_dropout feature_alpha_dropout_ "
+            "native_dropout rrelu rrelu_ lstm gru rnn_tanh rnn_relu svd_lowrank pca_lowrank "
+            "lobpcg _standard_gamma _sample_dirichlet",
+        ),
+        *_named(
+            torch.Tensor,
+            "normal_ uniform_ random_ exponential_ geometric_ cauchy_ log_normal_ bernoulli_ "
+            "bernoulli multinomial",
+        ),
+        *_named(
+            nn.functional,
+            "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu "
+            "rrelu_ gumbel_softmax fractional_max_pool2d fractional_max_pool2d_with_indices "
+            "fractional_max_pool3d fractional_max_pool3d_with_indices "
+            "scaled_dot_product_attention multi_head_attention_forward",
+        ),
+        *_named(
+            nn.init,
+            "normal_ uniform_ trunc_normal_ kaiming_uniform_ kaiming_normal_ xavier_uniform_ "
+            "xavier_normal_ orthogonal_ sparse_",
+        ),
+    ]
+)
+
+
+def draws(function: Any) -> bool:
+    """Whether a function of torch draws random numbers.
+
+    >>> draws(torch.nn.functional.dropout), draws(torch.ops.aten.normal_.default), draws(torch.add)
+    (True, True, False)
+    """
+    return function in _FUNCTIONS or is_random_operation(function)
