@@ -15,7 +15,7 @@ from pathlib import Path
 
 import gpusim
 from gpusim.errors import GpusimError
-from gpusim.tools import jaxrun, program, schedule, torchrun
+from gpusim.tools import jaxrun, program, run, schedule, torchrun
 from gpusim.tools.arguments import whole_number
 from gpusim.tools.compare import command as compare
 from gpusim.tools.study import command as study
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     rest: list[str] = []
     if words[:1] == ["run"]:  # arguments after the program's name are the program's
-        own, rest = program.split(words[1:])
+        own, rest = program.split(words[1:], run.WITH_VALUE)
         words = ["run", *own]
     if words[:1] == ["study"]:
         study.check_options(words[1:])
@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.run is None:
         parser.print_help(sys.stderr)
         return 2
-    if arguments.run is run_program:  # exceptions of the program are the program's
-        return run_program(arguments, rest)
+    if arguments.run is run.run:  # exceptions of the program are the program's
+        return run.run(arguments, rest)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -81,17 +81,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.set_defaults(run=None, parser=parser, failure=1)
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
 
-    run = commands.add_parser(
-        "run",
-        usage="gpusim run [-h] (-m MODULE | SCRIPT) ...",
-        help="run a program whose poptorch and popdist are gpusim's",
-        description="Run a program as python does, with gpusim's modules in place of poptorch and "
-        "popdist. Arguments after the script or the module are the program's.",
-    )
-    which = run.add_mutually_exclusive_group(required=True)
-    which.add_argument("script", nargs="?", metavar="SCRIPT", help="a file, or a folder or archive")
-    which.add_argument("-m", dest="module", metavar="MODULE", help="a module, by its name")
-    run.set_defaults(run=run_program)
+    run.add(commands)
 
     info = commands.add_parser(
         "info",
@@ -146,11 +136,6 @@ def command_line() -> argparse.ArgumentParser:
     for command in commands.choices.values():
         command.set_defaults(parser=command)
     return parser
-
-
-def run_program(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Run a script or a module."""
-    return program.run(arguments.script, arguments.module, rest)
 
 
 def run_info(arguments: argparse.Namespace) -> int:

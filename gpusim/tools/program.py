@@ -12,7 +12,7 @@ import io
 import os
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, TracebackType
@@ -43,16 +43,27 @@ class NoProgramError(Exception):
         self.code = code
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split(
+    arguments: Sequence[str], with_value: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
     """Split the arguments: those of `gpusim run`, up to the program's name, and the program's.
+
+    `with_value` are the options whose value is the next argument.
 
     >>> split(["-m", "train", "--help"])
     (['-m', 'train'], ['--help'])
     >>> split(["train.py", "-m", "x"])
     (['train.py'], ['-m', 'x'])
+    >>> split(["--devices", "4", "train.py"], ["--devices"])
+    (['--devices', '4', 'train.py'], [])
     """
     own = list(arguments)
+    is_value = False
     for i, argument in enumerate(own):
+        if is_value:
+            is_value = False
+            continue
+        is_value = argument in with_value
         if argument == "-m":
             return own[: i + 2], own[i + 2 :]
         if argument.startswith("-m") or not argument.startswith("-") or argument == "-":

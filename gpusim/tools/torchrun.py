@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.errors import GpusimError, InstanceError, ReplicaError
 from gpusim.maps.call_site import is_users
 from gpusim.maps.ending import quiet_ends
 from gpusim.recording import RecordedCall, Recorder
-from gpusim.reduction import Reduction
 from gpusim.runtime import environment
 from gpusim.runtime.world import World
+from gpusim.tools import options as shared_options
 from gpusim.tools import program
-from gpusim.tools.arguments import add_arrays, whole_number
+from gpusim.tools.arguments import whole_number
+from gpusim.tools.hub import hub
 from gpusim.tools.outputs import RankOutputs, tagged_output
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
 from gpusim.tools.tables import print_table
@@ -133,12 +133,7 @@ def add(commands: Any) -> None:
         "--master-port", "--master_port", default="29500", help="a value for MASTER_PORT"
     )
     parser.add_argument("--role", default="default", help="a value for ROLE_NAME")
-    parser.add_argument(
-        "--reduction",
-        metavar="ORDER",
-        help=f"how sums are added: an order ({', '.join((*ORDERS, EXACT, FIXED))}) or the name of "
-        f"a twin ({', '.join(Reduction.twins())}) (default: linear)",
-    )
+    shared_options.add_reduction(parser)
     parser.add_argument(
         "--schedule",
         choices=("turns", "free"),
@@ -188,23 +183,7 @@ def add(commands: Any) -> None:
         help="show the output of this rank alone, without its tag; breakpoint() stops in this "
         "rank alone",
     )
-    parser.add_argument(
-        "--summary", action="store_true", help="print a table of all collectives at the end"
-    )
-    parser.add_argument(
-        "--record",
-        type=Path,
-        metavar="PATH",
-        help="write a line of JSON for each collective of each rank: to a FILE.jsonl, or "
-        "to a folder, with digests of operands and results, for gpusim compare",
-    )
-    add_arrays(parser)
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE.json",
-        help="write a Chrome trace of the collectives' order, for Perfetto, without times",
-    )
+    shared_options.add_records(parser)
     parser.add_argument(
         "-m", "--module", action="store_true", help="SCRIPT is the name of a module"
     )
@@ -239,16 +218,12 @@ def node_count(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; 0 if all ranks end well, else 1, as torchrun."""
-    from gpusim.torch.distributed.ranks import environment_of
-
     ranks = options.nnodes * options.nproc_per_node
     if options.only_rank is not None and options.only_rank >= ranks:
         raise ValueError(f"--only-rank {options.only_rank}: expected a rank below {ranks}")
     if options.threads and options.instances > 1:
         raise ValueError(NO_THREADS)
-    folder = options.record is not None and options.record.suffix != ".jsonl"
-    if options.arrays is not None and not folder:
-        raise ValueError("--arrays needs --record with a folder")
+    shared_options.check_records(options)
     try:
         find = program.found_module if options.module else program.found_script
         script = find(options.script)
@@ -258,6 +233,19 @@ def run(options: argparse.Namespace) -> int:
     except Exception as error:  # a syntax error, or a package that fails
         return program.ended(error)
     program.lead_path(script.folder)
+    workers = multiprocessing.active_children()
+    # The command's own ranks are the first world; those that the script starts follow.
+    with hub(options, options.nproc_per_node if options.device else 0, first=2, hooks_torch=True) as to:
+        code = launch_script(options, script, ranks)
+        if to is not None:
+            to.interrupted = code in (INTERRUPTED, TERMINATED)
+    return end(code, workers) if code else 0
+
+
+def launch_script(options: argparse.Namespace, script: UserProgram, ranks: int) -> int:
+    """Run the script on the ranks; the exit code."""
+    from gpusim.torch.distributed.ranks import environment_of
+
     more = {
         "MASTER_ADDR": options.master_addr,
         "MASTER_PORT": options.master_port,
@@ -274,7 +262,6 @@ def run(options: argparse.Namespace) -> int:
         for rank, variables in enumerate(environments):
             if rank != options.only_rank:
                 variables["PYTHONBREAKPOINT"] = "0"  # breakpoint() does nothing
-    workers = multiprocessing.active_children()
     world = world_of(options.instances, ranks)
     code = 0
     try:
@@ -283,7 +270,7 @@ def run(options: argparse.Namespace) -> int:
     except InstanceError:  # on leaving
         if not code:
             raise
-    return end(code, workers) if code else 0
+    return code
 
 
 def run_on(

@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import os
 import sys
 import threading
 import warnings
@@ -76,6 +77,7 @@ __all__ = [
     "serialization",
     "unpickler",
     "tensor_inside",
+    "stores_are_met",
     "without_dynamo",
 ]
 
@@ -96,6 +98,7 @@ dispatch: Any = _python_dispatch
 dispatcher: Any = vars(_DTensor)["_op_dispatcher"]
 profiler: Any = _profiler
 redistribute: Any = _redistribute
+meeting: Any = importlib.import_module("torch.distributed.rendezvous")  # and a function's name
 spawning: Any = importlib.import_module("torch.multiprocessing.spawn")  # torch has a function there
 
 
@@ -482,6 +485,31 @@ def ranks_as_threads(
         bindings._set_thread_isolation_mode(True)
         stack.callback(bindings._set_thread_isolation_mode, False)
         yield world
+
+
+@contextmanager
+def stores_are_met() -> Iterator[list[str]]:
+    """A block in which torch's rendezvous of tcp://, env:// and file:// connects no processes.
+
+    It reads rank and world size as ever, and the list has a name for where they meet: the port,
+    which is one on all addresses of a machine, or the file.
+    """
+    keys: list[str] = []
+
+    def tcp(host: str, port: int, *rest: Any, **named: Any) -> Any:
+        if not 0 <= port < 2**16:
+            raise ValueError(f"port must have value from 0 to 65535 but was {port}.")
+        keys.append(f"port {port}")
+        return dist.HashStore()
+
+    def file(path: str, *rest: Any) -> Any:
+        keys.append(f"file {os.path.realpath(path)}")
+        return dist.HashStore()
+
+    with ExitStack() as stack:
+        replace(stack, meeting, "_create_c10d_store", tcp)
+        replace(stack, meeting, "FileStore", file)
+        yield keys
 
 
 def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:

@@ -64,6 +64,8 @@ class Rank(Waits):
     """One rank of a launch, and what a process would have to itself."""
 
     group_type = RankGroup
+    #: The process that the rank runs in; one that it forks has another number.
+    home = 0
 
     def call_site(self) -> str:
         """file:line of the rank's program."""

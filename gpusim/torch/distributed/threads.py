@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -46,6 +47,8 @@ _here = _Here()
 def enter(rank: Rank | None) -> None:
     """Make the calling thread the rank's own; no rank's if it is None."""
     _here.own = rank
+    if rank is not None:
+        rank.home = os.getpid()
 
 
 def own_rank() -> Rank | None:

@@ -1,0 +1,116 @@
+"""The functions of torch.distributed by which a process joins simulated ranks, or leaves them.
+
+Importing torch is followed by `hook`, which puts wrappers around `init_process_group` and
+`destroy_process_group`. A process that calls neither is as it would be.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+__all__ = ["VARIABLE", "hook", "install"]
+
+VARIABLE = "GPUSIM_HUB"
+"""The environment variable that says where the hub listens, its token, and how to simulate."""
+
+BOUND = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
+"""The modules that `import torch` binds the functions in."""
+
+WRAPPED = ("init_process_group", "destroy_process_group")
+
+
+def settings() -> dict[str, Any] | None:
+    """The variable's value, if the hub's command runs in the environment of this interpreter."""
+    try:
+        found: dict[str, Any] = json.loads(os.environ[VARIABLE])
+        same: bool = found["prefix"] == sys.prefix and found["version"] == list(sys.version_info[:2])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return found if same else None
+
+
+def install() -> None:
+    """Have torch hooked, now or when it is imported."""
+    if settings() is None:
+        return
+    if "torch" in sys.modules:
+        hook(sys.modules["torch"])
+    else:
+        sys.meta_path.insert(0, Finder())
+
+
+class Finder:
+    """Finds torch as others do, and hooks it after it has been imported."""
+
+    def __init__(self) -> None:
+        self.searching = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch" or self.searching:
+            return None
+        self.searching = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self.searching = False
+        loader: Any = None if spec is None else spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return spec
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                hook(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def hook(torch: Any, stack: ExitStack | None = None) -> None:
+    """Wrap torch's functions, until the stack ends if there is one."""
+    about = settings()
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if about is None or c10d is None or not hasattr(c10d, "init_process_group"):
+        return
+    if about["devices"] and stack is None:
+        client().play_devices(about["devices"])
+    for name in WRAPPED:
+        genuine = getattr(c10d, name)
+        if hasattr(genuine, "gpusim_genuine"):
+            continue
+        wrapper = _wrapper(name, genuine)
+        for module in [sys.modules[each] for each in BOUND if each in sys.modules]:
+            if getattr(module, name, None) is genuine:
+                setattr(module, name, wrapper)
+                if stack is not None:
+                    stack.callback(setattr, module, name, genuine)
+
+
+def _wrapper(name: str, genuine: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(genuine)
+    def function(*args: Any, **named: Any) -> Any:
+        if settings() is None:  # the program has removed it
+            return genuine(*args, **named)
+        return getattr(client(), name)(genuine, *args, **named)
+
+    setattr(function, "gpusim_genuine", genuine)  # noqa: B010
+    return function
+
+
+def client() -> Any:
+    """The module that does it; gpusim may be on the path of the command alone."""
+    about = settings() or {}
+    try:
+        importlib.import_module("gpusim")
+    except ModuleNotFoundError:
+        sys.path.append(about["path"])
+    return importlib.import_module("gpusim.torch.distributed.client")

@@ -1,0 +1,230 @@
+"""A world of processes that a script has started by itself: the process that makes their calls.
+
+It is a launch whose ranks' processes connect to it, instead of being forked. They run as they like,
+as real processes do, and keep their signals, output and exit codes. gpusim adds up for them what
+they send. So
+
+- all ranks run at a time: none of them waits for a turn, and a rank may wait for another in a
+  queue or a barrier of multiprocessing's;
+- a rank leaves when it destroys its group, or ends;
+- an error of the launch is raised by each rank's next call, and ends no process;
+- that a rank has failed is an error when the others wait for it in vain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import GpusimError, ReplicaError
+from ...maps.ending import ReplicaEnded
+from .folds import as_chooser
+from .processes import ProcessLaunch, Proxy, ProxyRank
+from .ranks import Rank, environment_of
+from .wire import Channel, encode_error
+
+if TYPE_CHECKING:
+    from ...tools.members import Forming, Member
+
+__all__ = ["serve"]
+
+NOTICE = 1.0
+"""Seconds in which the parent of a process that has failed may notice it, before other ranks hear
+of it: so `torch.multiprocessing.spawn` reports the rank that failed first."""
+
+POLL = 0.01
+
+
+class MemberRank(ProxyRank):
+    """A rank whose process has connected."""
+
+    member: Member
+    #: Why the process no longer is a rank; empty while it is one.
+    end_in_words = ""
+
+    def give_way(self) -> bool:
+        """Whether others run: all that can run do so at the same time."""
+        others = super().give_way()
+        scheduler = self.launch.scheduler
+        with scheduler.lock:
+            return others or scheduler.running > 1
+
+    def failure(self) -> GpusimError:
+        return ReplicaError(self.index, f"rank {self.index} {self.end_in_words or GONE}")
+
+
+GONE = "is gone: its process has ended without a word"
+
+
+class WorldLaunch(ProcessLaunch):
+    """A launch of a world's members."""
+
+    rank_type = MemberRank
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        environments: Sequence[Mapping[str, str]],
+        run: Callable[[Rank], Any],
+        *how: Any,
+    ) -> None:
+        super().__init__(environments, run, *how)
+        self.scheduler.slots = self.size
+        # It speaks of pmap's caller, which could end the ranks.
+        setattr(self.call, "announce_wait", lambda *about: None)  # noqa: B010
+        #: How many ranks have left. (Under the scheduler's lock.)
+        self.left = 0
+        #: Those who wait until the record is written: the last to leave.
+        self.last: list[MemberRank] = []
+        for rank, member in zip(self.ranks, members, strict=True):
+            assert isinstance(rank, MemberRank)
+            rank.member, rank.channel = member, Channel(member.end)
+            self.channels.append(rank.channel)
+
+    def execute(self) -> list[Any]:
+        return super(ProcessLaunch, self).execute()
+
+    def _serve(self, rank: Rank) -> Any:
+        assert isinstance(rank, MemberRank)
+        rank.stay_inside()
+        proxy = MemberProxy(self, rank)
+        try:
+            return proxy.serve()
+        finally:
+            proxy.close()
+
+    def leave(self, rank: MemberRank) -> None:
+        """Let a rank go at once, unless it is the last."""
+        with self.scheduler.lock:
+            self.left += 1
+            is_last = self.left == self.size
+        if is_last:
+            self.last.append(rank)
+        else:
+            self.dismiss(rank)
+
+    def dismiss(self, rank: MemberRank) -> None:
+        with suppress(OSError):
+            rank.channel.send({"bye": True})
+        rank.channel.shut_down()
+
+    def describe_stall(self) -> str:
+        doing: dict[str, list[int]] = {}
+        for rank, thread in zip(self.ranks, self.call.replicas, strict=True):
+            assert isinstance(rank, MemberRank)
+            waits = f"in {rank.waits_for}" if rank.waits_for else "elsewhere"
+            ended = rank.end_in_words or GONE
+            doing.setdefault(ended if thread.finished else f"waits {waits}", []).append(rank.index)
+        parts = [
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}"
+            f"{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''} {_plural(text, ranks)}"
+            for text, ranks in sorted(doing.items(), key=lambda each: each[1])
+        ]
+        return f"no rank can go on: {'; '.join(parts)}"
+
+
+def _plural(text: str, ranks: Sequence[int]) -> str:
+    """What several ranks do, where `text` says it of one."""
+    if len(ranks) == 1:
+        return text
+    for one, several in (("waits ", "wait "), ("has ", "have "), ("is ", "are ")):
+        if text.startswith(one):
+            return several + text.removeprefix(one)
+    return text
+
+
+class MemberProxy(Proxy):
+    """The calls of one process, until it leaves."""
+
+    rank: MemberRank
+
+    def serve(self) -> None:
+        rank, thread, over = self.rank, self.rank.thread(), False
+        self._send({"begin": True})
+        while (received := rank.channel.receive()) is not None:
+            message, file, payload = received
+            if message["do"] == "left":
+                self._note(message["error"])
+                break
+            try:
+                thread.check_ended()
+                self._answer(message["do"], message, file, payload)
+            except ReplicaEnded:
+                if not over:
+                    over = True
+                    thread.absorb_posted()
+                    self._let_others_run(1)
+                rank.waits_for = ""
+                error = rank.launch.call.error or GpusimError("the launch has ended")
+                self._send({"raise": encode_error(error), "done": []})
+            except ReplicaError:
+                pass  # the process is gone
+            finally:
+                if file is not None:
+                    os.close(file)
+        else:
+            self._note(GONE)
+        if over:
+            self._let_others_run(-1)
+
+    def _note(self, error: str | None) -> None:
+        """The process is a rank no longer, with an error in words if it has failed."""
+        rank, launch = self.rank, self.launch
+        assert isinstance(launch, WorldLaunch)
+        rank.end_in_words = error or "has left its group"
+        launch.leave(rank)
+        if error is not None:
+            limit = time.monotonic() + NOTICE
+            while os.path.exists(f"/proc/{rank.member.process}") and time.monotonic() < limit:
+                time.sleep(POLL)
+
+    def _let_others_run(self, slots: int) -> None:
+        """Give the thread's slot away, or take it back before the thread ends."""
+        scheduler = self.launch.scheduler
+        with scheduler.lock:
+            scheduler.running -= slots
+            if slots > 0:
+                scheduler.fill_slots()
+
+    def _send(self, message: Any, payload: Sequence[memoryview] = ()) -> None:
+        with suppress(OSError):  # the next message says that the process is gone
+            self.rank.channel.send(message, None, payload)
+
+
+def serve(forming: Forming, options: argparse.Namespace, number: int) -> None:
+    """Make the calls of a complete world, record them, and print what the command's options ask."""
+    from gpusim.tools.outputs import RankOutputs
+    from gpusim.tools.torchrun import record_of, show_summary
+
+    options = argparse.Namespace(**vars(options))
+    options.record, options.trace = (_numbered(p, number) for p in (options.record, options.trace))
+    size = forming.size
+    members = sorted(forming.members, key=lambda member: member.rank)
+    environments = [environment_of(rank, size, size) for rank in range(size)]
+    chooser = as_chooser(options.reduction, "--reduction")
+    with record_of(options, size, RankOutputs(None, None)) as recorder:
+        launch = WorldLaunch(
+            members, environments, lambda rank: None, chooser, "free", recorder, None
+        )
+        with suppress(GpusimError):  # which the ranks raise
+            launch.execute()
+    if options.summary and recorder is not None:
+        show_summary(recorder, size)
+    for rank in launch.last:
+        launch.dismiss(rank)
+
+
+def _numbered(path: Path | None, number: int) -> Path | None:
+    """The path for the world of this number: from the second on it has the number in its name.
+
+    >>> _numbered(Path("calls.jsonl"), 2)
+    PosixPath('calls-2.jsonl')
+    """
+    if path is None or number == 1:
+        return path
+    return path.with_name(f"{path.stem}-{number}{path.suffix}")
