@@ -53,9 +53,20 @@ class GroupKey:
     copy: tuple[int, int]
 
     @property
+    def alone(self) -> int:
+        """The rank of a group of one, else -1.
+
+        Ranks may make groups of one under the same name, as `new_subgroups` inside of subgroups
+        does: torch counts names by the groups that a rank sees, and these meet nobody.
+        """
+        return self.ranks[0] if len(self.ranks) == 1 else -1
+
+    @property
     def label(self) -> str:
         """A name that no other group has."""
-        return self.name if self.copy == (1, 0) else f"{self.name}/{'.'.join(map(str, self.copy))}"
+        shared = self.alone >= 0 and self.name != "0"  # that of all ranks, which are one
+        name = f"{self.name}@{self.alone}" if shared else self.name
+        return name if self.copy == (1, 0) else f"{name}/{'.'.join(map(str, self.copy))}"
 
     def __str__(self) -> str:
         first, last = self.ranks[0], self.ranks[-1]
@@ -186,9 +197,10 @@ class Exchange:
         self.descriptions: dict[GroupKey, str] = {}
         self.groups: dict[GroupKey, RecordedGroup] = {}
         self.lock = threading.Lock()
-        #: By the name and copy of the group, which are one group's alone, and the call's number.
-        self.calls: dict[tuple[str, tuple[int, int], int], Pending] = {}
-        self.makers: dict[tuple[str, tuple[int, int]], tuple[tuple[int, ...], int, str]] = {}
+        #: By the name and copy of the group, which are one group's alone except for groups of one
+        #: rank, that rank, and the call's number.
+        self.calls: dict[tuple[str, tuple[int, int], int, int], Pending] = {}
+        self.makers: dict[tuple[str, tuple[int, int], int], tuple[tuple[int, ...], int, str]] = {}
         self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
@@ -196,7 +208,7 @@ class Exchange:
         site = rank.call_site()
         with self.lock:
             ranks, other, there = self.makers.setdefault(
-                (key.name, key.copy), (key.ranks, rank.index, site)
+                (key.name, key.copy, key.alone), (key.ranks, rank.index, site)
             )
         if ranks != key.ranks:
             self._mismatch(
@@ -233,7 +245,7 @@ class Exchange:
             made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
         involved = [*outputs, *tensors]
         ready = streams.record(involved)
-        slot = key.name, key.copy, number
+        slot = key.name, key.copy, key.alone, number
         with self.lock:
             pending = self.calls.get(slot)
             if pending is None:
