@@ -80,7 +80,8 @@ class Outcome:
 def suite(ranks: int = RANKS) -> Any:
     """Return PyTorch's module of tests. Its decorators read the number of ranks on import."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    os.environ.setdefault("BACKEND", "gloo")
+    os.environ |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     if importlib.util.find_spec("expecttest") is None:  # torch.testing's, for tests of texts
         sys.modules["expecttest"] = stand_in = types.ModuleType("expecttest")
         vars(stand_in)["TestCase"] = unittest.TestCase
@@ -203,7 +204,11 @@ def _run_case(case: Case, ranks: int, folder: Path) -> dict[str, str]:
 
 def _ours(program: Callable[[int], str], ranks: int, case: Case) -> list[str]:
     launch = importlib.import_module("gpusim.torch.distributed").launch
-    results: list[str] = launch(program, ranks, processes=case.mode == "processes")
+    device = os.environ.get("SUITE_DEVICE") or None
+    if device:
+        common = importlib.import_module("torch.testing._internal.common_distributed")
+        common.TEST_CUDA = suite(ranks).TEST_CUDA = True
+    results: list[str] = launch(program, ranks, processes=case.mode == "processes", device=device)
     return results
 
 
