@@ -32,6 +32,7 @@ import time
 import traceback
 import types
 import unittest
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -40,7 +41,7 @@ from typing import Any
 
 from tests.oracles.progress import TICK, Watch
 
-__all__ = ["MODES", "Case", "Outcome", "names", "run", "table"]
+__all__ = ["MODES", "Case", "Outcome", "fork", "names", "run", "table"]
 
 MODES = ("gloo", "processes", "threads")
 RANKS = 4
@@ -48,6 +49,8 @@ JOBS = 3
 SUITE = "torch.testing._internal.distributed.distributed_test"
 NEVER = datetime.timedelta(hours=10)  # the Watch ends what waits in vain
 OUTCOMES = ("passed", "failed", "skipped", "died", "hung")
+#: Classes with more tests; a test of this module's has some.
+MORE: tuple[type, ...] = ()
 LONGEST = 400  # characters of an error in the JSON
 
 
@@ -79,24 +82,31 @@ class Outcome:
 @functools.cache
 def suite(ranks: int = RANKS) -> Any:
     """Return PyTorch's module of tests. Its decorators read the number of ranks on import."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("BACKEND", "gloo")
-    os.environ |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    before = dict(os.environ)
+    os.environ.update(_environment(ranks))
     if importlib.util.find_spec("expecttest") is None:  # torch.testing's, for tests of texts
         sys.modules["expecttest"] = stand_in = types.ModuleType("expecttest")
         vars(stand_in)["TestCase"] = unittest.TestCase
-    module = importlib.import_module(SUITE)
-    torch = importlib.import_module("torch")
-    torch.set_num_threads(1)
+    try:
+        module = importlib.import_module(SUITE)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    importlib.import_module("torch").set_num_threads(1)
     importlib.import_module("gpusim.torch.distributed")
     return module
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    own = {"BACKEND": "gloo", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    return own | {"OMP_NUM_THREADS": "1", "TORCH_SHOW_CPP_STACKTRACES": "1"}
 
 
 @functools.cache
 def tests(ranks: int = RANKS) -> type:
     """Return the class whose methods are the tests, as PyTorch's own files make it."""
     module = suite(ranks)
-    bases = (module.TestDistBackend, module.DistributedTest._DistTestBase)
+    bases = (*MORE, module.TestDistBackend, module.DistributedTest._DistTestBase)
     return type("Tests", bases, {})
 
 
@@ -121,13 +131,13 @@ def body(test: str, ranks: int, folder: str, rank: int) -> str:
     module = suite(ranks)
     case = tests(ranks)(test)
     case.rank, case.file_name = rank, f"{folder}/init"
-    seconds = module.CUSTOM_PG_TIMEOUT.get(test, module.default_pg_timeout)
+    seconds = module.CUSTOM_PG_TIMEOUT.get(test)  # None: PyTorch's minute is short here
     dist.init_process_group(
         init_method=case.init_method,
         backend=module.BACKEND,
         world_size=ranks,
         rank=rank,
-        timeout=datetime.timedelta(seconds=seconds),
+        timeout=NEVER if seconds is None else datetime.timedelta(seconds=seconds),
     )
     meet = _Meeting(_store(folder, ranks), ranks)
     case._barrier = meet
@@ -184,16 +194,17 @@ def _run_case(case: Case, ranks: int, folder: Path) -> dict[str, str]:
     module.INIT_METHOD = f"file://{folder}/shared"
     for name in ("barrier", "test_dir"):
         (folder / name).mkdir()
-    os.environ |= {
+    os.environ |= _environment(ranks) | {
         "TEMP_DIR": str(folder),
         "INIT_METHOD": module.INIT_METHOD,
         "TMPDIR": str(folder),
-        "TORCH_SHOW_CPP_STACKTRACES": "1",
         "SUITE_MODE": case.mode,
     }
     program = functools.partial(body, case.test, ranks, str(folder))
     try:
-        reasons = _gloo(program, ranks, folder) if case.mode == "gloo" else _ours(program, ranks, case)
+        reasons = (
+            _gloo(program, ranks, folder) if case.mode == "gloo" else _ours(program, ranks, case)
+        )
     except Exception as error:
         cause = error.__cause__ if type(error).__name__ == "ReplicaError" else None
         trace = "".join(traceback.format_exception(error))
@@ -207,14 +218,18 @@ def _ours(program: Callable[[int], str], ranks: int, case: Case) -> list[str]:
     device = os.environ.get("SUITE_DEVICE") or None
     if device:
         common = importlib.import_module("torch.testing._internal.common_distributed")
-        common.TEST_CUDA = suite(ranks).TEST_CUDA = True
+        common.TEST_CUDA = True
+        for module in (common, suite(ranks)):  # which ask for GPUs as a script does
+            vars(module)["__name__"] = "pytorch"
     results: list[str] = launch(program, ranks, processes=case.mode == "processes", device=device)
     return results
 
 
 def _gloo(program: Callable[[int], str], ranks: int, folder: Path) -> list[str]:
     """Run a function on forked processes; the first that fails ends the others."""
-    waiting = {_fork(functools.partial(_write, program, rank, folder)): rank for rank in range(ranks)}
+    waiting = {
+        fork(functools.partial(_write, program, rank, folder)): rank for rank in range(ranks)
+    }
     failure: Exception | None = None
     while waiting:
         process, status = os.wait()
@@ -254,11 +269,13 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:LONGEST]
 
 
-def _fork(run: Callable[[], int]) -> int:
-    """Fork a process that runs a function and ends with its exit code."""
+def fork(run: Callable[[], int]) -> int:
+    """Fork a process that runs a function and ends with its exit code; its number."""
     sys.stdout.flush()
     sys.stderr.flush()
-    process = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        process = os.fork()
     if process:
         return process
     code = 1
@@ -276,6 +293,7 @@ def _fork(run: Callable[[], int]) -> int:
 def _live(case: Case, ranks: int, folder: Path) -> int:
     """The process of a case: its output and its outcome go to the folder."""
     os.setpgid(0, 0)
+    warnings.resetwarnings()  # those of pytest
     output = os.open(folder / "output", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
@@ -307,7 +325,7 @@ class _Running:
     def start(self, case: Case) -> None:
         folder = self._folder(case)
         folder.mkdir()
-        process = _fork(functools.partial(_live, case, self.ranks, folder))
+        process = fork(functools.partial(_live, case, self.ranks, folder))
         self.cases[process] = case
         (self.watched / str(process)).write_text(folder.name)
 
@@ -366,7 +384,8 @@ def run(
 ) -> Iterator[tuple[Case, Outcome]]:
     """Run cases, `jobs` at a time; each with its outcome, as they end.
 
-    The calling process must have no threads, as it forks.
+    The calling process is forked from, so it should have no threads that hold locks, and imports
+    torch.testing, which changes global flags of torch's: `fork` one for it.
     """
     suite(ranks)
     tests(ranks)
@@ -422,7 +441,9 @@ def _bar(done: int, whole: int, last: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 if no test that passes on gloo does anything else in another mode."""
-    parser = argparse.ArgumentParser(prog="python -m tests.torch.pytorch_suite", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.torch.pytorch_suite", description=__doc__
+    )
     parser.add_argument("--mode", action="append", choices=MODES, help="all unless given")
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--jobs", type=int, default=JOBS, help="tests at a time")
