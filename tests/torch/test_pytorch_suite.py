@@ -115,9 +115,9 @@ def drawn() -> list[Case]:
 
 def test_a_sample_of_pytorchs_tests_passes_on_simulated_ranks(tmp_path: Path) -> None:
     results = outcomes(drawn(), tmp_path)
-    assert {case: each.kind for case, each in results.items()} == {
-        case: "passed" for case in drawn()
-    }, "\n".join(each.output for each in results.values() if each.kind != "passed")
+    failed = {case: each for case, each in results.items() if each.kind != "passed"}
+    assert len(results) == len(drawn())
+    assert not failed, "\n".join(each.output for each in failed.values())
 
 
 @pytest.mark.slow
