@@ -53,19 +53,11 @@ class GroupKey:
     copy: tuple[int, int]
 
     @property
-    def alone(self) -> int:
-        """The rank of a group of one, else -1.
-
-        Ranks may make groups of one under the same name, as `new_subgroups` inside of subgroups
-        does: torch counts names by the groups that a rank sees, and these meet nobody.
-        """
-        return self.ranks[0] if len(self.ranks) == 1 else -1
-
-    @property
     def label(self) -> str:
         """A name that no other group has."""
-        shared = self.alone >= 0 and self.name != "0"  # that of all ranks, which are one
-        name = f"{self.name}@{self.alone}" if shared else self.name
+        # Groups of one rank may share their name, except for "0", the group of all ranks.
+        alone = len(self.ranks) == 1 and self.name != "0"
+        name = f"{self.name}@{self.ranks[0]}" if alone else self.name
         return name if self.copy == (1, 0) else f"{name}/{'.'.join(map(str, self.copy))}"
 
     def __str__(self) -> str:
@@ -100,8 +92,13 @@ class RankWork(dist.Work):
 
     The rank holds it until it has been waited for, or seen to be complete: C++ that is handed a
     Work of Python's, as DDP is in a join, does not keep the Python object alive.
+
+    **Attributes**: `receives` says whether it is that of a message that is received; `finish` is
+    called once, in the rank's thread, when the rank sees that the call is complete.
     """
 
+    receives = False
+    finish: Callable[[], None] | None = None
     _source = -1
     _polls = 0
     _future: torch.futures.Future[list[Tensor]] | None = None
@@ -132,7 +129,17 @@ class RankWork(dist.Work):
             raise pending.error
         streams.wait(pending.event, self._tensors)
         self._part = None
+        self._finish()
         return True
+
+    def _finish(self) -> None:
+        finish, self.finish = self.finish, None
+        if finish is not None:
+            finish()
+
+    def is_done(self) -> bool:
+        """Whether the call is complete, without giving way to other ranks."""
+        return self._pending.done.done
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         """The future of the outputs, which is complete: C++ waits for futures with the turn."""
@@ -152,6 +159,8 @@ class RankWork(dist.Work):
                 self._rank.fail_waiting(f"{pending.title} at {self._site}")
         if pending.done.done:
             self._rank.unfinished.discard(self)
+            if pending.error is None:
+                self._finish()
         return pending.done.done and (pending.event is None or pending.event.query())
 
     def is_success(self) -> bool:
@@ -186,6 +195,7 @@ class Letter:
     site: str
     recorded: tuple[int, int] = (0, 0)
     work: RankWork | None = None
+    bits: Any = None  # that a sender had when it posted the message
 
 
 class Exchange:
@@ -197,20 +207,30 @@ class Exchange:
         self.descriptions: dict[GroupKey, str] = {}
         self.groups: dict[GroupKey, RecordedGroup] = {}
         self.lock = threading.Lock()
-        #: By the name and copy of the group, which are one group's alone except for groups of one
-        #: rank, that rank, and the call's number.
+        #: By the group's name, copy and first rank, which are one group's alone, and the call's
+        #: number.
         self.calls: dict[tuple[str, tuple[int, int], int, int], Pending] = {}
-        self.makers: dict[tuple[str, tuple[int, int], int], tuple[tuple[int, ...], int, str]] = {}
+        #: Who has made groups of a name and copy: their ranks, a rank that made it, and where.
+        self.makers: dict[tuple[str, tuple[int, int]], list[tuple[tuple[int, ...], int, str]]] = {}
         self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
-        """Note that a rank makes a group; all that make it must name the same ranks."""
+        """Note that a rank makes a group; all that are in it must name the same ranks.
+
+        Groups of one rank may be made where others make other groups: `new_subgroups` of a group
+        makes those of its own members only. Groups of several ranks meet under their name, and
+        real engines mix up those of one name.
+        """
         site = rank.call_site()
         with self.lock:
-            ranks, other, there = self.makers.setdefault(
-                (key.name, key.copy, key.alone), (key.ranks, rank.index, site)
-            )
-        if ranks != key.ranks:
+            makers = self.makers.setdefault((key.name, key.copy), [])
+            same = [made for made in makers if made[0] == key.ranks]
+            if not same:
+                makers.append((key.ranks, rank.index, site))
+            others = [made for made in makers if made[0] != key.ranks]
+            clash = next((made for made in others if _meet(made[0], key.ranks)), None)
+        if clash is not None:
+            ranks, other, there = clash
             self._mismatch(
                 f"ranks do not make the same groups in the same order: rank {other} makes group "
                 f"{key.name!r} of ranks {list(ranks)} at {there}, rank {rank.index} of ranks "
@@ -245,7 +265,7 @@ class Exchange:
             made = self._record(key, rank, number, terms["operation"], tensors, site, **more)
         involved = [*outputs, *tensors]
         ready = streams.record(involved)
-        slot = key.name, key.copy, key.alone, number
+        slot = key.name, key.copy, key.ranks[0], number
         with self.lock:
             pending = self.calls.get(slot)
             if pending is None:
@@ -289,10 +309,22 @@ class Exchange:
         return RankWork(rank, pending, outputs, site, held, involved)
 
     def send(
-        self, rank: Rank, key: GroupKey, me: int, to: int, tensor: Tensor, tag: int
+        self,
+        rank: Rank,
+        key: GroupKey,
+        me: int,
+        to: int,
+        tensor: Tensor,
+        tag: int,
+        keeps_values: bool = True,
     ) -> RankWork:
-        """Post a message, which is complete when it has been received."""
-        return self._mail(rank, key, to, 0, tensor, me, tag, f"send to rank {key.ranks[to]}")
+        """Post a message, which is complete when it has been received.
+
+        The receiver gets the values that the tensor has now (`keeps_values`), also if the sender
+        receives into it meanwhile.
+        """
+        what = f"send to rank {key.ranks[to]}"
+        return self._mail(rank, key, to, 0, tensor, me, tag, what, keeps_values)
 
     def receive(
         self, rank: Rank, key: GroupKey, me: int, source: int | None, tensor: Tensor, tag: int
@@ -311,14 +343,15 @@ class Exchange:
         source: int | None,
         tag: int,
         what: str,
+        keeps_values: bool = False,
     ) -> RankWork:
         site = rank.call_site()
         title = f"{what} of {kind_of(tensor)!r}, tag {tag}, of {key},"
         pending = Pending(title, Completion(self.launch.scheduler))
         own = Letter(tensor, source, tag, pending, site)
         own.work = RankWork(rank, pending, [tensor], site, tensors=[tensor])
-        pending.ready.append(streams.record([tensor]))
-        bits_of(tensor, what)  # before others wait for it
+        own.work.receives = side == 1
+        own.bits = bits_of(tensor, what)
         if self.recorder is not None:
             peer = (receiver, source)[side]
             far = None if peer is None else key.ranks[peer]
@@ -330,6 +363,10 @@ class Exchange:
             boxes = self.mail.setdefault((key, receiver), (deque(), deque()))
             other = next((letter for letter in boxes[1 - side] if _fits(letter, own)), None)
             if other is None:
+                if keeps_values:
+                    with on_stream_of([tensor]):
+                        own.bits = own.bits.copy(order="K")
+                pending.ready.append(streams.record([tensor]))
                 boxes[side].append(own)
                 return own.work
             boxes[1 - side].remove(other)
@@ -346,11 +383,10 @@ class Exchange:
             )
         both = [sent.tensor, received.tensor]
         with torch.no_grad(), streams.after(other.pending.ready, both):
-            source_bits = bits_of(sent.tensor, what)
-            target = bits_of(received.tensor, what)
-            move([(target, source_bits.reshape(target.shape))])
+            move([(received.bits, sent.bits.reshape(received.bits.shape))])
             if self.recorder is not None and self.recorder.digests:
                 self._record_results([(*received.recorded, [received.tensor])], same=True)
+        own.bits = other.bits = None
         own.pending.event = other.pending.event = streams.record(both)
         other.pending.done.complete()
         own.pending.done.complete()
@@ -392,6 +428,11 @@ class Exchange:
         with self.launch.scheduler.lock:
             call.abort(CollectiveMismatchError(message))
         raise ReplicaEnded
+
+
+def _meet(ranks: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether two groups of one name cannot be told apart."""
+    return min(len(ranks), len(others)) > 1 or bool({*ranks} & {*others})
 
 
 def _value_of(tensor: Tensor) -> Value:

@@ -8,6 +8,7 @@ the rest is refused by name.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ __all__ = [
     "as_chooser",
     "fold",
     "fold_lists",
+    "fold_rows",
     "fold_slices",
     "fold_together",
     "multiplied",
@@ -143,8 +145,10 @@ def fold(
     if op not in ("SUM", "AVG", *OTHERS):
         known = ", ".join(("SUM", "AVG", *OTHERS, *BITWISE))
         raise TypeError(f"{operation}: expected one of {known}, got ReduceOp.{op}")
-    if (dtype.kind == "b" and op not in ("MIN", "MAX")) or (dtype.kind in "iu" and op == "AVG"):
+    if dtype.kind == "b" and op not in ("MIN", "MAX"):
         raise TypeError(f"{operation}: ReduceOp.{op} is not defined for {dtype}; convert it first")
+    if dtype.kind in "iu" and op == "AVG":
+        return _divided(fold(values, "SUM", operation, reduction, call, root), len(values))
     if op in ("MIN", "MAX"):  # nothing is rounded, in any order
         reduction = Reduction(op=OTHERS[op])
     elif dtype.kind in "fcV":
@@ -166,6 +170,13 @@ def fold(
         total = collectives.all_reduce.on(None, values, reduction=reduction, call=call)
     folded: Array = total.value
     return folded
+
+
+def _divided(total: Array, count: int) -> Array:
+    """A sum of integers divided toward zero, as NCCL divides it after it has wrapped."""
+    quotient: Array = total // count
+    rounded: Array = quotient + ((total < 0) & (total % count != 0)).astype(total.dtype)
+    return rounded
 
 
 def multiplied(member: Array, factor: Any) -> Array:
@@ -209,6 +220,39 @@ def fold_slices(
         None, values, reduction=reduction, call=call, scatter_dimension=0, tiled=False
     )
     return list(sums.value)
+
+
+def fold_rows(
+    members: Sequence[Array],
+    axes: Sequence[int] | None,
+    shape: tuple[int, ...],
+    op: str,
+    operation: str,
+    reduction: Reduction,
+    call: int,
+) -> list[Array]:
+    """As `fold_slices`, of members whose axes are in the order of their memory.
+
+    gloo adds in this order, and cuts the sum in logical order.
+
+    **Arguments**: `axes` are the members' axes in this order, or None if that is the logical one;
+    `shape` is (R, ...), into which the members' elements are cut, in logical order.
+    """
+    if axes is None:
+        return fold_slices([_cut(each, shape) for each in members], op, operation, reduction, call)
+    back = [*np.argsort(axes), *range(len(axes), members[0].ndim)]
+    if reduction.order in JOINING:
+        total = fold(members, op, operation, reduction, call)
+        return list(_cut(total.transpose(back), shape))
+    logical = [_cut(each.transpose(back), shape) for each in members]
+    return fold_slices(logical, op, operation, reduction, call)
+
+
+def _cut(array: Array, shape: tuple[int, ...]) -> Array:
+    """The array in another shape of as many elements; pairs of complex numbers stay pairs."""
+    pairs = array.size // max(1, math.prod(shape))
+    whole = array if array.flags.c_contiguous else array.copy(order="C")
+    return whole.reshape(*shape, *([2] if pairs == 2 else []))
 
 
 def fold_lists(

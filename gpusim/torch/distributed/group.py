@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,21 +12,26 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...maps.call_site import call_site
-from ...reduction import Reduction
-from ...twins import HALVES
+from ..tensors import on_stream_of
+from .arguments import RULES, Arguments, Rules, rules_of
 from .exchange import Exchange, GroupKey, RankWork
-from .folds import (
-    Chooser,
-    FoldCall,
-    fold,
-    fold_lists,
-    fold_slices,
-    fold_together,
-    multiplied,
-    settle,
+from .folds import Chooser
+from .memory import (
+    Array,
+    bits_of,
+    device_of,
+    dtype_name,
+    kind_of,
+    move,
+    overlap,
+    overlap_within,
 )
-from .memory import Array, array_of, bits_of, device_of, dtype_name, flat_bits, kind_of, move
+from .operands import (
+    copied,
+    in_memory,
+)
 from .private import ProcessGroup, has_gpu, without_dynamo
+from .reductions import Reductions, listed
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -37,11 +42,16 @@ Tensors = Tensor | list[Tensor]
 
 
 @without_dynamo
-class RankGroup(ProcessGroup):
+class RankGroup(Reductions, ProcessGroup):
     """The calling rank's end of a group.
 
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
+
+    **Attributes**: `keeps_values` says that operands are read when a call is posted. It is False
+    where they are copies already.
     """
+
+    keeps_values = True
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
@@ -50,6 +60,7 @@ class RankGroup(ProcessGroup):
         self._rank, self._key, self._place, self._chooser = rank, key, place, chooser
         self._exchange: Exchange = rank.launch.exchange
         self._name, self._description, self._backend = key.name, "", rank.backend
+        self._rules: dict[str, Rules] = {}  # by the type of device
         self._calls = 0
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
@@ -145,7 +156,6 @@ class RankGroup(ProcessGroup):
 
         `record` are more fields for the record.
         """
-        self._check_open(operation)
         device = device_of(operation, [*outputs, *tensors, *uneven])
         kinds = tuple(map(kind_of, tensors))
         number, self._calls = self._calls, self._calls + 1
@@ -165,6 +175,62 @@ class RankGroup(ProcessGroup):
             self._coalesced.append(work)
         return work
 
+    def _begin(self, what: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> Arguments:
+        """Begin a call: wait for results that it is to read or write; the check of its arguments.
+
+        A call that is posted while another writes its tensors takes them as the other leaves them:
+        engines run the calls of a group in their order. Messages are not in this order, and a send
+        takes what its tensor has when it is posted.
+        """
+        self._check_open(what)
+        tensors = written if read is written else [*read, *written]
+        if self.keeps_values and self._rank.unfinished:
+            self._wait_for_results_in(what, tensors)
+        kind = tensors[0].device.type if tensors else "cpu"
+        rules = self._rules.get(kind)
+        if rules is None:
+            rules = self._rules[kind] = self._rules_for(kind)
+        return Arguments(what, self._key, len(self._key.ranks), rules)
+
+    def _wait_for_results_in(self, what: str, tensors: Sequence[Tensor]) -> None:
+        for work in list(self._rank.unfinished):
+            if not isinstance(work, RankWork) or work.is_done():
+                continue
+            if work.receives and what in ("send", "recv"):
+                continue
+            if overlap(work._outputs, tensors):
+                work.wait()
+
+    def _rules_for(self, kind: str) -> Rules:
+        """The rules of the engine that the program named, or whose twin adds."""
+        if getattr(getattr(self._chooser, "reduction", None), "order", None) == "gloo-ring":
+            return RULES["gloo"]
+        plays = self._rank.launch.device is not None  # "cuda" is the host
+        return rules_of(self._backend, None if plays else kind)
+
+    def _read(
+        self,
+        arrays: list[Array],
+        opts: Any,
+        read: Sequence[Tensor] = (),
+        written: Sequence[Tensor] = (),
+    ) -> list[Array]:
+        """The arrays that a call reads, as they are now.
+
+        The call is made when the last rank has posted it. A rank that does not wait for it may
+        write its tensors before, and results may go to the memory of operands. torch calls both
+        undefined; gloo's workers read at once or late, NCCL when its stream comes to it. Here
+        operands are read when the call is posted, under threads as under processes, which copy
+        them to another process then. A call that is waited for at once (asyncOp) needs no copy.
+        """
+        if not self.keeps_values:
+            return arrays
+        late = getattr(opts, "asyncOp", True) and all(isinstance(x, np.ndarray) for x in arrays)
+        if not late and not overlap(read, written):
+            return arrays
+        with on_stream_of(read):
+            return copied(arrays)
+
     def _check_open(self, operation: str) -> None:
         """Raise an error in other threads than the rank's, and after the group's end."""
         self._rank.check_thread(operation)
@@ -174,208 +240,102 @@ class RankGroup(ProcessGroup):
                 f"group at {self._closed}"
             )
 
-    def _reduce(
-        self,
-        operation: str,
-        name: str,
-        tensors: Sequence[Tensor],
-        part: Any,
-        outputs: list[Tensor],
-        compute: Callable[[list[Any], str, Any, int], None],
-        **terms: Any,
-    ) -> RankWork:
-        """Post a call that reduces by the operator of this name.
-
-        `compute` gets also the operator, Reduction and number.
-        """
-        self._check_open(operation)
-        reduction, number = None, 0
-        if tensors:
-            size = sum([tensor.nbytes for tensor in tensors])
-            told = FoldCall(operation, self._key.ranks, dtype_name(tensors[0].dtype), size)
-            reduction, number = self._settle(told, len(tensors))
-        if name == "PREMUL_SUM" and reduction is not None and reduction.order == "gloo-ring":
-            raise ValueError(
-                f"{operation}: gloo has no PREMUL_SUM, so its twin gloo-ring has none; choose "
-                "another reduction, or sum and divide, as FSDP2 does after "
-                "set_force_sum_reduction_for_comms(True)"
-            )
-        self._folds += len(tensors)
-        counted: dict[str, Any] = {"number of reductions before": number}
-        strides = [each.stride() for each in tensors if not each.is_contiguous()]
-        if strides:
-            terms["strides"] = strides
-        return self._post(
-            operation,
-            part,
-            outputs,
-            lambda parts: compute(
-                parts, "SUM" if name == "PREMUL_SUM" else name, reduction, number
-            ),
-            tensors,
-            op=name,
-            **terms,
-            reduction=reduction,
-            **counted,
-        )
-
-    def _settle(self, call: FoldCall, leaves: int) -> tuple[Reduction, int]:
-        """The Reduction of a call, and the number of its first tensor."""
-        return settle(self._chooser, call, self._folds, leaves)
-
-    # Reductions
-
-    def allreduce(self, tensors: Tensors, opts: Any = None, timeout: Any = None) -> RankWork:
-        given = _listed(tensors)
-        op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-        what = "all_reduce"
-        name = _name_of(op)
-        part = [_target_and_member(tensor, op, name, what) for tensor in given]
-
-        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
-            leaves = list(zip(*parts, strict=True))
-            members = [[member for _, member in leaf] for leaf in leaves]
-            totals = fold_together(members, op, what, reduction, number)
-            for leaf, total in zip(leaves, totals, strict=True):
-                move([(target, total) for target, _ in leaf])
-
-        return self._reduce(what, name, given, part, given, compute)
-
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> RankWork:
-        return self.allreduce(tensors, opts)
-
-    def reduce(
-        self, tensors: Tensors, root: Any = 0, op: Any = dist.ReduceOp.SUM, timeout: Any = None
-    ) -> RankWork:
-        given, what = _listed(tensors), "reduce"
-        if not isinstance(root, int):
-            root, op = root.rootRank, root.reduceOp
-        name = _name_of(op)
-        part = [_target_and_member(tensor, op, name, what) for tensor in given]
-
-        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
-            for number_of_leaf, leaf in enumerate(zip(*parts, strict=True), number):
-                members = [member for _, member in leaf]
-                move([(leaf[root][0], fold(members, op, what, reduction, number_of_leaf, root))])
-
-        return self._reduce(what, name, given, part, given, compute, root=root)
-
-    def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
-    ) -> RankWork:
-        what = "reduce_scatter"
-        op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-        (out,) = _listed(outputs)
-        (given,) = inputs if inputs and not isinstance(inputs[0], Tensor) else [inputs]
-        self._check_count(what, given)
-        for tensor in given:
-            _check_like(what, "inputs", tensor, out)
-        name = _name_of(op)
-        members = [_target_and_member(tensor, op, name, what)[1] for tensor in given]
-        part = (_packed(out, what), members)
-
-        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
-            members = [slices for _, slices in parts]
-            results = fold_lists(members, op, what, reduction, number)
-            move([(target, result) for (target, _), result in zip(parts, results, strict=True)])
-
-        return self._reduce(what, name, given, part, [out], compute)
-
-    def reduce_scatter_single(
-        self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
-    ) -> RankWork:
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> RankWork:
-        what, count = "reduce_scatter", self.size()
-        op = opts if isinstance(opts, _OPS) else getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-        name, part = _name_of(op), []
-        for output, given in zip(outputs, inputs, strict=True):
-            if output.dtype != given.dtype or output.numel() * count != given.numel():
-                raise ValueError(
-                    f"{what} on {self._key}: expected an input of {count} times the output's "
-                    f"elements and its dtype, got {kind_of(given)!r} for {kind_of(output)!r}"
-                )
-            target = _packed(output, what)
-            member = _target_and_member(given, op, name, what)[1]
-            part.append((target, member.reshape(count, *target.shape)))
-
-        def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
-            for leaf, pairs in enumerate(zip(*parts, strict=True)):
-                members = [slices for _, slices in pairs]
-                results = fold_slices(members, op, what, reduction, number + leaf)
-                move([(target, one) for (target, _), one in zip(pairs, results, strict=True)])
-
-        return self._reduce(what, name, inputs, part, outputs, compute)
-
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
     # Rearrangements
 
     def broadcast(self, tensors: Tensors, root: Any = 0, timeout: Any = None) -> RankWork:
-        given, what = _listed(tensors), "broadcast"
-        root = root if isinstance(root, int) else root.rootRank
+        """Copy the root's tensor; of a list, the one that the options name, into all of it."""
+        given, what, opts, chosen = listed(tensors), "broadcast", root, 0
+        if not isinstance(root, int):
+            root, chosen = root.rootRank, root.rootTensor
+        check = self._begin(what, given, given)
+        check.one_unless_lists("tensors", given)
+        check.root(root)
+        check.root_tensor(chosen, given)
+        check.alike("tensors", given, given[0])
+        check.dtype(given[0])
+        check.layout(given)
+        check.written(given)
+        target = in_memory(given[chosen], what)  # engines move memory, whatever its order is
+        others = [bits_of(tensor, what) for n, tensor in enumerate(given) if n != chosen]
+        like = bits_of(given[chosen], what) if others else target
+        read = self._read([target], opts) if self._place == root else [target]
+        part = (target, read[0], like, others)
 
-        def compute(parts: list[list[Array]]) -> None:
-            sent = parts[root]
-            pairs = [zip(part, sent, strict=True) for part in parts if part is not sent]
-            move([pair for each in pairs for pair in each])
+        def compute(parts: list[Any]) -> None:
+            sent = parts[root][1]
+            move([(part[0], sent) for r, part in enumerate(parts) if r != root])
+            if parts[root][0] is not sent:
+                move([(parts[root][0], sent)])
+            move([(other, like) for *_, like, others in parts for other in others])
 
-        bits = [bits_of(tensor, what) for tensor in given]
-        return self._post(what, bits, given, compute, given, root=root)
+        return self._post(what, part, given, compute, given, root=root)
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
     ) -> RankWork:
-        what = "all_gather"
-        given = _listed(inputs)
+        what, given = "all_gather", listed(inputs)
         lists = [outputs] if outputs and isinstance(outputs[0], Tensor) else list(outputs)
-        if len(lists) != len(given):
-            raise ValueError(
-                f"{what} on {self._key}: expected a list of outputs for each of {len(given)} "
-                f"inputs, got {len(lists)}"
-            )
-        for row, tensor in zip(lists, given, strict=True):
-            self._check_count(what, row)
-            _check_like(what, "input", tensor, row[self._place])
-            differing = [kind_of(each) for each in row if kind_of(each) != kind_of(tensor)]
-            if differing and self._is_gloo(tensor):
-                raise ValueError(
-                    f"{what} on {self._key}: gloo gathers tensors of one dtype and shape, got an "
-                    f"output {differing[0]!r} for the input {kind_of(tensor)!r}; pad the tensors, "
-                    "or use nccl"
-                )
         flat = [tensor for row in lists for tensor in row]
-        part = (
-            [[bits_of(tensor, what) for tensor in row] for row in lists],
-            [bits_of(tensor, what) for tensor in given],
-        )
+        check = self._begin(what, given, flat)
+        check.one_unless_lists("inputs", given)
+        check.count("outputs", lists, len(given))
+        check.alike("inputs", given, given[0])
+        for row in lists:
+            check.count("a list of outputs", row, self.size() * len(given))
+            own = row[self._place * len(given)]
+            check.alike("outputs", [given[0]], own)
+            self._check_gathered(check, row, given[0])
+        check.dtype(given[0])
+        check.layout([*given, *flat])
+        check.written(flat)
+        arrays = [bits_of(tensor, what) for tensor in given]
+        targets = [[bits_of(tensor, what) for tensor in row] for row in lists]
+        part = (targets, self._read(arrays, opts, given, flat), overlap_within(flat))
 
         def compute(parts: list[Any]) -> None:
-            pairs = []
-            for targets, _ in parts:
-                for leaf, row in enumerate(targets):
-                    pairs += [(row[r], parts[r][1][leaf]) for r in range(len(parts))]
-            move(pairs)
+            sources = [source for _, read, _ in parts for source in read]
+            for lists, _, in_order in parts:
+                move([pair for row in lists for pair in zip(row, sources, strict=True)], in_order)
 
         return self._post(what, part, flat, compute, flat, record={"operands": given})
 
-    def _is_gloo(self, tensor: Tensor) -> bool:
-        """Whether the program named gloo for tensors like this one, or its twin for sums."""
-        if getattr(getattr(self._chooser, "reduction", None), "order", None) == "gloo-ring":
-            return True
-        plays = self._rank.launch.device is not None  # "cuda" is the host
-        devices = ("",) if plays else ("", tensor.device.type)
-        named = [each.rpartition(":") for each in self._backend.lower().split(",")]
-        return any(name == "gloo" and device in devices for device, _, name in named)
+    def _check_gathered(self, check: Arguments, row: Sequence[Tensor], tensor: Tensor) -> None:
+        """Where the engine gathers tensors of one shape, all outputs have the input's."""
+        if check.rules.gathers_unlike:
+            return
+        differing = [kind_of(each) for each in row if kind_of(each) != kind_of(tensor)]
+        if differing:
+            check.fail(
+                f"invalid tensor size: {check.rules.name} gathers tensors of one dtype and shape, "
+                f"got an output {differing[0]!r} for the input {kind_of(tensor)!r}; pad the "
+                "tensors, or use nccl"
+            )
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> RankWork:
-        """As allgather, but `outputs` has a list for each rank, and not for each input."""
-        self._check_count("all_gather", outputs)
-        return self.allgather([list(row) for row in zip(*outputs, strict=True)], inputs, opts)
+        """As allgather for each input. `outputs` has a list for each rank, not for each input."""
+        what, given, lists = "all_gather", listed(inputs), list(outputs)
+        flat = [tensor for row in lists for tensor in row]
+        check = self._begin(what, given, flat)
+        check.some("inputs", given)
+        check.count("outputs", lists)
+        for rank, row in enumerate(lists):
+            check.count("a list of outputs", row, len(given))
+            for tensor, output in zip(given, row, strict=True):
+                if rank == self._place or not check.rules.gathers_unlike:
+                    check.alike("outputs", [output], tensor)
+        check.dtype(*given, kind="all_gather_coalesced")
+        check.layout([*given, *flat])
+        check.written(flat)
+        arrays = [bits_of(tensor, what) for tensor in given]
+        targets = [bits_of(tensor, what) for tensor in flat]
+        part = (targets, self._read(arrays, opts, given, flat), overlap_within(flat))
+
+        def compute(parts: list[Any]) -> None:
+            sources = [source for _, read, _ in parts for source in read]
+            for targets, _, in_order in parts:
+                move(list(zip(targets, sources, strict=True)), in_order)
+
+        return self._post(what, part, flat, compute, flat, record={"operands": given})
 
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
@@ -386,21 +346,26 @@ class RankGroup(ProcessGroup):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> RankWork:
         what, count = "all_gather", self.size()
-        part = []
+        check = self._begin(what, inputs, outputs)
+        check.some("inputs", inputs)
+        check.count("outputs", outputs, len(inputs))
         for output, given in zip(outputs, inputs, strict=True):
-            if output.dtype != given.dtype or output.numel() != count * given.numel():
-                raise ValueError(
-                    f"{what} on {self._key}: expected an output of {count} times the input's "
-                    f"elements and its dtype, got {kind_of(output)!r} for {kind_of(given)!r}"
-                )
-            source = bits_of(given, what)
-            part.append((flat_bits(output, what).reshape(count, *source.shape), source))
+            check.whole("output", output, given)
+            check.dtype(given)
+            check.layout([given, output], "all_gather_into_tensor")
+        check.written(outputs)
+        targets = [bits_of(output, what) for output in outputs]
+        sources = self._read([bits_of(x, what) for x in inputs], opts, inputs, outputs)
+        part = list(zip(targets, sources, strict=True))
 
         def compute(parts: list[Any]) -> None:
             for leaf in zip(*parts, strict=True):
-                whole = leaf[0][0]  # gathered once, and then copied as a whole
-                move([(whole[r], source) for r, (_, source) in enumerate(leaf)])
-                move([(target, whole) for target, _ in leaf[1:]])
+                first = leaf[0][0]  # gathered once, and then copied as a whole
+                whole = first if first.flags.c_contiguous else first.copy(order="C")
+                rows = whole.reshape(count, *leaf[0][1].shape)
+                move([(rows[r, ...], source) for r, (_, source) in enumerate(leaf)])
+                others = [target for target, _ in leaf if target is not whole]
+                move([(target, whole.reshape(target.shape)) for target in others])
 
         return self._post(what, part, outputs, compute, inputs)
 
@@ -408,48 +373,69 @@ class RankGroup(ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None) -> RankWork:
-        what, (given,) = "gather", _listed(inputs)
+        what, given, opts = "gather", listed(inputs), root
         root = root if isinstance(root, int) else root.rootRank
-        row = _row(outputs) if self._place == root else []
+        row = _row(outputs)
+        check = self._begin(what, given, row)
+        check.root(root)
+        check.one("inputs", given)
         if self._place == root:
-            self._check_count(what, row)
-            for tensor in row:
-                _check_like(what, "outputs", tensor, given)
-        part = ([bits_of(tensor, what) for tensor in row], bits_of(given, what))
+            check.count("outputs", row)
+            check.alike("outputs", row, given[0])
+        else:
+            check.none("outputs", row, root)
+        check.dtype(given[0])
+        check.layout([*given, *row])
+        check.written(row)
+        read = self._read([bits_of(given[0], what)], opts, given, row)
+        part = ([bits_of(tensor, what) for tensor in row], read[0], overlap_within(row))
 
         def compute(parts: list[Any]) -> None:
-            move([(target, parts[r][1]) for r, target in enumerate(parts[root][0])])
+            targets, _, in_order = parts[root]
+            move([(target, parts[r][1]) for r, target in enumerate(targets)], in_order)
 
-        return self._post(what, part, row, compute, [given], root=root)
+        return self._post(what, part, row, compute, given, root=root)
 
     def scatter(self, outputs: Any, inputs: Any, root: Any = 0, timeout: Any = None) -> RankWork:
-        what, (out,) = "scatter", _listed(outputs)
+        what, outs, opts = "scatter", listed(outputs), root
         root = root if isinstance(root, int) else root.rootRank
-        row = _row(inputs) if self._place == root else []
+        row = _row(inputs)
+        check = self._begin(what, row, outs)
+        check.root(root)
+        check.one("outputs", outs)
         if self._place == root:
-            self._check_count(what, row)
-            for tensor in row:
-                _check_like(what, "inputs", tensor, out)
-        part = (bits_of(out, what), [bits_of(tensor, what) for tensor in row])
-        for bits in part[1]:
-            _without_gaps(bits, what)
+            check.count("inputs", row)
+            check.alike("inputs", row, outs[0])
+        else:
+            check.none("inputs", row, root)
+        check.dtype(outs[0])
+        check.layout([*outs, *row])
+        check.written(outs)
+        read = self._read([in_memory(tensor, what) for tensor in row], opts, row, outs)
+        part = (in_memory(outs[0], what), read)
 
         def compute(parts: list[Any]) -> None:
             move([(target, parts[root][1][r]) for r, (target, _) in enumerate(parts)])
 
         record = {"operands": row}
-        return self._post(what, part, [out], compute, [out], record=record, root=root)
+        return self._post(what, part, outs, compute, outs, record=record, root=root)
 
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None, timeout: Any = None
     ) -> RankWork:
         what = "all_to_all"
-        self._check_count(what, outputs)
-        self._check_count(what, inputs)
-        part = (
-            [flat_bits(tensor, what) for tensor in outputs],
-            [bits_of(tensor, what).reshape(-1) for tensor in inputs],
-        )
+        check = self._begin(what, inputs, outputs)
+        check.count("outputs", outputs)
+        check.count("inputs", inputs)
+        if not check.rules.gathers_unlike:
+            check.alike("inputs", inputs, inputs[0])
+            check.alike("outputs", outputs, inputs[0])
+        check.one_dtype("outputs and inputs", [*outputs, *inputs])
+        check.dtype(inputs[0])
+        check.layout([*inputs, *outputs])
+        check.written(outputs)
+        read = self._read([bits_of(x, what) for x in inputs], opts, inputs, outputs)
+        part = ([bits_of(tensor, what) for tensor in outputs], read, overlap_within(outputs))
         return self._post_exchange(what, part, outputs, inputs)
 
     def all_to_all_single(
@@ -462,30 +448,20 @@ class RankGroup(ProcessGroup):
         timeout: Any = None,
     ) -> RankWork:
         what = "all_to_all"
+        check = self._begin(what, [input], [output])
         if output.dtype != input.dtype:
-            raise ValueError(f"{what}: expected one dtype, got {output.dtype} and {input.dtype}")
-        part = (
-            self._split(what, "output", output, output_splits),
-            self._split(what, "input", input, input_splits),
-        )
+            check.fail(f"expected one dtype, got {output.dtype} and {input.dtype}")
+        check.dtype(input)
+        check.layout([input], "all_to_all_single", "input")
+        check.written([output])
+        rank = self._rank.index
+        received = check.splits("output", output, output_splits, rank)
+        sent = check.splits("input", input, input_splits, rank)
+        (read,) = self._read([in_memory(input, what)], opts, [input], [output])
+        part = (_pieces(in_memory(output, what), received), _pieces(read, sent), False)
         return self._post_exchange(what, part, [output], [input])
 
     alltoall_base = all_to_all_single
-
-    def _split(self, what: str, name: str, tensor: Tensor, splits: Any) -> list[Array]:
-        rows, count = (tensor.shape[0] if tensor.dim() else 1), self.size()
-        sizes = list(splits) if splits is not None and len(splits) else []
-        if not sizes and rows % count == 0:
-            sizes = [rows // count] * count
-        if len(sizes) != count or sum(sizes) != rows or min(sizes) < 0:
-            raise ValueError(
-                f"{what} on {self._key}, rank {self._rank.index}: expected {count} sizes of the "
-                f"{name} that sum to its {rows} rows, got {sizes or 'an even split'}"
-            )
-        each = tensor.numel() // rows if rows else 0
-        bits = flat_bits(tensor, f"{what}'s {name}")
-        ends = np.cumsum([0, *sizes]) * each
-        return [bits[a:b] for a, b in pairwise(ends)]
 
     def _post_exchange(
         self, what: str, part: Any, outputs: list[Tensor], inputs: list[Tensor]
@@ -493,8 +469,8 @@ class RankGroup(ProcessGroup):
         ranks = self._key.ranks
 
         def compute(parts: list[Any]) -> None:
-            pairs = []
-            for r, (targets, _) in enumerate(parts):
+            for r, (targets, _, in_order) in enumerate(parts):
+                pairs = []
                 for s, target in enumerate(targets):
                     source = parts[s][1][r]
                     if source.size != target.size:
@@ -502,57 +478,62 @@ class RankGroup(ProcessGroup):
                             f"{what} on {self._key}: rank {ranks[s]} sends {source.size} elements "
                             f"to rank {ranks[r]}, which expects {target.size}"
                         )
-                    pairs.append((target, source))
-            move(pairs)
+                    pairs.append((target, source.reshape(target.shape)))
+                move(pairs, in_order)
 
         dtype = dtype_name(inputs[0].dtype)
-        received, sent = (tuple(bits.size for bits in side) for side in part)
+        received, sent = (tuple(bits.size for bits in side) for side in part[:2])
         record = {"send_counts": sent, "receive_counts": received}
         return self._post(what, part, outputs, compute, uneven=inputs, record=record, dtype=dtype)
 
     # Without tensors, and between two ranks
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> RankWork:
+        self._check_open("barrier")
         return self._post("barrier", None, [], lambda parts: None)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        self._check_open("monitored_barrier")
         self._post("monitored_barrier", None, [], lambda parts: None).wait()
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> RankWork:
-        (tensor,) = self._check_mail("send", tensors, to)
+        tensor = self._check_message("send", tensors, to, tag)
+        exchange, kept = self._exchange, self.keeps_values
         return self._letter(
-            self._exchange.send(self._rank, self._key, self._place, to, tensor, tag)
+            exchange.send(self._rank, self._key, self._place, to, tensor, tag, kept)
         )
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> RankWork:
-        (tensor,) = self._check_mail("recv", tensors, source)
+        tensor = self._check_message("recv", tensors, source, tag)
         return self._letter(
             self._exchange.receive(self._rank, self._key, self._place, source, tensor, tag)
         )
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> RankWork:
-        (tensor,) = self._check_mail("recv", tensors, 0)
+        tensor = self._check_message("recv", tensors, None, tag)
         return self._letter(
             self._exchange.receive(self._rank, self._key, self._place, None, tensor, tag)
         )
 
-    def _check_mail(self, what: str, tensors: list[Tensor], other: int) -> list[Tensor]:
-        self._check_open(what)
-        if not 0 <= other < self.size():
-            raise ValueError(f"{what} on {self._key}: there is no rank {other} in the group")
-        return _listed(tensors)
+    def _check_message(self, what: str, tensors: Tensors, other: int | None, tag: int) -> Tensor:
+        given = listed(tensors)
+        check = self._begin(what, *((given, []) if what == "send" else ([], given)))
+        check.one("tensors", given)
+        if other is not None and not 0 <= other < self.size():
+            check.fail(f"there is no rank {other} in the group: expected 0 to {self.size() - 1}")
+        if other == self._place and not check.rules.sends_to_itself:
+            check.fail(f"rank {self._rank.index} cannot exchange messages with itself")
+        if tag < 0 and check.rules.name == "gloo":
+            check.fail(f"tag must be nonnegative, got {tag}")
+        check.layout(given)
+        if what == "recv":
+            check.written(given)
+        return given[0]
 
     def _letter(self, work: RankWork) -> RankWork:
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
-
-    def _check_count(self, what: str, tensors: Sequence[Tensor]) -> None:
-        if len(tensors) != self.size():
-            raise ValueError(
-                f"{what} on {self._key}: expected a list of {self.size()} tensors, one for each "
-                f"rank of the group, got {len(tensors)}"
-            )
 
 
 @without_dynamo
@@ -575,77 +556,13 @@ class _AllWorks(dist.Work):
         self.wait()
 
 
-_OPS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
-_OP_NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
-
-
-def _listed(tensors: Tensors) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _name_of(op: Any) -> str:
-    return _OP_NAMES[getattr(op, "op", op).value]
-
-
-def _packed(tensor: Tensor, what: str) -> Array:
-    """A tensor's memory in its own order, as engines fold it; complex numbers as pairs.
-
-    **Raises**: TypeError for a tensor with gaps: NCCL refuses it, gloo takes what is in them.
-    """
-    array = _without_gaps(array_of(tensor, what), what)
-    if tensor.is_complex():
-        array = array.reshape(*array.shape, 1).view(array.real.dtype)
-    return array
-
-
-def _without_gaps(array: Array, what: str) -> Array:
-    """The array with its axes in the order of its memory."""
-    if not array.flags.c_contiguous:
-        packed = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
-        if not packed.flags.c_contiguous:
-            steps = tuple(stride // array.itemsize for stride in array.strides)
-            raise TypeError(
-                f"{what}: expected a tensor without gaps in its memory, got shape "
-                f"{list(array.shape)} with strides {steps}; use contiguous()"
-            )
-        return packed
-    return array
-
-
-def _target_and_member(tensor: Tensor, op: Any, name: str, what: str) -> tuple[Array, Array]:
-    """A tensor's memory as what is written and what is added.
-
-    For a PREMUL_SUM the latter is a copy, times the factor of its rank.
-
-    **Raises**: TypeError as NCCL's backend: for other dtypes, and for a factor of another one; and
-    for an operator that complex numbers lack.
-    """
-    array = _packed(tensor, what)
-    if tensor.is_complex() and name not in ("SUM", "AVG"):
-        raise TypeError(f"{what}: ReduceOp.{name} is not defined for {tensor.dtype}")
-    if name != "PREMUL_SUM":
-        return array, array
-    factor = op.factor
-    if array.dtype.name not in HALVES:
-        raise TypeError(f"{what}: PREMUL_SUM is for {', '.join(HALVES)}; got {tensor.dtype}")
-    if isinstance(factor, Tensor):
-        if factor.dtype != tensor.dtype:
-            raise TypeError(
-                f"{what}: expected a factor of PREMUL_SUM that is a number, or one element of "
-                f"{tensor.dtype}; got {kind_of(factor)!r}"
-            )
-        factor = factor.item()
-    return array, multiplied(array, factor)
+def _pieces(memory: Array, rows: list[int]) -> list[Array]:
+    """The memory of a tensor cut into those of so many rows each."""
+    each = memory.size // max(1, sum(rows))
+    return [memory[start * each : end * each] for start, end in pairwise([0, *accumulate(rows)])]
 
 
 def _row(tensors: Any) -> list[Tensor]:
     """The list of tensors at the root, which torch puts into a list."""
-    return list(tensors if not tensors or isinstance(tensors[0], Tensor) else tensors[0])
-
-
-def _check_like(what: str, name: str, tensor: Tensor, other: Tensor) -> None:
-    if tensor.dtype != other.dtype or tensor.shape != other.shape:
-        raise ValueError(
-            f"{what}: expected {name} of one dtype and shape with the rank's own tensor, "
-            f"{kind_of(other)!r}; got {kind_of(tensor)!r}"
-        )
+    given = tensors or []
+    return list(given if not given or isinstance(given[0], Tensor) else given[0])

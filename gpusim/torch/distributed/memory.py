@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +20,16 @@ from ...cuda.launch import require_cupy
 from ...libraries import lacks_kernels, on_device
 from ..tensors import TO_NUMPY
 
-__all__ = ["array_of", "bits_of", "device_of", "dtype_name", "flat_bits", "kind_of", "move"]
+__all__ = [
+    "array_of",
+    "bits_of",
+    "device_of",
+    "dtype_name",
+    "kind_of",
+    "move",
+    "overlap",
+    "overlap_within",
+]
 
 _IS_CPU = attrgetter("is_cpu")
 
@@ -70,16 +80,48 @@ def bits_of(tensor: Tensor, what: str) -> Array:
     return _view(tensor, np.dtype(f"u{size}" if size <= 8 else f"V{size}"), what)
 
 
-def flat_bits(tensor: Tensor, what: str) -> Array:
-    """The same in one dimension; TypeError for a tensor that is not contiguous."""
-    if not tensor.is_contiguous():
-        raise TypeError(f"{what}: expected a contiguous tensor, got strides {tensor.stride()}")
-    return bits_of(tensor, what).reshape(-1)
+def move(pairs: Sequence[tuple[Array, Array]], in_order: bool = False) -> None:
+    """Copy the second array of each pair into the first, one pair after another if `in_order`.
+
+    No target may overlap the source of another pair: callers copy such sources before, when a call
+    is posted, since then only the tensors of one rank have to be compared.
+    """
+    needed = [(x, y) for x, y in pairs if x.size and not _is_same(x, y)]
+    for part in [[pair] for pair in needed] if in_order else [needed]:
+        kernels.copy(part)
 
 
-def move(pairs: Sequence[tuple[Array, Array]]) -> None:
-    """Copy the second array of each pair into the first."""
-    kernels.copy([(x, y) for x, y in pairs if x.size and not _is_same(x, y)])
+def overlap(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether a tensor of the first list may share memory with one of the second.
+
+    Tensors are taken as all the memory from their first element to their last one.
+    """
+    if not tensors or not others:
+        return False
+    spans = sorted([(*_span(x), 0) for x in tensors] + [(*_span(x), 1) for x in others])
+    ends = [0, 0]
+    for start, end, side in spans:
+        if start < end:
+            if ends[1 - side] > start:
+                return True
+            ends[side] = max(ends[side], end)
+    return False
+
+
+def overlap_within(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors of a list may share memory with each other."""
+    spans = sorted(span for span in map(_span, tensors) if span[0] < span[1])
+    return any(one[1] > other[0] for one, other in pairwise(spans))
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from a tensor's first byte to behind its last one."""
+    if not tensor.numel():
+        return 0, 0
+    start, width = tensor.data_ptr(), tensor.element_size()
+    if tensor.is_contiguous():
+        return start, start + width * tensor.numel()
+    return start, start + _strides(tensor, width)[1]
 
 
 def _is_same(target: Any, source: Any) -> bool:

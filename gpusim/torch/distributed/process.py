@@ -60,6 +60,7 @@ METHODS = {
     "_allgather_base": "all_gather",
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
+    "allreduce_sparse": "all_reduce",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all",
     "all_to_all_single": "all_to_all",
@@ -206,9 +207,14 @@ class ProcessRank(Rank):
             copies.pairs.clear()
             self.memory.free(copies)
 
-    def wait_for_results_in(self, arrays: Sequence[Array]) -> None:
-        """Wait for the works whose results go to memory that is to be read or written."""
+    def wait_for_results_in(self, arrays: Sequence[Array], operation: str) -> None:
+        """Wait for the works whose results go to memory that is to be read or written.
+
+        As in `RankGroup._begin`, a message does not wait for others.
+        """
         for work, copies in list(self.works.values()):
+            if work.receives and operation in ("send", "recv"):
+                continue
             targets = [target for target, _ in copies.pairs]
             if any(np.may_share_memory(one, other) for one in targets for other in arrays):
                 work.wait()
@@ -269,7 +275,7 @@ class ProcessGroup(RankGroup):
             read += [operation != "recv" if both else not name.startswith("output")] * more
             written += [operation != "send" if both else name.startswith("output")] * more
         own = [_bits(tensor, operation) for tensor in tensors]
-        rank.wait_for_results_in(own)
+        rank.wait_for_results_in(own, operation)
         order = sorted(range(len(own)), key=lambda place: not read[place])
         starts, end, sent = [0] * len(own), 0, 0
         for place in order:  # those that are read come first: they are sent in one piece
@@ -300,6 +306,7 @@ class ProcessGroup(RankGroup):
         site = rank.call_site()
         pending: Any = Pending("", cast(Any, Done(number)))
         work = RankWork(rank, pending, [], site)
+        work.receives = operation == "recv"
         rank.works[number] = work, copies
         try:
             answer = rank.ask(
@@ -337,6 +344,8 @@ def _forwarding(method: str) -> Any:
 
     @functools.wraps(function)
     def forward(self: ProcessGroup, *args: Any, **named: Any) -> RankWork | None:
+        if method == "allreduce" and _is_sparse(args):
+            return cast(RankWork, function(self, *args, **named))  # of dense tensors
         given = signature.bind(self, *args, **named).arguments
         del given["self"]
         return self._forward(method, given)
@@ -347,6 +356,13 @@ def _forwarding(method: str) -> Any:
 for _method in METHODS:
     setattr(ProcessGroup, _method, _forwarding(_method))
 ProcessRank.group_type = ProcessGroup
+
+
+def _is_sparse(args: Sequence[Any]) -> bool:
+    """Whether the first argument is a sparse tensor, or a list that begins with one."""
+    first = args[0] if args else None
+    tensor = first[0] if isinstance(first, list) and first else first
+    return isinstance(tensor, Tensor) and tensor.is_sparse
 
 
 def _bits(tensor: Tensor, what: str) -> Array:

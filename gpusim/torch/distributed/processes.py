@@ -156,6 +156,7 @@ class ProxyGroup(RankGroup):
     **Attributes**: `chooses_here` is False for a call whose Reduction the rank's process chooses.
     """
 
+    keeps_values = False  # the process has copied them
     number = 0
     chooses_here = True
 

@@ -197,9 +197,8 @@ def encode(value: Any, tensors: list[Tensor]) -> Any:
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         fields = {name: encode(each, tensors) for name, each in fields.items()}
         return {"class": type(value).__name__, "fields": fields}
-    fields = {
-        name: getattr(value, name) for name in ("reduceOp", "rootRank") if hasattr(value, name)
-    }
+    names = ("reduceOp", "rootRank", "rootTensor")
+    fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
     if not fields and not type(value).__module__.startswith("torch."):
         raise TypeError(f"a rank's process cannot send a {type(value).__qualname__}: {value!r:.60}")
     return {"options": {name: encode(each, tensors) for name, each in fields.items()}}
