@@ -31,10 +31,13 @@ import torch.distributed as dist
 import torch.distributed.tensor._random as dtensor_random
 
 from tests.torch.distributed_programs import PROGRAMS
+from tests.torch.random_calls import random_calls
 
 ROOT = Path(__file__).parents[2]
 # Programs that leave something in the process: plans of checkpoints, in classes of torch's.
 ALONE = ("planned",)
+#: All programs of the world; random calls have a test of their own.
+KNOWN = {**PROGRAMS, "random_calls": random_calls}
 Case = tuple[str, int, dict[str, Any]]
 Found = list[dict[str, torch.Tensor]]  # by each rank, named
 
@@ -125,7 +128,7 @@ def live(rank: int, port: int, lines: TextIO, answers: TextIO) -> None:
         os.dup2(printed, 2)
         os.close(printed)
         try:
-            torch.save(PROGRAMS[name](**arguments), Path(folder, f"{number}-{rank}.pt"))
+            torch.save(KNOWN[name](**arguments), Path(folder, f"{number}-{rank}.pt"))
             dist.barrier()
             dist.destroy_process_group()
             print(0, file=answers, flush=True)

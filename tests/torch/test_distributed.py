@@ -754,7 +754,10 @@ def test_a_missing_backward_pass_is_named(ddp_is_imported: None) -> None:
             "ReduceOp.PRODUCT is not defined for torch.complex64",
         ),
         (lambda: dist.all_reduce(X.clone(), dist.ReduceOp.BAND), "BAND is for integers and bool"),
-        (lambda: dist.all_reduce(torch.ones(3).to_sparse()), "layout torch.sparse_coo|sparse"),
+        (
+            lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX),
+            "sparse tensors only works with ReduceOp.SUM, got ReduceOp.MAX",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit(call: Callable[[], Any], said: str) -> None:

@@ -58,7 +58,8 @@ class Rules:
     - `name`: as messages name it; "" for engines that gpusim has no rules of.
     - `error`: the type of exception that it raises for an argument.
     - `layouts`: by operation, which layouts it takes.
-    - `dtypes`: those of its collectives; None for all that gpusim has.
+    - `dtypes`: those of its collectives; None for all that gpusim has. Complex numbers are pairs
+      of real ones, except in the operations of `not_complex`.
     - `averages_integers`: whether ReduceOp.AVG of integers divides the sum, toward zero.
     - `lists`: whether a group's `allreduce` and `broadcast` take several tensors, which become one
       operand: `allreduce([a, b])` adds over the list and the ranks.
@@ -73,6 +74,7 @@ class Rules:
     error: type[Exception] = ValueError
     layouts: Mapping[str, Layout] = field(default_factory=lambda: ORDERS)
     dtypes: frozenset[torch.dtype] | None = None
+    not_complex: frozenset[str] = frozenset()
     averages_integers: bool = False
     lists: bool = True
     gathers_unlike: bool = True
@@ -112,6 +114,7 @@ RULES: Mapping[str, Rules] = {
                 torch.int64,
             ]
         ),
+        not_complex=frozenset(["gather", "all_gather_coalesced"]),
         gathers_unlike=False,
         stacks=False,
         sends_to_itself=False,
@@ -193,8 +196,8 @@ class Arguments:
         expected = self.size if count is None else count
         if len(tensors) != expected:
             self.fail(
-                f"expected {name} to be a list of {expected} tensors, one for each rank of the "
-                f"group, got {len(tensors)}"
+                f"expected a list of {expected} tensors as {name}, got {len(tensors)}; the group "
+                f"has {self.size} ranks"
             )
 
     def none(self, name: str, tensors: Sequence[Any], root: int) -> None:
@@ -220,12 +223,14 @@ class Arguments:
                     f"index 0 and {kind_of(tensor)!r} at index {index}"
                 )
 
-    def dtype(self, *tensors: Tensor) -> None:
-        """The engine has to have the dtype."""
+    def dtype(self, *tensors: Tensor, kind: str = "") -> None:
+        """The engine has to have the dtype, in this kind of the operation."""
         known = self.rules.dtypes
         if known is None:
             return
         for tensor in tensors:
+            if tensor.dtype.is_complex and (kind or self.what) not in self.rules.not_complex:
+                continue
             if tensor.dtype not in known:
                 names = ", ".join(sorted(str(each)[6:] for each in known))
                 self.fail(
@@ -294,10 +299,12 @@ class Arguments:
             first = part.shape[0] if part.dim() else 0
             fits = part.dim() > 0 and whole.shape == (self.size * first, *part.shape[1:])
         if not fits:
+            other = {"input": "output", "output": "input"}[name]
             how = "elements" if self.rules.stacks else "first axis"
             self.fail(
                 f"invalid tensor size: expected an {name} of {self.size} times the "
-                f"{how} of {kind_of(part)!r}, got {kind_of(whole)!r}"
+                f"{other}'s {how}, "
+                f"got {kind_of(whole)!r} for {kind_of(part)!r}"
             )
 
     def splits(self, name: str, tensor: Tensor, splits: Any, rank: int) -> list[int]:

@@ -56,7 +56,10 @@ class GroupKey:
     @property
     def label(self) -> str:
         """A name that no other group has."""
-        return self.name if self.copy == (1, 0) else f"{self.name}/{'.'.join(map(str, self.copy))}"
+        # Groups of one rank may share their name, except for "0", the group of all ranks.
+        alone = len(self.ranks) == 1 and self.name != "0"
+        name = f"{self.name}@{self.ranks[0]}" if alone else self.name
+        return name if self.copy == (1, 0) else f"{name}/{'.'.join(map(str, self.copy))}"
 
     def __str__(self) -> str:
         first, last = self.ranks[0], self.ranks[-1]
@@ -229,8 +232,9 @@ class Exchange:
     def admit(self, key: GroupKey, rank: Rank) -> None:
         """Note that a rank makes a group; all that are in it must name the same ranks.
 
-        Groups that have no rank in common may be made in one position: `new_subgroups` of a group
-        makes those of its own members only.
+        Groups of one rank may be made where others make other groups: `new_subgroups` of a group
+        makes those of its own members only. Groups of several ranks meet under their name, and
+        real engines mix up those of one name.
         """
         site = rank.call_site()
         with self.lock:
@@ -239,7 +243,7 @@ class Exchange:
             if not same:
                 makers.append((key.ranks, rank.index, site))
             others = [made for made in makers if made[0] != key.ranks]
-            clash = next((made for made in others if {*made[0]} & {*key.ranks}), None)
+            clash = next((made for made in others if _meet(made[0], key.ranks)), None)
         if clash is not None:
             ranks, other, there = clash
             self._mismatch(
@@ -448,6 +452,11 @@ class Exchange:
         with self.launch.scheduler.lock:
             call.abort(CollectiveMismatchError(message))
         raise ReplicaEnded
+
+
+def _meet(ranks: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    """Whether two groups of one name cannot be told apart."""
+    return min(len(ranks), len(others)) > 1 or bool({*ranks} & {*others})
 
 
 def _value_of(tensor: Tensor) -> Value:

@@ -235,8 +235,8 @@ def fold_rows(
 
     gloo adds in this order, and cuts the sum in logical order.
 
-    **Arguments**: `axes` are the members' axes in this order, None if it is the logical one; `shape`
-    is (R, ...), into which the members' elements are cut, in logical order.
+    **Arguments**: `axes` are the members' axes in this order, or None if that is the logical one;
+    `shape` is (R, ...), into which the members' elements are cut, in logical order.
     """
     if axes is None:
         return fold_slices([_cut(each, shape) for each in members], op, operation, reduction, call)

@@ -332,7 +332,7 @@ class RankGroup(Reductions, ProcessGroup):
             for tensor, output in zip(given, row, strict=True):
                 if rank == self._place or not check.rules.gathers_unlike:
                     check.alike("outputs", [output], tensor)
-        check.dtype(*given)
+        check.dtype(*given, kind="all_gather_coalesced")
         check.layout([*given, *flat])
         check.written(flat)
         arrays = [bits_of(tensor, what) for tensor in given]
@@ -466,8 +466,8 @@ class RankGroup(Reductions, ProcessGroup):
         rank = self._rank.index
         received = check.splits("output", output, output_splits, rank)
         sent = check.splits("input", input, input_splits, rank)
-        read = self._read(_rows(bits_of(input, what), sent), opts, [input], [output])
-        part = (_rows(bits_of(output, what), received), read, False)
+        (read,) = self._read([in_memory(input, what)], opts, [input], [output])
+        part = (_pieces(in_memory(output, what), received), _pieces(read, sent), False)
         return self._post_exchange(what, part, [output], [input])
 
     alltoall_base = all_to_all_single
@@ -581,11 +581,10 @@ class _AllWorks(dist.Work):
         self.wait()
 
 
-def _rows(array: Array, sizes: list[int]) -> list[Array]:
-    """The array cut along its first axis."""
-    whole = array if array.ndim else array.reshape(1)
-    ends = [0, *accumulate(sizes)]
-    return [whole[start:end] for start, end in pairwise(ends)]
+def _pieces(memory: Array, rows: list[int]) -> list[Array]:
+    """The memory of a tensor cut into those of so many rows each."""
+    each = memory.size // max(1, sum(rows))
+    return [memory[start * each : end * each] for start, end in pairwise([0, *accumulate(rows)])]
 
 
 def _row(tensors: Any) -> list[Tensor]:
