@@ -170,18 +170,15 @@ def test_generators_that_are_not_in_memory_are_asked(
 ) -> None:
     def body(rank: int) -> list[float]:
         dist.init_process_group()
-        random.seed(rank)
-        torch.manual_seed(rank)
         found = []
         for _ in range(3):
-            found += [random.random(), random.gauss(0, 1), torch.rand(1).item()]
+            found += [random.random(), random.gauss(0, 1), torch.rand(1).item(), legacy.randn()]
             dist.barrier()
         return found
 
     expected = launch(body, 3)
-    assert own._PYTHON_IN_MEMORY and own._torch_memory is not None  # on CPython
-    monkeypatch.setattr(own, "_PYTHON_IN_MEMORY", False)
-    monkeypatch.setattr(own, "_torch_memory", None)
+    assert all(own.IN_MEMORY)  # on CPython
+    monkeypatch.setattr(own, "GENERATORS", own.ASKED)
     assert launch(body, 3) == expected
 
 

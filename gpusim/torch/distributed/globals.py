@@ -7,14 +7,15 @@ import functools
 import os
 import random
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...errors import GpusimError
 from .private import generator_memory
-from .seeds import Seeds
+from .seeds import Seeds, sow
 from .settings import Settings
 
 __all__ = ["Globals"]
@@ -31,11 +32,10 @@ class Globals:
     """
 
     def __init__(self) -> None:
-        self.torch_bits, self.torch = _torch_bits(), torch.get_rng_state()
+        self.states = [generator.read() for generator in GENERATORS]
         self.cuda = _cuda_states()
-        self.python_bits, self.python = _python_bits(), random.getstate()
-        self.numpy_bits = _numpy_bits()
-        self.numpy: Any = _numpy.get_state(legacy=False)
+        #: Of generators that are yet to be seeded, in the rank's first turn.
+        self.seeds: Seeds | None = None
         self.dtype = torch.get_default_dtype()
         self.folder = os.getcwd()
         self.argv = sys.argv
@@ -43,32 +43,17 @@ class Globals:
         self.settings = Settings()
 
     def of_rank(self, seeds: Seeds) -> Globals:
-        """Those that a rank starts with: the same, but for the states of generators."""
+        """Those that a rank starts with: the same, with generators that are seeded."""
         copy = object.__new__(Globals)
-        vars(copy).update(vars(self), argv=list(self.argv), settings=self.settings.copy())
-        generator = torch.Generator()
-        copy.torch = generator.manual_seed(seeds.torch).get_state()
-        copy.python = random.Random(seeds.python).getstate()
-        copy.numpy = np.random.RandomState(seeds.numpy).get_state(legacy=False)
-        # No memory has these, so that the first turn sets the states.
-        copy.torch_bits = copy.python_bits = copy.numpy_bits = b""
-        copy.cuda = _cuda_states(seeds)
+        own = {"argv": list(self.argv), "settings": self.settings.copy(), "seeds": seeds}
+        vars(copy).update(vars(self), **own)
         return copy
 
     def save(self) -> None:
-        """Take what is there now; states that are slow to read only if they have been used."""
-        bits: Any = _torch_bits()
-        if bits != self.torch_bits:
-            self.torch_bits, self.torch = bits, torch.get_rng_state()
+        """Take what is there now."""
+        self.states = [generator.read() for generator in GENERATORS]
         if torch.cuda.default_generators:
             self.cuda = _cuda_states()
-        bits = _python_bits()
-        if bits != self.python_bits:
-            self.python_bits, self.python = bits, random.getstate()
-        bits = _numpy_bits()
-        # A second normal number may be left, whose use changes nothing else.
-        if bits != self.numpy_bits or self.numpy["has_gauss"]:
-            self.numpy_bits, self.numpy = bits, _numpy.get_state(legacy=False)
         self.dtype = torch.get_default_dtype()
         self.folder, self.argv = os.getcwd(), sys.argv
         self.main = sys.modules["__main__"]
@@ -87,82 +72,134 @@ class Globals:
 
     def restore_generators(self, now: Globals) -> None:
         """Put the states of generators in place of those of `now`."""
-        if self.torch_bits != now.torch_bits:
-            torch.set_rng_state(self.torch)
-            self.torch_bits = _torch_bits()  # with other bytes in a normal number that is not there
-        for generator, state in zip(torch.cuda.default_generators, self.cuda, strict=True):
-            generator.set_state(state)
-        if self.python_bits != now.python_bits:
-            random.setstate(self.python)
-        gauss = self.numpy["has_gauss"] or now.numpy["has_gauss"]
-        if self.numpy_bits != now.numpy_bits or gauss:
-            _numpy.set_state(self.numpy)
+        if self.seeds is not None:
+            sow(self.seeds)
+            self.seeds = None
+            return
+        for generator, own, other in zip(GENERATORS, self.states, now.states, strict=True):
+            if own != other:
+                generator.write(own)
+        for gpu, state in zip(torch.cuda.default_generators, self.cuda, strict=True):
+            gpu.set_state(state)
 
 
-def _cuda_states(seeds: Seeds | None = None) -> list[torch.Tensor]:
-    """The states of the GPUs' generators, which the host keeps; none before CUDA is initialised.
+def _cuda_states() -> list[torch.Tensor]:
+    """The states of the GPUs' generators, which the host keeps; none before CUDA is initialised."""
+    return [generator.get_state() for generator in torch.cuda.default_generators]
 
-    With `seeds`, the states that they have after they are seeded.
+
+class Generator(NamedTuple):
+    """How to read the state of a global generator, as values that can be compared, and to set it.
+
+    States are read and written with each turn. So they are read as the memory that they are, which
+    is 5 to 300 times as fast as to ask for them, where the memory is as it is expected to be.
     """
-    generators = torch.cuda.default_generators
-    if seeds is not None:
-        generators = tuple(torch.Generator(device=each.device) for each in generators)
-        for number, generator in enumerate(generators):
-            generator.manual_seed(seeds.of_gpu(number))
-    return [generator.get_state() for generator in generators]
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
 
 
-def _torch_bits() -> Any:
-    """The state of torch's global generator as memory, if it is there as `private` finds it."""
-    return _torch_memory.raw if _torch_memory is not None else _torch_bytes()
+# torch's
 
 
-def _torch_bytes() -> bytes:
-    found: bytes = torch.get_rng_state().numpy().tobytes()
-    return found
+def _read_torch() -> bytes:
+    state: bytes = torch.get_rng_state().numpy().tobytes()
+    return state
 
 
-_torch_memory = generator_memory()
+def _write_torch(state: bytes) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
+
+def _torch_in_memory() -> Generator | None:
+    memory: Any = generator_memory()
+    return None if memory is None else Generator(*_raw(memory))
+
+
+def _raw(memory: Any) -> tuple[Callable[[], bytes], Callable[[bytes], None]]:
+    return lambda: memory.raw, lambda state: setattr(memory, "raw", state)
+
+
+# Python's
 
 _python: Any = random.random
 _python = _python.__self__  # the global generator
 _python_type: Any = type(_python).__base__  # in C
-_python_memory = (ctypes.c_char * (_python_type.__basicsize__ - object.__basicsize__)).from_address(
-    id(_python) + object.__basicsize__
-)
 
 
-def _python_bits() -> Any:
-    """The state of Python's global generator as memory; 20 times faster to read than getstate()."""
-    if not _PYTHON_IN_MEMORY:
-        return random.getstate()
-    return _python_memory.raw, _python.gauss_next
-
-
-def _python_in_memory() -> bool:
-    """Whether this Python keeps the state in the object, as CPython does."""
+def _python_in_memory() -> Generator | None:
+    """The generator as memory, if this Python keeps the state in the object, as CPython does."""
     if sys.implementation.name != "cpython":
-        return False
+        return None
+    size = _python_type.__basicsize__ - object.__basicsize__
+    memory = (ctypes.c_char * size).from_address(id(_python) + object.__basicsize__)
     words, position = random.getstate()[1][:-1], random.getstate()[1][-1]
-    memory = _python_memory.raw
-    at = memory.find(np.array(words, np.uint32).tobytes())
-    return at >= 4 and memory[at - 4 : at] == np.array([position], np.int32).tobytes()
+    at = memory.raw.find(np.array(words, np.uint32).tobytes())
+    if at < 4 or memory.raw[at - 4 : at] != np.array([position], np.int32).tobytes():
+        return None
+
+    def read() -> tuple[bytes, Any]:
+        return memory.raw, _python.gauss_next
+
+    def write(state: tuple[bytes, Any]) -> None:
+        memory.raw, _python.gauss_next = state
+
+    return Generator(read, write)
 
 
-_PYTHON_IN_MEMORY = _python_in_memory()
+# NumPy's
 
 
-def _numpy_bits() -> bytes:
-    """The state of NumPy's global generator as memory; 30 times faster to read than as an array."""
-    return _memory_of(_numpy.get_bit_generator()).raw
+def _read_numpy() -> tuple[Any, ...]:
+    name, key, *more = _numpy.get_state()
+    return name, key.tobytes(), *more
+
+
+def _write_numpy(state: tuple[Any, ...]) -> None:
+    name, key, *more = state
+    _numpy.set_state((name, np.frombuffer(key, np.uint32), *more))
+
+
+def _numpy_in_memory() -> Generator | None:
+    """The generator as memory: the words of MT19937, and a second normal number that is left.
+
+    The latter, and whether it is there, are in the RandomState. A trial finds out where.
+    """
+    trial: Any = np.random.RandomState(0)
+    trial.set_state(("MT19937", trial.get_state()[1], 624, 1, np.pi))
+    size = type(trial).__basicsize__
+    content = ctypes.string_at(id(trial), size)
+    at = content.find(np.array([1, np.pi]).astype("f8")[1:].tobytes())
+    if at < 8 or content[at - 8 : at - 4] != np.array([1], np.int32).tobytes():
+        return None
+    shared: Any = _numpy.mtrand._rand
+    if type(shared) is not type(trial):
+        return None
+    normal = (ctypes.c_char * 16).from_address(id(shared) + at - 8)
+
+    def read() -> tuple[bytes, bytes]:
+        return _memory_of(_numpy.get_bit_generator()).raw, normal.raw
+
+    def write(state: tuple[bytes, bytes]) -> None:
+        _memory_of(_numpy.get_bit_generator()).raw, normal.raw = state
+
+    return Generator(read, write)
 
 
 @functools.lru_cache(maxsize=1)
-def _memory_of(bits: Any) -> ctypes.Array[ctypes.c_char]:
+def _memory_of(bits: Any) -> Any:
     if not isinstance(bits, np.random.MT19937):
         raise GpusimError(
             f"NumPy's global generator has the bit generator {type(bits).__name__}; ranks can "
             "share MT19937 only, which np.random.set_bit_generator replaced"
         )
     return (ctypes.c_char * (625 * 4)).from_address(bits.ctypes.state_address)
+
+
+ASKED = [
+    Generator(_read_torch, _write_torch),
+    Generator(random.getstate, random.setstate),
+    Generator(_read_numpy, _write_numpy),
+]
+IN_MEMORY = [_torch_in_memory(), _python_in_memory(), _numpy_in_memory()]
+GENERATORS = [fast or asked for fast, asked in zip(IN_MEMORY, ASKED, strict=True)]

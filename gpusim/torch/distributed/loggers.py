@@ -58,6 +58,8 @@ def own_loggers(stack: ExitStack) -> None:
             if is_new and isinstance(logger, logging.Logger):
                 if rank_of_thread() is not None and not is_importing():
                     _before[logger] = _state(logger)
+                    # The rank changes lists of its own, not those that are there.
+                    logger.handlers, logger.filters = [*logger.handlers], [*logger.filters]
             return change(logger, *given, **named)
 
         return note

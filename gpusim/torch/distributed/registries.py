@@ -205,13 +205,23 @@ def _own_interop_threads(stack: ExitStack) -> None:
 # Warnings
 
 
+class _Shown:
+    """What a rank has shown of a module's warnings, under the filters that it had."""
+
+    def __init__(self) -> None:
+        self.registry: dict[Any, Any] = {}
+        self.keys: set[tuple[str, Any, int]] = set()
+        self.filters: list[Any] = []
+
+
 def _own_memory_of_warnings(stack: ExitStack) -> None:
     """Show a warning once in each rank, as in each process, and not once in all.
 
-    Python remembers in a module's `__warningregistry__` what it has shown of the module.
+    Python remembers in a module's `__warningregistry__` what it has shown of the module, and
+    forgets it when filters change, which a turn does.
     """
     show = warnings.warn
-    registries: dict[tuple[int, int], dict[Any, Any]] = {}
+    memory: dict[tuple[int, int], _Shown] = {}
 
     def warn(
         message: Any, category: Any = None, stacklevel: int = 1, *given: Any, **named: Any
@@ -223,11 +233,21 @@ def _own_memory_of_warnings(stack: ExitStack) -> None:
         if rank is None or frame is None or named.get("skip_file_prefixes"):
             return show(message, category, stacklevel + 1, *given, **named)
         space, name = frame.f_globals, "__warningregistry__"
+        shown = memory.setdefault((rank.index, id(space)), _Shown())
+        if shown.filters != warnings.filters:
+            shown.filters = list(warnings.filters)
+            shown.keys.clear()
+        kind = type(message) if isinstance(message, Warning) else category or UserWarning
+        key = str(message), kind, frame.f_lineno
+        if key in shown.keys:
+            return None
         shared = space.get(name)
-        space[name] = registries.setdefault((rank.index, id(space)), {})
+        space[name] = shown.registry
         try:
             return show(message, category, stacklevel + 1, *given, **named)
         finally:
+            if shown.registry.get(key):
+                shown.keys.add(key)
             if shared is None:
                 space.pop(name, None)
             else:
