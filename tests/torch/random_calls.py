@@ -366,9 +366,9 @@ def all_to_all_single(draw: Draw) -> Call:
         if draw.mistake == "shape" and size > 1:
             rows = [rows[0] + 1] * 2
     draw.exclude("in place", not shape)
-    x = draw.tensor((rows[0], *rest))
-    out = draw.tensor((rows[1], *rest))
-    draw.in_memory([out])
+    # What is refused must not depend on a rank's number of rows.
+    x = draw.tensor((rows[0], *rest), ["contiguous", "offset"] if sent else LAYOUTS)
+    out = draw.tensor((rows[1], *rest), ["contiguous", "offset", "transposed", "channels_last"])
     return lambda: finished(dist.all_to_all_single(out, x, received, sent, async_op=late))
 
 
