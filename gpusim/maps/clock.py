@@ -41,8 +41,8 @@ LOOKS = 4
 """After so many looks without progress a replica loses its slot."""
 
 IDLE = 0.5
-"""A replica makes no progress if it works less than this share of the time. torch's own stores poll,
-which on a busy machine is as much as a fifth of the time."""
+"""A replica makes no progress if it works less than this share of the time. torch's own stores
+poll, which on a busy machine is as much as a fifth of the time."""
 
 
 class Timed:

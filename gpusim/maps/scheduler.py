@@ -488,6 +488,9 @@ class PmapCall:
             while not self.over.acquire(timeout=SIGNAL_POLL):
                 self.scheduler.supervise_if_nobody_does()
                 if self.error is not None:
+                    if waited >= PATIENCE and self.scheduler.only_blocked_run():
+                        self.abandoned = True
+                        break
                     if waited <= PATIENCE_AFTER_ERROR < waited + SIGNAL_POLL:
                         self.announce_wait(str(self.error), "Ctrl-C, twice,")
                     waited += SIGNAL_POLL
@@ -535,7 +538,7 @@ class PmapCall:
             self.start_job(abort)
             if not self.over.acquire(timeout=PATIENCE):
                 self.scheduler.leave_blocked()
-                self.announce_wait("pmap is interrupted", "another Ctrl-C")
+                self.announce_wait(f"{self.scheduler.caller} is interrupted", "another Ctrl-C")
                 while not self.over.acquire(timeout=SIGNAL_POLL):
                     self.scheduler.supervise_if_nobody_does()
                     self.scheduler.leave_blocked()
@@ -543,12 +546,14 @@ class PmapCall:
             self.abandoned = True
             self.start_job(abort)  # the first may not have begun
             if not self.over.acquire(timeout=SECOND_GRACE):
-                interrupt.add_note(f"pmap has abandoned {self.describe_running()}")
+                caller = self.scheduler.caller
+                interrupt.add_note(f"{caller} has abandoned {self.describe_running()}")
 
     def announce_wait(self, reason: str, cure: str) -> None:
         """Say on standard error which replicas keep the caller of pmap waiting."""
         print(
-            f"gpusim: {reason}; pmap waits for {self.describe_running()}; {cure} abandons it",
+            f"gpusim: {reason}; {self.scheduler.caller} waits for {self.describe_running()}; "
+            f"{cure} abandons it",
             file=sys.stderr,
             flush=True,
         )
@@ -565,9 +570,9 @@ class PmapCall:
                 stack = stack.f_back
             where = "" if stack is None else _describe_line(stack)
             index = replica.entry.offset + (replica.entry.index or 0)
-            found.append(f"replica {index} of axis {replica.entry.name!r}{where}")
+            found.append(self.scheduler.name_of(index, replica.entry.name) + where)
         more = [f"{len(found) - 8} more"] if len(found) > 8 else []
-        return ", ".join(found[:8] + more) or "replicas that end"
+        return ", ".join(found[:8] + more) or "those that end"
 
     def enqueue(self) -> None:
         for replica in self.replicas:
@@ -607,6 +612,9 @@ class Scheduler:
         #: After Ctrl-C, do not wait for replicas that are in C code.
         self.leaves_blocked = False
         self.clock = Clock(self)
+        #: Who waits for the replicas, and how one is named, in messages.
+        self.caller = "pmap"
+        self.name_of: Callable[[int, Any], str] = lambda i, axis: f"replica {i} of axis {axis!r}"
 
     def fill_slots(self, here: bool = False) -> ReplicaThread | None:
         """Let ready replicas run in the free slots.
@@ -776,7 +784,13 @@ class Scheduler:
 
     def leave_blocked(self) -> None:
         """Raise KeyboardInterrupt if only replicas in C code run, and are to be left there."""
+        if self.only_blocked_run():
+            raise KeyboardInterrupt
+
+    def only_blocked_run(self) -> bool:
+        """Whether only replicas that wait in C code run, and are to be left there."""
         with self.lock:
             running = self.running + self.clock.away
-            if self.leaves_blocked and 0 < running == len(self.to_end()):
-                raise KeyboardInterrupt
+            left = self.to_end()
+            outside = [each for each in self.started if each.outside and each.ended]
+            return 0 < running == (len(left) if self.leaves_blocked else len(outside))

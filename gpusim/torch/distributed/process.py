@@ -112,6 +112,7 @@ class ProcessRank(Rank):
 
     def end(self, *signal: Any) -> None:
         """Raise ReplicaEnded in the program, once, after the message that is being sent."""
+        self.interrupted[1 + self.index] = 1
         if self.ended:
             return
         self.ended, self.late = True, self.busy

@@ -40,7 +40,7 @@ from . import process, store
 from .exchange import GroupKey, RankWork
 from .folds import FoldCall
 from .group import RankGroup
-from .progress import seconds_of_work
+from .progress import Stillness, seconds_of_work
 from .ranks import Launch, Rank
 from .wire import (
     Channel,
@@ -138,6 +138,7 @@ class ProxyRank(Rank):
         """
         assert isinstance(self.launch, ProcessLaunch)
         call, limit = self.launch.call, time.monotonic() + GRACE
+        still = Stillness(self.process)
         if self.launch.scheduler.end is ReplicaInterrupted:
             self.launch.interrupt()
             limit = math.inf
@@ -146,6 +147,9 @@ class ProxyRank(Rank):
 
         def check() -> None:
             if call.abandoned or time.monotonic() > limit:
+                raise _Impatient
+            # A program that waits in C code does not see the signal.
+            if not self.launch.interrupted[1 + self.index] and still.is_blocked():
                 raise _Impatient
 
         with suppress(_Impatient):
@@ -205,8 +209,9 @@ class ProcessLaunch(Launch):
         self._failure: BaseException | None = None
         self.channels: list[Channel] = []
         self.segments: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-        #: A byte that all processes see: whether SIGTERM stands for Ctrl-C.
-        self.interrupted = mmap.mmap(-1, 1)
+        #: Bytes that all processes of this instance see: whether SIGTERM stands for Ctrl-C, and
+        #: by rank whether it has come to the program.
+        self.interrupted = mmap.mmap(-1, 1 + self.size)
 
     def execute(self) -> list[Any]:
         with self._processes():

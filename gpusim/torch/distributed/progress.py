@@ -10,8 +10,12 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-__all__ = ["seconds_of_work"]
+__all__ = ["Stillness", "seconds_of_work"]
+
+STILL = 0.5
+"""Seconds after which a process that does nothing counts as blocked."""
 
 
 def seconds_of_work(process: int, without: Collection[int] = ()) -> float | None:
@@ -34,6 +38,24 @@ def seconds_of_work(process: int, without: Collection[int] = ()) -> float | None
                 if state == "D":  # on a disk
                     total += time.monotonic()
     return total if known else None
+
+
+class Stillness:
+    """How long a process has done nothing. It is asked again and again."""
+
+    def __init__(self, process: Any) -> None:
+        self._number: int | None = getattr(process, "pid", None)
+        self._since, self._work = time.monotonic(), 0.0
+
+    def is_blocked(self) -> bool:
+        """Whether the process has done nothing for `STILL` seconds; False if that is unknown."""
+        now = time.monotonic()
+        work = None if self._number is None else seconds_of_work(self._number)
+        if work is None:
+            return False
+        if work - self._work > (now - self._since) / 2:
+            self._since, self._work = now, work
+        return now - self._since > STILL
 
 
 def _family(process: int) -> Iterator[int]:

@@ -203,6 +203,7 @@ class Launch:
         self.scheduler = Scheduler(slots, self.in_turns)
         self.scheduler.describe_stall = self.describe_stall
         self.scheduler.clock.work_of = self.work_of
+        self.scheduler.name_of = lambda index, axis: f"rank {index}"
         self.pid, self.tid = os.getpid(), threading.get_native_id()
         self.call = PmapCall(self.scheduler, None, self._run_in_context, self._report)
         self.exchange = Exchange(self)
@@ -291,7 +292,7 @@ class Launch:
 
     def turn_of(self, rank: Rank) -> None:
         """Exchange the process's globals, if another rank has run since this one did."""
-        if not self.in_turns or self.last is rank:
+        if not self.in_turns or self.last is rank or self.call.abandoned:
             return
         now = self.base if self.last is None else self.globals[self.last.index]
         if self.last is not None:
@@ -549,6 +550,7 @@ def run_ranks(
         with without_world():  # which ranks do not enter
             found = kind(environments, run, chooser, schedule, recorder, device, around, seed)
             found.scheduler.leaves_blocked = leaves_blocked
+            found.scheduler.caller = "torchrun" if leaves_blocked else "launch"
             return found.execute()
     finally:
         dispatch.record_call = recorded
