@@ -46,9 +46,7 @@ def attention(
         if query.dtype != torch.float64 and _backends.mem_efficient_sdp_enabled():
             log_sum = any(each.requires_grad for each in (query, key, value))
             efficient = aten._scaled_dot_product_efficient_attention
-            return efficient(
-                query, key, value, attn_mask, log_sum, 0.0, is_causal, scale=scale
-            )[0]
+            return efficient(query, key, value, attn_mask, log_sum, 0.0, is_causal, scale=scale)[0]
     if not _backends.math_sdp_enabled():
         raise RuntimeError(
             f"No available kernel. Aborting execution. (attention of {query.dtype} DTensors with "

@@ -283,9 +283,7 @@ def _set_default_device(mode: CpuAsCuda, device: Any) -> None:
 
 def _get_default_device(mode: CpuAsCuda) -> torch.device:
     index = gpu_of(torch.empty(0))
-    result: torch.device = (
-        _get_genuine_default() if index is None else torch.device("cuda", index)
-    )
+    result: torch.device = _get_genuine_default() if index is None else torch.device("cuda", index)
     return result
 
 
@@ -303,7 +301,9 @@ def _under_mode(engine: Any) -> Any:
     @functools.wraps(genuine)
     def run(*args: Any, **kwargs: Any) -> Any:
         mode = current_mode()
-        return genuine(*args, **kwargs) if mode is None else mode.again(genuine, *args, **kwargs)
+        if mode is None:
+            return genuine(*args, **kwargs)
+        return mode.run_backward(genuine, *args, **kwargs)
 
     return run
 

@@ -39,7 +39,17 @@ from .standins import (
     memory_of_host,
 )
 
-__all__ = ["ACCELERATOR", "CLASSES", "CUDA", "LEFT", "NVTX", "REFUSED", "Played", "check", "nothing"]
+__all__ = [
+    "ACCELERATOR",
+    "CLASSES",
+    "CUDA",
+    "LEFT",
+    "NVTX",
+    "REFUSED",
+    "Played",
+    "check",
+    "nothing",
+]
 
 Played = Callable[..., Any]  # of the rank's CpuAsCuda and the function's own arguments
 
@@ -70,7 +80,9 @@ def _device_index(
         if torch.device(device).type == "cpu":
             return -1
     if device is None and not optional:
-        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+        raise ValueError(
+            f"Expected a torch.device with a specified index or an integer, but got:{device}"
+        )
     return mode.index(device)
 
 
