@@ -29,7 +29,7 @@ from ..private import device_constructors, function_modes, parse_to
 from .attention import attention
 from .batch_norm import KERNELS
 from .generators import DRAWS, GpuGenerators, draws, position
-from .marks import ON_CPU, gpu_of, mark, mark_all, mark_of, mark_of_all
+from .marks import ON_CPU, mark, mark_all, mark_of, mark_of_all
 
 if TYPE_CHECKING:
     from .standins import Stream
@@ -54,6 +54,11 @@ TOLD = (
 )
 #: Modules of these that work as on the CPU.
 UNTOLD = {"torch.distributed.checkpoint.filesystem"}
+#: Single functions of these. Hooks of saved tensors run inside of torch's calls, where this mode
+#: does not see them, and outside: they get one answer in both.
+UNTOLD_FUNCTIONS = {
+    ("torch.utils.checkpoint", "_default_meta_extractor"),
+}
 #: Single functions of other modules that get a script's answers.
 TOLD_FUNCTIONS = {
     ("torch.optim.optimizer", "_process_value_according_to_param_policy"),
@@ -111,7 +116,8 @@ def is_told(frames: int) -> bool:
         told = not own or any(name == each or name.startswith(each + ".") for each in TOLD)
         told = told and name not in UNTOLD
         _told[name] = told
-    return told or (name, frame.f_code.co_name) in TOLD_FUNCTIONS
+    function = name, frame.f_code.co_name
+    return function in TOLD_FUNCTIONS or (told and function not in UNTOLD_FUNCTIONS)
 
 
 class CpuAsCuda(TorchFunctionMode):
@@ -129,6 +135,8 @@ class CpuAsCuda(TorchFunctionMode):
         self.current = 0
         self.default: int | None = None  # the GPU of torch.set_default_device
         self.ranges = 0  # of nvtx
+        #: The GPU of the backward pass that runs: tensors of unknown origin live there.
+        self.backward: int | None = None
         self.generators = GpuGenerators(count)
 
     def __enter__(self) -> CpuAsCuda:
@@ -143,15 +151,37 @@ class CpuAsCuda(TorchFunctionMode):
         super().__exit__(*raised)
         _local.mode = None
 
-    def again(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function under this mode, which torch has taken off while it serves a call."""
-        if any(mode is self for mode in function_modes()):
-            return function(*args, **kwargs)
-        TorchFunctionMode.__enter__(self)
+    def run_backward(self, engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the autograd engine under this mode, which torch takes off while it serves a call.
+
+        Hooks, checkpoints and functions of the script run in it. Gradients come from C++ without
+        a mark.
+        """
+        before, self.backward = self.backward, mark_of_all(args)
+        under = any(mode is self for mode in function_modes())
+        if not under:
+            TorchFunctionMode.__enter__(self)
         try:
-            return function(*args, **kwargs)
+            return engine(*args, **kwargs)
         finally:
-            TorchFunctionMode.__exit__(self, None, None, None)
+            if not under:
+                TorchFunctionMode.__exit__(self, None, None, None)
+            self.backward = before
+
+    def mark_of(self, tensor: Tensor) -> int | None:
+        """Where a tensor lives, as far as it is known."""
+        index = mark_of(tensor)
+        return self.backward if index is None and tensor.layout == torch.strided else index
+
+    def gpu_of(self, tensor: Tensor) -> int | None:
+        """The number of a tensor's GPU; None for tensors elsewhere."""
+        index = self.mark_of(tensor)
+        return None if index == ON_CPU or tensor.is_meta else index
+
+    def mark_of_all(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Where the result of a call with these arguments lives, as far as it is known."""
+        index = mark_of_all((*args, *kwargs.values()) if kwargs else args)
+        return self.backward if index is None else index
 
     # Device arguments
 
@@ -220,7 +250,7 @@ class CpuAsCuda(TorchFunctionMode):
         """Call a function whose result lives on a device, or where its arguments do."""
         if draws(function) and kwargs.get("generator") is None:
             if index is None:
-                index = mark_of_all((*args, *kwargs.values()))
+                index = self.mark_of_all(args, kwargs)
             if index is not None and index != ON_CPU:
                 with self.generators.drawing(index):
                     result = function(*args, **kwargs)
@@ -234,7 +264,7 @@ class CpuAsCuda(TorchFunctionMode):
         kind = type(result)
         if kind is Tensor or (isinstance(result, Tensor | list | tuple) and kind is not torch.Size):
             if index is None:
-                index = mark_of_all((*args, *kwargs.values()) if kwargs else args)
+                index = self.mark_of_all(args, kwargs)
             if index is not None:
                 mark_all(result, index)
                 if before is not None and index != ON_CPU and position is not None:
@@ -264,7 +294,7 @@ class CpuAsCuda(TorchFunctionMode):
 
     def _move(self, source: Tensor, result: Any, index: int) -> Any:
         """The result of moving a tensor to a device: a copy, unless it is there."""
-        before = mark_of(source)
+        before = self.mark_of(source)
         if result is source and before != index:
             result = result.clone()
         mark(result, index)
@@ -275,7 +305,7 @@ class CpuAsCuda(TorchFunctionMode):
         target = args[1] if len(args) > 1 else kwargs.get("device", kwargs.get("other"))
         index: int | None = None
         if isinstance(target, Tensor):
-            index = mark_of(target) if is_told(2) else None
+            index = self.mark_of(target) if is_told(2) else None
         elif self.is_played(target):
             index = self.index(target)
             if len(args) > 1:
@@ -286,7 +316,7 @@ class CpuAsCuda(TorchFunctionMode):
             index = ON_CPU
         result = function(*args, **kwargs)
         if index is None:
-            before = mark_of(source)
+            before = self.mark_of(source)
             if before is not None:
                 mark_all(result, before)
             return result
@@ -303,7 +333,7 @@ class CpuAsCuda(TorchFunctionMode):
 
     def _cpu(self, function: Any, args: Any, kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if mark_of(args[0]) is None and not is_told(2):
+        if self.mark_of(args[0]) is None and not is_told(2):
             return result
         return self._move(args[0], result, ON_CPU)
 
@@ -313,7 +343,7 @@ class CpuAsCuda(TorchFunctionMode):
         wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
         if wanted is None:
             name = function(source)
-            if gpu_of(source) is None or not is_told(2):
+            if self.gpu_of(source) is None or not is_told(2):
                 return name
             return name.replace("torch.", "torch.cuda.", 1)
         name = wanted if isinstance(wanted, str) else getattr(wanted, "gpusim_name", "")
@@ -322,33 +352,33 @@ class CpuAsCuda(TorchFunctionMode):
             return self._move(source, result, self.current)
         on_cpu = isinstance(wanted, str) or not isinstance(wanted, torch.dtype)
         result = function(*args, **kwargs)
-        before = ON_CPU if on_cpu and is_told(2) else mark_of(source)
+        before = ON_CPU if on_cpu and is_told(2) else self.mark_of(source)
         return result if before is None else self._move(source, result, before)
 
     def _device(self, function: Any, args: Any, kwargs: Any) -> Any:
-        index = gpu_of(args[0])
+        index = self.gpu_of(args[0])
         if index is not None and is_told(2):
             return torch.device("cuda", index)
         return function(*args, **kwargs)
 
     def _is_cuda(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if gpu_of(args[0]) is not None and is_told(2):
+        if self.gpu_of(args[0]) is not None and is_told(2):
             return True
         return function(*args, **kwargs)
 
     def _is_cpu(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if gpu_of(args[0]) is not None and is_told(2):
+        if self.gpu_of(args[0]) is not None and is_told(2):
             return False
         return function(*args, **kwargs)
 
     def _get_device(self, function: Any, args: Any, kwargs: Any) -> Any:
-        index = gpu_of(args[0])
+        index = self.gpu_of(args[0])
         return index if index is not None and is_told(2) else function(*args, **kwargs)
 
     def _set_data(self, function: Any, args: Any, kwargs: Any) -> Any:
         """x.data = y: memory of unknown origin belongs to the device that x was on."""
-        index = mark_of(args[0])
-        if index is not None and isinstance(args[1], Tensor) and mark_of(args[1]) is None:
+        index = self.mark_of(args[0])
+        if index is not None and isinstance(args[1], Tensor) and self.mark_of(args[1]) is None:
             mark(args[1], index)
         return function(*args, **kwargs)
 
@@ -361,7 +391,7 @@ class CpuAsCuda(TorchFunctionMode):
         """How Module.to reads its arguments."""
         device = args[0] if args else kwargs.get("device")
         if isinstance(device, Tensor):
-            index = gpu_of(device)
+            index = self.gpu_of(device)
             result = function(*args, **kwargs)
             return result if index is None else (torch.device("cuda", index), *result[1:])
         if not self.is_played(device):

@@ -301,7 +301,9 @@ def _under_mode(engine: Any) -> Any:
     @functools.wraps(genuine)
     def run(*args: Any, **kwargs: Any) -> Any:
         mode = current_mode()
-        return genuine(*args, **kwargs) if mode is None else mode.again(genuine, *args, **kwargs)
+        if mode is None:
+            return genuine(*args, **kwargs)
+        return mode.run_backward(genuine, *args, **kwargs)
 
     return run
 
