@@ -154,7 +154,7 @@ def _fork(run: Callable[[], object], *closed: socket.socket) -> None:
             each.close()
         run()
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         with suppress(Exception):
             sys.stdout.flush()
@@ -211,6 +211,11 @@ class Hub:
             self.expire()
             self.reap()
 
+    def members(self) -> list[Member]:
+        """All processes that are, or are to be, ranks."""
+        forming = [member for each in self.forming.values() for member in each.members]
+        return forming + [member for world in self.worlds for member in world.members]
+
     def watch(self, end: Any, act: Callable[[], None], events: int = select.POLLIN) -> None:
         self.ready[end.fileno()] = act
         self.poll.register(end, events)
@@ -230,10 +235,9 @@ class Hub:
         self.forget(self.control)
         self.finishing, self.open = True, False
         if word != b"d":  # it was interrupted or killed: so are the ranks
-            for each in [*self.forming.values(), *self.worlds]:
-                for member in each.members:
-                    with suppress(OSError):
-                        os.kill(member.process, signal.SIGTERM)
+            for member in self.members():
+                with suppress(OSError):
+                    os.kill(member.process, signal.SIGTERM)
         if not word:
             self.finishing = False
 
@@ -378,12 +382,11 @@ class Hub:
         try:
             for end in [self.server, self.control]:
                 end.close()
-            others = [*self.forming.values(), *self.worlds]
-            for member in [each for other in others for each in other.members]:
-                member.end.close()
+            for end in [*(member.end for member in self.members()), *self.joining]:
+                end.close()
             worlds.serve(forming, self.options, number)
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
         finally:
             with suppress(Exception):
                 sys.stdout.flush()
