@@ -31,14 +31,11 @@ WRAPPED = ("init_process_group", "destroy_process_group")
 
 def settings() -> dict[str, Any] | None:
     """The variable's value, if the hub's command runs in the environment of this interpreter."""
-    try:
-        found: dict[str, Any] = json.loads(os.environ[VARIABLE])
-        same: bool = found["prefix"] == sys.prefix and found["version"] == list(
-            sys.version_info[:2]
-        )
-    except (KeyError, TypeError, ValueError):
+    value = os.environ.get(VARIABLE)
+    if value is None:
         return None
-    return found if same else None
+    found: dict[str, Any] = json.loads(value)
+    return found if found["interpreter"] == [sys.prefix, *sys.version_info[:2]] else None
 
 
 def install(stack: ExitStack | None = None) -> None:

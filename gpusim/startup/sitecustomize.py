@@ -10,7 +10,7 @@ def _start() -> None:
     own = sys.modules.pop("sitecustomize", None)
     try:
         ranks = importlib.import_module("gpusim_ranks")
-    except Exception:  # an interpreter of another version: it has no ranks
+    except (SyntaxError, ImportError):  # of an old Python, which is not the command's
         ranks = None
     # The program sees the path that it would see.
     sys.path[:] = [each for each in sys.path if os.path.abspath(each) != folder]

@@ -5,6 +5,7 @@ Most tests fork this process, which has torch, for `gpusim run` and for plain Py
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing.util
 import os
@@ -26,12 +27,13 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-import gpusim.torch.distributed.client
-import gpusim.torch.distributed.worlds
 from gpusim.tools.cli import main
 from gpusim.tools.program import split
 from gpusim.tools.run import WITH_VALUE
 from tests.oracles.machine_time import until
+
+for _name in ("client", "worlds"):  # which the forks have then
+    importlib.import_module(f"gpusim.torch.distributed.{_name}")
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux"),
@@ -119,10 +121,19 @@ def plain(folder: Path, path: str, *arguments: str) -> Ended:
 
 
 @pytest.fixture(autouse=True)
-def address(monkeypatch: pytest.MonkeyPatch) -> None:
+def address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", free_port())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def recorded(name: str) -> int:
+    """The ranks of a record that is whole: gpusim has made their calls, and nothing else has."""
+    lines = [json.loads(line) for line in Path(name).read_text().splitlines()]
+    assert lines[-1] == {"kind": "end", "calls": len([x for x in lines if x["kind"] == "call"])}
+    ranks: int = lines[0]["ranks"]
+    return ranks
 
 
 TRAIN = """
@@ -144,7 +155,7 @@ TRAIN = """
         torch.manual_seed(rank)
         model = DistributedDataParallel(torch.nn.Sequential(
             torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3)))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for step in range(3):
             optimizer.zero_grad()
             model(torch.randn(4, 5)).square().sum().backward()
@@ -159,20 +170,24 @@ TRAIN = """
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_training_has_the_bits_of_gloo(tmp_path: Path, ranks: int) -> None:
     """Two worlds, one after another; the second does not destroy its group."""
-    text = f"{TRAIN}\n    for how in ('env', 'left'):\n        print(start(train, {ranks}, 'fork', how))"
+    text = f"""{TRAIN}
+    for how in ("env", "left"):
+        print(start(train, {ranks}, "fork", how))
+    """
     path = script(tmp_path, text)
-    found = simulated(tmp_path, path, "--reduction", "gloo-ring")
+    found = simulated(tmp_path, path, "--reduction", "gloo-ring", "--record", "calls.jsonl")
     assert found.code == 0, found.err
+    assert recorded("calls.jsonl") == recorded("calls-2.jsonl") == ranks
     assert found.lines() == plain(tmp_path, path).lines()
     assert len(found.lines()) == 2 * ranks + 2
 
 
 @pytest.mark.parametrize("how", ["variables", "tcp", "file", "tcp store", "file store"])
-def test_ranks_meet_in_each_way(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_ranks_meet_in_each_way(tmp_path: Path, how: str) -> None:
     path = script(tmp_path, f"{TRAIN}\n    print(start(train, 2, 'fork', {how!r}))")
-    found = simulated(tmp_path, path, "--reduction", "gloo-ring")
+    found = simulated(tmp_path, path, "--reduction", "gloo-ring", "--record", "calls.jsonl")
     assert found.code == 0, found.err
+    assert recorded("calls.jsonl") == 2
     (tmp_path / "meet").unlink(missing_ok=True)
     assert found.lines() == plain(tmp_path, path).lines()
 
@@ -473,11 +488,12 @@ def test_the_cpu_plays_gpus_in_each_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [[], ["--processes"]], ids=["threads", "processes"])
 def test_a_rank_of_torchrun_starts_ranks(tmp_path: Path, mode: list[str]) -> None:
     path = script(tmp_path, f"{TRAIN}\n    print(start(train, 3))")
-    options = ["--reduction", "gloo-ring", "--nproc-per-node", "1", *mode]
+    options = ["--reduction", "gloo-ring", "--record", "calls.jsonl", *mode]
     found = forked(lambda: main(["torchrun", *options, path]), tmp_path)
     assert found.code == 0, found.err
     lines = sorted(re.sub(r"^\[rank0\]: ", "", line) for line in found.out.splitlines())
     assert lines == plain(tmp_path, path).lines()
+    assert recorded("calls-2.jsonl") == 3
     assert "RuntimeWarning" not in found.err
 
 
@@ -523,3 +539,107 @@ def test_options_end_at_the_program() -> None:
     own = ["--device", "cpu", "--record", "x", "--summary", "--reduction=ring"]
     assert split([*own, "a.py", "--device"], WITH_VALUE) == ([*own, "a.py"], ["--device"])
     assert split([*own, "-m", "a", "-m"], WITH_VALUE) == ([*own, "-m", "a"], ["-m"])
+
+
+# In processes of their own
+
+METHODS = """
+    def show(rank, ranks):
+        print("left alone", "gpusim.torch.distributed" in sys.modules, flush=True)
+
+    if __name__ == "__main__":
+        method = sys.argv[1]
+        print(start(train, 3, method), start(show, 1, method))
+        if method == "spawn":
+            context = mp.spawn(train, (2,), 2, join=False)
+            while not context.join():
+                pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_start_methods(tmp_path: Path, method: str) -> None:
+    """Beside plain Python; a process that is no rank has nothing of gpusim's."""
+    path = script(tmp_path, TRAIN + METHODS)
+    options = ["--reduction", "gloo-ring", "--record", "calls.jsonl"]
+    found = subprocess.run([*RUN, *options, path, method], capture_output=True, text=True)
+    real = subprocess.run([sys.executable, path, method], capture_output=True, text=True)
+    assert found.returncode == real.returncode == 0, found.stderr
+    assert sorted(found.stdout.splitlines()) == sorted(real.stdout.splitlines())
+    assert "left alone False" in found.stdout
+    assert recorded("calls.jsonl") == 3
+
+
+@pytest.mark.slow
+def test_torchs_own_launcher_and_its_sitecustomize(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun starts Python by subprocess; a sitecustomize of the environment runs as well."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['SEEN'] = __file__\n")
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)]),
+    )
+    path = script(
+        tmp_path, f"{TRAIN}\n    train(int(os.environ['RANK']), 2)\n    print(os.environ['SEEN'])"
+    )
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", path]
+    options = ["--reduction", "gloo-ring", "--record", "calls.jsonl"]
+    found = subprocess.run([*RUN, *options, *launcher], capture_output=True, text=True)
+    real = subprocess.run([sys.executable, *launcher], capture_output=True, text=True)
+    assert found.returncode == real.returncode == 0, found.stderr
+    assert sorted(found.stdout.splitlines()) == sorted(real.stdout.splitlines())
+    assert str(tmp_path / "sitecustomize.py") in found.stdout
+    assert recorded("calls.jsonl") == 2
+
+
+WAIT = """
+    def work(rank, ranks):
+        dist.init_process_group("gloo", rank=rank, world_size=ranks)
+        print("in", os.getpid(), flush=True)
+        try:
+            if rank == 0:
+                time.sleep(3600)
+            dist.barrier()
+        finally:
+            print("out", flush=True)
+    if __name__ == "__main__":
+        mp.start_processes(work, (3,), 3, start_method="fork")
+"""
+
+
+def test_an_interrupt_ends_all(tmp_path: Path) -> None:
+    """Ctrl-C reaches the script's processes, as the terminal sends it to all; the hub ends too."""
+    path = script(tmp_path, WAIT)
+    (tmp_path / "own").mkdir()
+    process = os.fork()
+    if not process:
+        os.setpgid(0, 0)
+        code = 99
+        try:
+            code = simulated(tmp_path / "own", path).code
+        finally:
+            os._exit(code & 0xFF)
+    out = tmp_path / "own" / "out"
+    assert until(lambda: out.exists() and out.read_text().count("in ") == 3)
+    ranks = [int(line.split()[1]) for line in out.read_text().splitlines()]
+    hubs = hubs_of(out)
+    assert hubs
+    os.killpg(process, signal.SIGINT)
+    os.waitpid(process, 0)
+    assert until(lambda: not any(Path(f"/proc/{each}").exists() for each in [*ranks, *hubs]))
+    assert out.read_text().count("out") == 3
+
+
+def hubs_of(output: Path) -> list[int]:
+    """Processes of this session's children that write to a file, and lead a session."""
+    result = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdecimal() and os.getsid(int(each.name)) == int(each.name):
+            try:
+                if os.path.samefile(each / "fd" / "1", output):
+                    result.append(int(each.name))
+            except OSError:
+                pass
+    return result
