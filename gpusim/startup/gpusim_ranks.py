@@ -9,10 +9,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import multiprocessing.process
 import os
+import socket
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 __all__ = ["VARIABLE", "hook", "install"]
@@ -28,29 +31,28 @@ WRAPPED = ("init_process_group", "destroy_process_group")
 
 def settings() -> dict[str, Any] | None:
     """The variable's value, if the hub's command runs in the environment of this interpreter."""
-    try:
-        found: dict[str, Any] = json.loads(os.environ[VARIABLE])
-        same: bool = found["prefix"] == sys.prefix and found["version"] == list(sys.version_info[:2])
-    except (KeyError, TypeError, ValueError):
+    value = os.environ.get(VARIABLE)
+    if value is None:
         return None
-    return found if same else None
+    found: dict[str, Any] = json.loads(value)
+    return found if found["interpreter"] == [sys.prefix, *sys.version_info[:2]] else None
 
 
-def install() -> None:
-    """Have torch hooked, now or when it is imported."""
+def install(stack: ExitStack | None = None) -> None:
+    """Have torch hooked, now or when it is imported, until the stack ends if there is one."""
     if settings() is None:
         return
     if "torch" in sys.modules:
-        hook(sys.modules["torch"])
+        hook(sys.modules["torch"], stack)
     else:
-        sys.meta_path.insert(0, Finder())
+        sys.meta_path.insert(0, Finder(stack))
 
 
 class Finder:
     """Finds torch as others do, and hooks it after it has been imported."""
 
-    def __init__(self) -> None:
-        self.searching = False
+    def __init__(self, stack: ExitStack | None) -> None:
+        self.searching, self.stack = False, stack
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch" or self.searching:
@@ -69,30 +71,57 @@ class Finder:
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                hook(module)
+                hook(module, self.stack)
 
         loader.exec_module = exec_module
         return spec
 
 
-def hook(torch: Any, stack: ExitStack | None = None) -> None:
-    """Wrap torch's functions, until the stack ends if there is one."""
+def hook(torch: Any, stack: ExitStack | None = None, plays: bool = True) -> None:
+    """Wrap torch's functions, and have the CPU play GPUs, until the stack ends if there is one."""
     about = settings()
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if about is None or c10d is None or not hasattr(c10d, "init_process_group"):
         return
-    if about["devices"] and stack is None:
-        client().play_devices(about["devices"])
+    if about["devices"] and plays:
+        client().play_devices(about["devices"], stack)
     for name in WRAPPED:
         genuine = getattr(c10d, name)
-        if hasattr(genuine, "gpusim_genuine"):
-            continue
         wrapper = _wrapper(name, genuine)
         for module in [sys.modules[each] for each in BOUND if each in sys.modules]:
             if getattr(module, name, None) is genuine:
-                setattr(module, name, wrapper)
-                if stack is not None:
-                    stack.callback(setattr, module, name, genuine)
+                _replace(stack, module, name, wrapper)
+    spawning = sys.modules["torch.multiprocessing.spawn"]
+    for owner in (multiprocessing.process.BaseProcess, spawning.ProcessContext):
+        _replace(stack, owner, "join", _joining(owner.join))
+
+
+def _replace(stack: ExitStack | None, owner: Any, name: str, new: Any) -> None:
+    if stack is not None:
+        stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, new)
+
+
+def _joining(genuine: Callable[..., Any]) -> Callable[..., Any]:
+    """A `join` that tells the hub that the process waits, and for whom: it starts none meanwhile.
+
+    A thread beside it might start one.
+    """
+
+    @functools.wraps(genuine)
+    def join(self: Any, timeout: float | None = None, *args: Any, **named: Any) -> Any:
+        about = settings() if timeout is None and threading.active_count() == 1 else None
+        if about is None:
+            return genuine(self, timeout, *args, **named)
+        pids = self.pids() if hasattr(self, "pids") else [self.pid]
+        with socket.socket(socket.AF_UNIX) as end:
+            with suppress(OSError, TypeError):  # a process that has not begun: an error of join's
+                end.connect(f"\0{about['name']}")
+                hello = {"token": about["token"], "joins": pids}
+                end.sendall(json.dumps(hello).encode() + b"\n")
+            return genuine(self, timeout, *args, **named)
+
+    return join
 
 
 def _wrapper(name: str, genuine: Callable[..., Any]) -> Callable[..., Any]:

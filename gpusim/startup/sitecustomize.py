@@ -1,5 +1,6 @@
 """Lets the process join simulated ranks, and then runs the sitecustomize that this one hides."""
 
+import importlib
 import os
 import sys
 
@@ -8,15 +9,15 @@ def _start() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
     own = sys.modules.pop("sitecustomize", None)
     try:
-        import gpusim_ranks
-    except Exception:  # an interpreter of another version: it has no ranks
-        gpusim_ranks = None
+        ranks = importlib.import_module("gpusim_ranks")
+    except (SyntaxError, ImportError):  # of an old Python, which is not the command's
+        ranks = None
     # The program sees the path that it would see.
     sys.path[:] = [each for each in sys.path if os.path.abspath(each) != folder]
-    if gpusim_ranks is not None:
-        gpusim_ranks.install()
+    if ranks is not None:
+        ranks.install()
     try:
-        import sitecustomize  # noqa: F401  # that of the environment
+        importlib.import_module("sitecustomize")  # that of the environment
     except ImportError as error:
         if getattr(error, "name", None) != "sitecustomize":
             raise

@@ -26,9 +26,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusim.startup import gpusim_ranks
+from gpusim.tools.arrivals import could_come
 from gpusim.tools.members import Forming, Member, World
 
 __all__ = ["hub"]
@@ -44,7 +45,8 @@ HELLO_LIMIT = 65536
 CREDENTIALS = struct.Struct("3i")
 """What the kernel says of a socket's other end: its process, user and group."""
 
-GONE = "the script has ended, or was ended"
+LOOK = 250.0
+"""Milliseconds between two looks at the script's processes, while ranks wait for others."""
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Command:
     interrupted: bool = False
 
     def finish(self) -> None:
-        """Wait until what has ended is shown. After an interrupt, ranks that still run are ended."""
+        """Wait until what has ended is shown; after an interrupt, end ranks that still run."""
         with suppress(OSError):
             self.control.sendall(b"e" if self.interrupted else b"d")
             self.control.recv(1)
@@ -67,7 +69,11 @@ class Command:
 
 @contextmanager
 def hub(
-    options: argparse.Namespace, devices: int, first: int = 1, hooks_torch: bool = False
+    options: argparse.Namespace,
+    devices: int,
+    first: int = 1,
+    hooks_torch: bool = False,
+    starts_none: bool = False,
 ) -> Iterator[Command | None]:
     """A block in which processes that a script starts become ranks.
 
@@ -79,6 +85,7 @@ def hub(
       their own.
     - `hooks_torch`: imports torch and hooks it in the block, for ranks that are forked from here.
       Else the program of this process imports it, and is hooked as those that it starts.
+    - `starts_none`: no process that may become a rank comes from this one, only from its children.
     """
     if sys.platform != "linux":
         yield None
@@ -92,14 +99,14 @@ def hub(
     about = {
         "name": name,
         "token": token,
-        "prefix": sys.prefix,
-        "version": list(sys.version_info[:2]),
+        "interpreter": [sys.prefix, *sys.version_info[:2]],
         "path": PACKAGES,
         "devices": devices,
         "reduction": options.reduction,
     }
     own, far = socket.socketpair()
-    _fork(lambda: Hub(server, far, token, options, first).run(), server, own)
+    root = Root(os.getpid(), starts_none)
+    _fork(lambda: Hub(server, far, token, options, first, root).run(), own)
     server.close()
     far.close()
     command = Command(own)
@@ -108,9 +115,9 @@ def hub(
         _set(stack, "PYTHONPATH", STARTUP + (os.pathsep + paths if paths else ""))
         _set(stack, gpusim_ranks.VARIABLE, json.dumps(about))
         if hooks_torch:
-            gpusim_ranks.hook(torch, stack)
+            gpusim_ranks.hook(torch, stack, plays=False)
         else:
-            gpusim_ranks.install()
+            gpusim_ranks.install(stack)
         try:
             yield command
         except KeyboardInterrupt:
@@ -130,7 +137,7 @@ def _set(stack: ExitStack, name: str, value: str) -> None:
 
 
 def _fork(run: Callable[[], object], *closed: socket.socket) -> None:
-    """Run a function in a process that is no child of this one, and that no signal of it reaches."""
+    """Run a function in a process that is no child of this one, and gets no signals of its."""
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
@@ -143,15 +150,22 @@ def _fork(run: Callable[[], object], *closed: socket.socket) -> None:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        for each in closed[1:]:
+        for each in closed:
             each.close()
         run()
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         with suppress(Exception):
             sys.stdout.flush()
         os._exit(0)
+
+
+class Root(NamedTuple):
+    """The script's first process, or the command's if `starts_none`."""
+
+    process: int
+    starts_none: bool
 
 
 class Hub:
@@ -164,14 +178,17 @@ class Hub:
         token: str,
         options: argparse.Namespace,
         first: int,
+        root: Root,
     ) -> None:
         self.server, self.control = server, control
-        self.token, self.options, self.number = token, options, first
+        self.token, self.options, self.number, self.root = token, options, first, root
         self.poll = select.poll()
         #: What to do when a file is ready, by its number.
         self.ready: dict[int, Callable[[], None]] = {}
         self.forming: dict[str, Forming] = {}
         self.worlds: list[World] = []
+        #: Processes that wait in a join, by the socket that they hold meanwhile: for whom they do.
+        self.joining: dict[socket.socket, tuple[int, list[int]]] = {}
         #: Whether the command waits for what has ended to be shown.
         self.finishing = False
         self.open = True
@@ -183,6 +200,8 @@ class Hub:
             limits = [member.limit for each in self.forming.values() for member in each.members]
             rest = min(limits, default=None)
             wait = None if rest is None else max(0.0, rest - time.monotonic()) * 1000 + 1
+            if self.forming and (self.joining or self.root.starts_none):
+                wait = LOOK if wait is None else min(wait, LOOK)
             if self.finishing:
                 wait = 20.0
             for number, _ in self.poll.poll(wait):
@@ -191,6 +210,11 @@ class Hub:
                     act()
             self.expire()
             self.reap()
+
+    def members(self) -> list[Member]:
+        """All processes that are, or are to be, ranks."""
+        forming = [member for each in self.forming.values() for member in each.members]
+        return forming + [member for world in self.worlds for member in world.members]
 
     def watch(self, end: Any, act: Callable[[], None], events: int = select.POLLIN) -> None:
         self.ready[end.fileno()] = act
@@ -211,10 +235,9 @@ class Hub:
         self.forget(self.control)
         self.finishing, self.open = True, False
         if word != b"d":  # it was interrupted or killed: so are the ranks
-            for each in [*self.forming.values(), *self.worlds]:
-                for member in each.members:
-                    with suppress(OSError):
-                        os.kill(member.process, signal.SIGTERM)
+            for member in self.members():
+                with suppress(OSError):
+                    os.kill(member.process, signal.SIGTERM)
         if not word:
             self.finishing = False
 
@@ -265,6 +288,10 @@ class Hub:
             about = json.loads(received)
             if not hmac.compare_digest(str(about["token"]).encode(), self.token.encode()):
                 raise ValueError("a stranger")
+            if "joins" in about:
+                self.joining[end] = process, [int(each) for each in about["joins"]]
+                self.watch(end, lambda: self.end_join(end))
+                return
             member = Member(end, process, about)
         except (ValueError, TypeError, KeyError, AttributeError):
             end.close()
@@ -311,8 +338,24 @@ class Hub:
         if not forming.members:
             self.forming.pop(forming.key, None)
 
+    def end_join(self, end: socket.socket) -> None:
+        """A process has come back from its join."""
+        self.forget(end)
+        del self.joining[end]
+        end.close()
+
     def expire(self) -> None:
-        """Tell those who have waited as long as they wanted who is missing."""
+        """Tell who is missing, to those who have waited as long as they wanted, or wait in vain."""
+        waiting = [each.process for forming in self.forming.values() for each in forming.members]
+        idle = [self.root.process] if self.root.starts_none else []
+        if waiting and not could_come(
+            self.root.process, waiting, dict(self.joining.values()), idle
+        ):
+            for forming in list(self.forming.values()):
+                for member in list(forming.members):
+                    member.refuse("DistStoreError", forming.in_vain(), close=False)
+                while forming.members:
+                    self.lose(forming, forming.members[0])
         for forming in list(self.forming.values()):
             for member in list(forming.members):
                 if member.limit <= time.monotonic():
@@ -339,12 +382,11 @@ class Hub:
         try:
             for end in [self.server, self.control]:
                 end.close()
-            others = [*self.forming.values(), *self.worlds]
-            for member in [each for other in others for each in other.members]:
-                member.end.close()
+            for end in [*(member.end for member in self.members()), *self.joining]:
+                end.close()
             worlds.serve(forming, self.options, number)
         except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
         finally:
             with suppress(Exception):
                 sys.stdout.flush()

@@ -84,16 +84,21 @@ class Forming:
         """Who has not come, and who has, in words."""
         there = {member.rank for member in self.members}
         lacks = [rank for rank in range(self.size) if rank not in there]
-        came = ", ".join(map(str, self.members[:SHOWN]))
+        by_rank = sorted(self.members, key=lambda member: member.rank)
+        came = ", ".join(map(str, by_rank[:SHOWN]))
         return (
             f"of {self.size} ranks that are to meet at {self.key}, {ranks_in_words(lacks)} "
             f"{'have' if len(lacks) > 1 else 'has'} not come; there {_is(self.members)} {came}"
         )
 
-    def timed_out(self, member: Member) -> str:
+    def in_vain(self) -> str:
         return (
-            f"init_process_group: timed out after {member.seconds:g} seconds: {self.missing()}"
+            f"init_process_group: {self.missing()}; all other processes of the script wait for "
+            "these, so that no rank can come"
         )
+
+    def timed_out(self, member: Member) -> str:
+        return f"init_process_group: timed out after {member.seconds:g} seconds: {self.missing()}"
 
 
 def _is(members: Sequence[Member]) -> str:

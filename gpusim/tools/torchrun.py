@@ -235,7 +235,9 @@ def run(options: argparse.Namespace) -> int:
     program.lead_path(script.folder)
     workers = multiprocessing.active_children()
     # The command's own ranks are the first world; those that the script starts follow.
-    with hub(options, options.nproc_per_node if options.device else 0, first=2, hooks_torch=True) as to:
+    devices = options.nproc_per_node if options.device else 0
+    how = {"first": 2, "hooks_torch": True, "starts_none": options.processes}
+    with hub(options, devices, **how) as to:
         code = launch_script(options, script, ranks)
         if to is not None:
             to.interrupted = code in (INTERRUPTED, TERMINATED)

@@ -39,8 +39,6 @@ __all__ = ["destroy_process_group", "init_process_group", "play_devices"]
 OURS = ("cuda", "gloo", "gpusim", "mccl", "nccl", "ucc", "undefined", "xccl")
 """Backends that gpusim takes the place of. Others, such as fake, mpi and a script's own, stay."""
 
-_played = ExitStack()
-
 
 class MemberChannel(Channel):
     """The way to the world's process. It has no answer for a call that was interrupted."""
@@ -221,11 +219,13 @@ def destroy_process_group(genuine: Callable[..., Any], *args: Any, **named: Any)
     return result
 
 
-def play_devices(count: int) -> None:
-    """Let the CPU play the GPUs in this process, from now on."""
-    _played.enter_context(cpu_as_accelerator())
-    _played.enter_context(CpuAsCuda(count))
-    atexit.register(_played.close)
+def play_devices(count: int, stack: ExitStack | None) -> None:
+    """Let the CPU play the GPUs in this process, until the stack, or the process, ends."""
+    if stack is None:
+        stack = ExitStack()
+        atexit.register(stack.close)
+    stack.enter_context(cpu_as_accelerator())
+    stack.enter_context(CpuAsCuda(count))
 
 
 # How a process becomes a rank
@@ -299,7 +299,7 @@ def _connect(
         "rank": rank,
         "size": size,
         "name": multiprocessing.current_process().name,
-        "site": call_site(),
+        "site": call_site("gpusim"),
         "timeout": timeout.total_seconds(),
     }
     end = socket.socket(socket.AF_UNIX)

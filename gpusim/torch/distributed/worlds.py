@@ -79,8 +79,8 @@ class WorldLaunch(ProcessLaunch):
         setattr(self.call, "announce_wait", lambda *about: None)  # noqa: B010
         #: How many ranks have left. (Under the scheduler's lock.)
         self.left = 0
-        #: Those who wait until the record is written: the last to leave.
-        self.last: list[MemberRank] = []
+        #: The last rank to leave, which waits until the record is written.
+        self.last_to_leave: list[MemberRank] = []
         for rank, member in zip(self.ranks, members, strict=True):
             assert isinstance(rank, MemberRank)
             rank.member, rank.channel = member, Channel(member.end)
@@ -104,7 +104,7 @@ class WorldLaunch(ProcessLaunch):
             self.left += 1
             is_last = self.left == self.size
         if is_last:
-            self.last.append(rank)
+            self.last_to_leave.append(rank)
         else:
             self.dismiss(rank)
 
@@ -215,7 +215,7 @@ def serve(forming: Forming, options: argparse.Namespace, number: int) -> None:
             launch.execute()
     if options.summary and recorder is not None:
         show_summary(recorder, size)
-    for rank in launch.last:
+    for rank in launch.last_to_leave:
         launch.dismiss(rank)
 
 
