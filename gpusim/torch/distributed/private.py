@@ -10,9 +10,11 @@ import ctypes
 import importlib
 import inspect
 import itertools
+import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +31,7 @@ from torch.autograd import profiler as _profiler
 from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch
 
 from ...errors import GpusimError
@@ -40,6 +43,7 @@ __all__ = [
     "RanksWorld",
     "autocast_module",
     "bindings",
+    "complete_future",
     "core",
     "generator_memory",
     "groups_of",
@@ -271,7 +275,9 @@ def ranks_as_threads(
         device = named.pop("device_id", None)
         group, store = make_group(size, rank, ranks, "gpusim", *rest, **named)
         if group is not c10d.GroupMember.NON_GROUP_MEMBER:
+            group.made_by(store)
             world.pg_map[group] = (backend, world.pg_map[group][1])
+            world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
             if device is not None:
                 group.bound_device_id = device
         return group, store
@@ -325,9 +331,71 @@ def ranks_as_threads(
         replace(stack, DeviceMesh, "__init__", init_mesh)
         replace(stack, sys, "excepthook", sys.excepthook)  # which init_process_group wraps
         _keep_profiler_of_one(stack, world)
+        _hold_works(stack)
+        _log_backends(stack)
         bindings._set_thread_isolation_mode(True)
         stack.callback(bindings._set_thread_isolation_mode, False)
         yield world
+
+
+def complete_future(value: Any, devices: list[Any]) -> Any:
+    """A future that has a value. Its type is the value's own, which C++ asks for.
+
+    torch's constructor makes futures of Python objects: hooks in C++ take no such list of tensors.
+    """
+    if devices or value == []:
+        future: Any = torch.futures.Future(devices=devices)
+        future.set_result(value)
+        return future
+    return core.fork(lambda: value)
+
+
+def _hold_works(stack: ExitStack) -> None:
+    """Let a reducer hold the works of Python that it is given.
+
+    DDP gives it the all-reduce of its join. C++ finds no methods of a work whose Python object is
+    gone, and would wait for ever.
+    """
+    works: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    set_handle = bindings.Reducer._set_forward_pass_work_handle
+
+    def hold(reducer: Any, work: Any, *given: Any, **named: Any) -> None:
+        works[reducer] = work
+        set_handle(reducer, work, *given, **named)
+
+    replace(stack, bindings.Reducer, "_set_forward_pass_work_handle", hold)
+
+
+LOGGED = {
+    "gloo": ("GLOO_DEVICE_TRANSPORT", "GLOO_SOCKET_IFNAME"),
+    "nccl": (
+        "NCCL_SOCKET_IFNAME",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_DEBUG",
+        "NCCL_NTHREADS",
+        "NCCL_IB_TIMEOUT",
+    ),
+}
+"""The variables that DDP logs, by the backend."""
+
+
+def _log_backends(stack: ExitStack) -> None:
+    """Have DDP log the backend that the program asked for, as C++ does for its own."""
+    logged = DistributedDataParallel._get_ddp_logging_data
+
+    def get(module: Any) -> dict[str, Any]:
+        data: dict[str, Any] = logged(module)
+        if data.get("backend_name") == "gpusim":
+            name = data["backend_name"] = module.process_group.name()
+            for variable in LOGGED.get(name, ()):
+                key = variable.removeprefix("TORCH_").lower()
+                data[key] = os.environ.get(variable, "N/A")
+            if name == "gloo":
+                data["gloo_num_threads"] = 2
+        return data
+
+    replace(stack, DistributedDataParallel, "_get_ddp_logging_data", get)
 
 
 def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
