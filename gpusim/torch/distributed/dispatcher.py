@@ -120,7 +120,9 @@ def _options(kind: Any, timeout: int = -1, **fields: Any) -> Any:
 
 
 def _broadcast(call: Any, tensors: Any, root: int, root_tensor: int, *rest: Any) -> Any:
-    options = _options(bindings.BroadcastOptions, *_timeout(rest), rootRank=root, rootTensor=root_tensor)
+    options = _options(
+        bindings.BroadcastOptions, *_timeout(rest), rootRank=root, rootTensor=root_tensor
+    )
     return tensors, call("broadcast", tensors, options)
 
 
@@ -190,9 +192,7 @@ def _alltoall(call: Any, outputs: Any, inputs: Any, *rest: Any) -> Any:
     return outputs, call("alltoall", outputs, inputs, options)
 
 
-def _alltoall_base(
-    call: Any, output: Any, given: Any, received: Any, sent: Any, *rest: Any
-) -> Any:
+def _alltoall_base(call: Any, output: Any, given: Any, received: Any, sent: Any, *rest: Any) -> Any:
     options = _options(bindings.AllToAllOptions, *_timeout(rest))
     return call("all_to_all_single", output, given, received, sent, options)
 

@@ -6,6 +6,7 @@ is shown by `tests/torch/test_private_distributed.py`.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import importlib
 import inspect
@@ -45,6 +46,8 @@ __all__ = [
     "bindings",
     "complete_future",
     "core",
+    "enter_event",
+    "exit_event",
     "generator_memory",
     "groups_of",
     "has_gpu",
@@ -330,7 +333,7 @@ def ranks_as_threads(
         replace(stack, c10d_logger, "_get_msg_dict", describe)
         replace(stack, DeviceMesh, "__init__", init_mesh)
         replace(stack, sys, "excepthook", sys.excepthook)  # which init_process_group wraps
-        _keep_profiler_of_one(stack, world)
+        _profile_ranks(stack)
         _hold_works(stack)
         _log_backends(stack)
         bindings._set_thread_isolation_mode(True)
@@ -407,31 +410,106 @@ def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
     setattr(owner, name, new)
 
 
-def _keep_profiler_of_one(stack: ExitStack, world: RanksWorld) -> None:
-    """Let one rank at a time use torch's profiler: two would end the process, in C++."""
-    profiling: list[int] = []  # the rank that does
-    disable = profiler._disable_profiler
+class _Profiles:
+    """The profiles of ranks that are threads: each records its own thread.
 
-    def claim(start: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(*given: Any, **named: Any) -> Any:
-            me = world.rank if world.is_rank() else 0
-            if profiling and profiling != [me]:
-                raise GpusimError(
-                    "torch's profiler: another rank profiles now, and a process has one profiler; "
-                    "profile on one rank, or without collectives inside"
-                )
-            profiling[:] = [me]
-            return start(*given, **named)
+    C++ keeps the events of a profile by thread, but the process has one trace, of libkineto, which
+    the end of a profile closes: to close it twice ends the process. So the end of a profile whose
+    trace another rank has closed opens one before.
+    """
 
-        return begin
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # guards the fields below, and all calls of libkineto
+        self.trace = "closed"  # or "prepared", "open"
+        self.threads: set[int] = set()  # those that profile
+        self.prepare = profiler._prepare_profiler
+        self.enable = profiler._enable_profiler
+        self.disable = profiler._disable_profiler
+        #: Whether the thread that launches profiles, whose trace ranks must not close.
+        self.is_outside = is_profiling()
 
-    def end(*given: Any, **named: Any) -> Any:
-        profiling.clear()
-        return disable(*given, **named)
+    def _check(self, activities: Any) -> None:
+        others = self.threads - {threading.get_ident()}
+        if self.is_outside or (others and has_gpu()):
+            who = "the thread that launches the ranks" if self.is_outside else "another rank"
+            raise GpusimError(
+                f"torch's profiler: {who} profiles now, and a process has one profiler for GPUs "
+                "and for its launch; profile on one rank, or run the ranks as processes "
+                "(--processes)"
+            )
 
-    for name in ("_prepare_profiler", "_enable_profiler"):
-        replace(stack, profiler, name, claim(getattr(profiler, name)))
-    replace(stack, profiler, "_disable_profiler", end)
+    def begin(self, config: Any, activities: Any, **named: Any) -> Any:
+        with self.lock:
+            self._check(activities)
+            if self.trace == "closed":
+                self.prepare(config, activities, **named)
+                self.trace = "prepared"
+
+    def start(self, config: Any, activities: Any, *rest: Any, **named: Any) -> Any:
+        with self.lock:
+            self._check(activities)
+            if self.trace == "closed":
+                self.prepare(config, activities)
+            result = self.enable(config, activities, *rest, **named)
+            self.trace = "open"
+            self.threads.add(threading.get_ident())
+            return result
+
+    def end(self, *given: Any, **named: Any) -> Any:
+        with self.lock:
+            if self.trace != "open" and threading.get_ident() in self.threads:
+                _in_thread(self._open)
+            self.threads.discard(threading.get_ident())
+            self.trace = "closed"
+            return self.disable(*given, **named)
+
+    def _open(self) -> None:
+        """Open a trace, in a thread that has no profile and ends at once."""
+        none = profiler._ExperimentalConfig()
+        config = profiler.ProfilerConfig(
+            profiler.ProfilerState.KINETO, False, False, False, False, False, none
+        )
+        self.prepare(config, {profiler.ProfilerActivity.CPU})
+        # With activities of the CPU it would record this thread, and warn at the thread's end.
+        self.enable(config, {profiler.ProfilerActivity.MTIA})
+
+
+def _in_thread(function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in a new thread that belongs to no rank, and wait for its end."""
+    ended = _thread.allocate_lock()
+    ended.acquire()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function(*args)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.release()
+
+    _thread.start_new_thread(run, ())
+    ended.acquire()
+    if errors:
+        raise errors[0]
+
+
+def _profile_ranks(stack: ExitStack) -> None:
+    """Let ranks that are threads profile at the same time."""
+    profiles = _Profiles()
+    replace(stack, profiler, "_prepare_profiler", profiles.begin)
+    replace(stack, profiler, "_enable_profiler", profiles.start)
+    replace(stack, profiler, "_disable_profiler", profiles.end)
+
+
+def enter_event(name: str, *inputs: torch.Tensor) -> Any:
+    """Begin an event of the profiler that has the shapes of these tensors."""
+    return torch.autograd._record_function_with_args_enter(name, *inputs)
+
+
+def exit_event(handle: Any) -> None:
+    """End an event in another thread, which makes it an asynchronous one."""
+    _in_thread(torch.autograd._record_function_with_args_exit, handle)
 
 
 _SPLITTING = inspect.getsource(c10d.split_group)
