@@ -9,7 +9,7 @@ the operator, and the kernel of the operator posts the call. Otherwise it posts 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -83,8 +83,13 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(post)
     def method(self: Any, *args: Any, **named: Any) -> Any:
-        if self.in_kernel or not (is_observed() or _any_unusual(args) or _any_unusual(named)):
-            return post(self, *args, **named)
+        if self.in_kernel or not (
+            is_observed() or _any_unusual(args) or (named and _any_unusual(named.values()))
+        ):
+            work = post(self, *args, **named)
+            if work is not None:
+                work.returned_by(name, self.size(), self.name())
+            return work
         before, self.dispatched = self.dispatched, (*args, *named.values())
         try:
             return dispatch(self, *args, **named)
@@ -98,9 +103,9 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _any_unusual(arguments: Any) -> bool:
+def _any_unusual(arguments: Iterable[Any]) -> bool:
     """Whether there is a tensor that the dispatcher treats in a way of its own."""
-    for each in arguments.values() if isinstance(arguments, dict) else arguments:
+    for each in arguments:
         if isinstance(each, Tensor):
             if is_unusual(each):
                 return True
@@ -286,7 +291,10 @@ class _Call:
                 work = post(self.group, *args)
         finally:
             self.group.in_kernel = before
-        return None if work is None else work.boxed()
+        if work is None:
+            return None
+        work.returned_by(name, self.group.size(), self.group.name())
+        return work.boxed()
 
 
 @contextmanager

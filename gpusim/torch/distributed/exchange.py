@@ -25,7 +25,7 @@ from ...recording.recorder import Value
 from ..tensors import on_stream_of
 from . import streams
 from .memory import bits_of, kind_of, move
-from .private import without_dynamo
+from .private import complete_future, without_dynamo
 from .timeouts import expired, seconds_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,43 @@ POLLS = 1000
 
 SAME = frozenset(["all_reduce", "all_gather", "broadcast", "barrier"])
 """Operations that give all ranks of a group the same bits."""
+
+TYPES = {
+    "broadcast": 0,
+    "allreduce": 1,
+    "allreduce_coalesced": 1,
+    "reduce": 3,
+    "allgather": 4,
+    "all_gather_single": 4,
+    "_allgather_base": 4,
+    "allgather_coalesced": 6,
+    "gather": 7,
+    "scatter": 8,
+    "all_to_all_single": 11,
+    "alltoall_base": 11,
+    "alltoall": 11,
+    "send": 12,
+    "recv": 13,
+    "recv_anysource": 14,
+    "barrier": 15,
+}
+"""c10d's OpType of a gloo work, by the method that returns it."""
+
+NCCL_TYPES = {
+    "allreduce_coalesced": 17,
+    "all_gather_single": 5,
+    "_allgather_base": 5,
+    "all_to_all_single": 10,
+    "alltoall_base": 10,
+    "reduce_scatter": 9,
+    "reduce_scatter_single": 16,
+    "_reduce_scatter_base": 16,
+    "all_gather_single_coalesced": 17,
+    "reduce_scatter_single_coalesced": 17,
+}
+"""The same of an NCCL work, where it differs."""
+
+UNKNOWN_TYPE = 100
 
 FITTING = ("dtype", "device")
 """What both tensors of a message have in common."""
@@ -103,7 +140,9 @@ class RankWork(dist.Work):
     finish: Callable[[], None] | None = None
     _source = -1
     _polls = 0
-    _future: torch.futures.Future[list[Tensor]] | None = None
+    _future: Any = None
+    #: Of the method that posted the call; see `returned_by`.
+    _method, _chunks, _is_nccl = "", 1, False
     #: The group, its limit of a call in seconds, and whether monitored_barrier names all ranks.
     group: Any = None
     limit: float | None = None
@@ -154,13 +193,34 @@ class RankWork(dist.Work):
         """Raise what gloo raises after a time-out; see `timeouts.expired`."""
         raise expired(self, limit, own, stall)
 
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+    def returned_by(self, method: str, group_size: int, backend: str) -> None:
+        """Note which method of a group returns the work, on which its answers depend.
+
+        gloo gathers into a tensor as into a list of its parts, and NCCL as a whole.
+        """
+        self._method, self._is_nccl = method, backend == "nccl"
+        whole = self._is_nccl or method not in ("all_gather_single", "_allgather_base")
+        self._chunks = 1 if whole else group_size
+
+    def _values(self) -> list[Tensor]:
+        if self._chunks == 1:
+            return self._outputs
+        return [part for each in self._outputs for part in each.chunk(self._chunks)]
+
+    def get_future(self) -> Any:
         """The future of the outputs, which is complete: C++ waits for futures with the turn."""
         self.wait()
         if self._future is None:
-            self._future = torch.futures.Future(devices=streams.futures_on(self._outputs))
-            self._future.set_result(self._outputs)
+            values = self._values()
+            self._future = complete_future(values, streams.futures_on(values))
         return self._future
+
+    def get_future_result(self) -> Any:
+        """As torch says it of gloo's works, and of all but NCCL's."""
+        if not self._is_nccl:
+            raise RuntimeError("Work::getFutureResult not implemented.")
+        self.wait()
+        return complete_future(0, [])  # WorkResult::SUCCESS
 
     def is_completed(self) -> bool:
         """Whether the call is complete. Others run first, so that asking again and again ends."""
@@ -183,7 +243,21 @@ class RankWork(dist.Work):
         return self._pending.error
 
     def result(self) -> list[Tensor]:
-        return self._outputs
+        """The outputs.
+
+        **Raises**: RuntimeError before the call is complete, as of gloo.
+        """
+        if not (self._is_nccl or self._pending.done.done):
+            raise RuntimeError(
+                "Work needs to be completed before calling result(). Should call wait() before "
+                "result()."
+            )
+        return self._values()
+
+    def _get_op_type(self) -> int:
+        if self._is_nccl:
+            return NCCL_TYPES.get(self._method, TYPES.get(self._method, UNKNOWN_TYPE))
+        return TYPES.get(self._method, UNKNOWN_TYPE)
 
     def synchronize(self) -> None:
         self.wait()
@@ -192,6 +266,15 @@ class RankWork(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
+        """The rank in the group that sent the message.
+
+        **Raises**: RuntimeError for other calls, as of gloo.
+        """
+        if self._method not in ("recv", "recv_anysource", ""):
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or "
+                "recv-from-any call."
+            )
         return self._source
 
     _source_rank = source_rank

@@ -69,6 +69,7 @@ class RankGroup(Reductions, ProcessGroup):
         self._exchange: Exchange = rank.launch.exchange
         self._name, self._description, self._backend = key.name, "", rank.backend
         self._rules: dict[str, Rules] = {}  # by the type of device
+        self._backend_name, self._store = backend_name(rank.backend), None
         self._calls = 0
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
@@ -89,11 +90,33 @@ class RankGroup(Reductions, ProcessGroup):
         """What torch asks for optional abilities, of which it has none."""
         return self
 
+    def name(self) -> str:
+        """The backend that the program asked for; of several NCCL's, else gloo's, as of torch's."""
+        return self._backend_name
+
+    _get_backend_name = name
+
     def getBackendName(self) -> str:
+        """What C++ asks for; of "gloo" and "nccl" it would take the object of their own class."""
         return "gpusim"
 
-    def name(self) -> str:
-        return "gpusim"
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Numbers begin at 0."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives the rank has called on the group."""
+        return self._calls
+
+    def _has_hooks(self) -> bool:
+        """Hooks on completion are NCCL's alone."""
+        return False
+
+    def made_by(self, store: Any) -> None:
+        """Note what torch keeps of a group that it has made."""
+        self._store = store
 
     def setGroupName(self, name: str) -> None:
         self._name = name
@@ -585,6 +608,14 @@ def _pieces(memory: Array, rows: list[int]) -> list[Array]:
     """The memory of a tensor cut into those of so many rows each."""
     each = memory.size // max(1, sum(rows))
     return [memory[start * each : end * each] for start, end in pairwise([0, *accumulate(rows)])]
+
+
+def backend_name(named: str) -> str:
+    """The name of a group's backend, by what the program names: "gloo", "cpu:gloo,cuda:nccl"."""
+    names = [each.rpartition(":")[2] for each in named.lower().split(",")]
+    if len(names) == 1 and names[0] not in ("", "undefined"):
+        return names[0]
+    return "nccl" if "nccl" in names else "gloo"
 
 
 def _row(tensors: Any) -> list[Tensor]:

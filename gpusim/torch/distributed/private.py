@@ -6,6 +6,7 @@ is shown by `tests/torch/test_private_distributed.py`.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import functools
 import importlib
@@ -15,6 +16,7 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +39,7 @@ from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.fsdp import _debug_utils
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
 
 from ...errors import GpusimError
@@ -53,10 +56,13 @@ __all__ = [
     "attention_kernels",
     "autocast_module",
     "bindings",
+    "complete_future",
     "core",
     "device_constructors",
     "engines",
     "function_modes",
+    "enter_event",
+    "exit_event",
     "generator_memory",
     "generator_position",
     "groups_of",
@@ -428,7 +434,9 @@ def ranks_as_threads(
         device = named.pop("device_id", None)
         group, store = make_group(size, rank, ranks, "gpusim", *rest, **named)
         if group is not c10d.GroupMember.NON_GROUP_MEMBER:
+            group.made_by(store)
             world.pg_map[group] = (backend, world.pg_map[group][1])
+            world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
             if device is not None:
                 group.bound_device_id = device
         return group, store
@@ -481,7 +489,9 @@ def ranks_as_threads(
         replace(stack, c10d_logger, "_get_msg_dict", describe)
         replace(stack, DeviceMesh, "__init__", init_mesh)
         replace(stack, sys, "excepthook", sys.excepthook)  # which init_process_group wraps
-        _keep_profiler_of_one(stack, world)
+        _profile_ranks(stack)
+        _hold_works(stack)
+        _log_backends(stack)
         bindings._set_thread_isolation_mode(True)
         stack.callback(bindings._set_thread_isolation_mode, False)
         yield world
@@ -512,6 +522,66 @@ def stores_are_met() -> Iterator[list[str]]:
         yield keys
 
 
+def complete_future(value: Any, devices: list[Any]) -> Any:
+    """A future that has a value. Its type is the value's own, which C++ asks for.
+
+    torch's constructor makes futures of Python objects: hooks in C++ take no such list of tensors.
+    """
+    if devices or value == []:
+        future: Any = torch.futures.Future(devices=devices)
+        future.set_result(value)
+        return future
+    return core.fork(lambda: value)
+
+
+def _hold_works(stack: ExitStack) -> None:
+    """Let a reducer hold the works of Python that it is given.
+
+    DDP gives it the all-reduce of its join. C++ finds no methods of a work whose Python object is
+    gone, and would wait for ever.
+    """
+    works: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    set_handle = bindings.Reducer._set_forward_pass_work_handle
+
+    def hold(reducer: Any, work: Any, *given: Any, **named: Any) -> None:
+        works[reducer] = work
+        set_handle(reducer, work, *given, **named)
+
+    replace(stack, bindings.Reducer, "_set_forward_pass_work_handle", hold)
+
+
+LOGGED = {
+    "gloo": ("GLOO_DEVICE_TRANSPORT", "GLOO_SOCKET_IFNAME"),
+    "nccl": (
+        "NCCL_SOCKET_IFNAME",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_DEBUG",
+        "NCCL_NTHREADS",
+        "NCCL_IB_TIMEOUT",
+    ),
+}
+"""The variables that DDP logs, by the backend."""
+
+
+def _log_backends(stack: ExitStack) -> None:
+    """Have DDP log the backend that the program asked for, as C++ does for its own."""
+    logged = DistributedDataParallel._get_ddp_logging_data
+
+    def get(module: Any) -> dict[str, Any]:
+        data: dict[str, Any] = logged(module)
+        if data.get("backend_name") == "gpusim":
+            name = data["backend_name"] = module.process_group.name()
+            for variable in LOGGED.get(name, ()):
+                key = variable.removeprefix("TORCH_").lower()
+                data[key] = os.environ.get(variable, "N/A")
+            if name == "gloo":
+                data["gloo_num_threads"] = 2
+        return data
+
+    replace(stack, DistributedDataParallel, "_get_ddp_logging_data", get)
+
+
 def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
     """Set an attribute until the stack ends."""
     if name in vars(owner):
@@ -521,31 +591,106 @@ def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
     setattr(owner, name, new)
 
 
-def _keep_profiler_of_one(stack: ExitStack, world: RanksWorld) -> None:
-    """Let one rank at a time use torch's profiler: two would end the process, in C++."""
-    profiling: list[int] = []  # the rank that does
-    disable = profiler._disable_profiler
+class _Profiles:
+    """The profiles of ranks that are threads: each records its own thread.
 
-    def claim(start: Callable[..., Any]) -> Callable[..., Any]:
-        def begin(*given: Any, **named: Any) -> Any:
-            me = world.rank if world.is_rank() else 0
-            if profiling and profiling != [me]:
-                raise GpusimError(
-                    "torch's profiler: another rank profiles now, and a process has one profiler; "
-                    "profile on one rank, or without collectives inside"
-                )
-            profiling[:] = [me]
-            return start(*given, **named)
+    C++ keeps the events of a profile by thread, but the process has one trace, of libkineto, which
+    the end of a profile closes: to close it twice ends the process. So the end of a profile whose
+    trace another rank has closed opens one before.
+    """
 
-        return begin
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # guards the fields below, and all calls of libkineto
+        self.trace = "closed"  # or "prepared", "open"
+        self.threads: set[int] = set()  # those that profile
+        self.prepare = profiler._prepare_profiler
+        self.enable = profiler._enable_profiler
+        self.disable = profiler._disable_profiler
+        #: Whether the thread that launches profiles, whose trace ranks must not close.
+        self.is_outside = is_profiling()
 
-    def end(*given: Any, **named: Any) -> Any:
-        profiling.clear()
-        return disable(*given, **named)
+    def _check(self, activities: Any) -> None:
+        others = self.threads - {threading.get_ident()}
+        if self.is_outside or (others and has_gpu()):
+            who = "the thread that launches the ranks" if self.is_outside else "another rank"
+            raise GpusimError(
+                f"torch's profiler: {who} profiles now, and a process has one profiler for GPUs "
+                "and for its launch; profile on one rank, or run the ranks as processes "
+                "(--processes)"
+            )
 
-    for name in ("_prepare_profiler", "_enable_profiler"):
-        replace(stack, profiler, name, claim(getattr(profiler, name)))
-    replace(stack, profiler, "_disable_profiler", end)
+    def begin(self, config: Any, activities: Any, **named: Any) -> Any:
+        with self.lock:
+            self._check(activities)
+            if self.trace == "closed":
+                self.prepare(config, activities, **named)
+                self.trace = "prepared"
+
+    def start(self, config: Any, activities: Any, *rest: Any, **named: Any) -> Any:
+        with self.lock:
+            self._check(activities)
+            if self.trace == "closed":
+                self.prepare(config, activities)
+            result = self.enable(config, activities, *rest, **named)
+            self.trace = "open"
+            self.threads.add(threading.get_ident())
+            return result
+
+    def end(self, *given: Any, **named: Any) -> Any:
+        with self.lock:
+            if self.trace != "open" and threading.get_ident() in self.threads:
+                _in_thread(self._open)
+            self.threads.discard(threading.get_ident())
+            self.trace = "closed"
+            return self.disable(*given, **named)
+
+    def _open(self) -> None:
+        """Open a trace, in a thread that has no profile and ends at once."""
+        none = profiler._ExperimentalConfig()
+        config = profiler.ProfilerConfig(
+            profiler.ProfilerState.KINETO, False, False, False, False, False, none
+        )
+        self.prepare(config, {profiler.ProfilerActivity.CPU})
+        # With activities of the CPU it would record this thread, and warn at the thread's end.
+        self.enable(config, {profiler.ProfilerActivity.MTIA})
+
+
+def _in_thread(function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in a new thread that belongs to no rank, and wait for its end."""
+    ended = _thread.allocate_lock()
+    ended.acquire()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function(*args)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.release()
+
+    _thread.start_new_thread(run, ())
+    ended.acquire()
+    if errors:
+        raise errors[0]
+
+
+def _profile_ranks(stack: ExitStack) -> None:
+    """Let ranks that are threads profile at the same time."""
+    profiles = _Profiles()
+    replace(stack, profiler, "_prepare_profiler", profiles.begin)
+    replace(stack, profiler, "_enable_profiler", profiles.start)
+    replace(stack, profiler, "_disable_profiler", profiles.end)
+
+
+def enter_event(name: str, *inputs: torch.Tensor) -> Any:
+    """Begin an event of the profiler that has the shapes of these tensors."""
+    return torch.autograd._record_function_with_args_enter(name, *inputs)
+
+
+def exit_event(handle: Any) -> None:
+    """End an event in another thread, which makes it an asynchronous one."""
+    _in_thread(torch.autograd._record_function_with_args_exit, handle)
 
 
 _SPLITTING = inspect.getsource(c10d.split_group)

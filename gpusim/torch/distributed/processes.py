@@ -422,7 +422,7 @@ class Proxy:
             if work._pending.done.done:
                 failure = work._pending.error
                 said = None if failure is None else encode_error(failure)
-                done.append([number, said, work.source_rank()])
+                done.append([number, said, work._source])
                 self.rank.unfinished.discard(work)
                 del self.works[number]
                 parts = self.results.pop(number, [])
@@ -480,7 +480,7 @@ class Proxy:
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
         return {
             "title": work._pending.title,
-            "outputs": [places[id(each)] for each in work.result()],
+            "outputs": [places[id(each)] for each in work._outputs],
         }
 
     def _wait(self, work: int, limit: float | None, own: bool) -> None:
