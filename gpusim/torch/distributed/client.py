@@ -196,7 +196,7 @@ def init_process_group(genuine: Callable[..., Any], *args: Any, **named: Any) ->
         with ExitStack() as stack:
             member.begin(stack)
             if store is None:
-                store = dist.PrefixStore("default_pg", ProcessStore(member))
+                store = dist.PrefixStore("default_pg", ProcessStore(member.launch, member))
             more = {**how, "init_method": None, "store": store, "rank": rank, "world_size": size}
             genuine(**more)
             member.stack = stack.pop_all()
@@ -327,5 +327,5 @@ def _make(about: dict[str, Any], channel: MemberChannel, rank: int, size: int) -
     member.join(launch, Rank(launch, rank, {}), channel)
     member.streams = []  # the process writes its output itself
     launch.ranks = {rank: member}
-    launch.store, launch.exchange = ProcessStore(member), ProcessExchange(member)
+    launch.store, launch.exchange = ProcessStore(launch, member), ProcessExchange(member)
     return member
