@@ -194,11 +194,11 @@ class RankGroup(Reductions, ProcessGroup):
 
     def _wait_for_results_in(self, what: str, tensors: Sequence[Tensor]) -> None:
         for work in list(self._rank.unfinished):
-            if not isinstance(work, RankWork) or work.is_done():
+            if not isinstance(work, RankWork) or work.is_done() or work.message == "send":
                 continue
-            if work.receives and what in ("send", "recv"):
+            if work.message and what in ("send", "recv"):
                 continue
-            if overlap(work._outputs, tensors):
+            if overlap([x for x in work._outputs if not x.is_sparse], tensors):
                 work.wait()
 
     def _rules_for(self, kind: str) -> Rules:

@@ -135,6 +135,8 @@ class Reductions:
             if name == "AVG":
                 check.fail("ReduceOp.AVG of a list of tensors: gloo divides the first one alone")
             alone = "SUM" if name == "PREMUL_SUM" else name
+            targets = [array.reshape(-1) for array in targets]  # strides may differ in a list
+            members = [array.reshape(-1) for array in members]
             read = [fold(members, alone, what, Reduction(), 0)]
         else:
             read = self._read(members, opts)
