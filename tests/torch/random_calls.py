@@ -20,12 +20,11 @@ from torch import Tensor
 #: Calls that are not compared, as gloo's result is undefined, or refused here by name.
 EXCLUDED = {
     "gaps": "gloo reduces and sends what lies between the elements; gpusim refuses it",
-    "expanded": "gloo reads and writes behind the memory of an expanded tensor; refused",
+    "expanded": "gloo reads and writes behind an expanded tensor, or over it; refused",
     "reduce_scatter of a list": "gloo mixes two orders where tensors are not contiguous; refused",
     "scalar output": "gloo reads behind the shape of a 0-d output of reduce_scatter_tensor",
     "in place": "gloo sends what it may have overwritten: all_to_all_single(y, y), scatter from y",
     "AVG of a list": "gloo's allreduce([a, b]) divides a alone; refused",
-    "repeated output": "the rank's own tensor twice in a list of outputs that are not contiguous",
 }
 
 DTYPES = (
@@ -128,10 +127,7 @@ class Draw:
     def in_memory(self, tensors: Sequence[Tensor], by_rank: bool = False) -> None:
         """Leave out what engines that move memory do not define."""
         for tensor in tensors:
-            self.exclude(
-                "expanded",
-                any(a > 1 and not b for a, b in zip(tensor.shape, tensor.stride(), strict=True)),
-            )
+            self.exclude("expanded", _repeats(tensor))
             self.exclude("gaps", bool(tensor.numel()) and not _is_dense(tensor))
 
     def outputs(self, count: int, shape: tuple[int, ...]) -> list[Tensor]:
@@ -144,6 +140,11 @@ class Draw:
             shape = (*shape, 2)
         count += wrong == "length"
         return [self.tensor(shape, dtype=dtype) for _ in range(count)]
+
+
+def _repeats(tensor: Tensor) -> bool:
+    both = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and not stride for size, stride in both)
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -307,6 +308,7 @@ def all_gather_into_tensor(draw: Draw) -> Call:
         x = whole.view(-1)[start : start + prod(shape)].view(shape)
     else:
         x, whole = draw.tensor(shape, by_rank=True), draw.tensor(_pieces(draw, shape))
+        draw.exclude("expanded", _repeats(whole))
     return lambda: finished(dist.all_gather_into_tensor(whole, x, async_op=late))
 
 
@@ -387,7 +389,7 @@ def all_gather_coalesced(draw: Draw) -> Call:
 def all_gather_into_tensor_coalesced(draw: Draw) -> Call:
     shapes = [draw.shape() for _ in range(draw.pick([1, 2]))]
     xs = [draw.tensor(shape) for shape in shapes]
-    wholes = [draw.tensor(_pieces(draw, shape)) for shape in shapes]
+    wholes = [draw.tensor(_pieces(draw, shape), LAYOUTS[:-1]) for shape in shapes]
     return lambda: finished(group().allgather_into_tensor_coalesced(wholes, xs))
 
 

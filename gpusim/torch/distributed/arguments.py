@@ -35,7 +35,7 @@ ORDERS: Mapping[str, Layout] = {
     "all_reduce_coalesced": Layout.ANY,
     "all_gather": Layout.ANY,
     "all_to_all": Layout.ANY,
-    "all_to_all_single": Layout.CONTIGUOUS,
+    "all_to_all_single": Layout.FORMAT,
     "broadcast": Layout.DENSE,
     "gather": Layout.ANY,
     "recv": Layout.ANY,
@@ -114,7 +114,7 @@ RULES: Mapping[str, Rules] = {
                 torch.int64,
             ]
         ),
-        not_complex=frozenset(["gather", "all_gather_coalesced"]),
+        not_complex=frozenset(["all_gather", "all_gather_coalesced", "gather"]),
         gathers_unlike=False,
         stacks=False,
         sends_to_itself=False,

@@ -340,10 +340,15 @@ class RankGroup(Reductions, ProcessGroup):
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
     ) -> RankWork:
-        return self.all_gather_single_coalesced([output], [input], opts)
+        return self._gather_into([output], [input], opts, "all_gather_into_tensor")
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> RankWork:
+        return self._gather_into(outputs, inputs, opts, "all_gather_coalesced")
+
+    def _gather_into(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any, kind: str
     ) -> RankWork:
         what, count = "all_gather", self.size()
         check = self._begin(what, inputs, outputs)
@@ -351,7 +356,7 @@ class RankGroup(Reductions, ProcessGroup):
         check.count("outputs", outputs, len(inputs))
         for output, given in zip(outputs, inputs, strict=True):
             check.whole("output", output, given)
-            check.dtype(given)
+            check.dtype(given, kind=kind)
             check.layout([given, output], "all_gather_into_tensor")
         check.written(outputs)
         targets = [bits_of(output, what) for output in outputs]

@@ -11,7 +11,7 @@ from torch import distributed as dist
 from ...reduction import Reduction
 from .arguments import Arguments
 from .exchange import GroupKey, RankWork
-from .folds import Chooser, FoldCall, fold, fold_lists, fold_rows, fold_together, settle
+from .folds import RECIPROCAL, Chooser, FoldCall, fold, fold_lists, fold_rows, fold_together, settle
 from .memory import Array, array_of, dtype_name, move
 from .operands import (
     addends,
@@ -96,13 +96,15 @@ class Reductions:
         strides = [each.stride() for each in tensors if not each.is_contiguous()]
         if strides and in_memory:
             terms["strides"] = strides
+        told = "SUM" if name == "PREMUL_SUM" else name
+        if name == "AVG" and tensors[0].is_complex() and reduction is not None:
+            # torch divides gloo's sum by a complex number, which multiplies by its reciprocal.
+            told = RECIPROCAL if reduction.order == "gloo-ring" else name
         return self._post(
             operation,
             part,
             outputs,
-            lambda parts: compute(
-                parts, "SUM" if name == "PREMUL_SUM" else name, reduction, number
-            ),
+            lambda parts: compute(parts, told, reduction, number),
             tensors,
             op=name,
             **terms,
