@@ -96,15 +96,15 @@ class Reductions:
         strides = [each.stride() for each in tensors if not each.is_contiguous()]
         if strides and in_memory:
             terms["strides"] = strides
-        told = "SUM" if name == "PREMUL_SUM" else name
+        operator = "SUM" if name == "PREMUL_SUM" else name
         if name == "AVG" and tensors[0].is_complex() and reduction is not None:
             # torch divides gloo's sum by a complex number, which multiplies by its reciprocal.
-            told = RECIPROCAL if reduction.order == "gloo-ring" else name
+            operator = RECIPROCAL if reduction.order == "gloo-ring" else name
         return self._post(
             operation,
             part,
             outputs,
-            lambda parts: compute(parts, told, reduction, number),
+            lambda parts: compute(parts, operator, reduction, number),
             tensors,
             op=name,
             **terms,
