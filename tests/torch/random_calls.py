@@ -21,7 +21,7 @@ from torch import Tensor
 EXCLUDED = {
     "gaps": "gloo reduces and sends what lies between the elements; gpusim refuses it",
     "expanded": "gloo reads and writes behind an expanded tensor, or over it; refused",
-    "reduce_scatter of a list": "gloo mixes two orders where tensors are not contiguous; refused",
+    "reduce_scatter of a list": "gloo mixes its tensors' orders of memory; refused if they differ",
     "scalar output": "gloo reads behind the shape of a 0-d output of reduce_scatter_tensor",
     "in place": "gloo sends what it may have overwritten: all_to_all_single(y, y), scatter from y",
     "AVG of a list": "gloo's allreduce([a, b]) divides a alone; refused",
@@ -130,7 +130,9 @@ class Draw:
             self.exclude("expanded", _repeats(tensor))
             self.exclude("gaps", bool(tensor.numel()) and not _is_dense(tensor))
 
-    def outputs(self, count: int, shape: tuple[int, ...]) -> list[Tensor]:
+    def outputs(
+        self, count: int, shape: tuple[int, ...], layouts: Sequence[str] = LAYOUTS
+    ) -> list[Tensor]:
         """A list of results, now and then one that is wrong."""
         wrong = self.mistake
         dtype = self.dtype
@@ -139,7 +141,7 @@ class Draw:
         if wrong == "shape":
             shape = (*shape, 2)
         count += wrong == "length"
-        return [self.tensor(shape, dtype=dtype) for _ in range(count)]
+        return [self.tensor(shape, layouts, dtype) for _ in range(count)]
 
 
 def _repeats(tensor: Tensor) -> bool:
@@ -196,10 +198,13 @@ def reduce(draw: Draw) -> Call:
 @call(3)
 def reduce_scatter(draw: Draw) -> Call:
     shape, op = draw.shape(), draw.operator()
-    inputs = draw.outputs(draw.size, shape)
-    out = draw.tensor(shape)
-    for each in [*inputs, out]:
-        draw.exclude("reduce_scatter of a list", not each.is_contiguous())
+    layouts = LAYOUTS if draw.mistake else [draw.pick(LAYOUTS)]
+    inputs = draw.outputs(draw.size, shape, layouts)
+    out = draw.tensor(shape, layouts)
+    draw.in_memory([*inputs, out])
+    orders = {each.stride() for each in [*inputs, out] if each.shape == shape}
+    one = all(each.is_contiguous() for each in [*inputs, out])
+    draw.exclude("reduce_scatter of a list", len(orders) > 1 and not one)
     return lambda: dist.reduce_scatter(out, inputs, op)
 
 
