@@ -287,8 +287,8 @@ class Arguments:
             if tensor.stride() != tensors[0].stride() and tensor.numel():
                 self.fail(
                     "expected tensors that are contiguous, or of the same strides: the output "
-                    f"has {tuple(tensors[0].stride())}, input {index - 1} has {tuple(tensor.stride())}; "
-                    "use contiguous()"
+                    f"has {tuple(tensors[0].stride())}, input {index - 1} has "
+                    f"{tuple(tensor.stride())}; use contiguous()"
                 )
 
     def written(self, tensors: Sequence[Tensor]) -> None:

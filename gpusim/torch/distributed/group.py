@@ -281,7 +281,7 @@ class RankGroup(Reductions, ProcessGroup):
         check.count("outputs", lists, len(given))
         check.alike("inputs", given, given[0])
         for row in lists:
-            check.count("a list of outputs", row, self.size() * len(given))
+            check.count("outputs", row, self.size() * len(given))
             own = row[self._place * len(given)]
             check.alike("outputs", [given[0]], own)
             self._check_gathered(check, row, given[0])
@@ -319,7 +319,7 @@ class RankGroup(Reductions, ProcessGroup):
         check.some("inputs", given)
         check.count("outputs", lists)
         for rank, row in enumerate(lists):
-            check.count("a list of outputs", row, len(given))
+            check.count("outputs", row, len(given))
             for tensor, output in zip(given, row, strict=True):
                 if rank == self._place or not check.rules.gathers_unlike:
                     check.alike("outputs", [output], tensor)
