@@ -20,12 +20,11 @@ from torch import Tensor
 #: Calls that are not compared, as gloo's result is undefined, or refused here by name.
 EXCLUDED = {
     "gaps": "gloo reduces and sends what lies between the elements; gpusim refuses it",
-    "expanded": "gloo reads and writes behind the memory of an expanded tensor; refused",
-    "reduce_scatter of a list": "gloo mixes two orders where tensors are not contiguous; refused",
+    "expanded": "gloo reads and writes behind an expanded tensor, or over it; refused",
+    "reduce_scatter of a list": "gloo mixes its tensors' orders of memory; refused if they differ",
     "scalar output": "gloo reads behind the shape of a 0-d output of reduce_scatter_tensor",
     "in place": "gloo sends what it may have overwritten: all_to_all_single(y, y), scatter from y",
     "AVG of a list": "gloo's allreduce([a, b]) divides a alone; refused",
-    "repeated output": "the rank's own tensor twice in a list of outputs that are not contiguous",
 }
 
 DTYPES = (
@@ -128,13 +127,12 @@ class Draw:
     def in_memory(self, tensors: Sequence[Tensor], by_rank: bool = False) -> None:
         """Leave out what engines that move memory do not define."""
         for tensor in tensors:
-            self.exclude(
-                "expanded",
-                any(a > 1 and not b for a, b in zip(tensor.shape, tensor.stride(), strict=True)),
-            )
+            self.exclude("expanded", _repeats(tensor))
             self.exclude("gaps", bool(tensor.numel()) and not _is_dense(tensor))
 
-    def outputs(self, count: int, shape: tuple[int, ...]) -> list[Tensor]:
+    def outputs(
+        self, count: int, shape: tuple[int, ...], layouts: Sequence[str] = LAYOUTS
+    ) -> list[Tensor]:
         """A list of results, now and then one that is wrong."""
         wrong = self.mistake
         dtype = self.dtype
@@ -143,7 +141,12 @@ class Draw:
         if wrong == "shape":
             shape = (*shape, 2)
         count += wrong == "length"
-        return [self.tensor(shape, dtype=dtype) for _ in range(count)]
+        return [self.tensor(shape, layouts, dtype) for _ in range(count)]
+
+
+def _repeats(tensor: Tensor) -> bool:
+    both = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and not stride for size, stride in both)
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -195,10 +198,13 @@ def reduce(draw: Draw) -> Call:
 @call(3)
 def reduce_scatter(draw: Draw) -> Call:
     shape, op = draw.shape(), draw.operator()
-    inputs = draw.outputs(draw.size, shape)
-    out = draw.tensor(shape)
-    for each in [*inputs, out]:
-        draw.exclude("reduce_scatter of a list", not each.is_contiguous())
+    layouts = LAYOUTS if draw.mistake else [draw.pick(LAYOUTS)]
+    inputs = draw.outputs(draw.size, shape, layouts)
+    out = draw.tensor(shape, layouts)
+    draw.in_memory([*inputs, out])
+    orders = {each.stride() for each in [*inputs, out] if each.shape == shape}
+    one = all(each.is_contiguous() for each in [*inputs, out])
+    draw.exclude("reduce_scatter of a list", len(orders) > 1 and not one)
     return lambda: dist.reduce_scatter(out, inputs, op)
 
 
@@ -216,8 +222,7 @@ def reduce_scatter_tensor(draw: Draw) -> Call:
     draw.exclude("scalar output", not shape)
     if draw.chance(0.2) and draw.mistake == "" and shape:
         whole = draw.tensor(_pieces(draw, shape), ["contiguous", "offset"])
-        out = whole.view(-1)[1 : 1 + prod(shape)].view(shape)
-        draw.exclude("scalar output", out.shape != shape)
+        out = whole.view(-1)[int(draw.size > 1) :][: prod(shape)].view(shape)
     else:
         whole = draw.tensor(_pieces(draw, shape))
         out = draw.outputs(1, shape)[0] if draw.mistake == "dtype" else draw.tensor(shape)
@@ -308,6 +313,7 @@ def all_gather_into_tensor(draw: Draw) -> Call:
         x = whole.view(-1)[start : start + prod(shape)].view(shape)
     else:
         x, whole = draw.tensor(shape, by_rank=True), draw.tensor(_pieces(draw, shape))
+        draw.exclude("expanded", _repeats(whole))
     return lambda: finished(dist.all_gather_into_tensor(whole, x, async_op=late))
 
 
@@ -365,7 +371,7 @@ def all_to_all_single(draw: Draw) -> Call:
         rows = [shape[0] * size if shape else 1] * 2
         if draw.mistake == "shape" and size > 1:
             rows = [rows[0] + 1] * 2
-    draw.exclude("in place", not shape)
+    draw.exclude("in place", draw.chance(0.1))
     # What is refused must not depend on a rank's number of rows.
     x = draw.tensor((rows[0], *rest), ["contiguous", "offset"] if sent else LAYOUTS)
     out = draw.tensor((rows[1], *rest), ["contiguous", "offset", "transposed", "channels_last"])
@@ -388,7 +394,7 @@ def all_gather_coalesced(draw: Draw) -> Call:
 def all_gather_into_tensor_coalesced(draw: Draw) -> Call:
     shapes = [draw.shape() for _ in range(draw.pick([1, 2]))]
     xs = [draw.tensor(shape) for shape in shapes]
-    wholes = [draw.tensor(_pieces(draw, shape)) for shape in shapes]
+    wholes = [draw.tensor(_pieces(draw, shape), LAYOUTS[:-1]) for shape in shapes]
     return lambda: finished(group().allgather_into_tensor_coalesced(wholes, xs))
 
 

@@ -35,7 +35,7 @@ ORDERS: Mapping[str, Layout] = {
     "all_reduce_coalesced": Layout.ANY,
     "all_gather": Layout.ANY,
     "all_to_all": Layout.ANY,
-    "all_to_all_single": Layout.CONTIGUOUS,
+    "all_to_all_single": Layout.FORMAT,
     "broadcast": Layout.DENSE,
     "gather": Layout.ANY,
     "recv": Layout.ANY,
@@ -96,8 +96,8 @@ RULES: Mapping[str, Rules] = {
         error=RuntimeError,
         layouts={
             **ORDERS,
-            # It adds a rank's own tensor in one order and those of others in another.
-            "reduce_scatter": Layout.CONTIGUOUS,
+            # A rank's own tensor is added in the order of the output's memory, others in theirs.
+            "reduce_scatter": Layout.DENSE,
             "send": Layout.CONTIGUOUS,
             "recv": Layout.CONTIGUOUS,
         },
@@ -114,7 +114,7 @@ RULES: Mapping[str, Rules] = {
                 torch.int64,
             ]
         ),
-        not_complex=frozenset(["gather", "all_gather_coalesced"]),
+        not_complex=frozenset(["all_gather", "all_gather_coalesced", "gather"]),
         gathers_unlike=False,
         stacks=False,
         sends_to_itself=False,
@@ -278,6 +278,18 @@ class Arguments:
                     "contiguous, use contiguous()"
                 )
         return Layout.DENSE if layout is Layout.FORMAT else Layout.ANY
+
+    def one_order(self, tensors: Sequence[Tensor]) -> None:
+        """Tensors whose memory is in one order."""
+        if all(tensor.is_contiguous() for tensor in tensors):
+            return
+        for index, tensor in enumerate(tensors):
+            if tensor.stride() != tensors[0].stride() and tensor.numel():
+                self.fail(
+                    "expected tensors that are contiguous, or of the same strides: the output "
+                    f"has {tuple(tensors[0].stride())}, input {index - 1} has "
+                    f"{tuple(tensor.stride())}; use contiguous()"
+                )
 
     def written(self, tensors: Sequence[Tensor]) -> None:
         """Each element that is written needs memory of its own."""

@@ -132,11 +132,12 @@ class RankWork(dist.Work):
     The rank holds it until it has been waited for, or seen to be complete: C++ that is handed a
     Work of Python's, as DDP is in a join, does not keep the Python object alive.
 
-    **Attributes**: `receives` says whether it is that of a message that is received; `finish` is
-    called once, in the rank's thread, when the rank sees that the call is complete.
+    **Attributes**: `message` is "send" or "recv" for a message, whose tensor is only read or only
+    written; `finish` is called once, in the rank's thread, when the rank sees that the call is
+    complete.
     """
 
-    receives = False
+    message = ""
     finish: Callable[[], None] | None = None
     _source = -1
     _polls = 0
@@ -451,7 +452,7 @@ class Exchange:
         pending = Pending(title, Completion(self.launch.scheduler))
         own = Letter(tensor, source, tag, pending, site)
         own.work = RankWork(rank, pending, [tensor], site, tensors=[tensor])
-        own.work.receives = side == 1
+        own.work.message = ("send", "recv")[side]
         own.bits = bits_of(tensor, what)
         if self.recorder is not None:
             peer = (receiver, source)[side]

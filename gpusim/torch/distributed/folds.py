@@ -58,6 +58,8 @@ Chooser = Callable[[FoldCall], Reduction]
 #: A Reduction, the name of its order or twin, or a function of a FoldCall that returns either.
 ReductionLike = Reduction | str | Callable[[FoldCall], Any]
 
+#: An average that multiplies the sum by 1 / R.
+RECIPROCAL = "AVG by reciprocal"
 BITWISE = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
 OTHERS = {"PRODUCT": "prod", "MIN": "min", "MAX": "max"}
 BOOLEANS = {"SUM": "MAX", "PRODUCT": "MIN"}
@@ -137,6 +139,8 @@ def fold(
     values, dtype = list(members), members[0].dtype
     if dtype.kind == "b":
         op = BOOLEANS.get(op, op)
+    if op == RECIPROCAL:
+        return multiplied(fold(values, "SUM", operation, reduction, call, root), 1 / len(values))
     if op in BITWISE:
         if dtype.kind not in "biu":
             raise TypeError(f"{operation}: {op} is for integers and bool, got {dtype}")

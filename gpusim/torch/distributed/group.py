@@ -226,11 +226,11 @@ class RankGroup(Reductions, ProcessGroup):
 
     def _wait_for_results_in(self, what: str, tensors: Sequence[Tensor]) -> None:
         for work in list(self._rank.unfinished):
-            if not isinstance(work, RankWork) or work.is_done():
+            if not isinstance(work, RankWork) or work.is_done() or work.message == "send":
                 continue
-            if work.receives and what in ("send", "recv"):
+            if work.message and what in ("send", "recv"):
                 continue
-            if overlap(work._outputs, tensors):
+            if overlap([x for x in work._outputs if not x.is_sparse], tensors):
                 work.wait()
 
     def _rules_for(self, kind: str) -> Rules:
@@ -313,7 +313,7 @@ class RankGroup(Reductions, ProcessGroup):
         check.count("outputs", lists, len(given))
         check.alike("inputs", given, given[0])
         for row in lists:
-            check.count("a list of outputs", row, self.size() * len(given))
+            check.count("outputs", row, self.size() * len(given))
             own = row[self._place * len(given)]
             check.alike("outputs", [given[0]], own)
             self._check_gathered(check, row, given[0])
@@ -351,7 +351,7 @@ class RankGroup(Reductions, ProcessGroup):
         check.some("inputs", given)
         check.count("outputs", lists)
         for rank, row in enumerate(lists):
-            check.count("a list of outputs", row, len(given))
+            check.count("outputs", row, len(given))
             for tensor, output in zip(given, row, strict=True):
                 if rank == self._place or not check.rules.gathers_unlike:
                     check.alike("outputs", [output], tensor)
@@ -372,10 +372,15 @@ class RankGroup(Reductions, ProcessGroup):
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
     ) -> RankWork:
-        return self.all_gather_single_coalesced([output], [input], opts)
+        return self._gather_into([output], [input], opts, "all_gather_into_tensor")
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> RankWork:
+        return self._gather_into(outputs, inputs, opts, "all_gather_coalesced")
+
+    def _gather_into(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any, kind: str
     ) -> RankWork:
         what, count = "all_gather", self.size()
         check = self._begin(what, inputs, outputs)
@@ -383,7 +388,7 @@ class RankGroup(Reductions, ProcessGroup):
         check.count("outputs", outputs, len(inputs))
         for output, given in zip(outputs, inputs, strict=True):
             check.whole("output", output, given)
-            check.dtype(given)
+            check.dtype(given, kind=kind)
             check.layout([given, output], "all_gather_into_tensor")
         check.written(outputs)
         targets = [bits_of(output, what) for output in outputs]

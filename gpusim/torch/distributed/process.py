@@ -228,7 +228,7 @@ class ProcessRank(Rank):
         As in `RankGroup._begin`, a message does not wait for others.
         """
         for work, copies in list(self.works.values()):
-            if work.receives and operation in ("send", "recv"):
+            if work.message and operation in ("send", "recv"):
                 continue
             targets = [target for target, _ in copies.pairs]
             if any(np.may_share_memory(one, other) for one in targets for other in arrays):
@@ -328,7 +328,7 @@ class ProcessGroup(RankGroup):
         site = rank.call_site()
         pending: Any = Pending("", cast(Any, Done(number)))
         work = RankWork(rank, pending, [], site)
-        work.receives = operation == "recv"
+        work.message = operation if operation in ("send", "recv") else ""
         rank.works[number] = work, copies
         try:
             answer = rank.ask(

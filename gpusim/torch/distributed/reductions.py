@@ -9,9 +9,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ...reduction import Reduction
-from .arguments import Arguments
+from .arguments import Arguments, Layout
 from .exchange import GroupKey, RankWork
-from .folds import Chooser, FoldCall, fold, fold_lists, fold_rows, fold_together, settle
+from .folds import RECIPROCAL, Chooser, FoldCall, fold, fold_lists, fold_rows, fold_together, settle
 from .memory import Array, array_of, dtype_name, move
 from .operands import (
     addends,
@@ -96,13 +96,15 @@ class Reductions:
         strides = [each.stride() for each in tensors if not each.is_contiguous()]
         if strides and in_memory:
             terms["strides"] = strides
+        operator = "SUM" if name == "PREMUL_SUM" else name
+        if name == "AVG" and tensors[0].is_complex() and reduction is not None:
+            # torch divides gloo's sum by a complex number, which multiplies by its reciprocal.
+            operator = RECIPROCAL if reduction.order == "gloo-ring" else name
         return self._post(
             operation,
             part,
             outputs,
-            lambda parts: compute(
-                parts, "SUM" if name == "PREMUL_SUM" else name, reduction, number
-            ),
+            lambda parts: compute(parts, operator, reduction, number),
             tensors,
             op=name,
             **terms,
@@ -135,6 +137,8 @@ class Reductions:
             if name == "AVG":
                 check.fail("ReduceOp.AVG of a list of tensors: gloo divides the first one alone")
             alone = "SUM" if name == "PREMUL_SUM" else name
+            targets = [array.reshape(-1) for array in targets]  # strides may differ in a list
+            members = [array.reshape(-1) for array in members]
             read = [fold(members, alone, what, Reduction(), 0)]
         else:
             read = self._read(members, opts)
@@ -226,10 +230,14 @@ class Reductions:
         check.alike("inputs", given, outs[0])
         check.dtype(outs[0])
         check.operator(name, outs[0])
-        check.layout([*given, *outs])
+        in_memory = check.layout([*given, *outs]) is Layout.DENSE
         check.written(outs)
-        members = [member_of(x, addends(x, what), op, name, what) for x in given]
-        part = (array_of(outs[0], what), self._read(members, opts))
+        arrays = packed if in_memory else addends
+        if in_memory:
+            check.one_order([*outs, *given])
+        members = [member_of(x, arrays(x, what), op, name, what) for x in given]
+        target = packed(outs[0], what) if in_memory else array_of(outs[0], what)
+        part = (target, self._read(members, opts))
 
         def compute(parts: list[Any], op: str, reduction: Any, number: int) -> None:
             members = [slices for _, slices in parts]
@@ -237,7 +245,7 @@ class Reductions:
             pairs = zip(parts, results, strict=True)
             move([(target, result_like(target, result)) for (target, _), result in pairs])
 
-        return self._reduce(what, name, given, part, outs, compute, in_memory=False)
+        return self._reduce(what, name, given, part, outs, compute, in_memory)
 
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: Any = None, timeout: Any = None
