@@ -104,11 +104,11 @@ class RankOutputs:
             if rank == self.only and os.isatty(0):
                 # input() edits lines, and writes its prompt past the streams: it has to come after
                 # what they have written.
-                sys.stdin = sys.__stdin__ = open(0, closefd=False)
+                sys.stdin = open(0, closefd=False)
                 for stream in streams:
                     stream.waits = True
             elif self.only in (None, rank):
-                sys.stdin = sys.__stdin__ = input_by_bytes()
+                sys.stdin = input_by_bytes()
 
     def put(self, stream: TextIO, text: str, tag: str) -> None:
         """Write a line or a part of one, which goes on in the line that the rank has open."""

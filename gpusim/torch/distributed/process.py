@@ -290,8 +290,10 @@ class ProcessGroup(RankGroup):
         written: list[bool] = []
         read: list[bool] = []
         arguments = {}
+        waits = False
         for name, value in given.items():
             arguments[name] = encode(value, tensors)
+            waits = waits or not getattr(value, "asyncOp", True)
             more = len(tensors) - len(read)
             both = name == "tensors"
             read += [operation != "recv" if both else not name.startswith("output")] * more
@@ -342,6 +344,8 @@ class ProcessGroup(RankGroup):
                 arguments=arguments,
                 kinds=kinds,
                 choose=not self._is_chosen_by_parent(),
+                # The caller of a call that is not asynchronous waits for it at once.
+                wait=waits and self._coalesced is None,
                 **more_given,
             )
         except BaseException:
@@ -360,6 +364,8 @@ class ProcessGroup(RankGroup):
             work.limit = self.barrier_limit(given.get("opts"))
         if self._coalesced is not None:
             self._coalesced.append(work)
+        if "failed" in answer:
+            raise decode_error(answer["failed"])
         return work
 
 

@@ -456,6 +456,7 @@ class Proxy:
         arguments: Message,
         kinds: list[Any],
         choose: bool,
+        wait: bool,
         size: int = 0,
         written: Sequence[tuple[int, int]] = (),
     ) -> Message:
@@ -478,10 +479,18 @@ class Proxy:
             whole = memoryview(self.memory)
             self.results[number] = [whole[start : start + length] for start, length in written]
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
-        return {
+        answer: Message = {
             "title": work._pending.title,
             "outputs": [places[id(each)] for each in work._outputs],
         }
+        if wait:
+            try:
+                self._wait(number)
+            except (ReplicaError, InstanceError):
+                raise
+            except Exception as error:  # of the wait: the call has been posted
+                answer["failed"] = encode_error(error)
+        return answer
 
     def _wait(self, work: int, limit: float | None, own: bool) -> None:
         found = self.works[work]

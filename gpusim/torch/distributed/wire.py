@@ -7,13 +7,13 @@ message where the process belongs to another instance. Nothing is unpickled, exc
 
 from __future__ import annotations
 
+import array
 import base64
 import dataclasses
 import json
 import mmap
 import os
 import re
-import select
 import socket
 import struct
 import sys
@@ -59,8 +59,15 @@ __all__ = [
 HEADER = struct.Struct("<I?Q")
 """The length of a message's JSON, whether a file comes with it, and the length of its payload."""
 
-POLL = 0.05
-"""Seconds after which a thread that waits for its process looks whether it is to end."""
+POLL = struct.pack("@ll", 0, 50_000)
+"""The time, as C has it, after which a thread that waits for its process looks whether it is to
+end: 0.05 seconds."""
+
+CHUNK = 1 << 14
+"""Bytes that are received at once, if there are as many."""
+
+FILE_SPACE = socket.CMSG_LEN(struct.calcsize("i"))
+"""Bytes that come with a file descriptor."""
 
 ALIGNMENT = 64
 SEGMENT = 1 << 26
@@ -70,6 +77,8 @@ KEPT = 1 << 20
 """Bytes of memory that a rank keeps for its next call."""
 
 Message = dict[str, Any]
+
+to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Received(NamedTuple):
@@ -90,8 +99,10 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._lock = threading.Lock()
-        self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
+        #: What has been received beyond the last message. Touched by the thread that receives.
+        self._buffer = bytearray()
+        self._files: list[int] = []
+        self._is_timed = False
         self.shares_memory = end.family == socket.AF_UNIX
 
     def fileno(self) -> int:
@@ -101,15 +112,14 @@ class Channel:
         self, message: Message, file: int | None = None, payload: Sequence[memoryview] = ()
     ) -> None:
         """Send a message. **Raises**: OSError if the other end is gone."""
-        content = json.dumps(message, separators=(",", ":")).encode()
+        content = to_json(message).encode()
         size = sum(part.nbytes for part in payload)
-        header = HEADER.pack(len(content), file is not None, size)
+        whole = HEADER.pack(len(content), file is not None, size) + content
         with self._lock:
-            if file is None:
-                self._socket.sendall(header + content)
-            else:
-                socket.send_fds(self._socket, [header], [file])
-                self._socket.sendall(content)
+            if file is not None:
+                whole = whole[socket.send_fds(self._socket, [whole], [file]) :]
+            if whole:
+                self._socket.sendall(whole)
             for part in payload:
                 self._socket.sendall(part)
 
@@ -118,21 +128,40 @@ class Channel:
 
         `check` is called now and then while there is none, and may raise.
         """
-        if check is not None:
-            while not self._poll.poll(1000 * POLL):
-                check()
-        files: list[int] = []
+        if check is not None and not self._is_timed:
+            # One system call for each message, in place of poll and recvmsg.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, POLL)
+            self._is_timed = True
         try:
-            header, files, _, _ = socket.recv_fds(self._socket, HEADER.size, 1)
-            header += read(self._socket, HEADER.size - len(header))
-            length, _, size = HEADER.unpack(header)
-            content = read(self._socket, length)
-            payload = read(self._socket, size)
+            self._fill(HEADER.size, check)
+            length, has_file, size = HEADER.unpack_from(self._buffer)
+            begin, end = HEADER.size, HEADER.size + length
+            self._fill(end, check)
+            message = json.loads(self._buffer[begin:end])
+            payload = self._buffer[end : end + size]
+            del self._buffer[: end + size]
+            if len(payload) < size:
+                payload += read(self._socket, size - len(payload))
         except (EOFError, ConnectionError, TimeoutError):
-            for file in files:
-                os.close(file)
+            while self._files:
+                os.close(self._files.pop())
             return None
-        return Received(json.loads(content), files[0] if files else None, payload)
+        return Received(message, self._files.pop(0) if has_file else None, payload)
+
+    def _fill(self, size: int, check: Callable[[], object] | None) -> None:
+        """Receive until the buffer has so many bytes."""
+        while len(self._buffer) < size:
+            try:
+                part, more, _, _ = self._socket.recvmsg(CHUNK, FILE_SPACE)
+            except BlockingIOError:
+                if check is not None:
+                    check()
+                continue
+            for _, _, files in more:
+                self._files += array.array("i", files)
+            if not part:
+                raise EOFError
+            self._buffer += part
 
     def is_over(self) -> bool:
         """Whether the other end is gone. (Where there is something to receive.)"""
@@ -157,7 +186,10 @@ def read(end: socket.socket, size: int) -> bytearray:
     content = bytearray(size)
     rest = memoryview(content)
     while rest:
-        count = end.recv_into(rest)
+        try:
+            count = end.recv_into(rest)
+        except BlockingIOError:  # of a socket with a limit: the rest of a message is on its way
+            continue
         if not count:
             raise EOFError
         rest = rest[count:]
