@@ -32,8 +32,13 @@ from gpusim.tools.program import split
 from gpusim.tools.run import WITH_VALUE
 from tests.oracles.machine_time import until
 
-for _name in ("client", "worlds"):  # which the forks have then
-    importlib.import_module(f"gpusim.torch.distributed.{_name}")
+#: What the forks have then.
+for _name in (
+    "gpusim.torch.distributed.client",
+    "gpusim.torch.distributed.worlds",
+    "torch._dynamo",
+):
+    importlib.import_module(_name)
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux"),
@@ -424,7 +429,7 @@ def test_a_process_alone_is_a_world(tmp_path: Path) -> None:
     path = script(tmp_path, body)
     found, real = simulated(tmp_path, path), plain(tmp_path, path)
     assert found.code == 0, found.err
-    assert found.out.replace("MemberGroup", "ProcessGroup") == real.out
+    assert found.out == real.out
 
 
 def test_ranks_run_at_the_same_time(tmp_path: Path) -> None:
@@ -607,12 +612,9 @@ WAIT = """
     def work(rank, ranks):
         dist.init_process_group("gloo", rank=rank, world_size=ranks)
         print("in", os.getpid(), flush=True)
-        try:
-            if rank == 0:
-                time.sleep(3600)
-            dist.barrier()
-        finally:
-            print("out", flush=True)
+        if rank == 0:
+            time.sleep(3600)
+        dist.barrier()
     if __name__ == "__main__":
         mp.start_processes(work, (3,), 3, start_method="fork")
 """
@@ -638,7 +640,6 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
     os.killpg(process, signal.SIGINT)
     os.waitpid(process, 0)
     assert until(lambda: not any(Path(f"/proc/{each}").exists() for each in [*ranks, *hubs]))
-    assert out.read_text().count("out") == 3
 
 
 def hubs_of(output: Path) -> list[int]:
