@@ -191,6 +191,7 @@ def ended(error: BaseException) -> int:
     """Show what the program raised, from its own first frame on, as Python does at the end."""
     sys.stdout.flush()
     error.__traceback__ = without_ours(error.__traceback__)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
         sys.excepthook = lambda *shown: None

@@ -367,3 +367,29 @@ def test_compiled_programs_have_the_values_of_eager_ones(backend: str) -> None:
                 torch.testing.assert_close(one, other)
 
     launch(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("tcp://localhost:7?rank=1&world_size=3", "port 7"),
+        ("tcp://127.0.0.1:7?rank=1&world_size=3", "port 7"),
+        ("file:///no/./such?rank=1&world_size=3", "file /no/such"),
+        ("env://", "port 9"),
+    ],
+)
+def test_rendezvous_names_where_ranks_meet(
+    url: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes its stores by `_create_c10d_store` and `FileStore`, as it finds them in its module.
+
+    No rank 0 is there to connect to.
+    """
+    variables = {"MASTER_ADDR": "::1", "MASTER_PORT": "9", "RANK": "1", "WORLD_SIZE": "3"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    before = private.meeting._create_c10d_store, private.meeting.FileStore
+    with private.stores_are_met() as keys:
+        _, rank, size = next(iter(dist.rendezvous(url)))
+    assert (rank, size, keys) == (1, 3, [key])
+    assert before == (private.meeting._create_c10d_store, private.meeting.FileStore)

@@ -15,6 +15,7 @@ How it works:
 - `folds`: which Reduction a call has, and gpusim.collectives' folds by torch's names.
 - `store`: the key-value store; `memory`: tensors as arrays; `casts`: autocast's cache for ranks.
 - `streams`: the order of ranks' work on a GPU; `accelerator`: the CPU in the role of GPUs.
+- `worlds`: ranks that a script starts by itself, and `client`: their side, in the script's process.
 - `private`: what is used of torch's private interface.
 """
 

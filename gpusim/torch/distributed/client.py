@@ -171,6 +171,14 @@ def _at_end() -> None:
         _member.leave(sys.exc_info()[1] or getattr(sys, "last_value", None))
 
 
+def _close_in_child() -> None:
+    """Let the rank's end be seen, also if a process that it has forked lives on."""
+    if _member is not None:
+        _member.channel.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
 # What scripts call
 
 

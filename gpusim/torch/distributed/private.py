@@ -43,6 +43,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
 
 from ...errors import GpusimError
+from ...startup import gpusim_ranks
 
 __all__ = [
     "ATTRIBUTES",
@@ -457,11 +458,13 @@ def ranks_as_threads(
         return c10d.default_pg_timeout if world.is_rank() else torchs_timeout(backend)
 
     def start_processes(*args: Any, **named: Any) -> Any:
-        if world.is_rank():
+        if (
+            world.is_rank() and gpusim_ranks.VARIABLE not in os.environ
+        ):  # else they may become ranks
             warnings.warn(
                 "the processes that torch.multiprocessing starts are not simulated ranks; if they "
-                "are to be ranks, call gpusim.torch.distributed.launch(f, n, args) in place of "
-                "spawn(f, args, n)",
+                "are to be ranks, use `gpusim run`, or call gpusim.torch.distributed.launch(f, n, "
+                "args) in place of spawn(f, args, n)",
                 RuntimeWarning,
                 stacklevel=3,
             )

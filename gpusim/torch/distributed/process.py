@@ -474,6 +474,11 @@ class ForwardedStream:
     def _send(self, flush: bool) -> None:
         with self._lock:
             text, self._line = "".join(self._line), []
+        if self._rank.home not in (0, os.getpid()):  # of a process that the rank has forked
+            self._stream.write(text)
+            if flush:
+                self._stream.flush()
+            return
         self._rank.send({"do": "write", "stream": self._name, "text": text, "flush": flush})
 
     def __getattr__(self, name: str) -> Any:
