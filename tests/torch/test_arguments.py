@@ -478,9 +478,9 @@ def test_groups_without_a_common_rank_are_made_in_one_position(way: dict[str, An
 
     found = launch(program, 4, ([[0, 2], [1, 3]], 1), **way)
     assert found == [([rank], rank) for rank in range(4)]
-    found = launch(program, 8, ([[0, 1, 2, 3], [4, 5, 6, 7]], 2), **way)
-    pairs = [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert found == [(pair, sum(pair)) for pair in pairs for _ in pair]
+    # Groups of several ranks meet under their name: gloo's processes fail here too.
+    with pytest.raises(CollectiveMismatchError, match="same groups in the same order"):
+        launch(program, 8, ([[0, 1, 2, 3], [4, 5, 6, 7]], 2), **way)
 
 
 def test_groups_with_a_common_rank_are_the_same() -> None:
