@@ -39,6 +39,7 @@ from ...errors import GpusimError
 __all__ = [
     "ATTRIBUTES",
     "FLAGS",
+    "OPERATIONS",
     "ProcessGroup",
     "RanksWorld",
     "aten",
@@ -181,7 +182,10 @@ def generator_memory() -> ctypes.Array[ctypes.c_char] | None:
 def generator_position() -> Callable[[], bytes] | None:
     """A function that reads where torch's global generator is in its sequence; None as above."""
     memory = generator_memory()
-    return None if memory is None else lambda: bytes(memory[8:20])
+    if memory is None:
+        return None
+    words = (ctypes.c_char * 12).from_address(ctypes.addressof(memory) + 8)
+    return lambda: words.raw
 
 
 aten: Any = torch.ops.aten
@@ -209,10 +213,11 @@ def _is_random(operation: Any) -> bool:
 
 def is_random_operation(function: Any) -> bool:
     """Whether one of torch.ops draws random numbers."""
-    return isinstance(function, _OPERATIONS) and _is_random(function)
+    return type(function) in OPERATIONS and _is_random(function)
 
 
-_OPERATIONS = (_ops.OpOverload, _ops.OpOverloadPacket)
+#: The types of torch.ops' operations.
+OPERATIONS = (_ops.OpOverload, _ops.OpOverloadPacket)
 
 
 def is_dtensor(value: object) -> bool:
@@ -241,7 +246,7 @@ def tensor_inside(wrapper: Any) -> Any:
 @contextmanager
 def attention_kernels(kernels: dict[str, Callable[..., Any]]) -> Iterator[None]:
     """A block in which operations of aten have these kernels on the CPU."""
-    library: Any = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    library: Any = torch.library.Library("aten", "IMPL")
     try:
         for name, kernel in kernels.items():
             library.impl(name, kernel, "CPU")

@@ -1,10 +1,10 @@
 """Attention of DTensors, by the operations that GPUs have for it.
 
-On a GPU, scaled_dot_product_attention of DTensors becomes `aten._scaled_dot_product_flash_attention`
-or `_efficient_attention`, for which DTensor knows how results are sharded, and context parallelism
-how ranks exchange keys and values. The CPU's own operation is known to neither. So DTensors go the
-way that they go on a GPU, and while ranks run those operations have kernels on the CPU, which are
-that of the CPU's attention.
+On a GPU, scaled_dot_product_attention of DTensors becomes one of two operations of aten,
+`_scaled_dot_product_flash_attention` or `_scaled_dot_product_efficient_attention`. DTensor knows
+how their results are sharded, and context parallelism how ranks exchange keys and values. The
+CPU's own operation is known to neither. So DTensors go the way that they go on a GPU, and while
+ranks run those operations have kernels on the CPU, which are that of the CPU's attention.
 """
 
 from __future__ import annotations

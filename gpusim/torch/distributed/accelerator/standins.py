@@ -281,19 +281,19 @@ class DeviceProperties:
 class CudaRuntime:
     """torch.cuda.cudart(): the profiler of CUDA, which has nothing to see."""
 
-    class cudaError(int):  # noqa: N801
+    class cudaError(int):
         success = 0
 
-    def cudaProfilerStart(self) -> int:  # noqa: N802
+    def cudaProfilerStart(self) -> int:
         return 0
 
-    def cudaProfilerStop(self) -> int:  # noqa: N802
+    def cudaProfilerStop(self) -> int:
         return 0
 
-    def cudaDeviceSynchronize(self) -> int:  # noqa: N802
+    def cudaDeviceSynchronize(self) -> int:
         return 0
 
-    def cudaMemGetInfo(self, device: int) -> tuple[int, int]:  # noqa: N802
+    def cudaMemGetInfo(self, device: int) -> tuple[int, int]:
         return memory_of_host(rank_mode(), device)
 
     def __getattr__(self, name: str) -> Any:
