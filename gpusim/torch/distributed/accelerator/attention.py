@@ -9,7 +9,7 @@ ranks run those operations have kernels on the CPU, which are that of the CPU's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -180,7 +180,7 @@ def _efficient_backward(
 
 
 #: Operations of aten, and their kernels on the CPU.
-KERNELS = {
+KERNELS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
