@@ -11,13 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gpusim.torch.distributed import launch
 from gpusim.torch.distributed.accelerator.generators import FIRST_SEED
 
 cuda: Any = torch.cuda
+F: Any = functional
 
 #: Functions that draw, of a device or of a tensor there.
 DRAWS: dict[str, Callable[[Any], Any]] = {
@@ -173,7 +174,7 @@ def test_a_checkpoint_draws_again_what_it_drew(reentrant: bool) -> None:
         for preserve in (True, False):
             torch.manual_seed(1)
             x = torch.ones(40, device="cuda", requires_grad=True)
-            masks = []
+            masks: list[Tensor] = []
 
             def block(x: Tensor, masks: list[Tensor] = masks) -> Tensor:
                 made = torch.rand(40, device="cuda")  # a device argument in the backward pass

@@ -22,13 +22,14 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from gpusim import ReplicaError
 from gpusim.torch.distributed import launch
 from tests.oracles.budget import slow
 
 cuda: Any = torch.cuda
+F: Any = functional
 pytestmark = [
     pytest.mark.filterwarnings("ignore:FSDP.state_dict_type:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*state_dict_type.*:FutureWarning"),
@@ -137,9 +138,9 @@ def second_fsdp(rank: int, offload: bool) -> dict[str, Tensor]:
     optimizer.load_state_dict(optimizer.state_dict())
     assert {optimizer.state[p]["exp_avg"].device.type for p in model.parameters()} == where
     options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    full = state_dict.get_model_state_dict(model, options=options)
+    full: Any = state_dict.get_model_state_dict(model, options=options)
     assert all(not value.is_cuda for value in full.values())
-    return full
+    return dict(full)
 
 
 @pytest.mark.parametrize("offload", [False, True])

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import DefaultDeviceType
 
 from gpusim import GpusimError
 from gpusim.torch.distributed import launch, private
+from gpusim.torch.distributed.accelerator import attention
 from gpusim.torch.distributed.store import RankStore
 from tests.torch.distributed_programs import start
 
@@ -57,6 +58,68 @@ def test_torch_looks_up_the_names_that_a_played_device_replaces() -> None:
     assert hasattr(c10d, "_maybe_attach_flight_recorder") == (
         "_maybe_attach_flight_recorder(" in helper
     )
+
+
+def test_torch_looks_up_what_simulated_gpus_replace() -> None:
+    """Each in its module, at the time of the call, and with the arguments that are known."""
+    for engine in private.engines:
+        assert callable(engine._engine_run_backward)
+    assert "_engine_run_backward(" in inspect.getsource(torch.autograd.backward)
+    assert "_engine_run_backward(" in inspect.getsource(torch.autograd.grad)
+    source = inspect.getsource(torch.nn.parallel.DistributedDataParallel)
+    assert "self._passing_sync_batchnorm_handle(" in source
+    source = inspect.getsource(torch.utils.checkpoint)
+    assert "get_device_states(*args)" in source and '"_initialized"' in source
+    assert "def _default_meta_extractor(" in source
+    source = inspect.getsource(torch.optim.Optimizer._process_value_according_to_param_policy)
+    assert "param.device" in source
+    assert torch.rand in private.device_constructors()
+
+
+def test_where_the_global_generator_is_changes_with_each_draw() -> None:
+    position = private.generator_position()
+    assert position is not None
+    for draw in (lambda: torch.rand(1), lambda: torch.rand(700), lambda: torch.randperm(3)):
+        before = position()
+        torch.ones(3).sum()
+        assert position() == before
+        draw()
+        assert position() != before
+
+
+def test_random_operations_have_a_tag() -> None:
+    ops: Any = torch.ops.aten
+    assert private.is_random_operation(ops.normal_) and private.is_random_operation(
+        ops.rand.default
+    )
+    assert not private.is_random_operation(ops.add) and not private.is_random_operation(torch.rand)
+
+
+def test_the_modes_of_a_thread() -> None:
+    with torch.device("meta") as device:
+        assert len(private.function_modes()) == 1
+        assert device is not None
+    assert private.function_modes() == []
+
+
+def test_tensors_that_hold_others() -> None:
+    def use(rank: int) -> None:
+        start()
+        x = torch.ones(2)
+        made = dist.tensor.distribute_tensor(x, dist.init_device_mesh("cpu", (2,)))
+        assert private.is_dtensor(made) and private.is_wrapper(type(made))
+        assert private.tensor_inside(made).data_ptr() == made.to_local().data_ptr()
+        assert not private.is_wrapper(torch.Tensor) and not private.is_wrapper(torch.nn.Parameter)
+        assert not private.is_dtensor(x) and private.tensor_inside(x) is None
+
+    launch(use, 2)
+
+
+def test_kernels_of_attention_have_the_arguments_that_torch_passes() -> None:
+    for name, kernel in attention.KERNELS.items():
+        arguments = getattr(private.aten, name).default._schema.arguments
+        known = list(inspect.signature(kernel).parameters)
+        assert [argument.name for argument in arguments] == known
 
 
 def test_a_split_group_is_absent_where_torchs_is() -> None:

@@ -208,7 +208,7 @@ def test_a_vision_model_trains_under_ddp() -> None:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        return losses + [net.module[1].running_mean.sum().item()]
+        return [*losses, net.module[1].running_mean.sum().item()]
 
     first, *others = launch(run, 3, device="cpu")
     assert all(other[-1] == first[-1] for other in others)

@@ -48,6 +48,7 @@ from ...startup import gpusim_ranks
 __all__ = [
     "ATTRIBUTES",
     "FLAGS",
+    "OPERATIONS",
     "PrintOptions",
     "ProcessGroup",
     "REGISTERING",
@@ -266,7 +267,10 @@ def generator_memory() -> ctypes.Array[ctypes.c_char] | None:
 def generator_position() -> Callable[[], bytes] | None:
     """A function that reads where torch's global generator is in its sequence; None as above."""
     memory = generator_memory()
-    return None if memory is None else lambda: bytes(memory[8:20])
+    if memory is None:
+        return None
+    words = (ctypes.c_char * 12).from_address(ctypes.addressof(memory) + 8)
+    return lambda: words.raw
 
 
 aten: Any = torch.ops.aten
@@ -294,10 +298,11 @@ def _is_random(operation: Any) -> bool:
 
 def is_random_operation(function: Any) -> bool:
     """Whether one of torch.ops draws random numbers."""
-    return isinstance(function, _OPERATIONS) and _is_random(function)
+    return type(function) in OPERATIONS and _is_random(function)
 
 
-_OPERATIONS = (_ops.OpOverload, _ops.OpOverloadPacket)
+#: The types of torch.ops' operations.
+OPERATIONS = (_ops.OpOverload, _ops.OpOverloadPacket)
 
 
 def is_dtensor(value: object) -> bool:

@@ -1,15 +1,15 @@
 """Attention of DTensors, by the operations that GPUs have for it.
 
-On a GPU, scaled_dot_product_attention of DTensors becomes `aten._scaled_dot_product_flash_attention`
-or `_efficient_attention`, for which DTensor knows how results are sharded, and context parallelism
-how ranks exchange keys and values. The CPU's own operation is known to neither. So DTensors go the
-way that they go on a GPU, and while ranks run those operations have kernels on the CPU, which are
-that of the CPU's attention.
+On a GPU, scaled_dot_product_attention of DTensors becomes one of two operations of aten,
+`_scaled_dot_product_flash_attention` or `_scaled_dot_product_efficient_attention`. DTensor knows
+how their results are sharded, and context parallelism how ranks exchange keys and values. The
+CPU's own operation is known to neither. So DTensors go the way that they go on a GPU, and while
+ranks run those operations have kernels on the CPU, which are that of the CPU's attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..private import aten, attention_kernels, is_dtensor
 
-__all__ = ["attention", "attention_on_cpu"]
+__all__ = ["KERNELS", "attention", "attention_on_cpu"]
 
 _sdpa: Any = torch.nn.functional.scaled_dot_product_attention
 _backends: Any = torch.backends.cuda
@@ -179,15 +179,17 @@ def _efficient_backward(
     return *gradients, None
 
 
+#: Operations of aten, and their kernels on the CPU.
+KERNELS: dict[str, Callable[..., Any]] = {
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+}
+
+
 @contextmanager
 def attention_on_cpu() -> Iterator[None]:
     """A block in which the GPUs' operations for attention have kernels on the CPU."""
-    with attention_kernels(
-        {
-            "_scaled_dot_product_flash_attention": _flash,
-            "_scaled_dot_product_flash_attention_backward": _flash_backward,
-            "_scaled_dot_product_efficient_attention": _efficient,
-            "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-        }
-    ):
+    with attention_kernels(KERNELS):
         yield

@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..private import device_constructors, function_modes, parse_to
+from ..private import OPERATIONS, device_constructors, function_modes, parse_to
 from .attention import attention
 from .batch_norm import KERNELS
-from .generators import DRAWS, GpuGenerators, draws, position
+from .generators import DRAWS, RANDOM, GpuGenerators, draws, position
 from .marks import ON_CPU, mark, mark_all, mark_of, mark_of_all
 
 if TYPE_CHECKING:
@@ -223,7 +223,10 @@ class CpuAsCuda(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if not kwargs:
+            if function not in OTHERS and type(function) not in OPERATIONS:
+                return self._compute(function, args, {}, None)
+            kwargs = {}
         serve = SERVED.get(function)
         if serve is not None:
             return serve(self, function, args, kwargs)
@@ -248,30 +251,45 @@ class CpuAsCuda(TorchFunctionMode):
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None
     ) -> Any:
         """Call a function whose result lives on a device, or where its arguments do."""
-        if draws(function) and kwargs.get("generator") is None:
-            if index is None:
-                index = self.mark_of_all(args, kwargs)
-            if index is not None and index != ON_CPU:
-                with self.generators.drawing(index):
-                    result = function(*args, **kwargs)
-            else:
+        if not draws(function) or kwargs.get("generator") is not None:
+            return self._compute(function, args, kwargs, index)
+        if index is None:
+            index = self.mark_of_all(args, kwargs)
+        if index is not None and index != ON_CPU:
+            with self.generators.drawing(index):
                 result = function(*args, **kwargs)
-            if index is not None:
-                mark_all(result, index)
-            return result
+        else:
+            result = function(*args, **kwargs)
+        if index is not None:
+            mark_all(result, index)
+        return result
+
+    def _compute(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None
+    ) -> Any:
+        """The same of a function that is not known to draw random numbers."""
         before = position() if position is not None else None
         result = function(*args, **kwargs)
         kind = type(result)
-        if kind is Tensor or (isinstance(result, Tensor | list | tuple) and kind is not torch.Size):
+        if kind is Tensor:
+            own = mark_of(result)  # of results in the memory of an argument
+            if own is not None:
+                index = own
+            elif index is None:
+                index = self.mark_of_all(args, kwargs)
+            if own is None and index is not None:
+                mark_all(result, index)
+        elif kind is not torch.Size and isinstance(result, Tensor | list | tuple):
             if index is None:
                 index = self.mark_of_all(args, kwargs)
             if index is not None:
                 mark_all(result, index)
-                if before is not None and index != ON_CPU and position is not None:
-                    if before != position() and not isinstance(function, types.FunctionType):
-                        if kwargs.get("generator") is None:
-                            name = getattr(function, "__name__", str(function))
-                            warn(DRAWS.format(name=name))
+        else:
+            return result
+        if before is not None and position is not None and before != position():
+            given = kwargs.get("generator") is not None
+            if index not in (None, ON_CPU) and not given and not isinstance(function, FunctionType):
+                warn(DRAWS.format(name=getattr(function, "__name__", str(function))))
         return result
 
     def _share(
@@ -447,3 +465,6 @@ SERVED: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.scaled_dot_product_attention: CpuAsCuda._attend,
     **dict.fromkeys(KERNELS, CpuAsCuda._batch_norm),
 }
+
+#: All functions that take more than a look at their results.
+OTHERS = frozenset([*SERVED, *CONSTRUCTORS, *SHARING, *RANDOM])

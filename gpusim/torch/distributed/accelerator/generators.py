@@ -20,7 +20,7 @@ from torch import nn
 
 from ..private import generator_position, is_random_operation
 
-__all__ = ["DRAWS", "GpuGenerators", "draws", "position"]
+__all__ = ["DRAWS", "RANDOM", "GpuGenerators", "draws", "position"]
 
 DRAWS = (
     "{name} on a tensor of 'cuda' drew from the CPU's generator, as gpusim (device='cpu') does not "
@@ -40,17 +40,17 @@ class GpuGenerators(Sequence[Any]):
     """A rank's `torch.cuda.default_generators`; each is made when it is first used."""
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.size = count
         self.seed = FIRST_SEED
         self.made: dict[int, torch.Generator] = {}
 
     def __len__(self) -> int:
-        return self.count
+        return self.size
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(self.count)))
-        index = range(self.count)[index]  # IndexError, as of a tuple
+            return tuple(self[i] for i in range(*index.indices(self.size)))
+        index = range(self.size)[index]  # IndexError, as of a tuple
         if index not in self.made:
             self.made[index] = _genuine().manual_seed(self.seed)
         return self.made[index]
@@ -85,7 +85,8 @@ def _named(owner: Any, names: str) -> Iterator[Any]:
             yield getattr(owner, name)
 
 
-_FUNCTIONS = frozenset(
+#: Functions that draw; operations of torch.ops have a tag.
+RANDOM = frozenset(
     [
         *_named(
             torch,
@@ -122,4 +123,4 @@ def draws(function: Any) -> bool:
     >>> draws(torch.nn.functional.dropout), draws(torch.ops.aten.normal_.default), draws(torch.add)
     (True, True, False)
     """
-    return function in _FUNCTIONS or is_random_operation(function)
+    return function in RANDOM or is_random_operation(function)

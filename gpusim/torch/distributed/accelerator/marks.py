@@ -21,6 +21,7 @@ __all__ = ["ON_CPU", "gpu_of", "mark", "mark_all", "mark_of", "mark_of_all"]
 
 ON_CPU = -1
 _NAME = "gpusim_device"
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @functools.lru_cache(maxsize=256)
@@ -30,7 +31,7 @@ def _is_wrapper(kind: type) -> bool:
 
 def _storage(tensor: Tensor) -> Any:
     """The storage that a tensor's mark is on; None for tensors without memory of their own."""
-    while _is_wrapper(type(tensor)):
+    while type(tensor) not in _PLAIN and _is_wrapper(type(tensor)):
         inside = tensor_inside(tensor)
         if inside is None:
             return None
