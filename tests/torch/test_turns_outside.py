@@ -97,11 +97,7 @@ def swaps(rank: int, folder: Path) -> None:
     common = store()
     while common.compare_set("lock", "", str(rank)) != str(rank).encode():
         pass
-    if rank:
-        common.wait(["go"])
-    else:
-        time.sleep(0.001)
-        common.set("go", "")
+    time.sleep(0.001)
     common.delete_key("lock")
 
 
@@ -496,11 +492,11 @@ def _alone(program: Callable[[int], list[str]], rank: int) -> list[str]:
     """One of several programs in one launch."""
     found = program(rank)
     common = dist.distributed_c10d._get_default_store()
-    common.add("ended", 1)
-    while common.add("ended", 0) < 3:
+    ended = f"ended {program.__name__}"
+    common.add(ended, 1)
+    while common.add(ended, 0) < 3:
         time.sleep(0.001)
     dist.destroy_process_group()
-    # Keys of the next program must be new; groups of the same name are.
     return found
 
 

@@ -93,8 +93,6 @@ class Done:
 class ProcessRank(Rank):
     """The rank of this process."""
 
-    has_thread_here = False
-
     def join(self, launch: ProcessLaunch, rank: Rank, channel: Channel) -> None:
         vars(self).update(vars(rank))
         self.launch, self.channel = launch, channel
