@@ -1,15 +1,17 @@
-"""Atomic writing of files, for all of gpusim; imports nothing of it."""
+"""Atomic writing of files, and their end, for all of gpusim; imports nothing of it."""
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["atomic_write"]
+__all__ = ["atomic_write", "flush_all"]
 
 
 @contextmanager
@@ -56,3 +58,14 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def flush_all() -> None:
+    """Write what open files of this process hold back, as Python's end does when it frees them."""
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    files = [each for each in gc.get_objects() if type(each) in kinds]
+    for kind in kinds:  # texts first, which write to the others
+        for each in files:
+            if type(each) is kind:
+                with suppress(Exception):  # closed, detached, or the disk is full
+                    each.flush()

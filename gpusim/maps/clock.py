@@ -66,6 +66,7 @@ class Clock:
         self.scheduler = scheduler
         self.now = 0.0
         self.away = 0  # replicas without a slot that may come back at any time
+        self.vain = 0  # how often replicas gave way one after another, and nothing else happened
         #: The seconds of work of a replica, and of what it has started; None if unknown.
         self.work_of: Callable[[ReplicaThread], float | None] = lambda replica: None
         self._entries: list[tuple[float, int, Timed]] = []
@@ -82,6 +83,7 @@ class Clock:
         """Note the sleep of a replica, or the limit of its wait."""
         entry = Timed(replica, self.now + seconds, time.monotonic() + seconds, is_limit)
         replica.timed, replica.expired = entry, None
+        self.vain = 0
         heapq.heappush(self._entries, (entry.due, next(self._order), entry))
         self.begin()
         if not self.scheduler.one_at_a_time:
@@ -106,16 +108,21 @@ class Clock:
             self._ring()
         return True
 
-    def pass_real_time(self) -> bool:
-        """Let those go on whose time of the machine's has passed; whether there are some.
+    def polled(self) -> None:
+        """Note that a replica gives way.
 
-        A replica that polls without sleeping would not let the virtual time move.
+        Replicas that poll without sleeping do not let the virtual time move. Where only such run,
+        the machine's time counts.
         """
-        now, found = time.monotonic(), False
+        self.vain += 1
+        if not self.scheduler.ready or self.vain > 2 * len(self.scheduler.started):
+            self.pass_real_time()
+
+    def pass_real_time(self) -> None:
+        """Let those go on whose time of the machine's has passed."""
+        now = time.monotonic()
         while (entry := self._first()) is not None and now >= entry.real:
             self._fire(entry)
-            found = True
-        return found
 
     def _first(self) -> Timed | None:
         while self._entries:

@@ -52,6 +52,7 @@ class Completion:
         """Make the replicas that wait ready, in the order in which they came."""
         with self.scheduler.lock:
             self.done = True
+            self.scheduler.clock.vain = 0
             for replica in self.waiting:
                 replica.waiting = replica.timed = None
                 self.scheduler.ready.append(replica)
@@ -73,8 +74,7 @@ def give_way(replica: ReplicaThread) -> bool:
     with scheduler.lock:
         replica.inside = not replica.ended
         replica.check_ended()
-        if not scheduler.ready:
-            scheduler.clock.pass_real_time()
+        scheduler.clock.polled()
         others = bool(scheduler.ready)
         pending = scheduler.clock.pending()
         if others:

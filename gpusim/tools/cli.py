@@ -7,6 +7,7 @@ interrupted. Where 1 is an answer (`compare`, `invariant`, `twin`), a failure is
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if arguments.run is run.run:  # exceptions of the program are the program's
         return run.run(arguments, rest)
+    if arguments.run is torchrun.run and argv is None:
+        atexit.register(torchrun.end_quickly)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()

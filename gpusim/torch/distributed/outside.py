@@ -35,9 +35,6 @@ from .waits import rank_that_waits
 
 __all__ = ["polls_and_sleeps", "waits_outside"]
 
-POLLS = 100
-"""How often a rank may ask the same of the file system before others run first."""
-
 STORES = (dist.TCPStore, dist.FileStore, dist.HashStore)
 
 #: Functions and methods in which a rank may wait.
@@ -212,14 +209,8 @@ def _asked_again(name: str, function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def ask(*args: Any, **named: Any) -> Any:
         rank = rank_that_waits()
-        if rank is not None:
-            question = name, args[:1], rank.thread().turns if rank.has_thread_here else 0
-            if rank.question != question:
-                rank.question, rank.asked = question, 0
-            rank.asked += 1
-            if rank.asked > POLLS:
-                rank.asked = 0
-                rank.give_way()
+        if rank is not None and rank.asks(name, *args[:1]):
+            rank.give_way()
         return function(*args, **named)
 
     return ask

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import numpy as np
 from torch import Tensor
 
+from ...files import flush_all
 from ...maps.ending import ReplicaEnded, ReplicaInterrupted
 from ...reduction import current
 from .accelerator import cpu_as_accelerator
@@ -94,8 +95,6 @@ class Done:
 
 class ProcessRank(Rank):
     """The rank of this process."""
-
-    has_thread_here = False
 
     def join(self, launch: ProcessLaunch, rank: Rank, channel: Channel) -> None:
         vars(self).update(vars(rank))
@@ -513,6 +512,8 @@ def run(
         rank.ended = True  # no more ReplicaEnded
         with suppress(BaseException):
             atexit._run_exitfuncs()
+        with suppress(BaseException):
+            flush_all()  # multiprocessing ends the process at once
         for stream in rank.streams:
             stream.send_line()
 

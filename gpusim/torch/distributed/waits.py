@@ -23,6 +23,13 @@ STALLED = "no rank can go on"
 """How each description of a stall begins, in the note of an exception too."""
 
 
+POLLS = 100
+"""How often a rank may ask the same of the file system before others run first."""
+
+QUESTIONS = 1000
+"""How many different ones are counted."""
+
+
 def note_stall(error: BaseException, stall: str | None) -> BaseException:
     """Add to a time-out's exception who waited for what."""
     if stall:
@@ -42,11 +49,9 @@ class Waits:
     launch: Launch
     index: int
     waits_for: str
-    has_thread_here = True
-    #: The last question to the store, and to the file system and how often it was asked.
+    #: The last question to the store, and how often others were asked since the rank waited.
     store_question: tuple[Any, ...] | None = None
-    question: Any = None
-    asked = 0
+    asked: dict[Any, int] | None = None
 
     def thread(self) -> ReplicaThread:
         raise NotImplementedError
@@ -67,7 +72,7 @@ class Waits:
         **Returns**: False if the limit, in seconds, has expired before.
         """
         self.check_thread("wait")
-        self.waits_for = what
+        self.waits_for, self.asked = what, None
         with self._not_outside():
             done = completion.wait(self.thread(), limit)
         self.waits_for = ""
@@ -105,6 +110,16 @@ class Waits:
             sleep(self.thread(), seconds)
         self.waits_for = ""
         self.launch.turn_of(self)
+
+    def asks(self, *question: Any) -> bool:
+        """Note a question to the file system; whether it was asked so often that others may run."""
+        if self.asked is None or len(self.asked) > QUESTIONS:
+            self.asked = {}
+        count = self.asked.get(question, 0) + 1
+        self.asked[question] = count
+        if count > POLLS:
+            self.asked = {}
+        return count > POLLS
 
     @contextmanager
     def outside(self, what: str) -> Iterator[None]:

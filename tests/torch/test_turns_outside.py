@@ -1,0 +1,609 @@
+"""Ranks that wait outside of collectives: in sleep, polls, stores, locks; and time-outs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpusim import DeadlockError, GpusimError, ReplicaError
+from gpusim.torch.distributed import launch
+from tests.oracles.machine_time import PATIENCE, until
+from tests.torch.children import needs_linux
+
+SECOND = timedelta(seconds=1)
+THREADS: dict[str, Any] = {}
+FREE: dict[str, Any] = {"schedule": "free"}
+PROCESSES: dict[str, Any] = {"processes": True}
+modes = pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(THREADS, id="threads"),
+        pytest.param(FREE, id="free"),
+        pytest.param(PROCESSES, id="processes", marks=needs_linux),
+    ],
+)
+both = pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(THREADS, id="threads"),
+        pytest.param(PROCESSES, id="processes", marks=needs_linux),
+    ],
+)
+
+
+def store() -> dist.Store:
+    """The store of the ranks' group."""
+    dist.init_process_group("gloo")
+    found: dist.Store = dist.distributed_c10d._get_default_store()
+    return found
+
+
+# Polls
+
+
+def files_with_sleep(rank: int, folder: Path) -> None:
+    (folder / str(rank)).touch()
+    while len(os.listdir(folder)) < 3:
+        time.sleep(0.001)
+
+
+def files_without_sleep(rank: int, folder: Path) -> None:
+    (folder / str(rank)).touch()
+    while not all((folder / str(other)).exists() for other in range(3)):
+        pass
+
+
+def check_with_sleep(rank: int, folder: Path) -> None:
+    common = store()
+    if rank == 2:
+        common.set("key", "value")
+    while not common.check(["key"]):
+        time.sleep(0.001)
+
+
+def check_without_sleep(rank: int, folder: Path) -> None:
+    common = store()
+    if rank == 2:
+        common.set("key", "value")
+    while not common.check(["key"]):
+        pass
+
+
+def counters(rank: int, folder: Path) -> None:
+    common = store()
+    common.add("count", 1)
+    while common.add("count", 0) < 3:
+        pass
+
+
+def swaps(rank: int, folder: Path) -> None:
+    """A lock that ranks take by compare_set, which only its owner gives back."""
+    common = store()
+    while common.compare_set("lock", "", str(rank)) != str(rank).encode():
+        pass
+    time.sleep(0.001)
+    common.delete_key("lock")
+
+
+def works(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo")
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    assert work is not None
+    while not work.is_completed():
+        time.sleep(0.001)
+
+
+POLLS = (
+    files_with_sleep,
+    files_without_sleep,
+    check_with_sleep,
+    check_without_sleep,
+    counters,
+    swaps,
+    works,
+)
+
+
+@modes
+def test_a_rank_that_polls_lets_others_run(mode: dict[str, Any], tmp_path: Path) -> None:
+    def program(rank: int) -> None:
+        for poll in POLLS:
+            folder = tmp_path / poll.__name__
+            folder.mkdir(exist_ok=True)
+            poll(rank, folder)
+            if dist.is_initialized():
+                dist.barrier()
+                dist.destroy_process_group()
+
+    launch(program, 3, **mode)
+
+
+# Sleep
+
+
+def test_sleepers_go_on_by_the_time_they_asked_for() -> None:
+    """However long a rank computes before it sleeps: the order is that of the virtual time."""
+    order: list[tuple[int, int]] = []
+
+    def program(rank: int) -> None:
+        end = time.perf_counter() + (0.02 if rank == 1 else 0)
+        while time.perf_counter() < end:
+            pass
+        for step, length in enumerate((0.005, 0.02)):
+            time.sleep(length / (rank + 1))
+            order.append((step, rank))
+
+    launch(program, 3)
+    # Their times: 0.0017, 0.0083; 0.0025, 0.0125; 0.005, 0.025.
+    assert order == [(0, 2), (0, 1), (0, 0), (1, 2), (1, 1), (1, 0)]
+
+
+@modes
+def test_a_sleep_lasts_as_long_as_was_asked(mode: dict[str, Any]) -> None:
+    def program(rank: int) -> float:
+        begin = time.perf_counter()
+        time.sleep(0)
+        time.sleep(0.02 + 0.01 * rank)
+        return time.perf_counter() - begin
+
+    assert all(took >= 0.02 + 0.01 * rank for rank, took in enumerate(launch(program, 3, **mode)))
+
+
+def test_lengths_of_sleep_are_those_of_python() -> None:
+    class Length:
+        def __index__(self) -> int:
+            return 0
+
+    def program(rank: int) -> list[str]:
+        said = []
+        for length in (-1, "1", None, float("nan"), 1j, Length(), True * 0, 1e300):
+            try:
+                time.sleep(length)  # type: ignore[arg-type]
+                said.append("")
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {error}")
+        return said
+
+    assert launch(program, 1) == [program(0)]
+
+
+# Waits
+
+
+def tcp_store(rank: int, folder: Path, port: int) -> bytes:
+    """All ranks wait in its constructor, and two of three in get."""
+    own = dist.TCPStore("127.0.0.1", port, 3, is_master=rank == 0)
+    if rank == 2:
+        own.set("key", "value")
+    value: bytes = own.get("key")
+    own.add("done", 1)
+    while rank == 0 and own.add("done", 0) < 3:  # the server lives as long as this rank
+        time.sleep(0.001)
+    return value
+
+
+def file_store(rank: int, folder: Path, port: int) -> bytes:
+    own = dist.PrefixStore("mine", dist.FileStore(str(folder / "store"), 3))
+    if rank == 2:
+        own.set("key", "value")
+    own.wait(["key"])
+    return bytes(own.get("key"))
+
+
+def fifo(rank: int, folder: Path, port: int) -> bytes:
+    """Rank 0 waits for a program that waits for rank 2."""
+    dist.init_process_group("gloo")
+    path = folder / "fifo"
+    if rank == 0:
+        os.mkfifo(path)
+    dist.barrier()
+    if rank == 0:
+        return subprocess.run(["cat", str(path)], capture_output=True, check=True).stdout
+    if rank == 2:
+        path.write_bytes(b"value")
+    return b"value"
+
+
+def sockets(rank: int, folder: Path, port: int) -> bytes:
+    name = str(folder / "socket")
+    if rank == 0:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(name)
+            server.listen()
+            other, _ = server.accept()
+            with other:
+                return other.recv(5)
+    while rank == 2:
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(name)
+            except OSError:
+                time.sleep(0.001)
+                continue
+            client.sendall(b"value")
+        break
+    return b"value"
+
+
+@needs_linux
+@both
+@pytest.mark.parametrize("wait", [tcp_store, file_store, fifo, sockets])
+def test_a_rank_that_waits_elsewhere_loses_its_turn(
+    wait: Callable[..., bytes], mode: dict[str, Any], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert launch(lambda rank: wait(rank, tmp_path, port), 3, **mode) == [b"value"] * 3
+
+
+@pytest.mark.parametrize("mode", [THREADS, FREE], ids=["threads", "free"])
+def test_waits_for_threads_lose_the_turn(mode: dict[str, Any]) -> None:
+    event, items, hash_store = threading.Event(), queue.Queue[int](), dist.HashStore()
+
+    def program(rank: int) -> int:
+        if rank == 2:
+            hash_store.set("key", "value")
+            items.put(5)
+            event.set()
+            return 5
+        if rank == 1:
+            helper = threading.Thread(target=event.wait)
+            helper.start()
+            helper.join()
+            hash_store.get("key")
+            return 5
+        event.wait()
+        return items.get()
+
+    assert launch(program, 3, **mode) == [5] * 3
+
+
+def test_what_belongs_to_a_rank_is_there_after_its_turn_was_taken(tmp_path: Path) -> None:
+    """Random states, the folder, sys.argv and variables, though others ran in the midst."""
+    read, write = os.pipe()
+    folders = [tmp_path / str(rank) for rank in range(2)]
+    for folder in folders:
+        folder.mkdir()
+
+    def program(rank: int) -> tuple[Any, ...]:
+        random.seed(rank)
+        torch.manual_seed(rank)
+        os.chdir(folders[rank])
+        sys.argv = [str(rank)]
+        if rank == 0:
+            os.read(read, 1)
+        drawn = random.random(), torch.rand(1).item()
+        if rank == 1:
+            os.write(write, b"x")
+        return Path.cwd(), sys.argv, drawn
+
+    try:
+        found = launch(program, 2)
+    finally:
+        os.close(read)
+        os.close(write)
+    for rank in range(2):
+        generator = torch.Generator().manual_seed(rank)
+        drawn = random.Random(rank).random(), torch.rand(1, generator=generator).item()
+        assert found[rank] == (folders[rank], [str(rank)], drawn)
+
+
+@needs_linux
+@both
+@pytest.mark.parametrize("name", ["flock", "lockf"])
+def test_locks_of_files_exclude_ranks(name: str, mode: dict[str, Any], tmp_path: Path) -> None:
+    """A process has those of lockf as a whole: ranks that share one would all have the lock."""
+    path = tmp_path / "lines"
+
+    def program(rank: int) -> bool:
+        lock = getattr(fcntl, name)
+        dist.init_process_group("gloo")
+        with path.open("a") as file:
+            if rank == 0:
+                lock(file, fcntl.LOCK_EX)
+            dist.barrier()
+            refused = False
+            if rank:
+                try:
+                    lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    refused = True
+                dist.barrier()
+                lock(file, fcntl.LOCK_EX)
+            else:
+                dist.barrier()
+                time.sleep(0.01)
+            file.write(f"{rank}\n")
+            file.flush()
+            lock(file, fcntl.LOCK_UN)
+        return refused
+
+    assert launch(program, 3, **mode) == [False, True, True]
+    lines = path.read_text().split()
+    assert lines[0] == "0"
+    assert sorted(lines) == ["0", "1", "2"]
+
+
+def test_rpc_is_refused_by_name() -> None:
+    import torch.distributed.rpc as rpc
+
+    def program(rank: int) -> None:
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+
+    with pytest.raises(GpusimError, match=r"torch\.distributed\.rpc\.init_rpc of rank 0"):
+        launch(program, 2)
+
+
+# Time-outs
+
+
+def said(call: Callable[[], object]) -> str:
+    """The exception of a call, as type and text."""
+    try:
+        call()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def limits(rank: int) -> list[str]:
+    dist.init_process_group("gloo", timeout=SECOND)
+    found = []
+    if rank == 0:
+        found.append(said(dist.barrier))
+        found.append(said(lambda: dist.all_reduce(torch.ones(1))))
+        group = dist.new_group([0], timeout=SECOND)
+        found.append(said(lambda: dist.barrier(group)))
+    return found
+
+
+def limit_of_recv(rank: int) -> list[str]:
+    dist.init_process_group("gloo", timeout=SECOND)
+    if rank:
+        return []
+    one = torch.ones(1)
+    return [said(lambda: dist.recv(one, 1)), said(lambda: dist.send(one, 1))]
+
+
+def limit_of_wait(rank: int) -> list[str]:
+    """A wait's own limit ends the wait, and not the call."""
+    common, x = store(), torch.ones(1)
+    if rank:
+        common.wait(["go"])
+        dist.all_reduce(x)
+        return []
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    found = [said(lambda: work.wait(SECOND))]
+    common.set("go", "")
+    work.wait()
+    return [*found, str(x.item())]
+
+
+def limit_of_barrier(rank: int) -> list[str]:
+    dist.init_process_group("gloo")
+    return [said(lambda: dist.monitored_barrier(timeout=SECOND))] if rank != 1 else []
+
+
+def limit_of_all(rank: int) -> list[str]:
+    dist.init_process_group("gloo")
+    wait = {"timeout": SECOND, "wait_all_ranks": True}
+    return [] if rank else [said(lambda: dist.monitored_barrier(**wait))]
+
+
+def limit_of_root(rank: int) -> list[str]:
+    """Nothing expires while a rank sleeps less; a rank that sleeps more comes too late."""
+    dist.init_process_group("gloo")
+    if rank == 1:
+        time.sleep(0.01)
+    first = said(lambda: dist.monitored_barrier(timeout=SECOND))
+    if rank == 1:
+        time.sleep(0.01)
+        return [first]
+    return [first, said(lambda: dist.monitored_barrier(timeout=timedelta(milliseconds=5)))]
+
+
+def limit_of_store(rank: int) -> list[str]:
+    common = store()
+    found = [said(lambda: common.wait(["a", "b"], SECOND))]
+    common.set_timeout(timedelta(seconds=2))
+    return [*found, said(lambda: common.get("a")), said(lambda: common.queue_pop("q"))]
+
+
+RECV = "RuntimeError: Timed out waiting 1000ms for recv operation to complete"
+CLOSED = "RuntimeError: Application timeout caused pair closure"
+IN_VAIN = (
+    "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting "
+    "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+)
+LIMITS: list[tuple[Callable[[int], list[str]], dict[int, list[str]]]] = [
+    (limits, {0: [RECV, CLOSED, "nothing"]}),
+    (limit_of_recv, {0: [RECV, CLOSED]}),
+    (limit_of_wait, {0: ["RuntimeError: Operation timed out!", "3.0"]}),
+    (
+        limit_of_barrier,
+        {
+            0: ["RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 1000 ms"],
+            2: [IN_VAIN],
+        },
+    ),
+    (
+        limit_of_all,
+        {0: ["RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms"]},
+    ),
+    (
+        limit_of_root,
+        {
+            0: [
+                "nothing",
+                "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 5 ms",
+            ],
+            1: ["nothing"],
+            2: ["nothing", IN_VAIN],
+        },
+    ),
+    (
+        limit_of_store,
+        {
+            rank: [
+                "DistStoreError: wait timeout after 1000ms, keys: /default_pg/0//a, ",
+                "DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//a",
+                "DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//q",
+            ]
+            for rank in range(3)
+        },
+    ),
+]
+
+
+@both
+def test_limits_that_a_program_sets_expire_in_its_rank(mode: dict[str, Any]) -> None:
+    """With the words of gloo and of TCPStore."""
+    if mode:
+        joined = launch(lambda r: [_alone(p, r) for p, _ in LIMITS], 3, **mode)
+        by_program = list(zip(*joined, strict=True))
+    else:
+        by_program = [tuple(launch(program, 3)) for program, _ in LIMITS]
+    for (program, expected), found in zip(LIMITS, by_program, strict=True):
+        for rank in range(3):
+            texts = expected.get(rank, [])
+            assert len(found[rank]) == len(texts), (program.__name__, rank, found[rank])
+            for text, whole in zip(texts, found[rank], strict=True):
+                assert whole.startswith(text), (program.__name__, rank, whole)
+
+
+def _alone(program: Callable[[int], list[str]], rank: int) -> list[str]:
+    """One of several programs in one launch."""
+    found = program(rank)
+    common = dist.distributed_c10d._get_default_store()
+    ended = f"ended {program.__name__}"
+    common.add(ended, 1)
+    while common.add(ended, 0) < 3:
+        time.sleep(0.001)
+    dist.destroy_process_group()
+    return found
+
+
+@both
+def test_an_uncaught_time_out_says_who_waited_for_what(mode: dict[str, Any]) -> None:
+    def program(rank: int) -> None:
+        dist.init_process_group("gloo", timeout=SECOND)
+        if rank == 0:
+            dist.barrier()
+
+    with pytest.raises(ReplicaError) as caught:
+        launch(program, 3, **mode)
+    assert caught.value.index == 0
+    for text in (RECV[14:], "no rank can go on: rank 0 waits in barrier()", "1, 2 have returned"):
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [None, timedelta(minutes=30)])
+def test_without_a_limit_a_deadlock_is_one(timeout: timedelta | None) -> None:
+    """Also with NCCL's, which ends the process and cannot be caught."""
+    for backend, limit in (("gloo", timeout), ("nccl", timeout or SECOND)):
+
+        def program(rank: int, backend: str = backend, limit: Any = limit) -> None:
+            dist.init_process_group(backend, timeout=limit)
+            if rank == 0:
+                dist.barrier()
+
+        with pytest.raises(DeadlockError, match="rank 0 waits in barrier"):
+            launch(program, 2)
+
+
+# The end
+
+
+def test_an_error_does_not_wait_for_a_rank_that_is_blocked() -> None:
+    read, write = os.pipe()
+
+    def program(rank: int) -> None:
+        if rank == 0:
+            os.read(read, 1)
+        raise KeyError("weights")
+
+    try:
+        with pytest.raises(ReplicaError, match="rank 1 raised KeyError"):
+            launch(program, 2)
+    finally:
+        os.write(write, b"x")  # its thread ends
+        os.close(write)
+
+
+BLOCKED = """
+import sys, time, torch.distributed as dist
+dist.init_process_group("gloo")
+print("ready", flush=True)
+if dist.get_rank():
+    dist.barrier()
+elif sys.argv[1] == "sleep":
+    time.sleep(1e6)
+else:
+    dist.TCPStore("127.0.0.1", 0, 1, True).get("never")
+"""
+
+
+@needs_linux
+@pytest.mark.parametrize("options", [[], ["--processes"]], ids=["threads", "processes"])
+@pytest.mark.parametrize("how", ["sleep", pytest.param("store", marks=pytest.mark.slow)])
+def test_sigterm_ends_ranks_that_wait(options: list[str], how: str, tmp_path: Path) -> None:
+    """The store's wait is in C++, which no exception reaches."""
+    script = tmp_path / "blocked.py"
+    script.write_text(BLOCKED)
+    command = [sys.executable, "-W", "ignore", "-m", "gpusim", "torchrun", *options]
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        child = subprocess.Popen(
+            [*command, "--nproc-per-node", "2", str(script), how],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            assert until(lambda: output.read_text().count("ready") == 2 or child.poll() is not None)
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(PATIENCE) == 143
+        finally:
+            child.kill()
+            child.wait()
+    text = output.read_text()
+    assert "terminated" in text
+    assert "pmap" not in text
+    assert "axis" not in text
+
+
+@needs_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--processes"]], ids=["threads", "processes"])
+def test_files_that_a_script_left_open_are_whole(options: list[str], tmp_path: Path) -> None:
+    """Also one in a cycle, which the quick end of the command does not free."""
+    script = tmp_path / "open.py"
+    script.write_text(
+        "import os, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "file = open(f'out{dist.get_rank()}', 'w')\n"
+        "cycle = [file]; cycle.append(cycle)\n"
+        "file.write('text'); del file\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-m", "gpusim", "torchrun", *options]
+    subprocess.run(
+        [*command, "--nproc-per-node", "2", str(script)], check=True, cwd=tmp_path, timeout=PATIENCE
+    )
+    assert [(tmp_path / f"out{rank}").read_text() for rank in range(2)] == ["text"] * 2
