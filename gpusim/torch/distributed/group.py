@@ -44,12 +44,14 @@ class RankGroup(ProcessGroup):
 
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
 
-    **Attributes**: `in_kernel` is True while an operator of torch's posts a call, and `dispatched`
-    are the arguments of the method that dispatched it. Both are of the rank's thread alone.
+    **Attributes**: `in_kernel` is True while an operator of torch's posts a call, `dispatched` are
+    the arguments of the method that dispatched it, and `posted` is the work that the operator
+    returns, until the method has it. All are of the rank's thread alone.
     """
 
     in_kernel = False
     dispatched: tuple[Any, ...] | None = None
+    posted: dist.Work | None = None
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
