@@ -94,7 +94,7 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return dispatch(self, *args, **named)
         finally:
-            self.dispatched = before
+            self.dispatched, self.posted = before, None
 
     # pybind11 calls the method of the base class, and not the overriding one again, for a caller
     # that has the method's name and has the object as its first argument.
@@ -229,7 +229,7 @@ def _recv_any_source(call: Any, tensors: Any, tag: int) -> Any:
 
 
 def _timeout(rest: Sequence[Any]) -> Sequence[int]:
-    """The time-out of the last arguments, which are `async_op` and, of most operators, `timeout`."""
+    """The time-out of the last arguments: `async_op` and, of most operators, `timeout`."""
     return rest[1:2]
 
 
@@ -294,6 +294,7 @@ class _Call:
         if work is None:
             return None
         work.returned_by(name, self.group.size(), self.group.name())
+        self.group.posted = work  # C++ alone would not keep the Python object
         return work.boxed()
 
 

@@ -51,15 +51,17 @@ class RankGroup(Reductions, ProcessGroup):
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
 
     **Attributes**: `keeps_values` says that operands are read when a call is posted; it is False
-    where they are copies already. `in_kernel` is True while an operator of torch's posts a call, and
-    `dispatched` are the arguments of the method that dispatched it. Both are of the rank's thread
-    alone. `limit` is the limit of a call in seconds, if the program has set a time-out.
+    where they are copies already. `in_kernel` is True while an operator of torch's posts a call,
+    `dispatched` are the arguments of the method that dispatched it, and `posted` is the work that
+    the operator returns, until the method has it. All three are of the rank's thread alone. `limit`
+    is the limit of a call in seconds, if the program has set a time-out.
     """
 
     keeps_values = True
     in_kernel = False
     dispatched: tuple[Any, ...] | None = None
     limit: float | None = None
+    posted: dist.Work | None = None
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
