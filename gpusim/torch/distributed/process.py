@@ -32,6 +32,7 @@ from .memory import Array, bits_of, kind_of
 from .outside import polls_and_sleeps
 from .private import ranks_as_threads
 from .ranks import Rank
+from .reductions import Reductions
 from .seeds import seeds_of, sow
 from .store import RankStore
 from .threads import own_rank, record_of_starter, threads_of_ranks
@@ -327,6 +328,8 @@ class ProcessGroup(RankGroup):
             copies.received.clear()
         rank.posted = number = rank.posted + 1
         site = rank.call_site()
+        barrier = method == "barrier"
+        limit = self.barrier_limit(given.get("opts")) if barrier else self.limit
         pending: Any = Pending("", cast(Any, Done(number)))
         work = RankWork(rank, pending, [], site)
         work.message = operation if operation in ("send", "recv") else ""
@@ -345,6 +348,7 @@ class ProcessGroup(RankGroup):
                 choose=not self._is_chosen_by_parent(),
                 # The caller of a call that is not asynchronous waits for it at once.
                 wait=waits and self._coalesced is None,
+                limit=limit,
                 **more_given,
             )
         except BaseException:
@@ -358,9 +362,7 @@ class ProcessGroup(RankGroup):
             return None
         pending.title = answer["title"]
         work._outputs = [tensors[place] for place in answer["outputs"]]
-        work.group, work.limit = self, self.limit
-        if method == "barrier":
-            work.limit = self.barrier_limit(given.get("opts"))
+        work.group, work.limit = self, limit
         if self._coalesced is not None:
             self._coalesced.append(work)
         if "failed" in answer:
@@ -384,7 +386,7 @@ def _forwarding(method: str) -> Any:
 
 
 for _method in METHODS:
-    if _method in vars(RankGroup):
+    if _method in {**vars(RankGroup), **vars(Reductions)}:
         setattr(ProcessGroup, _method, _forwarding(_method))
 ProcessRank.group_type = through_dispatcher(ProcessGroup)
 

@@ -457,6 +457,7 @@ class Proxy:
         kinds: list[Any],
         choose: bool,
         wait: bool,
+        limit: float | None,
         size: int = 0,
         written: Sequence[tuple[int, int]] = (),
     ) -> Message:
@@ -485,7 +486,7 @@ class Proxy:
         }
         if wait:
             try:
-                self._wait(number)
+                self._wait(number, limit, own=False)
             except (ReplicaError, InstanceError):
                 raise
             except Exception as error:  # of the wait: the call has been posted
