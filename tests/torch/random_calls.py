@@ -24,6 +24,7 @@ EXCLUDED = {
     "reduce_scatter of a list": "gloo mixes its tensors' orders of memory; refused if they differ",
     "scalar output": "gloo reads behind the shape of a 0-d output of reduce_scatter_tensor",
     "in place": "gloo sends what it may have overwritten: all_to_all_single(y, y), scatter from y",
+    "rows": "gloo cuts rows that do not divide by elements, and drops the rest; refused",
     "AVG of a list": "gloo's allreduce([a, b]) divides a alone; refused",
 }
 
@@ -372,6 +373,7 @@ def all_to_all_single(draw: Draw) -> Call:
         if draw.mistake == "shape" and size > 1:
             rows = [rows[0] + 1] * 2
     draw.exclude("in place", draw.chance(0.1))
+    draw.exclude("rows", sent is None and rows[0] % size > 0)
     # What is refused must not depend on a rank's number of rows.
     x = draw.tensor((rows[0], *rest), ["contiguous", "offset"] if sent else LAYOUTS)
     out = draw.tensor((rows[1], *rest), ["contiguous", "offset", "transposed", "channels_last"])
@@ -527,7 +529,8 @@ def random_calls(seeds: list[int]) -> dict[str, Tensor]:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     found = {str(seed): outcome(seed, rank, size) for seed in seeds}
-    dist.barrier()
+    # gloo's barrier raises the exception of a failed call that its worker has not put away yet.
+    dist.all_reduce(torch.ones(1))
     return found
 
 
