@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor._random as dtensor_random
 
+from tests.torch import dispatched_programs  # noqa: F401 - programs of its own
 from tests.torch.distributed_programs import PROGRAMS
 from tests.torch.random_calls import random_calls
 
