@@ -300,7 +300,7 @@ CANNOT: list[tuple[list[str], int, str]] = [
     (["-m", "json.nothing.more"], 1, "gpusim run: No module named json.nothing"),
     (["-m", ".relative"], 1, "gpusim run: Relative module names not supported\n"),
     (["-m", "sys"], 1, "gpusim run: No code object available for sys\n"),
-    ([], 2, "usage: gpusim run [-h] (-m MODULE | SCRIPT) ..."),
+    ([], 2, "usage: gpusim run [OPTIONS] (-m MODULE | SCRIPT) ..."),
     (["-m"], 2, "usage: gpusim run"),
     (["-x", "program.py"], 2, "usage: gpusim "),
     (["empty"], 1, "gpusim run: can't find '__main__' module in 'empty'"),

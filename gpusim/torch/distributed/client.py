@@ -192,7 +192,8 @@ def init_process_group(genuine: Callable[..., Any], *args: Any, **named: Any) ->
     how = bound.arguments
     if not _is_ours(how.get("backend")) or _is_rank_of_launch():
         return genuine(*args, **named)
-    if dist.is_initialized() or (how.get("store") is not None and how.get("init_method")):
+    both = how.get("store") is not None and how.get("init_method") is not None
+    if both or dist.is_initialized() or not isinstance(how.get("timeout"), timedelta | None):
         return genuine(*args, **named)  # which are errors
     about = gpusim_ranks.settings()
     assert about is not None
