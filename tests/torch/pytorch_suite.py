@@ -7,6 +7,8 @@ ranks). It prints a table of what passed, failed, was skipped, died or hung, and
 Each test has a process of its own, forked from one that has imported torch, so that a crash, an
 exit or a hang is that test's alone. `Watch` decides by progress which ones hang, and shows stacks.
 
+`SUITE_DEVICE=cpu` in the environment runs the tests of GPUs too, on simulated ones.
+
 Two things differ from PyTorch's runner. A rank that fails ends the others of its test, as their
 pipes do there. And PyTorch's `Barrier` between ranks, which counts files named by process and
 gives up after 10 seconds, is one of a store without a limit: threads share the process.
@@ -217,7 +219,7 @@ def _ours(program: Callable[[int], str], ranks: int, case: Case) -> list[str]:
     launch = importlib.import_module("gpusim.torch.distributed").launch
     device = os.environ.get("SUITE_DEVICE") or None
     if device:
-        common = importlib.import_module("torch.testing._internal.common_distributed")
+        common: Any = importlib.import_module("torch.testing._internal.common_distributed")
         common.TEST_CUDA = True
         for module in (common, suite(ranks)):  # which ask for GPUs as a script does
             vars(module)["__name__"] = "pytorch"

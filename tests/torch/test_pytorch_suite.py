@@ -71,9 +71,13 @@ KINDS = {  # quick tests that pass on gloo, of which a run takes one of each kin
 }
 
 #: Tests that pass on gloo and not here, by mode, each with its reason.
+TIMED = {
+    test: "measures that a time-out lasts a second; it expires at once when no rank can go on"
+    for test in ("test_barrier_timeout_full_group", "test_barrier_timeout_global")
+}  # and passes on a slow machine
 DIFFERENT: dict[str, dict[str, str]] = {
-    "processes": {},
-    "threads": {"test_get_rank": "counts files named by os.getpid(), which ranks share"},
+    "processes": TIMED,
+    "threads": {**TIMED, "test_get_rank": "counts files named by os.getpid(), which ranks share"},
 }
 
 
@@ -129,7 +133,7 @@ def test_pytorchs_tests_that_pass_on_gloo_pass_on_simulated_ranks(tmp_path: Path
     assert len(real) > 90
     for mode, reasons in DIFFERENT.items():
         differ = {test for test in real if rows[mode][test].kind != "passed"}
-        assert differ == reasons.keys(), mode
+        assert differ | TIMED.keys() == reasons.keys(), mode
 
 
 class Ends:
