@@ -218,6 +218,7 @@ class RankStore(dist.Store):
     def __init__(self, launch: Launch, rank: Rank) -> None:
         super().__init__()
         self._launch, self._rank = launch, rank
+        self._prefix = ""
         rank.stores.append(self)  # C++, as a PrefixStore, does not keep a Python object alive
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -225,7 +226,8 @@ class RankStore(dist.Store):
         return getattr(self._launch.store, method)(self._rank, *args)
 
     def _limit(self, timeout: timedelta | None = None) -> float | None:
-        return seconds_of(self.timeout) if timeout is None else seconds_of(timeout, is_set=True)
+        own: Any = self
+        return seconds_of(own.timeout) if timeout is None else seconds_of(timeout, is_set=True)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask("set", key, _bytes(value))
@@ -287,8 +289,9 @@ class RankStore(dist.Store):
         self._ask("wait", list(keys), self._limit(timeout))
 
     def clone(self) -> RankStore:
+        own: Any = self
         other = type(self)(self._launch, self._rank)
-        other.set_timeout(self.timeout)
+        other.set_timeout(own.timeout)
         return other
 
     # As C++ names them
@@ -304,7 +307,7 @@ MARK = "gpusim\0prefix"
 def queues_of_prefixes() -> Iterator[None]:
     """A block in which PrefixStores of a rank's store have what C++ does not ask Python for."""
     with ExitStack() as stack:
-        for name in ("barrier", "clone", "list_keys", "queue_len", "queue_pop", "queue_push"):
+        for name in ("clone", "list_keys", "queue_len", "queue_pop", "queue_push"):
             if hasattr(dist.Store, name):
                 replace(stack, dist.Store, name, _of_prefix(name, getattr(dist.Store, name)))
         yield
