@@ -41,7 +41,7 @@ def step(store: Any, draw: random.Random) -> tuple[str, Callable[[], Any]]:
         ("queue_len", lambda: store.queue_len(f"q{key}")),
         ("queue_pop", lambda: store.queue_pop(f"q{key}", False)),
         ("has_extended_api", store.has_extended_api),
-        ("clone", lambda: (store.clone().check([key]), type(store.clone()).__name__)),
+        ("clone", lambda: (store.clone().check([key]), str(store.clone().timeout))),
     ]
     if not draw.randrange(20):
         calls = [

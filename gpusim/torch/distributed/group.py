@@ -27,7 +27,7 @@ from .folds import (
 )
 from .memory import Array, array_of, bits_of, device_of, dtype_name, flat_bits, kind_of, move
 from .private import ProcessGroup, has_gpu, without_dynamo
-from .timeouts import reached_in_vain, seconds_of
+from .timeouts import LATER, reached_in_vain, seconds_of
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -526,7 +526,10 @@ class RankGroup(ProcessGroup):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         work = self._post("monitored_barrier", None, [], lambda parts: None)
         own = seconds_of(timeout)
-        work.limit, work.names_all = self.limit if own is None else own, wait_all_ranks
+        limit = self.limit if own is None else own
+        # The others wait for rank 0, in gloo without a limit: theirs is after rank 0's.
+        work.limit = limit if limit is None or not self._place else LATER * limit
+        work.names_all = wait_all_ranks
         try:
             work.wait()
         except RuntimeError as error:
