@@ -83,7 +83,7 @@ def in_ranks_store(seed: int, steps: int, **mode: Any) -> list[str]:
     return launch(program, 1, **mode)[0]
 
 
-@pytest.mark.parametrize("seed", seeds(budget(30, least=2)))
+@pytest.mark.parametrize("seed", seeds(budget(30, least=3)))
 def test_calls_return_and_raise_what_tcpstore_does(seed: int) -> None:
     steps = 100
     own = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)

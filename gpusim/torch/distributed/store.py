@@ -46,6 +46,10 @@ METHODS = (
 """The methods of `Values`, which each take the rank first."""
 
 
+WHOLE = ", a barrier of the store"
+"""Follows the key of a barrier, for the message of those that wait."""
+
+
 class Values:
     """What all ranks have stored. The lock guards it; ranks wait without the lock.
 
@@ -59,6 +63,7 @@ class Values:
         self._values: dict[str, bytes] = {}
         self._queues: dict[str, deque[bytes]] = {}
         self._awaited: dict[str, Completion] = {}
+        self._whole: set[str] = set()  # barriers to which all have come
         self._version = 0
 
     def set(self, rank: Rank, key: str, value: bytes) -> None:
@@ -178,16 +183,19 @@ class Values:
 
     def store_barrier(self, rank: Rank, key: str, size: int, limit: float | None) -> None:
         """Wait until as many ranks have come here with the same key."""
-        if self.add(rank, f"{key}/num_members", 1) == size:
-            self._put(f"{key}/last_members", b"<val_ignored>")
+        whole = f"{key}{WHOLE}"
+        if self.add(rank, key, 1) >= size:
+            with self._lock:
+                self._whole.add(whole)
+            self._changed(whole)
         try:
-            self.wait(rank, [f"{key}/last_members"], limit)
+            self.wait(rank, [whole], limit)
         except dist.DistStoreError as error:
             text = f"barrier timeout after {milliseconds(limit)}ms, key: {key}"
             raise note_stall(dist.DistStoreError(text), rank.thread().expired) from error
 
     def _has(self, key: str) -> bool:
-        return key in self._values or key in self._queues
+        return key in self._values or key in self._queues or key in self._whole
 
     def _poll(self, rank: Rank, *question: str) -> None:
         """Let others run first, if the rank asks the same again and nothing has changed."""
