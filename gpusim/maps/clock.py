@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import workers
 
@@ -139,8 +139,8 @@ class Clock:
         if entry.is_limit:
             said = scheduler.describe_stall
             replica.expired = said() if said is not None else "no replica can go on"
-            if replica.waiting is not None:
-                replica.waiting.withdraw(replica)
+            waiting: Any = replica.waiting
+            waiting.withdraw(replica)
         replica.timed = replica.waiting = None
         scheduler.ready.append(replica)
         scheduler.fill_slots()
@@ -176,7 +176,7 @@ class Clock:
     def _watch(self) -> None:
         """Let sleepers go on, and take slots away. (In a worker's thread. Takes the lock.)"""
         scheduler = self.scheduler
-        pause = LOOK
+        pause: float | None = LOOK
         while True:
             self._bell.acquire(timeout=-1 if pause is None else pause)
             with scheduler.lock:

@@ -47,10 +47,10 @@ both = pytest.mark.parametrize(
 )
 
 
-def store() -> dist.Store:
+def store() -> Any:
     """The store of the ranks' group."""
     dist.init_process_group("gloo")
-    found: dist.Store = dist.distributed_c10d._get_default_store()
+    found = dist.distributed_c10d._get_default_store()
     return found
 
 
@@ -403,7 +403,7 @@ def limit_of_barrier(rank: int) -> list[str]:
 
 def limit_of_all(rank: int) -> list[str]:
     dist.init_process_group("gloo")
-    wait = {"timeout": SECOND, "wait_all_ranks": True}
+    wait: dict[str, Any] = {"timeout": SECOND, "wait_all_ranks": True}
     return [] if rank else [said(lambda: dist.monitored_barrier(**wait))]
 
 

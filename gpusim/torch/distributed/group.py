@@ -33,7 +33,7 @@ from .operands import (
 )
 from .private import ProcessGroup, has_gpu, without_dynamo
 from .reductions import Reductions, listed
-from .timeouts import reached_in_vain, seconds_of
+from .timeouts import LATER, reached_in_vain, seconds_of
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -537,7 +537,10 @@ class RankGroup(Reductions, ProcessGroup):
         self._check_open("monitored_barrier")
         work = self._post("monitored_barrier", None, [], lambda parts: None)
         own = seconds_of(timeout)
-        work.limit, work.names_all = self.limit if own is None else own, wait_all_ranks
+        limit = self.limit if own is None else own
+        # The others wait for rank 0, in gloo without a limit: theirs is after rank 0's.
+        work.limit = limit if limit is None or not self._place else LATER * limit
+        work.names_all = wait_all_ranks
         try:
             work.wait()
         except RuntimeError as error:

@@ -9,8 +9,10 @@ that a module took by `from time import sleep` before the launch.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
+import io
 import multiprocessing.connection
 import multiprocessing.queues
 import os
@@ -65,7 +67,9 @@ WAITS: tuple[tuple[Any, tuple[str, ...]], ...] = (
         if hasattr(selectors, name)
     ),
     (subprocess.Popen, ("communicate", "wait")),
-    (os, ("read", "readv", "system", "wait", "wait3", "wait4", "waitid", "waitpid")),
+    (builtins, ("open",)),  # of a pipe with a name
+    (io, ("open",)),
+    (os, ("open", "read", "readv", "system", "wait", "wait3", "wait4", "waitid", "waitpid")),
     (
         multiprocessing.connection.Connection,
         ("poll", "recv", "recv_bytes", "recv_bytes_into", "send", "send_bytes"),

@@ -137,7 +137,8 @@ class ProxyRank(Rank):
         After Ctrl-C all processes get the signal at once, and the time that they need.
         """
         assert isinstance(self.launch, ProcessLaunch)
-        call, limit = self.launch.call, time.monotonic() + GRACE
+        launch, call = self.launch, self.launch.call
+        limit = time.monotonic() + GRACE
         still = Stillness(self.process)
         if self.launch.scheduler.end is ReplicaInterrupted:
             self.launch.interrupt()
@@ -149,7 +150,7 @@ class ProxyRank(Rank):
             if call.abandoned or time.monotonic() > limit:
                 raise _Impatient
             # A program that waits in C code does not see the signal.
-            if not self.launch.interrupted[1 + self.index] and still.is_blocked():
+            if not launch.interrupted[1 + self.index] and still.is_blocked():
                 raise _Impatient
 
         with suppress(_Impatient):

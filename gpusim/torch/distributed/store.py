@@ -46,6 +46,10 @@ METHODS = (
 """The methods of `Values`, which each take the rank first."""
 
 
+WHOLE = ", a barrier of the store"
+"""Follows the key of a barrier, for the message of those that wait."""
+
+
 class Values:
     """What all ranks have stored. The lock guards it; ranks wait without the lock.
 
@@ -59,6 +63,7 @@ class Values:
         self._values: dict[str, bytes] = {}
         self._queues: dict[str, deque[bytes]] = {}
         self._awaited: dict[str, Completion] = {}
+        self._whole: set[str] = set()  # barriers to which all have come
         self._version = 0
 
     def set(self, rank: Rank, key: str, value: bytes) -> None:
@@ -178,16 +183,19 @@ class Values:
 
     def store_barrier(self, rank: Rank, key: str, size: int, limit: float | None) -> None:
         """Wait until as many ranks have come here with the same key."""
-        if self.add(rank, f"{key}/num_members", 1) == size:
-            self._put(f"{key}/last_members", b"<val_ignored>")
+        whole = f"{key}{WHOLE}"
+        if self.add(rank, key, 1) >= size:
+            with self._lock:
+                self._whole.add(whole)
+            self._changed(whole)
         try:
-            self.wait(rank, [f"{key}/last_members"], limit)
+            self.wait(rank, [whole], limit)
         except dist.DistStoreError as error:
             text = f"barrier timeout after {milliseconds(limit)}ms, key: {key}"
             raise note_stall(dist.DistStoreError(text), rank.thread().expired) from error
 
     def _has(self, key: str) -> bool:
-        return key in self._values or key in self._queues
+        return key in self._values or key in self._queues or key in self._whole
 
     def _poll(self, rank: Rank, *question: str) -> None:
         """Let others run first, if the rank asks the same again and nothing has changed."""
@@ -218,6 +226,7 @@ class RankStore(dist.Store):
     def __init__(self, launch: Launch, rank: Rank) -> None:
         super().__init__()
         self._launch, self._rank = launch, rank
+        self._prefix = ""
         rank.stores.append(self)  # C++, as a PrefixStore, does not keep a Python object alive
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -225,7 +234,8 @@ class RankStore(dist.Store):
         return getattr(self._launch.store, method)(self._rank, *args)
 
     def _limit(self, timeout: timedelta | None = None) -> float | None:
-        return seconds_of(self.timeout) if timeout is None else seconds_of(timeout, is_set=True)
+        own: Any = self
+        return seconds_of(own.timeout) if timeout is None else seconds_of(timeout, is_set=True)
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask("set", key, _bytes(value))
@@ -287,8 +297,9 @@ class RankStore(dist.Store):
         self._ask("wait", list(keys), self._limit(timeout))
 
     def clone(self) -> RankStore:
+        own: Any = self
         other = type(self)(self._launch, self._rank)
-        other.set_timeout(self.timeout)
+        other.set_timeout(own.timeout)
         return other
 
     # As C++ names them
@@ -304,7 +315,7 @@ MARK = "gpusim\0prefix"
 def queues_of_prefixes() -> Iterator[None]:
     """A block in which PrefixStores of a rank's store have what C++ does not ask Python for."""
     with ExitStack() as stack:
-        for name in ("barrier", "clone", "list_keys", "queue_len", "queue_pop", "queue_push"):
+        for name in ("clone", "list_keys", "queue_len", "queue_pop", "queue_push"):
             if hasattr(dist.Store, name):
                 replace(stack, dist.Store, name, _of_prefix(name, getattr(dist.Store, name)))
         yield

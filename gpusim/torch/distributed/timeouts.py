@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from .exchange import Exchange, Pending, RankWork
     from .group import RankGroup
 
-__all__ = ["expired", "group_limit", "milliseconds", "reached_in_vain", "seconds_of"]
+__all__ = ["LATER", "expired", "group_limit", "milliseconds", "reached_in_vain", "seconds_of"]
 
 DEFAULTS = (default_pg_timeout, timedelta(seconds=300))
 """Time-outs of groups and of stores that a program has not set."""
+
+
+LATER = 2
+"""How much longer than rank 0 the others wait in monitored_barrier."""
 
 
 def seconds_of(timeout: timedelta | None, is_set: bool = False) -> float | None:
@@ -61,9 +65,11 @@ def expired(work: RankWork, limit: float, own: bool, stall: str | None) -> BaseE
     if own and pending.key is not None:
         return note_stall(RuntimeError("Operation timed out!"), stall)
     kind = "send" if pending.title.startswith("send") else "recv"
+    is_monitored = pending.terms.get("operation") == "monitored_barrier"
+    limit = limit / LATER if is_monitored and work.group.rank() else limit
     text = f"Timed out waiting {milliseconds(limit)}ms for {kind} operation to complete"
     why = f"rank {work._rank.index} timed out in {pending.title.rstrip(',')} at {work._site}"
-    if pending.terms.get("operation") == "monitored_barrier":
+    if is_monitored:
         text = _barrier_text(work, pending, limit, text)
     group = work.group
     with exchange.lock:

@@ -59,6 +59,11 @@ class Waits:
     def check_thread(self, what: str) -> None:
         raise NotImplementedError
 
+    def _take_globals(self) -> None:
+        """Exchange the process's globals, with the turn."""
+        rank: Any = self
+        self.launch.turn_of(rank)
+
     def call_site(self) -> str:
         raise NotImplementedError
 
@@ -76,7 +81,7 @@ class Waits:
         with self._not_outside():
             done = completion.wait(self.thread(), limit)
         self.waits_for = ""
-        self.launch.turn_of(self)
+        self._take_globals()
         return done
 
     def wait_for_work(self, work: RankWork, what: str, limit: float | None, own: bool) -> None:
@@ -90,7 +95,7 @@ class Waits:
         self.check_thread("is_completed")
         with self._not_outside():
             others = give_way(self.thread())
-        self.launch.turn_of(self)
+        self._take_globals()
         return others
 
     def fail_waiting(self, what: str) -> None:
@@ -109,7 +114,7 @@ class Waits:
         with self._not_outside():
             sleep(self.thread(), seconds)
         self.waits_for = ""
-        self.launch.turn_of(self)
+        self._take_globals()
 
     def asks(self, *question: Any) -> bool:
         """Note a question to the file system; whether it was asked so often that others may run."""
@@ -133,7 +138,7 @@ class Waits:
                 yield
         finally:
             self.waits_for = before
-            self.launch.turn_of(self)
+            self._take_globals()
 
     @contextmanager
     def _not_outside(self) -> Iterator[None]:
