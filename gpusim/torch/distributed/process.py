@@ -341,11 +341,15 @@ class ProcessGroup(RankGroup):
 def _forwarding(method: str) -> Any:
     function = getattr(RankGroup, method)
     signature = inspect.signature(function)
+    names = [name for name in signature.parameters if name != "self"]
 
     @functools.wraps(function)
     def forward(self: ProcessGroup, *args: Any, **named: Any) -> RankWork | None:
-        given = signature.bind(self, *args, **named).arguments
-        del given["self"]
+        if named or len(args) > len(names):
+            given = dict(signature.bind(self, *args, **named).arguments)
+            del given["self"]
+        else:  # as C++ calls it, and most of torch; ten times as fast
+            given = dict(zip(names, args, strict=False))
         return self._forward(method, given)
 
     return forward
