@@ -456,3 +456,43 @@ def test_rendezvous_names_where_ranks_meet(
         _, rank, size = next(iter(dist.rendezvous(url)))
     assert (rank, size, keys) == (1, 3, [key])
     assert before == (private.meeting._create_c10d_store, private.meeting.FileStore)
+
+
+def test_fsdp1_keeps_its_profiler_in_containers_of_a_class() -> None:
+    for owner, name in private.SHARED_STATES:
+        assert isinstance(vars(owner)[name], (dict, set)) and not vars(owner)[name]
+    profiler = private.SHARED_STATES[0][0]
+    with profiler.profile("x"):
+        assert profiler.profiling == {"x"}
+    assert "x" in profiler.results
+    profiler.reset()
+
+
+def test_all_ways_to_register_operators_are_known() -> None:
+    """Those that torch.library and its classes have, apart from those that only read."""
+    reads = {"get_ctx", "get_kernel", "infer_schema", "fallthrough_kernel", "wrap_triton"}
+    known = {owner: set(names) for owner, names in private.REGISTERING}
+    public = {*torch.library.__all__, "register_autograd", "register_kernel"}
+    assert known[torch.library] >= public - reads - {"Library", "impl_abstract"}
+    by_library = {"define", "impl", "fallback", "_register_fake", "__init__"}
+    assert by_library <= known[torch.library.Library]
+    definition = private.REGISTERING[1][0]
+    registering = {name for name in vars(definition) if name.startswith("register_")}
+    assert registering - {"register_effect"} <= known[definition]
+
+
+def test_safe_globals_are_added_by_a_function_that_is_looked_up() -> None:
+    names = torch.serialization.add_safe_globals.__code__.co_names
+    assert names == ("_weights_only_unpickler", "_add_safe_globals")
+    torch.serialization.add_safe_globals([complex])
+    assert complex in private.unpickler._marked_safe_globals_set
+    private.unpickler._remove_safe_globals([complex])
+
+
+def test_print_options_are_changed_in_their_place() -> None:
+    options = torch._tensor_str.PRINT_OPTS
+    assert type(options) is private.PrintOptions
+    before = options.precision
+    torch.set_printoptions(precision=7)
+    assert torch._tensor_str.PRINT_OPTS is options and options.precision == 7
+    torch.set_printoptions(precision=before)

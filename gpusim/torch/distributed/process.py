@@ -373,13 +373,17 @@ class ProcessGroup(RankGroup):
 def _forwarding(method: str) -> Any:
     function = getattr(RankGroup, method)
     signature = inspect.signature(function)
+    names = [name for name in signature.parameters if name != "self"]
 
     @functools.wraps(function)
     def forward(self: ProcessGroup, *args: Any, **named: Any) -> RankWork | None:
         if method == "allreduce" and _is_sparse(args):
             return cast(RankWork, function(self, *args, **named))  # of dense tensors
-        given = signature.bind(self, *args, **named).arguments
-        del given["self"]
+        if named or len(args) > len(names):
+            given = dict(signature.bind(self, *args, **named).arguments)
+            del given["self"]
+        else:  # as C++ calls it, and most of torch; ten times as fast
+            given = dict(zip(names, args, strict=False))
         return self._forward(method, given)
 
     return forward

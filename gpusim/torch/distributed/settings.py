@@ -136,7 +136,7 @@ class Settings:
             if name == "filters":
                 _set_filters(own)
             elif name == SAFE_GLOBALS:
-                setattr(owner, name, own | OF_IMPORTS)
+                setattr(owner, name, own if own >= OF_IMPORTS else own | OF_IMPORTS)
             else:
                 setattr(owner, name, own)
         if self.values != now.values:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -156,9 +158,24 @@ class Waits:
 def rank_that_waits() -> Any:
     """The rank whose own thread this is, while it runs its program; else None.
 
-    It is None in processes that a rank has started, too.
+    It is None in processes that a rank has started, too, and while the rank imports a module: it
+    holds the module's lock then. Another rank that imports the module waits for the lock with the
+    turn, and would wait for ever.
     """
     rank = own_rank()
-    if rank is None or rank.launch.pid != os.getpid() or rank.is_inside():
+    if rank is None or rank.launch.pid != os.getpid() or rank.is_inside() or _imports():
         return None
     return rank
+
+
+def _imports() -> bool:
+    """Whether the calling thread holds the lock of a module, which it imports."""
+    locks = list(_module_locks.values())  # of imports that run now: none as a rule
+    if not locks:
+        return False
+    me = threading.get_ident()
+    return any(getattr(lock(), "owner", None) == me for lock in locks)
+
+
+_bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
+_module_locks: dict[str, Any] = getattr(_bootstrap, "_module_locks", {})
