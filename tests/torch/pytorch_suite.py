@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import faulthandler
 import fnmatch
 import functools
 import importlib
@@ -296,6 +297,7 @@ def _live(case: Case, ranks: int, folder: Path) -> int:
     """The process of a case: its output and its outcome go to the folder."""
     os.setpgid(0, 0)
     warnings.resetwarnings()  # those of pytest
+    faulthandler.disable()  # pytest's, which writes elsewhere
     output = os.open(folder / "output", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)

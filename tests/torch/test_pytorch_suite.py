@@ -70,11 +70,12 @@ KINDS = {  # quick tests that pass on gloo, of which a run takes one of each kin
     ],
 }
 
+#: These measure that a time-out lasts a second, and pass where the machine is slow.
+TIMED = dict.fromkeys(
+    ("test_barrier_timeout_full_group", "test_barrier_timeout_global"),
+    "a time-out expires at once when no rank can go on",
+)
 #: Tests that pass on gloo and not here, by mode, each with its reason.
-TIMED = {
-    test: "measures that a time-out lasts a second; it expires at once when no rank can go on"
-    for test in ("test_barrier_timeout_full_group", "test_barrier_timeout_global")
-}  # and passes on a slow machine
 DIFFERENT: dict[str, dict[str, str]] = {
     "processes": TIMED,
     "threads": {**TIMED, "test_get_rank": "counts files named by os.getpid(), which ranks share"},
@@ -177,6 +178,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 def test_each_end_is_one_tests_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytorch_suite, "MORE", (Ends,))
     monkeypatch.setattr(progress, "QUIET", 5)
