@@ -309,8 +309,8 @@ class Exchange:
         self.calls: dict[tuple[str, tuple[int, int], int, int], Pending] = {}
         #: Who has made groups of a name and copy: their ranks, a rank that made it, and where.
         self.makers: dict[tuple[str, tuple[int, int]], list[tuple[tuple[int, ...], int, str]]] = {}
-        #: Groups by name and copy that a time-out has broken.
-        self.broken: dict[tuple[str, tuple[int, int]], str] = {}
+        #: Groups that a time-out has broken, by name, copy and first rank, and what broke them.
+        self.broken: dict[tuple[str, tuple[int, int], int], str] = {}
         self.mail: dict[tuple[GroupKey, int], tuple[deque[Letter], deque[Letter]]] = {}
 
     def admit(self, key: GroupKey, rank: Rank) -> None:
@@ -496,7 +496,7 @@ class Exchange:
 
     def _check_whole(self, key: GroupKey) -> None:
         """**Raises**: RuntimeError if a call of the group has timed out, as gloo does."""
-        why = self.broken.get((key.name, key.copy))
+        why = self.broken.get((key.name, key.copy, key.ranks[0]))
         if why is not None:
             raise RuntimeError(f"Application timeout caused pair closure: {why}")
 

@@ -79,7 +79,8 @@ def expired(work: RankWork, limit: float, own: bool, stall: str | None) -> BaseE
 
 
 def _break(exchange: Exchange, group: RankGroup, pending: Pending, why: str) -> None:
-    exchange.broken[group._key.name, group._key.copy] = why
+    key = group._key
+    exchange.broken[key.name, key.copy, key.ranks[0]] = why
     pending.error = RuntimeError(f"Connection closed by peer: {why}")
     for boxes in exchange.mail.values():
         for box in boxes:

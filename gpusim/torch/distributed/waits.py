@@ -177,5 +177,5 @@ def _imports() -> bool:
     return any(getattr(lock(), "owner", None) == me for lock in locks)
 
 
-_bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
+_bootstrap: Any = importlib._bootstrap
 _module_locks: dict[str, Any] = getattr(_bootstrap, "_module_locks", {})
