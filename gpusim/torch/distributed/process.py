@@ -24,7 +24,7 @@ from torch import distributed as dist
 from ...maps.ending import ReplicaEnded, ReplicaInterrupted
 from ...reduction import current
 from .accelerator import cpu_as_accelerator
-from .dispatcher import kernels, through_dispatcher
+from .dispatcher import dispatched, through_dispatcher
 from .exchange import GroupKey, Pending, RankWork
 from .folds import FoldCall, OneReduction, settle
 from .group import RankGroup
@@ -512,7 +512,7 @@ def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
         with (
             ranks_as_threads(launch._rendezvous, launch._admit, record_of_starter) as launch.world,
             threads_of_ranks(),
-            kernels(RankGroup),
+            dispatched(RankGroup, launch.world),
             cpu_as_accelerator() if launch.device == "cpu" else nullcontext(),
         ):
             result = launch.contexts[rank.index].run(launch._run_rank, rank)

@@ -31,7 +31,7 @@ from ...reduction import Reduction, current, entered, forked
 from ...runtime.world import current_world, without_world
 from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
-from .dispatcher import kernels
+from .dispatcher import dispatched
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .group import RankGroup
@@ -363,7 +363,7 @@ class Launch:
             threads_of_ranks(),
             _own_environments(),
             casts_of_ranks(lambda: current_rank().give_way()),
-            kernels(RankGroup),
+            dispatched(RankGroup, world),
             cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
             self.world = world
