@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2] / "gpusim"
 PRIVATE = (
     ROOT / "torch" / "private.py",
     ROOT / "torch" / "distributed" / "private.py",
+    ROOT / "torch" / "distributed" / "private_calls.py",
     ROOT / "recording" / "torch_hook.py",  # for programs without gpusim: TorchDispatchMode
 )
 SOURCES = [path for path in ROOT.rglob("*.py") if path not in PRIVATE]

@@ -15,7 +15,6 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.utils.checkpoint import DefaultDeviceType
 
-from gpusim import GpusimError
 from gpusim.torch.distributed import launch, private
 from gpusim.torch.distributed.accelerator import attention
 from gpusim.torch.distributed.store import RankStore
@@ -304,33 +303,6 @@ def test_a_tensor_of_a_call_lives_until_all_have_read_it() -> None:
 
     expected = torch.arange(3.0)[:, None].expand(3, 5)
     assert all(torch.equal(found, expected) for found in launch(program, 3))
-
-
-@pytest.mark.own_process
-@pytest.mark.parametrize("schedule", ["turns", "free"])
-def test_one_rank_at_a_time_profiles(schedule: str) -> None:
-    """Two profilers at once end the process, in C++."""
-    from torch.autograd.profiler import profile
-
-    def alone(rank: int) -> bool:
-        start()
-        with profile(enabled=rank == 1) as found:
-            dist.barrier()
-            torch.ones(2) + 1
-        return rank != 1 or any(event.name for event in found.function_events)
-
-    assert launch(alone, 2, schedule=schedule) == [True, True]
-
-    def together(rank: int) -> None:
-        start()
-        with profile():
-            dist.barrier()
-
-    with pytest.raises(GpusimError, match="another rank profiles now"):
-        launch(together, 2, schedule=schedule)
-    with profile() as found:
-        torch.ones(2) + 1
-    assert any(event.name == "aten::add" for event in found.function_events)
 
 
 def test_ranks_have_meshes_of_their_own() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import gpusim
 from gpusim.torch.distributed import launch
 from tests.torch.children import needs_linux
 from tests.torch.distributed_programs import start
@@ -89,3 +90,62 @@ def test_results_are_those_of_the_backend() -> None:
     early = "Work needs to be completed before calli"
     assert first == [early, 2, 2, 4, 1, 1, 1, 5]
     assert last == [2, 2, 2, 4, 1, 1, 1, 5]
+
+
+class Custom(dist.ProcessGroup):
+    """A backend of a program's own, whose all-reduce gives 42."""
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        for tensor in tensors:
+            tensor.fill_(42)
+        self.work = Waited()
+        return self.work
+
+
+class Waited(dist.Work):
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+
+@BOTH
+def test_backends_that_a_program_registers_are_its_own(processes: bool) -> None:
+    """Each rank registers one under the same name; the creator gets the rank's store."""
+
+    def program(rank: int) -> list[Any]:
+        def create(store: Any, rank: int, size: int, timeout: Any) -> Custom:
+            store.set(f"from {rank}", str(rank))
+            assert store.get(f"from {(rank + 1) % size}") == str((rank + 1) % size).encode()
+            return Custom(rank, size)  # type: ignore[call-arg]
+
+        dist.Backend.register_backend("custom42", create)
+        dist.init_process_group("custom42")
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        found = [x.tolist(), type(dist.group.WORLD).__name__, dist.get_backend()]
+        dist.destroy_process_group()
+        with pytest.raises(gpusim.GpusimError, match="custom42 is a backend that the program"):
+            dist.init_process_group("cpu:custom42,cuda:gloo")
+        dist.init_process_group("gloo")
+        dist.all_reduce(x)
+        return [*found, x.tolist()]
+
+    expected = [[42.0, 42.0], "Custom", "custom42", [126.0, 126.0]]
+    assert launch(program, 3, processes=processes) == [expected] * 3
+    assert not hasattr(dist.Backend, "CUSTOM42")
+
+
+@BOTH
+def test_the_fake_backend_computes_nothing(processes: bool) -> None:
+    """torch's own, of any size; its operators have torch's kernels while ranks run."""
+
+    def program(rank: int) -> list[Any]:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=64)
+        x, whole = torch.full((2,), 3.0), torch.zeros(128)
+        dist.all_reduce(x)
+        dist.all_gather_into_tensor(whole, x)
+        return [dist.get_world_size(), dist.get_rank(), x.tolist(), whole.sum().item()]
+
+    found = launch(program, 2, processes=processes)
+    assert found == [[64, rank, [3.0, 3.0], 384.0] for rank in range(2)]

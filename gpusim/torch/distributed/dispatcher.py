@@ -17,10 +17,17 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch import distributed as dist
 
-from .private import ProcessGroup, bindings, is_observed, is_unusual, kernels_of_groups, operator_of
+from .private import ProcessGroup, RanksWorld, bindings
+from .private_calls import (
+    is_observed,
+    is_unusual,
+    kernels_of_groups,
+    operator_of,
+    ranks_call,
+)
 from .profiles import event
 
-__all__ = ["kernels", "through_dispatcher"]
+__all__ = ["dispatched", "through_dispatcher"]
 
 C = TypeVar("C", bound=type)
 
@@ -270,8 +277,8 @@ class _Call:
         A factor of PREMUL_SUM is not to be had from the argument, but from the method's.
         """
         op = operator_of(boxed)
-        if op != dist.ReduceOp.PREMUL_SUM:
-            return op
+        if op != dist.ReduceOp.RedOpType.PREMUL_SUM:
+            return dist.ReduceOp(op)
         for each in self.group.dispatched or ():
             own = getattr(each, "reduceOp", each)
             if isinstance(own, dist.ReduceOp) and own == dist.ReduceOp.PREMUL_SUM:
@@ -299,7 +306,7 @@ class _Call:
 
 
 @contextmanager
-def kernels(group_type: type) -> Iterator[None]:
+def dispatched(group_type: type, world: RanksWorld) -> Iterator[None]:
     """A block in which the operators of torch.ops.c10d post calls for groups of this type.
 
     Those for other groups go to torch's own kernels.
@@ -308,5 +315,5 @@ def kernels(group_type: type) -> Iterator[None]:
     def post(kernel: Callable[..., Any], index: int, group: Any, args: Sequence[Any]) -> Any:
         return kernel(_Call(group), *args[:index], *args[index + 1 :])
 
-    with kernels_of_groups(group_type, KERNELS, post):
+    with ranks_call(world), kernels_of_groups(group_type, KERNELS, post):
         yield

@@ -25,7 +25,8 @@ from ...recording.recorder import Value
 from ..tensors import on_stream_of
 from . import streams
 from .memory import bits_of, kind_of, move
-from .private import complete_future, without_dynamo
+from .private import without_dynamo
+from .private_calls import complete_future
 from .timeouts import expired, seconds_of
 
 if TYPE_CHECKING:

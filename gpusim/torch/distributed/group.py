@@ -27,11 +27,12 @@ from .memory import (
     overlap,
     overlap_within,
 )
+from .names import NamedGroup
 from .operands import (
     copied,
     in_memory,
 )
-from .private import ProcessGroup, has_gpu, without_dynamo
+from .private import has_gpu, without_dynamo
 from .reductions import Reductions, listed
 from .timeouts import LATER, reached_in_vain, seconds_of
 
@@ -45,7 +46,7 @@ Tensors = Tensor | list[Tensor]
 
 @without_dynamo
 @through_dispatcher
-class RankGroup(Reductions, ProcessGroup):
+class RankGroup(Reductions, NamedGroup):
     """The calling rank's end of a group.
 
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
@@ -66,13 +67,10 @@ class RankGroup(Reductions, ProcessGroup):
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
     ) -> None:
-        super().__init__(place, len(key.ranks))
-        self._rank, self._key, self._place, self._chooser = rank, key, place, chooser
+        super().__init__(place, key, rank.backend)
+        self._rank, self._place, self._chooser = rank, place, chooser
         self._exchange: Exchange = rank.launch.exchange
-        self._name, self._description, self._backend = key.name, "", rank.backend
         self._rules: dict[str, Rules] = {}  # by the type of device
-        self._backend_name, self._store = backend_name(rank.backend), None
-        self._calls = 0
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
         self._closed = ""
@@ -92,58 +90,11 @@ class RankGroup(Reductions, ProcessGroup):
         """What torch asks for optional abilities, of which it has none."""
         return self
 
-    def name(self) -> str:
-        """The backend that the program asked for; of several NCCL's, else gloo's, as of torch's."""
-        return self._backend_name
-
-    _get_backend_name = name
-
-    def getBackendName(self) -> str:
-        """What C++ asks for; of "gloo" and "nccl" it would take the object of their own class."""
-        return "gpusim"
-
-    def get_group_store(self) -> Any:
-        return self._store
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Numbers begin at 0."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        """How many collectives the rank has called on the group."""
-        return self._calls
-
-    def _has_hooks(self) -> bool:
-        """Hooks on completion are NCCL's alone."""
-        return False
-
-    def made_by(self, store: Any) -> None:
-        """Note what torch keeps of a group that it has made."""
-        self._store = store
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    _set_group_name = setGroupName
-
-    def getGroupName(self) -> str:
-        return self._name
-
     def setGroupDesc(self, description: str) -> None:
-        self._description = description
+        super().setGroupDesc(description)
         self._exchange.descriptions[self._key] = description
 
     _set_group_desc = setGroupDesc
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
 
     def shutdown(self) -> None:
         """Close the group: later calls on it are errors."""
@@ -618,14 +569,6 @@ def _pieces(memory: Array, rows: list[int]) -> list[Array]:
     """The memory of a tensor cut into those of so many rows each."""
     each = memory.size // max(1, sum(rows))
     return [memory[start * each : end * each] for start, end in pairwise([0, *accumulate(rows)])]
-
-
-def backend_name(named: str) -> str:
-    """The name of a group's backend, by what the program names: "gloo", "cpu:gloo,cuda:nccl"."""
-    names = [each.rpartition(":")[2] for each in named.lower().split(",")]
-    if len(names) == 1 and names[0] not in ("", "undefined"):
-        return names[0]
-    return "nccl" if "nccl" in names else "gloo"
 
 
 def _row(tensors: Any) -> list[Tensor]:

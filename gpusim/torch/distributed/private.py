@@ -6,7 +6,6 @@ is shown by `tests/torch/test_private_distributed.py`.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import functools
 import importlib
@@ -16,7 +15,6 @@ import os
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,7 +37,6 @@ from torch.distributed.device_mesh import DeviceMesh as _DeviceMesh
 from torch.distributed.fsdp import _debug_utils
 from torch.distributed.tensor import DTensor as _DTensor
 from torch.distributed.tensor import _redistribute
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
 
 from ...errors import GpusimError
@@ -58,27 +55,23 @@ __all__ = [
     "attention_kernels",
     "autocast_module",
     "bindings",
-    "complete_future",
+    "c10d",
     "core",
     "device_constructors",
+    "dist",
     "engines",
     "function_modes",
-    "enter_event",
-    "exit_event",
     "generator_memory",
     "generator_position",
     "groups_of",
     "has_gpu",
-    "is_observed",
-    "is_profiling",
-    "is_unusual",
-    "kernels_of_groups",
     "is_dtensor",
     "is_random_operation",
+    "is_registered",
     "is_wrapper",
     "leave_groups",
-    "operator_of",
     "parse_to",
+    "profiler",
     "ranks_as_threads",
     "replace",
     "saves_in_thread",
@@ -430,9 +423,19 @@ def ranks_as_threads(
     def make(size: int, rank: int, ranks: list[int], backend: str, *rest: Any, **named: Any) -> Any:
         if not world.is_rank():
             return make_group(size, rank, ranks, backend, *rest, **named)
-        for name in backend.split(","):
-            if name.rpartition(":")[2].lower() not in c10d.Backend.backend_type_map:
+        names = {name.rpartition(":")[2].lower() for name in backend.split(",")}
+        for name in names:
+            if name not in c10d.Backend.backend_type_map:
                 raise AssertionError(f"Unknown backend type {name}")  # as torch says it
+        theirs = {name for name in names if is_registered(name)}
+        if theirs == names:
+            return make_group(size, rank, ranks, backend, *rest, **named)
+        if theirs:
+            raise GpusimError(
+                f"init_process_group: backend={backend!r}: {', '.join(sorted(theirs))} is a "
+                "backend that the program registered, the others are simulated; a group has "
+                "either"
+            )
         if size == -1:  # of "mpi", as mpirun knows it
             store, rank, size = next(rendezvous(rank, size))
             rest = (dist.PrefixStore("default_pg", store), *rest[1:])
@@ -497,9 +500,6 @@ def ranks_as_threads(
         replace(stack, c10d_logger, "_get_msg_dict", describe)
         replace(stack, DeviceMesh, "__init__", init_mesh)
         replace(stack, sys, "excepthook", sys.excepthook)  # which init_process_group wraps
-        _profile_ranks(stack)
-        _hold_works(stack)
-        _log_backends(stack)
         bindings._set_thread_isolation_mode(True)
         stack.callback(bindings._set_thread_isolation_mode, False)
         yield world
@@ -530,64 +530,9 @@ def stores_are_met() -> Iterator[list[str]]:
         yield keys
 
 
-def complete_future(value: Any, devices: list[Any]) -> Any:
-    """A future that has a value. Its type is the value's own, which C++ asks for.
-
-    torch's constructor makes futures of Python objects: hooks in C++ take no such list of tensors.
-    """
-    if devices or value == []:
-        future: Any = torch.futures.Future(devices=devices)
-        future.set_result(value)
-        return future
-    return core.fork(lambda: value)
-
-
-def _hold_works(stack: ExitStack) -> None:
-    """Let a reducer hold the works of Python that it is given.
-
-    DDP gives it the all-reduce of its join. C++ finds no methods of a work whose Python object is
-    gone, and would wait for ever.
-    """
-    works: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-    set_handle = bindings.Reducer._set_forward_pass_work_handle
-
-    def hold(reducer: Any, work: Any, *given: Any, **named: Any) -> None:
-        works[reducer] = work
-        set_handle(reducer, work, *given, **named)
-
-    replace(stack, bindings.Reducer, "_set_forward_pass_work_handle", hold)
-
-
-LOGGED = {
-    "gloo": ("GLOO_DEVICE_TRANSPORT", "GLOO_SOCKET_IFNAME"),
-    "nccl": (
-        "NCCL_SOCKET_IFNAME",
-        "TORCH_NCCL_BLOCKING_WAIT",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "NCCL_DEBUG",
-        "NCCL_NTHREADS",
-        "NCCL_IB_TIMEOUT",
-    ),
-}
-"""The variables that DDP logs, by the backend."""
-
-
-def _log_backends(stack: ExitStack) -> None:
-    """Have DDP log the backend that the program asked for, as C++ does for its own."""
-    logged = DistributedDataParallel._get_ddp_logging_data
-
-    def get(module: Any) -> dict[str, Any]:
-        data: dict[str, Any] = logged(module)
-        if data.get("backend_name") == "gpusim":
-            name = data["backend_name"] = module.process_group.name()
-            for variable in LOGGED.get(name, ()):
-                key = variable.removeprefix("TORCH_").lower()
-                data[key] = os.environ.get(variable, "N/A")
-            if name == "gloo":
-                data["gloo_num_threads"] = 2
-        return data
-
-    replace(stack, DistributedDataParallel, "_get_ddp_logging_data", get)
+def is_registered(name: str) -> bool:
+    """Whether a program or a library registered the backend of this name, and not torch itself."""
+    return name != "gpusim" and name.upper() in c10d.Backend._plugins
 
 
 def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
@@ -597,108 +542,6 @@ def replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
     else:
         stack.callback(delattr, owner, name)
     setattr(owner, name, new)
-
-
-class _Profiles:
-    """The profiles of ranks that are threads: each records its own thread.
-
-    C++ keeps the events of a profile by thread, but the process has one trace, of libkineto, which
-    the end of a profile closes: to close it twice ends the process. So the end of a profile whose
-    trace another rank has closed opens one before.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()  # guards the fields below, and all calls of libkineto
-        self.trace = "closed"  # or "prepared", "open"
-        self.threads: set[int] = set()  # those that profile
-        self.prepare = profiler._prepare_profiler
-        self.enable = profiler._enable_profiler
-        self.disable = profiler._disable_profiler
-        #: Whether the thread that launches profiles, whose trace ranks must not close.
-        self.is_outside = is_profiling()
-
-    def _check(self, activities: Any) -> None:
-        others = self.threads - {threading.get_ident()}
-        if self.is_outside or (others and has_gpu()):
-            who = "the thread that launches the ranks" if self.is_outside else "another rank"
-            raise GpusimError(
-                f"torch's profiler: {who} profiles now, and a process has one profiler for GPUs "
-                "and for its launch; profile on one rank, or run the ranks as processes "
-                "(--processes)"
-            )
-
-    def begin(self, config: Any, activities: Any, **named: Any) -> Any:
-        with self.lock:
-            self._check(activities)
-            if self.trace == "closed":
-                self.prepare(config, activities, **named)
-                self.trace = "prepared"
-
-    def start(self, config: Any, activities: Any, *rest: Any, **named: Any) -> Any:
-        with self.lock:
-            self._check(activities)
-            if self.trace == "closed":
-                self.prepare(config, activities)
-            result = self.enable(config, activities, *rest, **named)
-            self.trace = "open"
-            self.threads.add(threading.get_ident())
-            return result
-
-    def end(self, *given: Any, **named: Any) -> Any:
-        with self.lock:
-            if self.trace != "open" and threading.get_ident() in self.threads:
-                _in_thread(self._open)
-            self.threads.discard(threading.get_ident())
-            self.trace = "closed"
-            return self.disable(*given, **named)
-
-    def _open(self) -> None:
-        """Open a trace, in a thread that has no profile and ends at once."""
-        none = profiler._ExperimentalConfig()
-        config = profiler.ProfilerConfig(
-            profiler.ProfilerState.KINETO, False, False, False, False, False, none
-        )
-        self.prepare(config, {profiler.ProfilerActivity.CPU})
-        # With activities of the CPU it would record this thread, and warn at the thread's end.
-        self.enable(config, {profiler.ProfilerActivity.MTIA})
-
-
-def _in_thread(function: Callable[..., Any], *args: Any) -> None:
-    """Call a function in a new thread that belongs to no rank, and wait for its end."""
-    ended = _thread.allocate_lock()
-    ended.acquire()
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            function(*args)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            ended.release()
-
-    _thread.start_new_thread(run, ())
-    ended.acquire()
-    if errors:
-        raise errors[0]
-
-
-def _profile_ranks(stack: ExitStack) -> None:
-    """Let ranks that are threads profile at the same time."""
-    profiles = _Profiles()
-    replace(stack, profiler, "_prepare_profiler", profiles.begin)
-    replace(stack, profiler, "_enable_profiler", profiles.start)
-    replace(stack, profiler, "_disable_profiler", profiles.end)
-
-
-def enter_event(name: str, *inputs: torch.Tensor) -> Any:
-    """Begin an event of the profiler that has the shapes of these tensors."""
-    return torch.autograd._record_function_with_args_enter(name, *inputs)
-
-
-def exit_event(handle: Any) -> None:
-    """End an event in another thread, which makes it an asynchronous one."""
-    _in_thread(torch.autograd._record_function_with_args_exit, handle)
 
 
 _SPLITTING = inspect.getsource(c10d.split_group)
@@ -786,104 +629,3 @@ def without_dynamo(cls: C) -> C:
             code, strategy = method.__code__, eval_frame._FrameExecStrategy(skip, skip)
             eval_frame.set_code_exec_strategy(code, strategy)
     return cls
-
-
-# The dispatcher
-
-
-def _bits(name: str) -> int:
-    key: Any = getattr(core.DispatchKey, name)
-    return int(core.DispatchKeySet(key).raw_repr())
-
-
-_PLAIN = 0
-for _name in (
-    "CPU",
-    "CUDA",
-    "AutogradCPU",
-    "AutogradCUDA",
-    "ADInplaceOrView",
-    "AutocastCPU",
-    "AutocastCUDA",
-    "Conjugate",
-    "Negative",
-):
-    _PLAIN |= _bits(_name)
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-
-
-def is_profiling() -> bool:
-    """Whether a profiler records what the calling thread does."""
-    return bool(torch.autograd._profiler_enabled())
-
-
-def is_observed() -> bool:
-    """Whether a dispatch mode, a transform of torch.func or a profiler sees the thread's calls."""
-    return (
-        core._len_torch_dispatch_stack() > 0
-        or core._functorch.maybe_current_level() is not None
-        or torch.autograd._profiler_enabled()
-    )
-
-
-def is_unusual(tensor: torch.Tensor) -> bool:
-    """Whether an operator of the tensor does more than to call the kernel of its device.
-
-    Subclasses dispatch, meta tensors do nothing, and autograd warns of operators that it does not
-    know. The memory that such a tensor names may be anything.
-    """
-    if type(tensor) in _PLAIN_TYPES and tensor.layout is torch.strided and tensor.is_cpu:
-        return tensor.requires_grad and torch.is_grad_enabled()
-    keys = core._dispatch_keys(tensor).raw_repr()
-    return bool(keys & ~_PLAIN) or (tensor.requires_grad and torch.is_grad_enabled())
-
-
-def operator_of(boxed: Any) -> Any:
-    """The ReduceOp of an operator's argument, without a factor."""
-    return dist.ReduceOp(dist.ReduceOp.RedOpType(int(boxed.op())))
-
-
-@contextmanager
-def kernels_of_groups(
-    group_type: type,
-    kernels: dict[str, tuple[int, Callable[..., Any]]],
-    post: Callable[..., Any],
-) -> Iterator[None]:
-    """A block in which operators of torch.ops.c10d call `post` for groups of a type.
-
-    **Arguments**:
-
-    - `kernels`: by the operator's name the index of its argument that is the group, and a kernel.
-    - `post`: called with the kernel, the index, the group and the operator's arguments.
-    """
-    with ExitStack() as stack:
-        library = torch.library.Library("c10d", "IMPL")
-        stack.callback(library._destroy)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*operators may also be overridden.*")
-            for name, (index, kernel) in kernels.items():
-                for key in ("CPU", "CUDA", "SparseCPU", "SparseCUDA"):
-                    if core._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key):
-                        own = _kernel(group_type, f"c10d::{name}", key, index, kernel, post)
-                        library.impl(name, own, key, with_keyset=True)
-        yield
-
-
-def _kernel(
-    group_type: type, name: str, key: str, index: int, kernel: Any, post: Callable[..., Any]
-) -> Callable[..., Any]:
-    get_kernel: Any = getattr(torch.library, "get_kernel", None)  # from torch 2.9 on
-    torchs = None if get_kernel is None else get_kernel(name, key)
-
-    def dispatched(keys: Any, *args: Any) -> Any:
-        group = bindings.ProcessGroup.unbox(args[index])
-        if isinstance(group, group_type):
-            return post(kernel, index, group, args)
-        if torchs is None:
-            raise GpusimError(
-                f"{name} of a group that is not of the launch: needs a torch that has "
-                "torch.library.get_kernel"
-            )
-        return torchs.call_boxed(keys, *args)
-
-    return dispatched

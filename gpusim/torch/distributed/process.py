@@ -24,7 +24,7 @@ from ...files import flush_all
 from ...maps.ending import ReplicaEnded, ReplicaInterrupted
 from ...reduction import current
 from .accelerator import cpu_as_accelerator
-from .dispatcher import kernels, through_dispatcher
+from .dispatcher import dispatched, through_dispatcher
 from .exchange import GroupKey, Pending, RankWork
 from .folds import FoldCall, OneReduction, settle
 from .group import RankGroup
@@ -545,7 +545,7 @@ def _run(launch: ProcessLaunch, rank: ProcessRank) -> None:
         with (
             ranks_as_threads(launch._rendezvous, launch._admit, record_of_starter) as launch.world,
             threads_of_ranks(),
-            kernels(RankGroup),
+            dispatched(RankGroup, launch.world),
             polls_and_sleeps(),
             cpu_as_accelerator() if launch.device == "cpu" else nullcontext(),
         ):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .private import enter_event, exit_event, is_profiling
+from .private_calls import enter_event, exit_event, is_profiling
 
 __all__ = ["event"]
 

@@ -27,7 +27,7 @@ from ...reduction import Reduction, current, entered, forked
 from ...runtime.world import current_world, without_world
 from .accelerator import CpuAsCuda, cpu_as_accelerator
 from .casts import casts_of_ranks
-from .dispatcher import kernels
+from .dispatcher import dispatched
 from .exchange import Exchange, GroupKey
 from .folds import Chooser, ReductionLike, as_chooser
 from .globals import Globals
@@ -234,7 +234,7 @@ class Launch:
             _own_environments(),
             own_registries() if self.shares_globals and self.size > 1 else nullcontext(),
             casts_of_ranks(lambda: current_rank().give_way()),
-            kernels(RankGroup),
+            dispatched(RankGroup, world),
             self.waits_of_programs(),
             cpu_as_accelerator() if self.device == "cpu" else nullcontext(),
         ):
