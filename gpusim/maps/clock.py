@@ -37,7 +37,7 @@ __all__ = ["Clock", "outside", "sleep"]
 LOOK = 0.02
 """Seconds between two looks at replicas that are outside."""
 
-LOOKS = 4
+LOOKS = 10
 """After so many looks without progress a replica loses its slot."""
 
 IDLE = 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import queue
 import random
@@ -272,6 +273,23 @@ def test_waits_for_threads_lose_the_turn(mode: dict[str, Any]) -> None:
         return items.get()
 
     assert launch(program, 3, **mode) == [5] * 3
+
+
+def test_a_rank_that_loses_its_turn_in_an_import_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for the module's lock, in the midst of their turn."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.001)\nvalue = 5\n")
+
+    def program(rank: int) -> int:
+        found: int = importlib.import_module("slow_module").value
+        return found
+
+    try:
+        assert launch(program, 3) == [5] * 3
+    finally:
+        sys.modules.pop("slow_module", None)
 
 
 def test_what_belongs_to_a_rank_is_there_after_its_turn_was_taken(tmp_path: Path) -> None:

@@ -39,10 +39,14 @@ __all__ = ["polls_and_sleeps", "waits_outside"]
 
 STORES = (dist.TCPStore, dist.FileStore, dist.HashStore)
 
+_imports: Any = importlib  # whose locks of modules only this private name has
+
 #: Functions and methods in which a rank may wait.
 WAITS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (threading.Condition, ("wait",)),  # so of events, queues, futures, barriers, semaphores
     (threading.Thread, ("join",)),
+    # Another rank may lose its turn in the midst of an import.
+    (_imports._bootstrap._ModuleLock, ("acquire",)),
     (
         socket.socket,
         (
