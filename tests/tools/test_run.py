@@ -600,7 +600,7 @@ def test_torchs_own_launcher_and_its_sitecustomize(
         os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)]),
     )
     path = script(
-        tmp_path, f"{TRAIN}\n    train(int(os.environ['RANK']), 2)\n    print(os.environ['SEEN'])"
+        tmp_path, f"{TRAIN}\n    say(os.environ['SEEN'])\n    train(int(os.environ['RANK']), 2)"
     )
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", path]
     options = ["--reduction", "gloo-ring", "--record", "calls.jsonl"]
