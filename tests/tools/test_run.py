@@ -96,6 +96,10 @@ HEAD = """
     import torch, torch.distributed as dist, torch.multiprocessing as mp
     from torch.nn.parallel import DistributedDataParallel
 
+    def say(*what):
+        \"\"\"A line in one piece, as those of other processes come at the same time.\"\"\"
+        os.write(1, (" ".join(map(str, what)) + "\\n").encode())
+
     def start(f, ranks, method="fork", *args):
         \"\"\"Processes as scripts start them; their exit codes.\"\"\"
         context = mp.get_context(method)
@@ -166,7 +170,7 @@ TRAIN = """
             model(torch.randn(4, 5)).square().sum().backward()
             optimizer.step()
         total = sum(p.double().sum() for p in model.parameters()).item()
-        print(how, rank, dist.get_world_size(), dist.get_backend(), total.hex(), flush=True)
+        say(how, rank, dist.get_world_size(), dist.get_backend(), total.hex())
         dist.barrier()
         if "GPUSIM_HUB" not in os.environ:
             os._exit(0)  # the end of gloo's groups, which DDP holds, waits for itself now and then
@@ -208,7 +212,7 @@ def test_worlds_at_the_same_time(tmp_path: Path) -> None:
         dist.init_process_group("gloo", f"tcp://localhost:{port}", rank=rank, world_size=3)
         x = torch.tensor(10.0**index)
         dist.all_reduce(x)
-        print(index, x.item(), flush=True)
+        say(index, x.item())
         dist.barrier()
     print(start(work, 6))
     """
@@ -305,12 +309,12 @@ def test_an_error_that_a_program_catches_ends_nothing(tmp_path: Path) -> None:
         try:
             dist.all_reduce(torch.ones(2 + rank))
         except RuntimeError as error:
-            print(type(error).__name__, flush=True)
+            say(type(error).__name__)
         dist.destroy_process_group()
         dist.init_process_group("gloo", rank=rank, world_size=ranks)
         x = torch.ones(2)
         dist.all_reduce(x)
-        print(x.tolist(), flush=True)
+        say(x.tolist())
     print(start(work, 3))
     """
     found = simulated(tmp_path, script(tmp_path, body))
@@ -328,7 +332,7 @@ MISSING = """
         try:
             dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timeout)
         except dist.DistStoreError as error:
-            print(error, flush=True)
+            say(error)
             if rank == 2:
                 os.killpg(0, 9) if sys.argv[1] == "sleeps" else None
     if sys.argv[1] == "sleeps":
@@ -442,7 +446,7 @@ def test_ranks_run_at_the_same_time(tmp_path: Path) -> None:
             time.sleep(0.2)
             queue.put("x")
         if rank == 2:
-            print(queue.get(), flush=True)
+            say(queue.get())
         x = torch.ones(1)
         if rank == 1:
             barrier.wait()
@@ -453,7 +457,7 @@ def test_ranks_run_at_the_same_time(tmp_path: Path) -> None:
             barrier.wait()
         while not work.is_completed():
             pass
-        print(x.item(), flush=True)
+        say(x.item())
     context = mp.get_context("fork")
     print(start(work, 3, "fork", context.Barrier(3), context.Queue()))
     """
@@ -488,7 +492,7 @@ def test_the_cpu_plays_gpus_in_each_process(tmp_path: Path) -> None:
         model(torch.ones(2, 3).cuda(gpu, non_blocking=True)).sum().backward()
         x = torch.ones(1, device=f"cuda:{gpu}")
         dist.all_reduce(x)
-        print(gpu, torch.cuda.current_device(), x.item(), dist.get_backend(), flush=True)
+        say(gpu, torch.cuda.current_device(), x.item(), dist.get_backend())
         dist.destroy_process_group()
     ngpus = torch.cuda.device_count()
     mp.start_processes(main_worker, (ngpus,), ngpus, start_method="fork")
@@ -559,7 +563,7 @@ def test_options_end_at_the_program() -> None:
 
 METHODS = """
     def show(rank, ranks):
-        print("left alone", "gpusim.torch.distributed" in sys.modules, flush=True)
+        say("left alone", "gpusim.torch.distributed" in sys.modules)
 
     if __name__ == "__main__":
         method = sys.argv[1]
@@ -596,7 +600,7 @@ def test_torchs_own_launcher_and_its_sitecustomize(
         os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(tmp_path)]),
     )
     path = script(
-        tmp_path, f"{TRAIN}\n    train(int(os.environ['RANK']), 2)\n    print(os.environ['SEEN'])"
+        tmp_path, f"{TRAIN}\n    say(os.environ['SEEN'])\n    train(int(os.environ['RANK']), 2)"
     )
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", path]
     options = ["--reduction", "gloo-ring", "--record", "calls.jsonl"]
@@ -611,7 +615,7 @@ def test_torchs_own_launcher_and_its_sitecustomize(
 WAIT = """
     def work(rank, ranks):
         dist.init_process_group("gloo", rank=rank, world_size=ranks)
-        print("in", os.getpid(), flush=True)
+        say("in", os.getpid())
         if rank == 0:
             time.sleep(3600)
         dist.barrier()

@@ -39,6 +39,10 @@ of it: so `torch.multiprocessing.spawn` reports the rank that failed first."""
 
 POLL = 0.01
 
+MAKING = ("group", "describe")
+"""Requests that make a group. They succeed after an error of the launch, so that a rank that comes
+late to its init_process_group is told by its first call, as the others are."""
+
 
 class MemberRank(ProxyRank):
     """A rank whose process has connected."""
@@ -152,7 +156,8 @@ class MemberProxy(Proxy):
                 self._note(message["error"])
                 break
             try:
-                thread.check_ended()
+                if message["do"] not in MAKING:
+                    thread.check_ended()
                 self._answer(message["do"], message, file, payload)
             except ReplicaEnded:
                 if not over:
