@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gpusim.torch.distributed import launch
-from gpusim.torch.distributed.accelerator.generators import FIRST_SEED
+from gpusim.torch.distributed.seeds import seeds_of
 
 cuda: Any = torch.cuda
 F: Any = functional
@@ -118,10 +118,10 @@ def test_draws_on_a_gpu_leave_the_cpu_alone(name: str) -> None:
     run(body)
 
 
-def test_ranks_start_equal_and_are_their_own() -> None:
+def test_ranks_start_with_generators_of_their_own() -> None:
     def body(rank: int) -> list[Tensor]:
         dist.init_process_group("nccl")
-        assert cuda.initial_seed() == FIRST_SEED
+        assert cuda.initial_seed() == seeds_of(0, rank).of_gpu(0)
         first = torch.rand(3, device="cuda")
         dist.barrier()  # the turn goes to others
         second = torch.rand(3, device="cuda")
@@ -130,13 +130,13 @@ def test_ranks_start_equal_and_are_their_own() -> None:
         dist.barrier()
         return [first.cpu(), second.cpu(), torch.rand(3, device="cuda").cpu()]
 
-    expected = torch.rand(9, generator=torch.Generator().manual_seed(FIRST_SEED)).split(3)
     for processes in (False, True):
-        zero, one, two = run(body, 3, processes)
-        for index in range(3):
-            assert torch.equal(zero[index], two[index])
-            assert torch.equal(zero[index], expected[index])
-            assert torch.equal(zero[index], one[index]) == (index < 2)
+        for rank, found in enumerate(run(body, 3, processes)):
+            generator = torch.Generator().manual_seed(seeds_of(0, rank).of_gpu(0))
+            expected = list(torch.rand(9, generator=generator).split(3))
+            if rank == 1:
+                expected[2] = torch.rand(3, generator=torch.Generator().manual_seed(rank))
+            assert all(map(torch.equal, found, expected))
 
 
 def test_devices_have_generators_of_their_own() -> None:

@@ -234,7 +234,7 @@ def play_devices(count: int, stack: ExitStack | None) -> None:
         stack = ExitStack()
         atexit.register(stack.close)
     stack.enter_context(cpu_as_accelerator())
-    stack.enter_context(CpuAsCuda(count))
+    stack.enter_context(CpuAsCuda(count, lambda index: secrets.randbits(63)))  # as torch does
 
 
 # How a process becomes a rank

@@ -30,6 +30,7 @@ from .profiles import event
 __all__ = ["dispatched", "through_dispatcher"]
 
 C = TypeVar("C", bound=type)
+_OPERATORS: Any = dist.ReduceOp.RedOpType  # whose stub lacks PREMUL_SUM
 
 RENAMED = {
     "all_gather_single": "_allgather_base",
@@ -88,7 +89,6 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
     """A method that dispatches a call, or posts it directly; `post` is kept as its attribute."""
     dispatch = getattr(ProcessGroup, name)
 
-    @functools.wraps(post)
     def method(self: Any, *args: Any, **named: Any) -> Any:
         if self.in_kernel or not (
             is_observed() or _any_unusual(args) or (named and _any_unusual(named.values()))
@@ -103,6 +103,7 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             self.dispatched, self.posted = before, None
 
+    functools.update_wrapper(method, post)
     # pybind11 calls the method of the base class, and not the overriding one again, for a caller
     # that has the method's name and has the object as its first argument.
     method.__code__ = method.__code__.replace(co_name=name)
@@ -277,11 +278,11 @@ class _Call:
         A factor of PREMUL_SUM is not to be had from the argument, but from the method's.
         """
         op = operator_of(boxed)
-        if op != dist.ReduceOp.RedOpType.PREMUL_SUM:
+        if op != _OPERATORS.PREMUL_SUM:
             return dist.ReduceOp(op)
         for each in self.group.dispatched or ():
-            own = getattr(each, "reduceOp", each)
-            if isinstance(own, dist.ReduceOp) and own == dist.ReduceOp.PREMUL_SUM:
+            own: Any = getattr(each, "reduceOp", each)
+            if isinstance(own, dist.ReduceOp) and own == _OPERATORS.PREMUL_SUM:
                 return own
         raise RuntimeError(
             "torch.ops.c10d: the operator PREMUL_SUM has a factor, which an operator's argument "

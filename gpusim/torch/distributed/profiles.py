@@ -77,10 +77,11 @@ def _none(*args: Any) -> list[Sequence[Tensor]]:
 
 def _of_monitored_barrier(group: Any) -> Events:
     """Rank 0 hears from all others and answers them."""
+    one: Sequence[Tensor] = [_ONE]
     if group.rank() > 0:
-        return [("send", [_ONE]), ("recv", [_ONE])]
+        return [("send", one), ("recv", one)]
     others = group.size() - 1
-    return [("recv", [_ONE])] * others + [("send", [_ONE])] * others
+    return [("recv", one)] * others + [("send", one)] * others
 
 
 EVENTS: dict[str, tuple[str, Callable[..., list[Sequence[Tensor]]]]] = {

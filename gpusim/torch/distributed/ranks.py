@@ -276,7 +276,9 @@ class Launch:
                 # Else backward passes run in threads that are no rank's.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 if self.device == "cpu":
-                    stack.enter_context(CpuAsCuda(int(rank.environment[b"LOCAL_WORLD_SIZE"])))
+                    count = int(rank.environment[b"LOCAL_WORLD_SIZE"])
+                    seeds = seeds_of(self.seed, rank.index)
+                    stack.enter_context(CpuAsCuda(count, seeds.of_gpu))
                 return self.run(rank)
         except SystemExit as ended:
             if ended.code is None or (isinstance(ended.code, int) and ended.code == 0):

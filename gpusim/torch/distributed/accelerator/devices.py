@@ -123,13 +123,14 @@ def is_told(frames: int) -> bool:
 class CpuAsCuda(TorchFunctionMode):
     """A block in which the calling thread is a rank that has GPUs, all of them the host.
 
-    **Arguments**: `count`, the number of devices.
+    **Arguments**: `count`, the number of devices; `seed_of`, the seed that the generator of each
+    starts with.
     """
 
     stream: Stream
     default_stream: Stream
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, seed_of: Callable[[int], int]) -> None:
         super().__init__()
         self.count = count
         self.current = 0
@@ -137,7 +138,7 @@ class CpuAsCuda(TorchFunctionMode):
         self.ranges = 0  # of nvtx
         #: The GPU of the backward pass that runs: tensors of unknown origin live there.
         self.backward: int | None = None
-        self.generators = GpuGenerators(count)
+        self.generators = GpuGenerators(count, seed_of)
 
     def __enter__(self) -> CpuAsCuda:
         from .standins import Stream

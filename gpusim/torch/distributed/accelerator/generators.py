@@ -1,8 +1,8 @@
 """The random generators of simulated GPUs.
 
-Each rank has a generator for each of its GPUs, as a process has. They start from the seed that
-CUDA's start from, equal on all ranks. They are generators of the CPU: a real GPU draws other
-numbers from the same seed.
+Each rank has a generator for each of its GPUs, as a process has. torch seeds those of a process
+from the operating system, so that they differ between ranks: here they start from seeds of the rank
+(`..seeds`). They are generators of the CPU: a real GPU draws other numbers from the same seed.
 
 torch's functions draw from the one default generator. While a function works on a GPU, that
 generator has the state of the GPU's (`GpuGenerators.drawing`).
@@ -27,9 +27,6 @@ DRAWS = (
     "know it as a random function. On a GPU it draws from the GPU's, and the CPU's is left alone"
 )
 
-#: The seed of CUDA's generators in a new process.
-FIRST_SEED = 67280421310721
-
 _genuine: Any = torch.Generator
 _default: Any = torch.default_generator
 #: Held while the default generator has the state of a GPU's. Ranks of schedule="free" share it.
@@ -37,11 +34,14 @@ _drawing = threading.RLock()
 
 
 class GpuGenerators(Sequence[Any]):
-    """A rank's `torch.cuda.default_generators`; each is made when it is first used."""
+    """A rank's `torch.cuda.default_generators`; each is made when it is first used.
 
-    def __init__(self, count: int) -> None:
+    **Arguments**: `seed_of` is the seed that a GPU's generator starts with.
+    """
+
+    def __init__(self, count: int, seed_of: Callable[[int], int]) -> None:
         self.size = count
-        self.seed = FIRST_SEED
+        self.seed_of = seed_of
         self.made: dict[int, torch.Generator] = {}
 
     def __len__(self) -> int:
@@ -52,12 +52,12 @@ class GpuGenerators(Sequence[Any]):
             return tuple(self[i] for i in range(*index.indices(self.size)))
         index = range(self.size)[index]  # IndexError, as of a tuple
         if index not in self.made:
-            self.made[index] = _genuine().manual_seed(self.seed)
+            self.made[index] = _genuine().manual_seed(self.seed_of(index))
         return self.made[index]
 
     def seed_all(self, seed: int) -> None:
         """Seed the generators of all GPUs."""
-        self.seed = seed
+        self.seed_of = lambda index: seed
         for generator in self.made.values():
             generator.manual_seed(seed)
 
