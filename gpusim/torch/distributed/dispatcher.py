@@ -90,11 +90,12 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
             if work is not None:
                 work.returned_by(name, self.size(), self.name())
             return work
-        before, self.dispatched = self.dispatched, (*args, *named.values())
+        before = self.dispatched, self.posted
+        self.dispatched, self.posted = (*args, *named.values()), []
         try:
             return dispatch(self, *args, **named)
         finally:
-            self.dispatched, self.posted = before, None
+            self.dispatched, self.posted = before
 
     # pybind11 calls the method of the base class, and not the overriding one again, for a caller
     # that has the method's name and has the object as its first argument.
@@ -270,7 +271,7 @@ class _Call:
         A factor of PREMUL_SUM is not to be had from the argument, but from the method's.
         """
         op = operator_of(boxed)
-        if op != dist.ReduceOp.RedOpType.PREMUL_SUM:
+        if op.name != "PREMUL_SUM":
             return dist.ReduceOp(op)
         for each in self.group.dispatched or ():
             own = getattr(each, "reduceOp", each)
@@ -294,7 +295,7 @@ class _Call:
         if work is None:
             return None
         work.returned_by(name, self.group.size(), self.group.name())
-        self.group.posted = work  # C++ alone would not keep the Python object
+        self.group.posted.append(work)  # C++ alone would not keep the Python object
         return work.boxed()
 
 

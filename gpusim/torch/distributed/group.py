@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -46,13 +47,13 @@ class RankGroup(NamedGroup):
     C++ and Python call its methods by torch's names; the older names of a method are aliases.
 
     **Attributes**: `in_kernel` is True while an operator of torch's posts a call, `dispatched` are
-    the arguments of the method that dispatched it, and `posted` is the work that the operator
-    returns, until the method has it. All are of the rank's thread alone.
+    the arguments of the method that dispatched it, and `posted` are the works that its operators
+    return, of which a subclass may call several, until the method has them. Programs that call
+    operators themselves have the last ones. All are of the rank's thread alone.
     """
 
     in_kernel = False
     dispatched: tuple[Any, ...] | None = None
-    posted: dist.Work | None = None
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
@@ -60,6 +61,7 @@ class RankGroup(NamedGroup):
         super().__init__(place, key, rank.backend)
         self._rank, self._place, self._chooser = rank, place, chooser
         self._exchange: Exchange = rank.launch.exchange
+        self.posted: list[dist.Work] | deque[dist.Work] = deque(maxlen=16)
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
         self._closed = ""
