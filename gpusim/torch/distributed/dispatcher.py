@@ -81,7 +81,6 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
     """A method that dispatches a call, or posts it directly; `post` is kept as its attribute."""
     dispatch = getattr(ProcessGroup, name)
 
-    @functools.wraps(post)
     def method(self: Any, *args: Any, **named: Any) -> Any:
         if self.in_kernel or not (
             is_observed() or _any_unusual(args) or (named and _any_unusual(named.values()))
@@ -100,7 +99,8 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
     # pybind11 calls the method of the base class, and not the overriding one again, for a caller
     # that has the method's name and has the object as its first argument.
     method.__code__ = method.__code__.replace(co_name=name)
-    method.post = post  # type: ignore[attr-defined]
+    wrapped: Any = functools.wraps(post)(method)
+    wrapped.post = post
     return method
 
 
@@ -274,8 +274,8 @@ class _Call:
         if op.name != "PREMUL_SUM":
             return dist.ReduceOp(op)
         for each in self.group.dispatched or ():
-            own = getattr(each, "reduceOp", each)
-            if isinstance(own, dist.ReduceOp) and own == dist.ReduceOp.PREMUL_SUM:
+            own: Any = getattr(each, "reduceOp", each)
+            if isinstance(own, dist.ReduceOp) and own == op:
                 return own
         raise RuntimeError(
             "torch.ops.c10d: the operator PREMUL_SUM has a factor, which an operator's argument "

@@ -80,7 +80,8 @@ def _of_monitored_barrier(group: Any) -> Events:
     if group.rank() > 0:
         return [("send", [_ONE]), ("recv", [_ONE])]
     others = group.size() - 1
-    return [("recv", [_ONE])] * others + [("send", [_ONE])] * others
+    one: Sequence[Tensor] = [_ONE]
+    return [("recv", one)] * others + [("send", one)] * others
 
 
 EVENTS: dict[str, tuple[str, Callable[..., list[Sequence[Tensor]]]]] = {
