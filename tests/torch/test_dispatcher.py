@@ -148,7 +148,7 @@ def test_operators_post_calls_for_ranks_alone(processes: bool) -> None:
         world: Any = dist.group.WORLD
         x = torch.full((2,), 1.0 + rank)
         _, boxed = torch.ops.c10d.broadcast_([x], world.boxed(), 1, 0)
-        dist.Work.unbox(boxed).wait()  # type: ignore[attr-defined]
+        dist.Work.unbox(boxed).wait()
         try:
             torch.ops.c10d.recv_([x], world.boxed(), 7, 0)
         except Exception as error:
@@ -163,7 +163,7 @@ def test_premultiplied_sums_are_dispatched_with_their_factor() -> None:
         dist.init_process_group("nccl")
         x = torch.ones(2)
         with dispatched_programs.Seen() as mode:
-            dist.all_reduce(x, dist._make_nccl_premul_sum(0.25))  # type: ignore[attr-defined]
+            dist.all_reduce(x, dist._make_nccl_premul_sum(0.25))
         assert [name for name, _ in mode.calls] == ["c10d.allreduce_.default"]
         return x.tolist()
 

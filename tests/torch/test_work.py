@@ -95,7 +95,7 @@ def test_results_are_those_of_the_backend() -> None:
 class Custom(dist.ProcessGroup):
     """A backend of a program's own, whose all-reduce gives 42."""
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
         for tensor in tensors:
             tensor.fill_(42)
         self.work = Waited()

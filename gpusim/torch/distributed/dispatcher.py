@@ -30,7 +30,6 @@ from .profiles import event
 __all__ = ["dispatched", "through_dispatcher"]
 
 C = TypeVar("C", bound=type)
-_OPERATORS: Any = dist.ReduceOp.RedOpType  # whose stub lacks PREMUL_SUM
 
 RENAMED = {
     "all_gather_single": "_allgather_base",
@@ -97,17 +96,19 @@ def _dispatching(name: str, post: Callable[..., Any]) -> Callable[..., Any]:
             if work is not None:
                 work.returned_by(name, self.size(), self.name())
             return work
-        before, self.dispatched = self.dispatched, (*args, *named.values())
+        before = self.dispatched, self.posted
+        self.dispatched, self.posted = (*args, *named.values()), []
         try:
             return dispatch(self, *args, **named)
         finally:
-            self.dispatched, self.posted = before, None
+            self.dispatched, self.posted = before
 
     functools.update_wrapper(method, post)
     # pybind11 calls the method of the base class, and not the overriding one again, for a caller
     # that has the method's name and has the object as its first argument.
     method.__code__ = method.__code__.replace(co_name=name)
-    method.post = post  # type: ignore[attr-defined]
+    wrapped: Any = functools.wraps(post)(method)
+    wrapped.post = post
     return method
 
 
@@ -278,11 +279,11 @@ class _Call:
         A factor of PREMUL_SUM is not to be had from the argument, but from the method's.
         """
         op = operator_of(boxed)
-        if op != _OPERATORS.PREMUL_SUM:
+        if op.name != "PREMUL_SUM":
             return dist.ReduceOp(op)
         for each in self.group.dispatched or ():
             own: Any = getattr(each, "reduceOp", each)
-            if isinstance(own, dist.ReduceOp) and own == _OPERATORS.PREMUL_SUM:
+            if isinstance(own, dist.ReduceOp) and own == op:
                 return own
         raise RuntimeError(
             "torch.ops.c10d: the operator PREMUL_SUM has a factor, which an operator's argument "
@@ -302,7 +303,7 @@ class _Call:
         if work is None:
             return None
         work.returned_by(name, self.group.size(), self.group.name())
-        self.group.posted = work  # C++ alone would not keep the Python object
+        self.group.posted.append(work)  # C++ alone would not keep the Python object
         return work.boxed()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -53,16 +54,16 @@ class RankGroup(Reductions, NamedGroup):
 
     **Attributes**: `keeps_values` says that operands are read when a call is posted; it is False
     where they are copies already. `in_kernel` is True while an operator of torch's posts a call,
-    `dispatched` are the arguments of the method that dispatched it, and `posted` is the work that
-    the operator returns, until the method has it. All three are of the rank's thread alone. `limit`
-    is the limit of a call in seconds, if the program has set a time-out.
+    `dispatched` are the arguments of the method that dispatched it, and `posted` are the works that
+    its operators return, several where a subclass calls several, until the method has them.
+    Programs that call operators themselves have the last ones. All three are of the rank's thread
+    alone. `limit` is the limit of a call in seconds, if the program has set a time-out.
     """
 
     keeps_values = True
     in_kernel = False
     dispatched: tuple[Any, ...] | None = None
     limit: float | None = None
-    posted: dist.Work | None = None
 
     def __init__(
         self, rank: Rank, key: GroupKey, place: int, chooser: Chooser | None, options: Any = None
@@ -71,6 +72,7 @@ class RankGroup(Reductions, NamedGroup):
         self._rank, self._place, self._chooser = rank, place, chooser
         self._exchange: Exchange = rank.launch.exchange
         self._rules: dict[str, Rules] = {}  # by the type of device
+        self.posted: list[dist.Work] | deque[dist.Work] = deque(maxlen=16)
         self._folds = 0
         self._coalesced: list[RankWork] | None = None
         self._closed = ""
