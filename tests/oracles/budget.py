@@ -67,7 +67,12 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "maps": (("tests/maps",), ("tests/collectives",)),
     "worlds": (("tests/worlds",), ("tests/collectives",)),
     "torch": (
-        ("tests/torch", "tests/tools/test_torchrun*.py", "tests/tools/test_testing.py"),
+        (
+            "tests/torch",
+            "tests/tools/test_run.py",
+            "tests/tools/test_torchrun*.py",
+            "tests/tools/test_testing.py",
+        ),
         ("tests/maps/test_pmap*.py", "tests/collectives/test_direct.py"),
     ),
     "jax": (("tests/jax",), ("tests/collectives",)),
@@ -92,6 +97,7 @@ FORKS = (
     "tests/poptorch/test_poptorch_profiling.py",
     "tests/project/test_docs.py",
     "tests/tools/test_record.py",
+    "tests/tools/test_run.py",
     "tests/tools/test_testing.py",
     "tests/tools/test_torchrun*.py",
     "tests/tools/test_twins.py",
