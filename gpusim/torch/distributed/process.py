@@ -240,7 +240,7 @@ class ProcessRank(Rank):
         self.ask("wait", work=completion.number, limit=limit, own=own)
 
     def is_inside(self) -> bool:
-        return self.asking
+        return self.asking or self.ended
 
     def give_way(self) -> bool:
         self.check_thread("is_completed")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import DeadlockError
 from ...maps.clock import come_back, outside, sleep
 from ...maps.completion import Completion, give_way
+from ...maps.ending import interrupted
 from .threads import own_rank
 
 if TYPE_CHECKING:
@@ -70,8 +71,12 @@ class Waits:
         raise NotImplementedError
 
     def is_inside(self) -> bool:
-        """Whether the calling thread, the rank's own, runs gpusim's code, which waits itself."""
-        return self.thread().inside
+        """Whether the calling thread, the rank's own, runs gpusim's code, which waits itself.
+
+        Also whether it cleans up after an interrupt: its sleeps are Python's own then.
+        """
+        thread = self.thread()
+        return thread.inside or (thread.ended and threading.get_ident() in interrupted)
 
     def wait_for(self, completion: Completion, what: str, limit: float | None = None) -> bool:
         """Wait without the turn, and take it again.
