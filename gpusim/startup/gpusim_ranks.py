@@ -136,10 +136,13 @@ def _wrapper(name: str, genuine: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def client() -> Any:
-    """The module that does it; gpusim may be on the path of the command alone."""
-    about = settings() or {}
+    """The module that does it; it may be on the path of the command alone."""
+    about = settings()
+    assert about is not None
     try:
-        importlib.import_module("gpusim")
-    except ModuleNotFoundError:
-        sys.path.append(about["path"])
-    return importlib.import_module("gpusim.torch.distributed.client")
+        return importlib.import_module(about["client"])
+    except ModuleNotFoundError as error:
+        if error.name != about["client"].partition(".")[0]:
+            raise
+    sys.path.append(about["path"])
+    return importlib.import_module(about["client"])

@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 from gpusim.startup import gpusim_ranks
 from gpusim.tools.arrivals import could_come
 from gpusim.tools.members import Forming, Member, World
+from gpusim.tools.outputs import RankOutputs
+from gpusim.tools.records import numbered, record_of, show_summary
 
 __all__ = ["hub"]
 
@@ -100,6 +102,7 @@ def hub(
         "name": name,
         "token": token,
         "interpreter": [sys.prefix, *sys.version_info[:2]],
+        "client": "gpusim.torch.distributed.client",
         "path": PACKAGES,
         "devices": devices,
         "reduction": options.reduction,
@@ -384,7 +387,15 @@ class Hub:
                 end.close()
             for end in [*(member.end for member in self.members()), *self.joining]:
                 end.close()
-            worlds.serve(forming, self.options, number)
+            ranks = [worlds.Member(each.end, each.process) for each in forming.in_order()]
+            options = argparse.Namespace(**vars(self.options))
+            options.record = numbered(options.record, number)
+            options.trace = numbered(options.trace, number)
+            with record_of(options, forming.size, RankOutputs(None, None)) as recorder:
+                dismiss = worlds.serve(ranks, options.reduction, recorder)
+            if options.summary and recorder is not None:
+                show_summary(recorder, forming.size)
+            dismiss()
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

@@ -80,12 +80,14 @@ class Forming:
     def is_complete(self) -> bool:
         return len(self.members) == self.size
 
+    def in_order(self) -> list[Member]:
+        return sorted(self.members, key=lambda member: member.rank)
+
     def missing(self) -> str:
         """Who has not come, and who has, in words."""
         there = {member.rank for member in self.members}
         lacks = [rank for rank in range(self.size) if rank not in there]
-        by_rank = sorted(self.members, key=lambda member: member.rank)
-        came = ", ".join(map(str, by_rank[:SHOWN]))
+        came = ", ".join(map(str, self.in_order()[:SHOWN]))
         return (
             f"of {self.size} ranks that are to meet at {self.key}, {ranks_in_words(lacks)} "
             f"{'have' if len(lacks) > 1 else 'has'} not come; there {_is(self.members)} {came}"

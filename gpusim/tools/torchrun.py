@@ -14,7 +14,6 @@ import traceback
 from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -24,21 +23,17 @@ from gpusim.errors import GpusimError, InstanceError, ReplicaError
 from gpusim.files import flush_all
 from gpusim.maps.call_site import is_users
 from gpusim.maps.ending import quiet_ends
-from gpusim.recording import RecordedCall, Recorder
 from gpusim.runtime import environment
 from gpusim.runtime.world import World
 from gpusim.tools import options as shared_options
 from gpusim.tools import program
 from gpusim.tools.arguments import whole_number
 from gpusim.tools.hub import hub
-from gpusim.tools.outputs import RankOutputs, tagged_output
+from gpusim.tools.outputs import tagged_output
 from gpusim.tools.program import NoProgramError, UserProgram, main_module
-from gpusim.tools.tables import print_table
+from gpusim.tools.records import record_of, show_summary
 
 __all__ = ["add"]
-
-SHOWN = 20
-"""Rows of the table."""
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 + SIGINT, the shell's convention."""
@@ -238,7 +233,7 @@ def run(options: argparse.Namespace) -> int:
     workers = multiprocessing.active_children()
     # The command's own ranks are the first world; those that the script starts follow.
     devices = options.nproc_per_node if options.device else 0
-    how = {"first": 2, "hooks_torch": True, "starts_none": options.processes}
+    how = {"first": 2, "hooks_torch": True, "starts_none": runs_processes(options)}
     with hub(options, devices, **how) as to:
         code = launch_script(options, script, ranks)
         if to is not None:
@@ -436,73 +431,6 @@ def ends_by_signals() -> Iterator[None]:
     finally:
         for number in replaced:
             signal.signal(number, defaults[number])
-
-
-@contextmanager
-def record_of(
-    options: argparse.Namespace, ranks: int, outputs: RankOutputs
-) -> Iterator[Recorder | None]:
-    """The recorder that the options, and a terminal, ask for; None if they do not.
-
-    The trace is written when the block ends.
-    """
-    shown = outputs.terminal is not None
-    record: dict[str, Any] = {"path": options.record, "keep": 0}
-    if options.record is not None and options.record.suffix != ".jsonl":
-        record |= {"digests": True, "arrays": options.arrays, "limit": options.limit}
-    if options.trace is None:
-        asked = shown or options.summary or options.record is not None
-        each = outputs.show_progress if shown else None
-        yield Recorder(**record, each=each) if asked else None
-        return
-    from gpusim.poptorch.traces import Trace
-
-    trace = Trace(options.trace.absolute(), {"unit of ts": "a call of the rank, not a time"})
-    rows = [trace.row("ranks", f"rank {rank}") for rank in range(ranks)]
-
-    def add(call: RecordedCall) -> None:
-        fields = {name: value for name, value in call._asdict().items() if value is not None}
-        begin = call.sequence * 1e-6  # ts counts microseconds
-        trace.add(rows[call.rank], call.operation, "collective", begin, begin + 1e-6, **fields)
-        if shown:
-            outputs.show_progress(call)
-
-    try:
-        yield Recorder(**record, each=add)
-    finally:
-        trace.close()
-
-
-def show_summary(recorder: Recorder, ranks: int) -> None:
-    """Print a table of all calls, those with most bytes, on one screen."""
-    rows = recorder.summary()
-    cells = [
-        [
-            shorten_site(row.site),
-            f"{row.operation} {row.op}".strip(),
-            row.order,
-            row.dtype,
-            row.description,
-            str(row.group_size),
-            str(row.ranks),
-            f"{row.calls:,}",
-            f"{row.bytes:,}",
-        ]
-        for row in rows[:SHOWN]
-    ]
-    title = f"Collectives of {ranks} ranks, with the calls and bytes of the rank that makes most"
-    if len(rows) > SHOWN:
-        title += f" (the {SHOWN} with most bytes of {len(rows)})"
-    headings = ["place", "operation", "order", "dtype", "group", "size", "ranks", "calls", "bytes"]
-    print_table(title, headings, cells, left=headings[:5])
-
-
-def shorten_site(site: str) -> str:
-    """A call site relative to the current folder, or the end of its path."""
-    folder = os.getcwd() + os.sep
-    if site.startswith(folder):
-        return site.removeprefix(folder)
-    return os.sep.join(Path(site).parts[-2:])
 
 
 class ExitCodeError(Exception):

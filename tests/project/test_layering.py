@@ -33,7 +33,7 @@ LAYERS = """
     figures reduction
     twins
     deprecated recording wires
-    errors files formats groups libraries module_alias optional trees version
+    errors files formats groups libraries module_alias optional startup trees version
     fallback
 """
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}

@@ -13,25 +13,22 @@ they send. So
 
 from __future__ import annotations
 
-import argparse
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from ...errors import GpusimError, ReplicaError
 from ...maps.ending import ReplicaEnded
+from ...recording import Recorder
 from .folds import as_chooser
 from .processes import ProcessLaunch, Proxy, ProxyRank
 from .ranks import Rank, environment_of
 from .wire import Channel, encode_error
 
-if TYPE_CHECKING:
-    from ...tools.members import Forming, Member
-
-__all__ = ["serve"]
+__all__ = ["Member", "serve"]
 
 NOTICE = 1.0
 """Seconds in which the parent of a process that has failed may notice it, before other ranks hear
@@ -42,6 +39,13 @@ POLL = 0.01
 MAKING = ("group", "describe")
 """Requests that make a group. They succeed after an error of the launch, so that a rank that comes
 late to its init_process_group is told by its first call, as the others are."""
+
+
+class Member(NamedTuple):
+    """A process that is a rank: its end of the connection, and its number."""
+
+    end: socket.socket
+    process: int
 
 
 class MemberRank(ProxyRank):
@@ -201,35 +205,22 @@ class MemberProxy(Proxy):
             self.rank.channel.send(message, None, payload)
 
 
-def serve(forming: Forming, options: argparse.Namespace, number: int) -> None:
-    """Make the calls of a complete world, record them, and print what the command's options ask."""
-    from gpusim.tools.outputs import RankOutputs
-    from gpusim.tools.torchrun import record_of, show_summary
+def serve(
+    members: Sequence[Member], reduction: str | None, recorder: Recorder | None
+) -> Callable[[], None]:
+    """Make the calls of a world, of which all ranks have come, until all have left.
 
-    options = argparse.Namespace(**vars(options))
-    options.record, options.trace = (_numbered(p, number) for p in (options.record, options.trace))
-    size = forming.size
-    members = sorted(forming.members, key=lambda member: member.rank)
-    environments = [environment_of(rank, size, size) for rank in range(size)]
-    chooser = as_chooser(options.reduction, "--reduction")
-    with record_of(options, size, RankOutputs(None, None)) as recorder:
-        launch = WorldLaunch(
-            members, environments, lambda rank: None, chooser, "free", recorder, None
-        )
-        with suppress(GpusimError):  # which the ranks raise
-            launch.execute()
-    if options.summary and recorder is not None:
-        show_summary(recorder, size)
-    for rank in launch.last_to_leave:
-        launch.dismiss(rank)
-
-
-def _numbered(path: Path | None, number: int) -> Path | None:
-    """The path for the world of this number: from the second on it has the number in its name.
-
-    >>> _numbered(Path("calls.jsonl"), 2)
-    PosixPath('calls-2.jsonl')
+    **Returns**: a function that lets the last of them go, once what is recorded has been shown.
     """
-    if path is None or number == 1:
-        return path
-    return path.with_name(f"{path.stem}-{number}{path.suffix}")
+    size = len(members)
+    environments = [environment_of(rank, size, size) for rank in range(size)]
+    how = (as_chooser(reduction, "--reduction"), "free", recorder, None)
+    launch = WorldLaunch(members, environments, lambda rank: None, *how)
+    with suppress(GpusimError):  # which the ranks raise
+        launch.execute()
+
+    def dismiss() -> None:
+        for rank in launch.last_to_leave:
+            launch.dismiss(rank)
+
+    return dismiss
