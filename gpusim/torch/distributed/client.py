@@ -94,6 +94,7 @@ class MemberLaunch(Launch):
         self.recorder = None
         self.run, self.around = (lambda rank: None), (lambda index: nullcontext())
         self.process = {}
+        self.pid = 0  # of no process in which ranks wait for a turn
         self.interrupted = bytearray(1)  # read by ProcessRank; signals are the program's here
 
 
