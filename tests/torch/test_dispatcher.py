@@ -155,7 +155,7 @@ def test_operators_post_calls_for_ranks_alone(processes: bool) -> None:
             return x.tolist(), type(error).__name__
         return x.tolist(), "none"
 
-    assert launch(program, 3, processes=processes) == [([2.0, 2.0], "ValueError")] * 3
+    assert launch(program, 3, processes=processes) == [([2.0, 2.0], "RuntimeError")] * 3
 
 
 def test_premultiplied_sums_are_dispatched_with_their_factor() -> None:
