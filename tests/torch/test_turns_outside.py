@@ -444,7 +444,7 @@ def limit_of_store(rank: int) -> list[str]:
     return [*found, said(lambda: common.get("a")), said(lambda: common.queue_pop("q"))]
 
 
-RECV = "RuntimeError: Timed out waiting 1000ms for recv operation to complete"
+RECV = "RuntimeError: [gloo] Timed out waiting 1000ms for recv operation to complete"
 CLOSED = "RuntimeError: Application timeout caused pair closure"
 IN_VAIN = (
     "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting "

@@ -35,7 +35,7 @@ from .operands import (
 )
 from .private import has_gpu, without_dynamo
 from .reductions import Reductions, listed
-from .timeouts import LATER, reached_in_vain, seconds_of
+from .timeouts import LATER, SOON, reached_in_vain, seconds_of
 
 if TYPE_CHECKING:
     from .ranks import Rank
@@ -489,7 +489,7 @@ class RankGroup(Reductions, NamedGroup):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         self._check_open("monitored_barrier")
         work = self._post("monitored_barrier", None, [], lambda parts: None)
-        own = seconds_of(timeout)
+        own = None if timeout is None else max(timeout.total_seconds(), SOON)
         limit = self.limit if own is None else own
         # The others wait for rank 0, in gloo without a limit: theirs is after rank 0's.
         work.limit = limit if limit is None or not self._place else LATER * limit

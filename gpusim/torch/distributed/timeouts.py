@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from .exchange import Exchange, Pending, RankWork
     from .group import RankGroup
 
-__all__ = ["LATER", "expired", "group_limit", "milliseconds", "reached_in_vain", "seconds_of"]
+__all__ = ["LATER", "SOON", "expired", "group_limit", "milliseconds", "reached_in_vain", "seconds_of"]
 
 DEFAULTS = (default_pg_timeout, timedelta(seconds=300))
 """Time-outs of groups and of stores that a program has not set."""
 
+
+SOON = 1e-9
+"""Seconds of a time-out of none."""
 
 LATER = 2
 """How much longer than rank 0 the others wait in monitored_barrier."""
@@ -67,7 +70,7 @@ def expired(work: RankWork, limit: float, own: bool, stall: str | None) -> BaseE
     kind = "send" if pending.title.startswith("send") else "recv"
     is_monitored = pending.terms.get("operation") == "monitored_barrier"
     limit = limit / LATER if is_monitored and work.group.rank() else limit
-    text = f"Timed out waiting {milliseconds(limit)}ms for {kind} operation to complete"
+    text = f"[gloo] Timed out waiting {milliseconds(limit)}ms for {kind} operation to complete"
     why = f"rank {work._rank.index} timed out in {pending.title.rstrip(',')} at {work._site}"
     if is_monitored:
         text = _barrier_text(work, pending, limit, text)
@@ -95,6 +98,11 @@ def _barrier_text(work: RankWork, pending: Pending, limit: float, original: str)
     if me:
         return reached_in_vain(me, original)
     missing = [place for place in range(group.size()) if place not in pending.parts]
+    if limit <= SOON:
+        return (
+            "Rank 0 timed out in monitoredBarrier after 0 ms.\n"
+            "No ranks successfully processed in monitoredBarrier."
+        )
     if work.names_all:
         who = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return f"[Rank 0]: {who} {after}"
