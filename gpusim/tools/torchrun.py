@@ -233,8 +233,8 @@ def run(options: argparse.Namespace) -> int:
     workers = multiprocessing.active_children()
     # The command's own ranks are the first world; those that the script starts follow.
     devices = options.nproc_per_node if options.device else 0
-    how = {"first": 2, "hooks_torch": True, "starts_none": runs_processes(options)}
-    with hub(options, devices, **how) as to:
+    alone = runs_processes(options)  # the command starts no others
+    with hub(options, devices, first=2, hooks_torch=True, starts_none=alone) as to:
         code = launch_script(options, script, ranks)
         if to is not None:
             to.interrupted = code in (INTERRUPTED, TERMINATED)
