@@ -233,7 +233,7 @@ def run(options: argparse.Namespace) -> int:
     workers = multiprocessing.active_children()
     # The command's own ranks are the first world; those that the script starts follow.
     devices = options.nproc_per_node if options.device else 0
-    alone = runs_processes(options)
+    alone = runs_processes(options)  # the command starts no others
     with hub(options, devices, first=2, hooks_torch=True, starts_none=alone) as to:
         code = launch_script(options, script, ranks)
         if to is not None:
