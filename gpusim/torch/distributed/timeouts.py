@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from .exchange import Exchange, Pending, RankWork
     from .group import RankGroup
 
-__all__ = ["LATER", "SOON", "expired", "group_limit", "milliseconds", "reached_in_vain", "seconds_of"]
+__all__ = [
+    "LATER",
+    "SOON",
+    "expired",
+    "group_limit",
+    "milliseconds",
+    "reached_in_vain",
+    "seconds_of",
+]
 
 DEFAULTS = (default_pg_timeout, timedelta(seconds=300))
 """Time-outs of groups and of stores that a program has not set."""
