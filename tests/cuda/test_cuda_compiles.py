@@ -184,6 +184,7 @@ def test_no_operation_flushes_subnormal_numbers_or_is_fused(tmp_path: Path) -> N
 def test_nvrtc_compiles_without_a_gpu() -> None:
     """In a process of its own: in this one CuPy may run on the fake CUDA, whose NVRTC is g++."""
     environment = {k: v for k, v in os.environ.items() if k != fake_cuda.SWITCH}
+    environment["GPUSIM_TESTS"] = "area"  # both tests, whatever the share of this folder's is
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "-rs", "tests/cuda/nvrtc_checks.py"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE

@@ -26,6 +26,7 @@ from gpusim import ReplicaError
 from gpusim.tools.cli import main
 from gpusim.torch.distributed import launch
 from gpusim.torch.distributed.accelerator import CASTS, DRAWS, asks_for_gpu
+from gpusim.torch.distributed.seeds import seeds_of
 from tests.oracles.budget import slow
 
 pytestmark = [
@@ -118,8 +119,8 @@ def streams(local: int) -> None:
 
 @call
 def generators(local: int) -> None:
-    """GPUs have generators of their own, equal on all ranks, whose seed is CUDA's at first."""
-    assert cuda.initial_seed() == 67280421310721
+    """GPUs have generators of their own, which start from the rank's seeds."""
+    assert cuda.initial_seed() == seeds_of(0, dist.get_rank()).of_gpu(cuda.current_device())
     torch.manual_seed(local)
     assert cuda.initial_seed() == local
     before = torch.get_rng_state()
