@@ -75,6 +75,8 @@ class Terms(NamedTuple):
     place: int
 
 
+# Made by XLA when it loads a program, on one thread, and then shared by all runs and devices of it.
+# Nothing changes in it, but `_checked`.
 class Site:
     """A place in a compiled program where a collective is called; all runs have it in common."""
 
@@ -96,6 +98,7 @@ class Site:
         }
         devices = sum(map(len, terms.groups))
         self._callers = [Caller(group, devices, terms.site, terms.place) for group in terms.groups]
+        # Several of XLA's threads may check at a time; all find the same, and write True.
         self._checked = False
 
     def check(self, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
@@ -110,10 +113,13 @@ class Site:
 
     def compute(self, group: int, execution: int, each: Sequence[Contribution]) -> None:
         """Run the collective on the devices' buffers, which are in the group's order."""
+        # In the board's thread, without a lock: XLA keeps the buffers of all devices until their
+        # futures are complete, and runs nothing that writes them before.
         terms = self.terms
         options: dict[str, Any] = dict(terms.parameters)
         if self.reduction is not None:
             options.update(reduction=self.reduction, call=execution, places=np.asarray(group))
+        # Buffers are numbered without those that are absent.
         present = iter(range(len(terms.operands)))
         operands = []
         for kind in terms.operands:
@@ -135,6 +141,8 @@ class Site:
                 if source.dtype != target.dtype or source.shape != target.shape:
                     raise AssertionError(f"{source.dtype}{source.shape} for {kind}")
                 pairs.append((target, source))
+        # Results are XLA's buffers, and a definition may return views of operands: so they are
+        # copied, for all devices at once.
         copy(pairs)
 
 
@@ -144,10 +152,12 @@ def array_at(address: int, kind: Kind) -> NDArray[Any]:
     size = int(np.prod(kind.shape, dtype=np.int64)) * dtype.itemsize
     if size == 0:
         return np.empty(kind.shape, dtype)
+    # Nothing keeps the memory alive but XLA's promise: no array made here may outlive the call.
     memory: Any = (c_char * size).from_address(address)
     return np.ndarray(kind.shape, dtype, memory)
 
 
+# Made on the device's thread of XLA's, read by the board's.
 class Contribution(NamedTuple):
     """One device's part in a call: addresses of its buffers."""
 
@@ -163,9 +173,12 @@ class Rendezvous:
     def __init__(self, site: Site, group: int, execution: int) -> None:
         self.site, self.group, self.execution = site, group, execution
         self.members = site.terms.groups[group]
+        # Lock: the board's, until the last has come. Then it is the board's thread's alone.
         self.arrived: dict[int, Contribution] = {}
 
 
+# All fields are the board's, under its lock. A run is known by XLA's number, which all its devices
+# have in common.
 class Run:
     """One execution of a program.
 
@@ -174,8 +187,13 @@ class Run:
 
     def __init__(self, base: int) -> None:
         self.base = base
+        # By site and group. Invariant: of each meeting in it at least one device has come, and at
+        # least one is missing.
         self.pending: dict[tuple[int, int], Rendezvous] = {}
+        # How often a site's group has met in this run: a call in a loop has a number for each time.
+        # The count is raised by the first device to come, so that all of one meeting have the same.
         self.executions: dict[tuple[int, int], int] = {}
+        # Once it is set it stays: devices that come later are told, and do not wait.
         self.failure: str | None = None
         self.last = time.monotonic()
 
@@ -184,6 +202,8 @@ class Threads:
     """As many daemon threads as there are functions at work at once."""
 
     def __init__(self) -> None:
+        # No lock: `pop` and `append` of a list are one step each under the interpreter's lock.
+        # Threads are never ended: as many as devices ever were in flight, and they hold little.
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
 
     def run(self, function: Callable[[], None]) -> None:
@@ -199,6 +219,8 @@ class Threads:
 
     def _work(self, tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
         while True:
+            # A task may block in XLA for as long as other devices need. So it has the thread alone,
+            # and the thread is idle again only when the task is over.
             tasks.get()()
             self._idle.append(tasks)
 
@@ -209,9 +231,12 @@ class Board:
     def __init__(self) -> None:
         self.timeout = 60.0
         self.base = 0
+        # Lock: `_lock`, which is held for steps on dictionaries alone. No call of XLA's is made
+        # with it but the making of a future, which does not wait. `settle` reads copies without it.
         self._runs: OrderedDict[int, Run] = OrderedDict()
         self._lock = threading.Lock()
         self._threads = Threads()
+        # From XLA's threads to the board's: complete meetings, each once.
         self._ready: queue.SimpleQueue[tuple[Run, Rendezvous]] = queue.SimpleQueue()
         # A new thread keeps subnormals if the one that starts it does.
         threading.Thread(target=self._work, name="gpusim.jax", daemon=True).start()
@@ -229,11 +254,14 @@ class Board:
 
         **Raises**: CallFailed where the run has failed already.
         """
+        # On one of XLA's threads, which must not wait here: it may be the one that another device
+        # needs.
         site.check(arguments[1:], results)
         member = c_uint32.from_address(arguments[0].address).value
         key = id(site), site.group_of[member]
         with self._lock:
             run = self._run(number)
+            # The exception leaves through the handler, which returns XLA an error.
             if run.failure is not None:
                 raise CallFailed(run.failure)
             meeting = run.pending.get(key)
@@ -250,17 +278,22 @@ class Board:
                 device,
                 [buffer.address for buffer in arguments[1:]],
                 [buffer.address for buffer in results],
+                # Under the lock, as the last thing that can fail: a device that has come has a
+                # future, which somebody completes.
                 make_future(),
             )
             run.last = time.monotonic()
             complete = len(meeting.arrived) == len(meeting.members)
             if complete:
                 del run.pending[key]
+        # Outside of the lock. In the dictionary the meeting is not any more, so that the next
+        # execution of the site makes a new one while this one is computed.
         if complete:
             self._ready.put((run, meeting))
 
     def settle(self) -> None:
         """Wait at the end of the process, while threads can still enter Python, for what runs."""
+        # In the main thread, at exit or at the end of a record.
         for array in jax.live_arrays():
             with suppress(Exception):
                 array.block_until_ready()
@@ -277,12 +310,17 @@ class Board:
             run = self._runs[number] = Run(self.base)
             if len(self._runs) > REMEMBERED_RUNS:
                 for old, found in self._runs.items():
+                    # The oldest without anything pending is forgotten. If it were still in flight,
+                    # its call numbers would begin anew: so there are many, and a run that waits is
+                    # kept.
                     if not found.pending:
                         del self._runs[old]
                         break
         return run
 
     def _work(self) -> None:
+        # The board's one thread. All collectives of a process are computed here, one after another:
+        # folds share their work with helpers.
         looked = time.monotonic()
         while True:
             try:
@@ -291,6 +329,7 @@ class Board:
                 pass
             else:
                 self._complete(run, meeting)
+                # Else the buffers' futures live until the next call comes.
                 del run, meeting
             if time.monotonic() - looked > INTERVAL:
                 self._end_stalled()
@@ -300,6 +339,7 @@ class Board:
         each = [meeting.arrived[member] for member in meeting.members]
         try:
             meeting.site.compute(meeting.group, meeting.execution, each)
+        # Of the definition too: a device that is not told would wait for ever.
         except BaseException as error:
             devices = ", ".join(str(member.device) for member in each)
             self._fail(
@@ -312,6 +352,8 @@ class Board:
             with self._lock:
                 run.last = time.monotonic()
             for member in each:
+                # Not here: XLA runs the rest of the device's program in the thread that completes
+                # its future.
                 self._threads.run(member.future.complete)
 
     def _fail(self, run: Run, failure: str, each: Sequence[Contribution] = ()) -> None:

@@ -53,10 +53,15 @@ class HandOver:
     """
 
     def __init__(self) -> None:
+        # Owner: one thread waits here all its life; any other may wake it, once for each wait. A
+        # waker holds the scheduler's lock, so that there is one at a time. Fields below are written
+        # by the waker before it releases `_lock`, or by the waiting thread after it has acquired
+        # it: `_lock` is what orders them.
         self._lock = threading.Lock()
         self._lock.acquire()
         self._thread = 0  # the kernel's number of the thread that waits
         self._system: Any = None
+        # The buffer is the waiting thread's, filled by the waker: what is to be restored.
         self._mask: Any = None  # its cores,
         self._masked = False  # while it may run on one only
         self._core = -1  # where it was woken without a mask
@@ -64,10 +69,12 @@ class HandOver:
 
     def wait(self) -> None:
         """Wait to be woken, in the one thread that does."""
+        # The first wait is in the thread whose HandOver it is: until then there is nothing to mask.
         if not self._thread:
             self._thread, self._system = threading.get_native_id(), _system()
             self._mask = ctypes.create_string_buffer(MASK_BYTES)
         self._lock.acquire()
+        # In the thread itself, as soon as it runs: what it starts inherits its own cores, not one.
         if self._masked:
             self._masked = False
             self._system.sched_setaffinity(0, MASK_BYTES, self._mask)
@@ -76,7 +83,9 @@ class HandOver:
 
     def wake(self, here: bool = False) -> None:
         """Let the other thread go on: `here`, on this core, if this thread is about to wait."""
+        # None before the first wait: the thread has no number yet, and no core to be kept on.
         system = self._system if here else None
+        # Forgotten with each wake-up: a core without a mask is compared once, by the next wait.
         self._core = -1
         if system is not None:
             self._core = system.sched_getcpu()
@@ -86,4 +95,5 @@ class HandOver:
                     system.sched_getaffinity(self._thread, MASK_BYTES, self._mask) == 0
                     and system.sched_setaffinity(self._thread, MASK_BYTES, _only(self._core)) == 0
                 )
+        # The last thing here: from now on the fields are the other thread's.
         self._lock.release()

@@ -37,6 +37,9 @@ NUMBERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "complex
 
 
 @dataclass(frozen=True)
+# Made in the replica's own thread, and then read by the one that arrives last, which computes for
+# all. Nobody changes it in between. Operands are the replica's arrays themselves, not copies: the
+# replica waits, so that nobody writes them while they are read.
 class Contribution:
     """One replica's part in a rendezvous.
 
@@ -74,11 +77,17 @@ class Contribution:
 
 def meet(contribution: Contribution) -> list[list[Any]]:
     """This replica's results for each leaf, when all replicas have called the same."""
+    # In the replica's own thread, with its slot.
     thread = current_replica()
+    # Before the replica is counted as there: the event is behind all that it has queued, and
+    # whoever computes waits for it on the GPU. The host waits for nothing.
     arrival = None if thread.stream_slot is None else arrive(thread.stream_slot)
     if arrival is not None:
         contribution = replace(contribution, arrival=arrival)
+    # The last replica's choice counts; all have the same, as it is the call's.
     compute = _compute_on_streams if thread.call.streams else compute_for_all
+    # The one place where a replica of pmap waits for others. `compute` runs in the thread of the
+    # last to arrive, with its slot and without the scheduler's lock; the others hold neither.
     found: list[list[Any]] = thread.meet(
         contribution.threaded_axes,
         contribution.enclosing,
@@ -86,6 +95,7 @@ def meet(contribution: Contribution) -> list[list[Any]]:
         contribution,
         compute,
     )
+    # Again in the replica's thread: its stream goes on behind the rendezvous's.
     if arrival is not None:
         arrival.depart()
     return found
@@ -95,6 +105,8 @@ def _compute_on_streams(contributions: list[Contribution]) -> list[list[list[Any
     """The same for replicas on GPUs: their values meet on one of these."""
     if all(contribution.arrival is None for contribution in contributions):
         return compute_for_all(contributions)
+    # Results are allocated on the rendezvous's stream, which waits for all streams that hold one:
+    # see `streams`.
     rendezvous = DeviceRendezvous([contribution.arrival for contribution in contributions])
     with rendezvous.held():
         results = compute_for_all(_on_one_gpu(contributions, rendezvous))
@@ -125,7 +137,10 @@ def _on_one_gpu(
 def compute_for_all(contributions: list[Contribution]) -> list[list[list[Any]]]:
     """Each replica's results for each leaf, from all replicas' contributions in row-major order of
     their threaded axes."""
+    # Terms are equal on all, so the first one's call stands for all. Its axis entries do not: each
+    # replica binds its own, which `_canonical` renames.
     first = contributions[0]
+    # A generator: one leaf's operands are brought together while those of others are as they were.
     leaves = (_prepare(contributions, number) for number in range(len(first.leaves)))
     per_leaf = dispatch.run(first.call, leaves, agreement(first))
     return [[results[replica] for results in per_leaf] for replica in range(len(contributions))]
@@ -138,7 +153,11 @@ def _prepare(contributions: list[Contribution], number: int) -> Leaf:
     scalars = is_scalar(leaves[0][0])
     if scalars:
         values = [operands[0] for operands in leaves]
+        # Replicas are free to pass different numbers. So they are looked at, here and on all
+        # instances, before it is known whether there is anything to fold.
         shared = sharded_axis(first.threaded_axes) is not None
+        # On several instances this is an exchange, which all of them have to take part in: what
+        # decides about it (`shared`) is a term of the call, and never a value.
         everyone = _numbers_of_all(first, values) if shared else values
         if all(value == everyone[0] for value in everyone):
             size = group_size(first.call, first.entries)
@@ -151,11 +170,14 @@ def _prepare(contributions: list[Contribution], number: int) -> Leaf:
         if shared and len(first.threaded_axes) == len(first.names):
             return _prepare_numbers(first, everyone)
         leaves = [[(np.asarray(value), ())] for value in values]
+    # By operand, then by replica. From here on all entries are the first replica's.
     columns = [
         [_canonical(operands[k], first.enclosing) for operands in leaves]
         for k in range(len(leaves[0]))
     ]
     largest = max(data.size for column in columns for data, _ in column)
+    # A group of threads alone is folded as a list of arrays, where they are: kernels take their
+    # addresses, and nothing is stacked.
     lists = len(first.threaded_axes) == len(first.names)
     leaf = (_prepare_lists if lists else _prepare_stacked)(first, columns)
 
@@ -185,7 +207,10 @@ def _hand_over(
     """
     if scalar and not axes:
         return data.item()
+    # The receiver's own entries: a value under another replica's would be refused as of an ended
+    # map.
     own = tuple(contribution.enclosing[entry.depth] for entry in axes)
+    # An all_gather's result for R replicas would be copied R times: R times R values.
     if isinstance(data, np.ndarray) and data.size > largest:
         data = read_only(data)
     elif isinstance(data, np.ndarray):
@@ -201,8 +226,10 @@ def _numbers_of_all(first: Contribution, values: list[Any]) -> list[Any]:
     entries = tuple(entry for entry in first.entries if entry.index is not None)
     layout = layout_of(entries, first.enclosing)
     order = _tuple_order(first.threaded_axes, entries)
+    # As text, since float and int of any size have to arrive as they are; nothing is unpickled.
     text = json.dumps([(type(values[r]).__name__, repr(values[r])) for r in order])
     everyone: list[Any] = [None] * layout.size
+    # Held for the exchange alone. The fold itself, if there is one, takes the channel again.
     with layout.channel():
         texts = all_gather_bytes(layout, text.encode())
     for members, other in zip(layout.members_of, texts, strict=True):
@@ -246,6 +273,9 @@ def _prepare_lists(first: Contribution, columns: list[list[Stacked]]) -> Leaf:
     members = [[expand(*column[r], batch) for r in order] for column in columns]
 
     def finish(results: list[Result]) -> list[list[Stacked]]:
+        # A result may be a view of what a replica has sent (ppermute, all_gather). The sender goes
+        # on and may write it, or a receiver may: then each gets a copy. Arguments are read-only,
+        # and need none.
         changeable = _changeable_roots(members)
         common = [None if r.mapped else _detach(r.value, changeable) for r in results]
         out: list[list[Stacked]] = [[] for _ in order]
@@ -300,6 +330,8 @@ def _prepare_stacked(first: Contribution, columns: list[list[Stacked]]) -> Leaf:
 
     def finish(results: list[Result]) -> list[list[Stacked]]:
         assert leaf.finish is not None
+        # Of the order in which replicas are counted: row-major over the threaded axes, outermost
+        # first.
         stacked, out = leaf.finish(results), []
         for index in np.ndindex(*sizes(threaded_axes)):
             where = dict(zip(threaded_axes, index, strict=True))
@@ -316,6 +348,8 @@ def _stack_threads(column: list[Stacked], threaded_axes: Axes) -> Stacked:
     stacked = call_on_bits(np.stack, [expand(*operand, axes) for operand in column])
     stacked = stacked.reshape(sizes(threaded_axes) + stacked.shape[1:])
     mixed = (*threaded_axes, *axes)
+    # Mapped axes of an array are always in order of depth, outermost first: the lockstep code
+    # relies on it.
     order = sorted(range(len(mixed)), key=lambda place: mixed[place].depth)
     stacked = stacked.transpose(*order, *range(len(order), stacked.ndim))
     return stacked, tuple(mixed[place] for place in order)

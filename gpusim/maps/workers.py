@@ -34,10 +34,14 @@ class WorkerThread(threading.Thread):
     """A thread that runs anyone's jobs, and so belongs to no rank that starts it."""
 
 
+# A worker belongs to the pool while it waits, and to its job while that runs. `job` is written by
+# the thread that starts a job, before it releases `wake`, and read by the worker's after that: no
+# other lock is needed.
 class _Worker:
     def __init__(self, pool: _Pool, job: Job) -> None:
         self.pool = pool
         self.job: Job | None = job
+        # Held unless a job is there. Released exactly once for each job.
         self.wake = threading.Lock()
         self.wake.acquire()
         self.thread = WorkerThread(target=self.run, name=IDLE_NAME, daemon=True)
@@ -45,6 +49,8 @@ class _Worker:
     def run(self) -> None:
         try:
             while True:
+                # Nothing of a job stays in the worker while it waits: not the job either, which
+                # holds a replica.
                 job, self.job = self.job, None
                 assert job is not None
                 job()
@@ -57,8 +63,13 @@ class _Worker:
 
 class _Pool:
     def __init__(self) -> None:
+        # Guards the two fields below. It is the innermost lock: threads are started with a
+        # scheduler's lock held, and nothing is waited for while this one is held.
         self._lock = threading.Lock()
+        # Invariant: a worker in the list waits for `wake`. The newest goes first, so that old ones
+        # end.
         self._idle: list[_Worker] = []
+        # All threads of the pool, those that are about to start included.
         self._count = 0
 
     def start(self, job: Job) -> None:
@@ -67,6 +78,7 @@ class _Pool:
             if worker is None:
                 self._count += 1
         if worker is not None:
+            # The worker is out of the list: it is this thread's alone until it is released.
             worker.job = job
             worker.wake.release()
             return
@@ -89,8 +101,11 @@ class _Pool:
             if len(self._idle) >= MOST_IDLE:
                 return False
             self._idle.append(worker)
+        # The time-out may come just as a job does. Who takes the worker out of the list decides: if
+        # the starter was first, the job comes, and the worker waits for it without a limit.
         if worker.wake.acquire(timeout=IDLE_SECONDS):
             return True
+        # Nobody took the worker out: it ends, and `run` counts one thread less.
         with self._lock:
             if worker in self._idle:
                 self._idle.remove(worker)
@@ -103,6 +118,8 @@ _pool = _Pool()
 
 def _forget_threads() -> None:
     """Threads do not live on in a forked child: it starts its own."""
+    # A lock of the old pool may have been held by another thread when the process was forked, for
+    # ever. So the pool is left as it is, and a new one is made.
     global _pool
     _pool = _Pool()
 
@@ -118,6 +135,8 @@ def start(job: Job) -> None:
 
     - RuntimeError: if the system refuses a thread.
     """
+    # Called with a scheduler's lock held or not. The thread is a WorkerThread, which belongs to no
+    # rank, whichever rank's thread has started it.
     _pool.start(job)
 
 
@@ -126,6 +145,7 @@ def start(job: Job) -> None:
 
 def begin_tracing() -> None:
     """Trace and profile this thread as `threading.settrace` and `setprofile` say."""
+    # Here, not where the thread starts: it may be older than the debugger.
     trace, profile = threading.gettrace(), threading.getprofile()
     if sys.getprofile() is not profile:
         sys.setprofile(profile)
@@ -147,6 +167,8 @@ def clear_thread_state() -> None:
     torch's grad mode, which torch keeps by thread, returns to its default.
     """
     if sys.version_info < (3, 13):  # later versions keep them out of reach
+        # In the thread that is to be as new. What gpusim itself keeps by thread (workspaces of
+        # folds) is made anew at the next use.
         ctypes.cast(_thread_dict(), ctypes.py_object).value.clear()
     torch = sys.modules.get("torch")
     if torch is not None and not torch.is_grad_enabled():
@@ -174,6 +196,8 @@ def check_thread_count(what: str, size: int) -> None:
     """
     if size <= SURELY_POSSIBLE:
         return
+    # Before any thread is started: a map that runs into the limit in the midst has started
+    # hundreds, and leaves the machine without any for others.
     reason, bound = min(_bounds(), key=lambda item: item[1])
     if size > bound - RESERVED:
         raise GpusimError(

@@ -36,6 +36,8 @@ _IS_CPU = attrgetter("is_cpu")
 Array = np.ndarray[Any, np.dtype[Any]]  # or CuPy's, which has no types
 
 
+# No lock and no thread of its own: what is here is called by the thread that posts a call, on its
+# own tensors, and by the one that computes, on those of all, which wait or have been copied.
 def kind_of(tensor: Tensor) -> OperandKind:
     """A tensor's dtype and shape, as messages show them."""
     return OperandKind(dtype_name(tensor.dtype), tuple(tensor.shape))
@@ -49,11 +51,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def device_of(what: str, tensors: Sequence[Tensor]) -> str:
     """The device of a call's tensors, which all ranks share; TypeError if they have several."""
+    # A loop in C: this is on the way of each call.
     if all(map(_IS_CPU, tensors)):
         return "cpu"
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         raise TypeError(f"{what}: expected tensors of one device, got {sorted(map(str, devices))}")
+    # The same text on all ranks is a term of the call: ranks on different devices are a mismatch.
     return str(devices.pop())
 
 
@@ -68,6 +72,7 @@ def array_of(tensor: Tensor, what: str) -> Array:
     - TypeError: for tensors that are not dense, or neither on the host nor on a GPU, and for dtypes
       that neither NumPy nor ml_dtypes has.
     """
+    # Types that neither NumPy nor ml_dtypes adds are refused here; `bits_of` moves any.
     dtype = TO_NUMPY.get(tensor.dtype)
     if dtype is None:
         raise TypeError(f"{what}: expected a dtype that adds, got a tensor of {tensor.dtype}")
@@ -76,6 +81,7 @@ def array_of(tensor: Tensor, what: str) -> Array:
 
 def bits_of(tensor: Tensor, what: str) -> Array:
     """A tensor's memory as unsigned integers, or as raw bytes where none has the width."""
+    # Moves must not look at values: a signalling NaN, or a bool that is 2, arrives as it is.
     size = tensor.element_size()
     return _view(tensor, np.dtype(f"u{size}" if size <= 8 else f"V{size}"), what)
 
@@ -86,6 +92,8 @@ def move(pairs: Sequence[tuple[Array, Array]], in_order: bool = False) -> None:
     No target may overlap the source of another pair: callers copy such sources before, when a call
     is posted, since then only the tensors of one rank have to be compared.
     """
+    # Invariant: targets of one part are disjoint, so that threads may copy them in any order. Where
+    # they are not (one tensor several times as output), the caller asks for the order.
     needed = [(x, y) for x, y in pairs if x.size and not _is_same(x, y)]
     for part in [[pair] for pair in needed] if in_order else [needed]:
         kernels.copy(part)
@@ -96,11 +104,16 @@ def overlap(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
     Tensors are taken as all the memory from their first element to their last one.
     """
+    # Never called with a lock held: it is the posting rank's thread, before its part is put down.
     if not tensors or not others:
         return False
+    # One sweep over all, as lists of an FSDP step have thousands. It may say yes for strided
+    # tensors that interleave, which costs a copy; it never says no where memory is shared.
     spans = sorted([(*_span(x), 0) for x in tensors] + [(*_span(x), 1) for x in others])
     ends = [0, 0]
     for start, end, side in spans:
+        # Sorted by their starts: two overlap if one begins before the furthest end of the other
+        # list.
         if start < end:
             if ends[1 - side] > start:
                 return True
@@ -118,6 +131,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     """The addresses from a tensor's first byte to behind its last one."""
     if not tensor.numel():
         return 0, 0
+    # Strides of torch are never negative: the first element has the lowest address.
     start, width = tensor.data_ptr(), tensor.element_size()
     if tensor.is_contiguous():
         return start, start + width * tensor.numel()
@@ -140,6 +154,7 @@ def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
             f"{what}: expected a dense tensor on the host or on a GPU, got one of layout "
             f"{tensor.layout} on {tensor.device}"
         )
+    # Their memory is not their value.
     if tensor.is_conj() or tensor.is_neg():
         raise TypeError(f"{what}: expected a tensor without lazy conjugation; use resolve_conj()")
     shape, width = tuple(tensor.shape), dtype.itemsize
@@ -151,8 +166,11 @@ def _view(tensor: Tensor, dtype: np.dtype[Any], what: str) -> Array:
     contiguous = tensor.is_contiguous()
     if not contiguous:
         steps, span = _strides(tensor, width)
+    # By the address: no reference to the storage, which torch counts before it resizes it.
     memory: Any = (ctypes.c_char * span).from_address(_address(tensor, what))
+    # Invariant: an array keeps its tensor alive, and so the memory, as long as a view of it lives.
     memory.tensor = tensor  # C++ may drop its own reference before other ranks read it
+    # Read-only is not marked: torch has no such flag, and callers know what they may write.
     if contiguous:  # named arguments take as long as all the rest
         return np.ndarray(shape, dtype, memory)
     return np.ndarray(shape, dtype, memory, strides=steps)
@@ -164,6 +182,7 @@ def _address(tensor: Tensor, what: str) -> int:
     **Raises**: TypeError for tensors without any: subclasses that wrap others, fake tensors, and
     those whose storage was freed.
     """
+    # A null address must not become an array: NumPy would read there.
     address = tensor.data_ptr()
     if not address:
         raise TypeError(
@@ -176,6 +195,7 @@ def _address(tensor: Tensor, what: str) -> int:
 def _strides(tensor: Tensor, width: int) -> tuple[tuple[int, ...], int]:
     """The tensor's strides in bytes, and how many bytes it reaches over."""
     steps = tuple([width * stride for stride in tensor.stride()])
+    # Of a tensor with elements: callers do not look at it otherwise.
     last = sum([(size - 1) * step for size, step in zip(tensor.shape, steps, strict=True)])
     return steps, width + last
 
@@ -190,12 +210,14 @@ def _view_on_gpu(
 ) -> Any:
     """The same by CuPy, which holds arrays of some dtypes as views of integers alone."""
     cupy = require_cupy()
+    # The array is made on the current device, on no stream: who uses it orders the work by events.
     held = np.dtype(f"u{dtype.itemsize}") if lacks_kernels(dtype) else dtype
     if held.type is np.void:  # raw bytes, which CuPy lacks
         held = dtype = np.dtype(np.complex128)
     if not math.prod(shape):
         return cupy.empty(shape, held).view(dtype)
     number = tensor.device.index or 0
+    # CuPy does not free it, and holds the tensor as its owner, as on the host.
     memory = cupy.cuda.UnownedMemory(_address(tensor, what), span, tensor, number)
     pointer = cupy.cuda.MemoryPointer(memory, 0)
     return cupy.ndarray(shape, held, pointer, strides=steps).view(dtype)
