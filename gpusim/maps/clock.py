@@ -67,8 +67,8 @@ class Clock:
     def __init__(self, scheduler: Scheduler) -> None:
         # Lock: the scheduler's, for all fields below unless a comment says otherwise.
         self.scheduler = scheduler
-        # The virtual time. It never goes back, and moves in `_fire` alone: when nobody runs or is
-        # ready, or, where several run at a time, when the machine's time has come.
+        # The virtual time. It never goes back, and moves in `_fire` alone: when no replica runs or
+        # is ready, or, where several run at a time, when the machine's time has come.
         self.now = 0.0
         # Invariant: the number of started replicas whose `away` is True.
         self.away = 0  # replicas without a slot that may come back at any time
@@ -155,7 +155,7 @@ class Clock:
     def _fire(self, entry: Timed) -> None:
         heapq.heappop(self._entries)
         # From here to `fill_slots` the replica changes from one that waits to one that is ready, in
-        # one piece under the lock: whoever looks sees it in exactly one of both.
+        # one piece under the lock: who looks sees it in exactly one of both.
         replica, scheduler = entry.replica, self.scheduler
         self.now = max(self.now, entry.due)
         if entry.is_limit:
@@ -174,8 +174,9 @@ class Clock:
         """Start the thread that watches, if there is none. (With the lock held or not.)"""
         if self._watching or self._over:
             return
-        # Set at once, as this may be called without the lock. If two calls pass the question between
-        # two bytecodes, two threads watch: no slot is taken twice, as `_take` is under the lock.
+        # Set at once, as this may be called without the lock. If two calls pass the question
+        # between two bytecodes, two threads watch; no slot is taken twice, as `_take` is under the
+        # lock.
         self._watching = True
         try:
             workers.start(self._watch)
@@ -212,7 +213,7 @@ class Clock:
                     return
                 if not scheduler.one_at_a_time:
                     self.pass_real_time()
-                # Nobody runs, so nobody will call `advance`: it is this thread's to let the
+                # No replica runs, so none will call `advance`: it is this thread's to let the
                 # earliest go on.
                 if not scheduler.running and not scheduler.ready:
                     self.advance()

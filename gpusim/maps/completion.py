@@ -43,7 +43,7 @@ class Completion:
             replica.check_ended()
             ready = self.done
             if not ready:
-                # In one piece with `release_slot`: nobody sees a replica that waits and holds a
+                # In one piece with `release_slot`: no thread sees a replica that waits and holds a
                 # slot.
                 self.waiting.append(replica)
                 replica.waiting = self

@@ -38,8 +38,8 @@ NUMBERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "complex
 
 @dataclass(frozen=True)
 # Made in the replica's own thread, and then read by the one that arrives last, which computes for
-# all. Nobody changes it in between. Operands are the replica's arrays themselves, not copies: the
-# replica waits, so that nobody writes them while they are read.
+# all. Nothing changes it in between. Operands are the replica's arrays themselves, not copies: the
+# replica waits, so that they are not written while they are read.
 class Contribution:
     """One replica's part in a rendezvous.
 
@@ -79,8 +79,8 @@ def meet(contribution: Contribution) -> list[list[Any]]:
     """This replica's results for each leaf, when all replicas have called the same."""
     # In the replica's own thread, with its slot.
     thread = current_replica()
-    # Before the replica is counted as there: the event is behind all that it has queued, and
-    # whoever computes waits for it on the GPU. The host waits for nothing.
+    # Before the replica is counted as there: the event is behind all that it has queued, and the
+    # one that computes waits for it on the GPU. The host waits for nothing.
     arrival = None if thread.stream_slot is None else arrive(thread.stream_slot)
     if arrival is not None:
         contribution = replace(contribution, arrival=arrival)

@@ -105,7 +105,7 @@ class _Pool:
         # the starter was first, the job comes, and the worker waits for it without a limit.
         if worker.wake.acquire(timeout=IDLE_SECONDS):
             return True
-        # Nobody took the worker out: it ends, and `run` counts one thread less.
+        # The worker is still in the list: it ends, and `run` counts one thread less.
         with self._lock:
             if worker in self._idle:
                 self._idle.remove(worker)

@@ -95,6 +95,7 @@ def move(pairs: Sequence[tuple[Array, Array]], in_order: bool = False) -> None:
     # Invariant: targets of one part are disjoint, so that threads may copy them in any order. Where
     # they are not (one tensor several times as output), the caller asks for the order.
     needed = [(x, y) for x, y in pairs if x.size and not _is_same(x, y)]
+    # In the thread of the rank that computes, on the memory of all.
     for part in [[pair] for pair in needed] if in_order else [needed]:
         kernels.copy(part)
 

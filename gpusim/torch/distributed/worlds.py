@@ -90,8 +90,8 @@ class WorldLaunch(ProcessLaunch):
     ) -> None:
         super().__init__(environments, run, *how)
         # All ranks run at a time: a member is a process that nothing can hold up, and it may wait
-        # for another one in a queue of the script's. A turn would then be a deadlock that nobody
-        # sees.
+        # for another one in a queue of the script's. A turn would then be a deadlock that is never
+        # seen.
         self.scheduler.slots = self.size
         # It speaks of pmap's caller, which could end the ranks.
         setattr(self.call, "announce_wait", lambda *about: None)  # noqa: B010
