@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -127,3 +128,28 @@ def test_a_value_that_is_no_number_is_named() -> None:
             store.add("key", 1)
 
     launch(program, 1)
+
+
+def test_ranks_that_run_freely_change_a_value_one_after_another() -> None:
+    """Each addition counts, each part is appended, and one of all wins a key."""
+    times, interval = 2000, sys.getswitchinterval()
+
+    def program(rank: int) -> tuple[int, int]:
+        dist.init_process_group("gloo")
+        store: Any = dist.distributed_c10d._get_default_store()
+        won = 0
+        for step in range(times):
+            store.add("sum", 1)
+            store.append("parts", str(rank))
+            won += store.compare_set(f"key {step}", "", str(rank)) == str(rank).encode()
+        dist.barrier()
+        assert sorted(store.get("parts").decode()) == sorted("012" * times)
+        return won, store.add("sum", 0)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        found = launch(program, 3, schedule="free")
+    finally:
+        sys.setswitchinterval(interval)
+    assert [total for _, total in found] == [3 * times] * 3
+    assert sum(won for won, _ in found) == times

@@ -80,8 +80,8 @@ class Values:
 
     def append(self, rank: Rank, key: str, value: bytes) -> None:
         with self._lock:
-            whole = self._values.get(key, b"") + value
-        self._put(key, whole)
+            self._values[key] = self._values.get(key, b"") + value
+        self._changed(key)
 
     def get(self, rank: Rank, key: str, limit: float | None) -> bytes:
         self.wait(rank, [key], limit)
@@ -98,16 +98,23 @@ class Values:
             known, now = key in self._values, self._values.get(key, b"0")
             if not now.removeprefix(b"-").isdigit():
                 raise ValueError(f"the store's add: the value of {key!r} is no number: {now!r:.60}")
+            # Read and written under one lock: ranks that run freely add at the same time.
             total = int(now) + amount
-        if amount or not known:
-            self._put(key, b"%d" % total)
+            changed = bool(amount) or not known
+            if changed:
+                self._values[key] = b"%d" % total
+        if changed:
+            self._changed(key)
         return total
 
     def compare_set(self, rank: Rank, key: str, expected: bytes, desired: bytes) -> bytes:
         with self._lock:
             now = self._values.get(key)
-        if now == expected or (now is None and not expected):
-            self._put(key, desired)
+            fits = now == expected or (now is None and not expected)
+            if fits:
+                self._values[key] = desired
+        if fits:
+            self._changed(key)
             return desired
         self._poll(rank, "compare_set", key)
         return self._values.get(key, expected) if now is not None else expected
