@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fallback import memory, threads
-from fallback.arguments import check_batch_offset, check_out, check_partial
-from fallback.blocks import BlockPlan, plan_blocks
-from fallback.code_paths import Block, FoldJob
-from fallback.draws import Draws
-from fallback.formats import real_of
-from fallback.members import Members
-from fallback.philox import Lanes
-from fallback.plan import plan_fold
-from fallback.rounding import check_counter
-from fallback.running import PROBED_WIDTH, reduce_rows, reducer
-from fallback.spec import FoldPart, FoldSpec, run_arguments
-from fallback.subnormals import require_subnormals
+from . import memory, threads
+from .arguments import check_batch_offset, check_out, check_partial
+from .blocks import BlockPlan, plan_blocks
+from .code_paths import Block, FoldJob
+from .draws import Draws
+from .formats import real_of
+from .members import Members
+from .philox import Lanes
+from .plan import plan_fold
+from .rounding import check_counter
+from .running import PROBED_WIDTH, reduce_rows, reducer
+from .spec import FoldPart, FoldSpec, run_arguments
+from .subnormals import require_subnormals
 
 #: A context in which NumPy ignores floating-point errors. np.errstate takes longer to enter.
 _QUIET = Context()
@@ -96,7 +96,7 @@ def run_fold(
     require_subnormals()
     group = Members.of(members)
     if spec.in_phases and part is None:
-        from fallback.sends import fold_sent  # which folds by this
+        from .sends import fold_sent  # which folds by this
 
         return fold_sent(
             spec, group, batch_ndim=batch_ndim, call=call, batch_offset=batch_offset, out=out

@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels, limits, memory, threads
-from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
-from fallback.arithmetic import Arithmetic
-from fallback.decode import decode, encode
-from fallback.fold import run_fold
-from fallback.formats import FLOAT64, FormatInfo, kind_of
-from fallback.members import Members
-from fallback.orders import EXACT, FIXED, ring_bounds
-from fallback.philox import Lanes
-from fallback.plan import FoldPlan, plan_fold
-from fallback.schedules import ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
-from fallback.spec import FIXED_TYPES, FoldSpec, check_room, is_exact
-from fallback.subnormals import require_subnormals
-from fallback.unscaled import fold_compiled, sends_first
-from fallback.wires import WireInfo, arrived, round_message
-from fallback.workspace import own_workspace
+from . import kernels, limits, memory, threads
+from .arguments import check_batch, check_batch_offset, check_cut, check_out
+from .arithmetic import Arithmetic
+from .decode import decode, encode
+from .fold import run_fold
+from .formats import FLOAT64, FormatInfo, kind_of
+from .members import Members
+from .orders import EXACT, FIXED, ring_bounds
+from .philox import Lanes
+from .plan import FoldPlan, plan_fold
+from .schedules import ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
+from .spec import FIXED_TYPES, FoldSpec, check_room, is_exact
+from .subnormals import require_subnormals
+from .unscaled import fold_compiled, sends_first
+from .wires import WireInfo, arrived, round_message
+from .workspace import own_workspace
 
 Rows = Sequence[NDArray[Any]]  # a member each: (batch entries, elements)
 Places = NDArray[np.uint64]

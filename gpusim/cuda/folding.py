@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fallback.arguments import check_batch_offset, check_out, check_partial
-from fallback.formats import (
+from gpusim.fallback.arguments import check_batch_offset, check_out, check_partial
+from gpusim.fallback.formats import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -22,10 +22,10 @@ from fallback.formats import (
     is_sub_32_bit,
     real_of,
 )
-from fallback.plan import FoldPlan, plan_fold
-from fallback.rounding import check_counter
-from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
-from fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
+from gpusim.fallback.plan import FoldPlan, plan_fold
+from gpusim.fallback.rounding import check_counter
+from gpusim.fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
+from gpusim.fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
 
 from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 from .layout import MemberLayout, Members, layout_of, rows_of

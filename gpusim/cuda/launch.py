@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback.arguments import NO_MEMBERS
-from fallback.formats import FormatInfo
-from fallback.spec import FoldSpec, run_arguments
-from fallback.wires import WireInfo
+from gpusim.fallback.arguments import NO_MEMBERS
+from gpusim.fallback.formats import FormatInfo
+from gpusim.fallback.spec import FoldSpec, run_arguments
+from gpusim.fallback.wires import WireInfo
 
 from ..libraries import allocate, contiguous
 from ..optional import load

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
-from fallback.formats import FLOAT32, FLOAT64, check_float, kind_of
-from fallback.orders import EXACT, FIXED
-from fallback.rounding import check_counter, check_places
-from fallback.sends import Level, Places, Rows, Run, by_linear
-from fallback.spec import FoldSpec
-from fallback.wires import SCALES, WireInfo
+from gpusim.fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
+from gpusim.fallback.formats import FLOAT32, FLOAT64, check_float, kind_of
+from gpusim.fallback.orders import EXACT, FIXED
+from gpusim.fallback.rounding import check_counter, check_places
+from gpusim.fallback.sends import Level, Places, Rows, Run, by_linear
+from gpusim.fallback.spec import FoldSpec
+from gpusim.fallback.wires import SCALES, WireInfo
 
 from ..libraries import as_bits
 from .device import Array, Device, Kernel, Launch

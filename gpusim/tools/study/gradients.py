@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpusim
-from fallback.formats import FLOAT64
+from gpusim.fallback.formats import FLOAT64
 from gpusim.optional import require
 from gpusim.tools import digits
 from gpusim.tools.digits import Tree

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FLOAT16, FLOAT64, SUB_32_BIT, kind_of
+from gpusim.fallback.formats import FLOAT16, FLOAT64, SUB_32_BIT, kind_of
 from gpusim.tools.study.settings import ValueFormat
 from gpusim.tools.study.synthetic import SYNTHETIC, Synthetic
 

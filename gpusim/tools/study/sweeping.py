@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback import fold, round_to, run_fold
-from fallback.formats import FLOAT64
-from fallback.schedules import Schedule
-from fallback.spec import check_room
 from gpusim.collectives.fold import fold_spec
+from gpusim.fallback import fold, round_to, run_fold
+from gpusim.fallback.formats import FLOAT64
+from gpusim.fallback.schedules import Schedule
+from gpusim.fallback.spec import check_room
 from gpusim.formats import Format, FormatLike, kernel_format
 from gpusim.tools.info import usable_cores
 from gpusim.tools.progress import Advance, progress, silent

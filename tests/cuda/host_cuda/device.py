@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback.spec import run_arguments
 from gpusim.compiled.build import SOURCES as COMPILED
 from gpusim.cuda import folding, ragged, rounding, sends, templates
 from gpusim.cuda.compile import ARGUMENTS, SOURCES
 from gpusim.cuda.device import Kernel, Launch
+from gpusim.fallback.spec import run_arguments
 from tests.oracles.machine_time import PATIENCE
 
 HERE = Path(__file__).parent
