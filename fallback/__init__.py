@@ -15,10 +15,10 @@ if __name__ == "fallback":
 
 from .arithmetic import partial_dtype
 from .copies import copy
-from .fold import fold, run_fold, stacked_fold
 from .memory import empty
 from .ragged import ragged_copy
 from .rounding import round_to
+from .run import fold, run_fold, stacked_fold
 from .spec import FoldPart, FoldSpec
 
 __all__ = [

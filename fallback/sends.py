@@ -21,7 +21,7 @@ from . import kernels, limits, memory, threads
 from .arguments import check_batch, check_batch_offset, check_cut, check_out
 from .arithmetic import Arithmetic
 from .decode import decode, encode
-from .fold import run_fold
+from .fold import fold_members
 from .formats import FLOAT64, FormatInfo, kind_of
 from .members import Members
 from .orders import EXACT, FIXED, ring_bounds
@@ -58,12 +58,12 @@ def fold_sent(
     check_batch(batch_ndim, shape)
     if kind != "float":  # integers wrap, in any order
         plain = replace(by_linear(spec), order="linear", cut_axis=None)
-        return run_fold(plain, group.arrays, batch_ndim=batch_ndim, out=out)
+        return fold_members(plain, group.arrays, batch_ndim=batch_ndim, out=out)
     check_room(spec, group.count)
     divisor = spec.divisor if spec.divide == "members" and group.count > 1 else None
     if not (spec.wire or spec.groups_of or spec.order == FIXED or divisor):
         numbers: dict[str, Any] = {"call": call, "batch_offset": batch_offset}
-        return run_fold(spec.plain, group.arrays, batch_ndim=batch_ndim, out=out, **numbers)
+        return fold_members(spec.plain, group.arrays, batch_ndim=batch_ndim, out=out, **numbers)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
     places = check_batch_offset(batch_offset, batch).reshape(-1)
     result = np.dtype(spec.out_dtype or group.dtype)
@@ -209,7 +209,7 @@ class Level:
         return Run(self, spec, rows, places)
 
     def fold_plain(self, spec: FoldSpec, rows: Rows, places: Places) -> Any:
-        return run_fold(spec, rows, batch_ndim=1, call=self.call, batch_offset=places)
+        return fold_members(spec, rows, batch_ndim=1, call=self.call, batch_offset=places)
 
 
 class _Box:
@@ -338,7 +338,7 @@ class Run:
                 members[(member, *box.index)] = self._member(member, box)
 
         self.share(load)
-        out[...] = run_fold(
+        out[...] = fold_members(
             spec, members, batch_ndim=1, call=self.level.call, batch_offset=self.places
         )
 

@@ -1,4 +1,4 @@
-"""run_fold on a device: the template and the arguments of its launch, from fallback's plan.
+"""A fold on a device: the template and the arguments of its launch, from fallback's plan.
 Everything is decided here, so that the kernels only load, add, round and store."""
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class FoldLaunch:
     last: tuple[FoldSpec, FoldPart] | None = None
 
 
-def run_fold(
+def fold_members(
     device: Device,
     spec: FoldSpec,
     members: Any,
@@ -131,19 +131,7 @@ def run_fold(
     part: FoldPart | None = None,
     out: Any = None,
 ) -> Array:
-    """`fallback.run_fold` for arrays of `device`: the same arguments, errors and bits."""
-    if spec.in_phases and part is None:
-        from .sends import fold_sent  # which folds by this
-
-        return fold_sent(
-            device,
-            spec,
-            members,
-            batch_ndim=batch_ndim,
-            call=call,
-            batch_offset=batch_offset,
-            out=out,
-        )
+    """`run_fold` without a wire and levels, whose walks fold by this."""
     group = Members.of(members, device)
     extent = None if part is None else part.extent
     launch = plan_launch(spec, extent, group.layout, batch_ndim, device.busy_threads)
@@ -191,7 +179,7 @@ def run_fold(
     device.run(Launch(launch.kernel, arguments, launch.threads, launch.block, launch.shared))
     if launch.last is not None:
         last, rest = launch.last
-        run_fold(
+        fold_members(
             device,
             last,
             result,
