@@ -24,12 +24,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import fallback
 from bench import machine, table
 from bench.results import Verdict
 from bench.table import Table, draw, duration, factor
 from bench.timing import Timing
-from gpusim import Reduction, collectives
+from gpusim import Reduction, collectives, fallback
 from gpusim.cuda import launch, ragged
 from gpusim.cuda.device import Launch
 from gpusim.files import atomic_write

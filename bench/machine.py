@@ -40,7 +40,7 @@ def survey() -> dict[str, Any]:
 def kernel_set() -> str:
     """The kernels that run in this process: "compiled" or "numpy"."""
     import gpusim  # noqa: F401  it provides the compiled ones
-    from fallback import kernels
+    from gpusim.fallback import kernels
 
     return "numpy" if kernels.compiled() is None else "compiled"
 

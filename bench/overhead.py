@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 import gpusim
 from bench.results import Overhead
-from fallback import FoldSpec
 from gpusim import collectives, lax
+from gpusim.fallback import FoldSpec
 
 REPLICAS = 8
 ELEMENTS = 16

@@ -109,9 +109,8 @@ def step() -> tuple[Callable[[], Any], list[str]]:
     """A PopTorch step of a Linear with SGD on four replicas; gpusim's Python calls count."""
     import torch
 
-    import fallback
     import gpusim
-    from gpusim import poptorch
+    from gpusim import fallback, poptorch
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:

@@ -1,15 +1,25 @@
 """The NumPy kernels: fold, copies and rounding, with the bits of the numerics contract.
-They are independent of replicas, axes and collectives."""
+They are independent of replicas, axes and collectives.
+
+The package's name is `gpusim.fallback`: `gpusim/fallback` is a link to this folder, and the wheel
+has a copy. So a `fallback.py` of a user's hides nothing. Where this folder can be imported by its
+own name, in a checkout, that name gives the same modules.
+"""
 
 from __future__ import annotations
 
-from fallback.arithmetic import partial_dtype
-from fallback.copies import copy
-from fallback.fold import fold, run_fold, stacked_fold
-from fallback.memory import empty
-from fallback.ragged import ragged_copy
-from fallback.rounding import round_to
-from fallback.spec import FoldPart, FoldSpec
+if __name__ == "fallback":
+    from gpusim.module_alias import share
+
+    share("gpusim.fallback", "fallback")
+
+from .arithmetic import partial_dtype
+from .copies import copy
+from .memory import empty
+from .ragged import ragged_copy
+from .rounding import round_to
+from .run import fold, run_fold, stacked_fold
+from .spec import FoldPart, FoldSpec
 
 __all__ = [
     "FoldPart",

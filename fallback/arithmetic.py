@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback import limits
-from fallback.decode import decode, encode
-from fallback.draws import Draws
-from fallback.formats import (
+from . import limits
+from .decode import decode, encode
+from .draws import Draws
+from .formats import (
     FLOAT16,
     FLOAT32,
     FLOAT64,
@@ -26,9 +26,9 @@ from fallback.formats import (
     kind_of,
     real_of,
 )
-from fallback.operators import ARITHMETIC_OPS, LOGICAL_OPS, Operator, operator_for, running
-from fallback.rounding import Rounder, add_rows, rounder
-from fallback.workspace import Workspace
+from .operators import ARITHMETIC_OPS, LOGICAL_OPS, Operator, operator_for, running
+from .rounding import Rounder, add_rows, rounder
+from .workspace import Workspace
 
 BOOL = np.dtype(np.bool_)
 _COMPLEX: dict[np.dtype[Any], np.dtype[Any]] = {

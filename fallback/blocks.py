@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import code_paths, kernels, limits, threads
-from fallback.code_paths import Block
-from fallback.formats import real_of
-from fallback.kernels import FoldKernel
-from fallback.layout import Index, coalesce, flat_range, split, whole
-from fallback.operators import LOGICAL_OPS
-from fallback.orders import EXACT, ring_bounds
-from fallback.plan import FoldPlan, plan_fold
-from fallback.rings import ring_runs
-from fallback.schedules import ChainSchedule, ReductionGraph
-from fallback.spec import Extent, FoldSpec
+from . import code_paths, kernels, limits, threads
+from .code_paths import Block
+from .formats import real_of
+from .kernels import FoldKernel
+from .layout import Index, coalesce, flat_range, split, whole
+from .operators import LOGICAL_OPS
+from .orders import EXACT, ring_bounds
+from .plan import FoldPlan, plan_fold
+from .rings import ring_runs
+from .schedules import ChainSchedule, ReductionGraph
+from .spec import Extent, FoldSpec
 
 Strides = tuple[tuple[int, ...], ...]
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import limits
-from fallback.decode import decode, decode_all
-from fallback.draws import Draws
-from fallback.exact import fold_exact
-from fallback.layout import Index
-from fallback.members import Members
-from fallback.orders import EXACT, tree_levels, visits
-from fallback.rings import Ring, load_ring
-from fallback.running import reduce_rows
-from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
-from fallback.workspace import own_workspace
+from . import limits
+from .decode import decode, decode_all
+from .draws import Draws
+from .exact import fold_exact
+from .layout import Index
+from .members import Members
+from .orders import EXACT, tree_levels, visits
+from .rings import Ring, load_ring
+from .running import reduce_rows
+from .schedules import ChainSchedule, CompiledOrder, ReductionGraph
+from .workspace import own_workspace
 
 if TYPE_CHECKING:
-    from fallback.blocks import BlockPlan
+    from .blocks import BlockPlan
 
 Operand = tuple[NDArray[Any], NDArray[Any] | None, float]  # its buffer, and a bound
 Kernel = Callable[["FoldJob"], None]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels, limits, threads
+from . import kernels, limits, threads
 
 Pair = tuple[NDArray[Any], NDArray[Any]]  # target, source
 

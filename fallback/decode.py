@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import limits
-from fallback.formats import BFLOAT16, FLOAT32, SUB_32_BIT, FormatInfo
-from fallback.workspace import Workspace
+from . import limits
+from .formats import BFLOAT16, FLOAT32, SUB_32_BIT, FormatInfo
+from .workspace import Workspace
 
 _INT32 = np.dtype(np.int32)
 _SIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.int8), 2: np.dtype(np.int16)}

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.layout import Index
-from fallback.philox import Lanes
+from .layout import Index
+from .philox import Lanes
 
 
 class Draws:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import limits
-from fallback.decode import decode_all
-from fallback.formats import FLOAT64
+from . import limits
+from .decode import decode_all
+from .formats import FLOAT64
 
 if TYPE_CHECKING:
-    from fallback.code_paths import FoldJob
+    from .code_paths import FoldJob
 
 Floats = NDArray[np.float64]
 

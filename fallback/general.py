@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FormatInfo
-from fallback.workspace import Workspace
+from .formats import FormatInfo
+from .workspace import Workspace
 
 
 class FormatRounder:

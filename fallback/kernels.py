@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import limits
+from . import limits
 
 if TYPE_CHECKING:
-    from fallback.formats import FormatInfo, NumberFormat
-    from fallback.members import Members
-    from fallback.plan import FoldPlan
-    from fallback.unscaled import SentPlan
-    from fallback.wires import WireInfo
+    from .formats import FormatInfo, NumberFormat
+    from .members import Members
+    from .plan import FoldPlan
+    from .unscaled import SentPlan
+    from .wires import WireInfo
 
 SETTING = "GPUSIM_KERNELS"
 CHOICES = ("auto", "numpy", "compiled")

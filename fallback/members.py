@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.arguments import check_listed, check_stacked
-from fallback.formats import real_of
-from fallback.layout import Index
+from .arguments import check_listed, check_stacked
+from .formats import real_of
+from .layout import Index
 
 
 class Members:

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels
+from . import kernels
 
 LANES_PER_BLOCK = 8  # four 64-bit words, the low half of each first
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fallback.arguments import check_batch, check_cut, check_nodes, check_window
-from fallback.arithmetic import Arithmetic
-from fallback.formats import FormatInfo, kind_of
-from fallback.orders import EXACT
-from fallback.schedules import ChainSchedule, CompiledOrder, Schedule, compile_order
-from fallback.spec import Extent, FoldSpec, TreeNodes
+from .arguments import check_batch, check_cut, check_nodes, check_window
+from .arithmetic import Arithmetic
+from .formats import FormatInfo, kind_of
+from .orders import EXACT
+from .schedules import ChainSchedule, CompiledOrder, Schedule, compile_order
+from .spec import Extent, FoldSpec, TreeNodes
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels, memory
+from . import kernels, memory
 
 __all__ = ["normal_quantile"]
 

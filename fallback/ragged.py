@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels, threads
-from fallback.copies import copy
+from . import kernels, threads
+from .copies import copy
 
 Rows = NDArray[np.int64]
 

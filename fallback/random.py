@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FLOAT32, FLOAT64
-from fallback.quantile import normal_quantile
-from fallback.rounding import round_to
-from fallback.subnormals import require_subnormals
+from .formats import FLOAT32, FLOAT64
+from .quantile import normal_quantile
+from .rounding import round_to
+from .subnormals import require_subnormals
 
 __all__ = [
     "Stream",

@@ -11,10 +11,10 @@ from typing import Any
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fallback.decode import decode_all
-from fallback.layout import Index
-from fallback.members import Members
-from fallback.workspace import Workspace
+from .decode import decode_all
+from .layout import Index
+from .members import Members
+from .workspace import Workspace
 
 # Elements to a row, for NumPy's loops; and how many blocks there are in one, whose number adds to
 # the rows of a chunk: at most a quarter of these.

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fallback import kernels, limits, memory, threads
-from fallback.arguments import check_batch_offset
-from fallback.decode import all_within, encode, largest_magnitude
-from fallback.draws import Draws
-from fallback.formats import (
+from . import kernels, limits, memory, threads
+from .arguments import check_batch_offset
+from .decode import all_within, encode, largest_magnitude
+from .draws import Draws
+from .formats import (
     BFLOAT16,
     FLOAT32,
     FLOAT64,
@@ -23,11 +23,11 @@ from fallback.formats import (
     check_float,
     computing_dtype,
 )
-from fallback.general import FormatRounder
-from fallback.layout import split, whole
-from fallback.philox import Lanes
-from fallback.subnormals import require_subnormals
-from fallback.workspace import Workspace, own_workspace
+from .general import FormatRounder
+from .layout import split, whole
+from .philox import Lanes
+from .subnormals import require_subnormals
+from .workspace import Workspace, own_workspace
 
 _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {
     FLOAT32: np.dtype(np.uint32),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import kind_of
+from .formats import kind_of
 
 Reducer = Callable[..., NDArray[Any]]  # (rows, out=None) -> out
 

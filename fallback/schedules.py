@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fallback.formats import kind_of, real_of
-from fallback.operators import ARITHMETIC_OPS
-from fallback.orders import EXACT, FIXED, ORDERS, ring_bounds
+from .formats import kind_of, real_of
+from .operators import ARITHMETIC_OPS
+from .orders import EXACT, FIXED, ORDERS, ring_bounds
 
 __all__ = [
     "Balanced",

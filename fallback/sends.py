@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels, limits, memory, threads
-from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
-from fallback.arithmetic import Arithmetic
-from fallback.decode import decode, encode
-from fallback.fold import run_fold
-from fallback.formats import FLOAT64, FormatInfo, kind_of
-from fallback.members import Members
-from fallback.orders import EXACT, FIXED, ring_bounds
-from fallback.philox import Lanes
-from fallback.plan import FoldPlan, plan_fold
-from fallback.schedules import ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
-from fallback.spec import FIXED_TYPES, FoldSpec, check_room, is_exact
-from fallback.subnormals import require_subnormals
-from fallback.unscaled import fold_compiled, sends_first
-from fallback.wires import WireInfo, arrived, round_message
-from fallback.workspace import own_workspace
+from . import kernels, limits, memory, threads
+from .arguments import check_batch, check_batch_offset, check_cut, check_out
+from .arithmetic import Arithmetic
+from .decode import decode, encode
+from .fold import fold_members
+from .formats import FLOAT64, FormatInfo, kind_of
+from .members import Members
+from .orders import EXACT, FIXED, ring_bounds
+from .philox import Lanes
+from .plan import FoldPlan, plan_fold
+from .schedules import ChainSchedule, ReductionGraph, Schedule, Walk, neighbours
+from .spec import FIXED_TYPES, FoldSpec, check_room, is_exact
+from .subnormals import require_subnormals
+from .unscaled import fold_compiled, sends_first
+from .wires import WireInfo, arrived, round_message
+from .workspace import own_workspace
 
 Rows = Sequence[NDArray[Any]]  # a member each: (batch entries, elements)
 Places = NDArray[np.uint64]
@@ -58,12 +58,12 @@ def fold_sent(
     check_batch(batch_ndim, shape)
     if kind != "float":  # integers wrap, in any order
         plain = replace(by_linear(spec), order="linear", cut_axis=None)
-        return run_fold(plain, group.arrays, batch_ndim=batch_ndim, out=out)
+        return fold_members(plain, group.arrays, batch_ndim=batch_ndim, out=out)
     check_room(spec, group.count)
     divisor = spec.divisor if spec.divide == "members" and group.count > 1 else None
     if not (spec.wire or spec.groups_of or spec.order == FIXED or divisor):
         numbers: dict[str, Any] = {"call": call, "batch_offset": batch_offset}
-        return run_fold(spec.plain, group.arrays, batch_ndim=batch_ndim, out=out, **numbers)
+        return fold_members(spec.plain, group.arrays, batch_ndim=batch_ndim, out=out, **numbers)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
     places = check_batch_offset(batch_offset, batch).reshape(-1)
     result = np.dtype(spec.out_dtype or group.dtype)
@@ -209,7 +209,7 @@ class Level:
         return Run(self, spec, rows, places)
 
     def fold_plain(self, spec: FoldSpec, rows: Rows, places: Places) -> Any:
-        return run_fold(spec, rows, batch_ndim=1, call=self.call, batch_offset=places)
+        return fold_members(spec, rows, batch_ndim=1, call=self.call, batch_offset=places)
 
 
 class _Box:
@@ -338,7 +338,7 @@ class Run:
                 members[(member, *box.index)] = self._member(member, box)
 
         self.share(load)
-        out[...] = run_fold(
+        out[...] = fold_members(
             spec, members, batch_ndim=1, call=self.level.call, batch_offset=self.places
         )
 

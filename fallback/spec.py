@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import FormatInfo
-from fallback.operators import check_op
-from fallback.orders import EXACT, FIXED
-from fallback.rounding import check_counter, check_rounding
-from fallback.schedules import Exact, Order, Schedule, check_order
-from fallback.wires import WireInfo
+from .formats import FormatInfo
+from .operators import check_op
+from .orders import EXACT, FIXED
+from .rounding import check_counter, check_rounding
+from .schedules import Exact, Order, Schedule, check_order
+from .wires import WireInfo
 
 #: The accumulators of order="fixed", and their bits.
 FIXED_TYPES = {"int8": 8, "int16": 16, "int32": 32}

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import Context, copy_context
 from typing import Any
 
-from fallback import limits
+from . import limits
 
 SETTING = "GPUSIM_THREADS"
 

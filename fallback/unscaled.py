@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels
-from fallback.members import Members
-from fallback.orders import EXACT, FIXED
-from fallback.plan import FoldPlan, plan_fold
-from fallback.schedules import Binary, Schedule
-from fallback.spec import FoldSpec
-from fallback.wires import WireInfo
+from . import kernels
+from .members import Members
+from .orders import EXACT, FIXED
+from .plan import FoldPlan, plan_fold
+from .schedules import Binary, Schedule
+from .spec import FoldSpec
+from .wires import WireInfo
 
 
 class SentPlan(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fallback import kernels, limits
-from fallback.decode import decode, encode
-from fallback.formats import (
+from . import kernels, limits
+from .decode import decode, encode
+from .formats import (
     FLOAT64,
     SUB_32_BIT,
     FormatInfo,
@@ -22,16 +22,16 @@ from fallback.formats import (
     computing_dtype,
     is_sub_32_bit,
 )
-from fallback.philox import Lanes
-from fallback.rounding import (
+from .philox import Lanes
+from .rounding import (
     check_counter,
     check_places,
     check_rounding,
     round_block,
     rounder,
 )
-from fallback.subnormals import require_subnormals
-from fallback.workspace import own_workspace
+from .subnormals import require_subnormals
+from .workspace import own_workspace
 
 __all__ = ["AT", "INTEGERS", "SCALES", "WireInfo", "arrived", "round_message", "round_to_wire"]
 

@@ -5,9 +5,7 @@ collectives; `Reduction` and `reduction` say in which order and precision they a
 are the same operations on stacked arrays.
 """
 
-import fallback.kernels
-
-from . import collectives, deprecated, groups, lax, tree
+from . import collectives, deprecated, fallback, groups, lax, tree
 from .devices import devices
 from .errors import (
     CollectiveMismatchError,

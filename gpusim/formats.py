@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fallback.formats import FormatInfo
+from gpusim.fallback.formats import FormatInfo
 
 __all__ = ["Format", "FormatLike", "as_format", "kernel_format"]
 

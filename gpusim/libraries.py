@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-import fallback
-from fallback import limits
+from gpusim import fallback
+from gpusim.fallback import limits
 
 __all__ = [
     "on_device",

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import Loader
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["alias_of"]
+__all__ = ["alias_of", "share"]
+
+
+def share(name: str, alias: str) -> None:
+    """Have the modules below the package `alias` be those below `name`, the same objects."""
+
+    class Finder(MetaPathFinder):
+        def find_spec(
+            self, fullname: str, path: Sequence[str] | None = None, target: Any = None
+        ) -> ModuleSpec | None:
+            if not fullname.startswith(f"{alias}."):
+                return None
+            return alias_of(name + fullname.removeprefix(alias), fullname)
+
+    sys.meta_path.insert(0, Finder())  # before the path's, which would load them again
 
 
 def alias_of(

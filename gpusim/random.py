@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 from numpy.typing import DTypeLike
 
-from fallback import random as kernels
-from fallback.formats import BFLOAT16, kind_of
+from gpusim.fallback import random as kernels
+from gpusim.fallback.formats import BFLOAT16, kind_of
 
 from .errors import GpusimError
 from .libraries import on_device, to_host, to_library_of

@@ -14,11 +14,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import kind_of
-from fallback.operators import OPS
-from fallback.orders import EXACT, FIXED, ORDERS
-from fallback.schedules import Schedule
-from fallback.spec import check_divide, check_exact, check_fixed, check_sends, is_exact
+from gpusim.fallback.formats import kind_of
+from gpusim.fallback.operators import OPS
+from gpusim.fallback.orders import EXACT, FIXED, ORDERS
+from gpusim.fallback.schedules import Schedule
+from gpusim.fallback.spec import check_divide, check_exact, check_fixed, check_sends, is_exact
 
 from .formats import Format, FormatLike, as_format, kernel_format
 from .twins import SETTINGS, TWINS, Twin

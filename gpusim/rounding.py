@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback.formats import FormatInfo, is_sub_32_bit
-from fallback.wires import WireInfo, round_to_wire
+from gpusim.fallback.formats import FormatInfo, is_sub_32_bit
+from gpusim.fallback.wires import WireInfo, round_to_wire
 
 from .collectives.kernels import empty, kernels
 from .formats import Format, FormatLike, kernel_format

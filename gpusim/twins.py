@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fallback.schedules import (
+from gpusim.fallback.schedules import (
     Balanced,
     Binary,
     Case,

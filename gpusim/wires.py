@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import FormatInfo, check_float
-from fallback.wires import WireInfo, fixed_point
+from gpusim.fallback.formats import FormatInfo, check_float
+from gpusim.fallback.wires import WireInfo, fixed_point
 
 from .formats import Format, FormatLike, as_format, kernel_format
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-import fallback
 import gpusim
 from bench.cases import SHORT, SOURCE, SUMS, Case
 from bench.programs import program
-from gpusim import collectives, lax
+from gpusim import collectives, fallback, lax
 
 from .base import LocalPeer, Unserved
 from .inputs import stacked

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from fallback.orders import EXACT
+from gpusim.fallback.orders import EXACT
 
 from ..reduction import Reduction
 from .fold import fold_spec

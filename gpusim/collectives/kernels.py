@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-import fallback
-from fallback import FoldPart, FoldSpec
+from gpusim import fallback
+from gpusim.fallback import FoldPart, FoldSpec
 
 from .. import libraries
 from .operand import Array

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels as sets
+from gpusim.fallback import kernels as sets
 
 from ..groups import Groups
 from ..libraries import to_host

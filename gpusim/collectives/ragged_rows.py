@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels as sets
+from gpusim.fallback import kernels as sets
 
 from .. import libraries
 from ..groups import Groups

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import limits, threads
-from fallback.formats import FLOAT32, FLOAT64, NumberFormat
-from fallback.wires import SCALES, WireInfo
+from gpusim.fallback import limits, threads
+from gpusim.fallback.formats import FLOAT32, FLOAT64, NumberFormat
+from gpusim.fallback.wires import SCALES, WireInfo
 
 from ..cuda.cache import once
 from ..cuda.structs import TARGET, struct, writer

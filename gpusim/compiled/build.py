@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fallback import kernels
+from gpusim.fallback import kernels
 
 from ..cuda.cache import cached, once
 from ..cuda.compile import SOURCES as CUDA_SOURCES

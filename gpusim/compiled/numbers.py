@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import memory, quantile
-from fallback.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from gpusim.fallback import memory, quantile
+from gpusim.fallback.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 from ..cuda.cache import once
 from ..cuda.structs import struct

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FormatInfo
+from gpusim.fallback.formats import FormatInfo
 
 from ..cuda.layout import MemberLayout
 from ..cuda.rounding import plan_launch, write_counters, write_members, write_offset, write_out

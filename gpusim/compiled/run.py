@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fallback import threads
-from fallback.subnormals import require_subnormals
+from gpusim.fallback import threads
+from gpusim.fallback.subnormals import require_subnormals
 
 from ..cuda.cache import once
 from ..cuda.device import Kernel

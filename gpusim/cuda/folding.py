@@ -1,4 +1,4 @@
-"""run_fold on a device: the template and the arguments of its launch, from fallback's plan.
+"""A fold on a device: the template and the arguments of its launch, from fallback's plan.
 Everything is decided here, so that the kernels only load, add, round and store."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fallback.arguments import check_batch_offset, check_out, check_partial
-from fallback.formats import (
+from gpusim.fallback.arguments import check_batch_offset, check_out, check_partial
+from gpusim.fallback.formats import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -22,10 +22,10 @@ from fallback.formats import (
     is_sub_32_bit,
     real_of,
 )
-from fallback.plan import FoldPlan, plan_fold
-from fallback.rounding import check_counter
-from fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
-from fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
+from gpusim.fallback.plan import FoldPlan, plan_fold
+from gpusim.fallback.rounding import check_counter
+from gpusim.fallback.schedules import ChainSchedule, CompiledOrder, ReductionGraph
+from gpusim.fallback.spec import Extent, FoldPart, FoldSpec, TreeNodes
 
 from .device import THREADS_PER_MULTIPROCESSOR, Array, Device, Kernel, Launch
 from .layout import MemberLayout, Members, layout_of, rows_of
@@ -120,7 +120,7 @@ class FoldLaunch:
     last: tuple[FoldSpec, FoldPart] | None = None
 
 
-def run_fold(
+def fold_members(
     device: Device,
     spec: FoldSpec,
     members: Any,
@@ -131,19 +131,7 @@ def run_fold(
     part: FoldPart | None = None,
     out: Any = None,
 ) -> Array:
-    """`fallback.run_fold` for arrays of `device`: the same arguments, errors and bits."""
-    if spec.in_phases and part is None:
-        from .sends import fold_sent  # which folds by this
-
-        return fold_sent(
-            device,
-            spec,
-            members,
-            batch_ndim=batch_ndim,
-            call=call,
-            batch_offset=batch_offset,
-            out=out,
-        )
+    """`run_fold` without a wire and levels, whose walks fold by this."""
     group = Members.of(members, device)
     extent = None if part is None else part.extent
     launch = plan_launch(spec, extent, group.layout, batch_ndim, device.busy_threads)
@@ -191,7 +179,7 @@ def run_fold(
     device.run(Launch(launch.kernel, arguments, launch.threads, launch.block, launch.shared))
     if launch.last is not None:
         last, rest = launch.last
-        run_fold(
+        fold_members(
             device,
             last,
             result,

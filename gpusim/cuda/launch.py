@@ -12,14 +12,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback.arguments import NO_MEMBERS
-from fallback.formats import FormatInfo
-from fallback.spec import FoldSpec, run_arguments
-from fallback.wires import WireInfo
+from gpusim.fallback.arguments import NO_MEMBERS
+from gpusim.fallback.formats import FormatInfo
+from gpusim.fallback.spec import FoldSpec, run_arguments
+from gpusim.fallback.wires import WireInfo
 
 from ..libraries import allocate, contiguous
 from ..optional import load
-from . import folding, ragged, scatter, sends
+from . import folding, ragged, run, scatter, sends
 from . import rounding as rounding_on_device
 from .cache import once
 from .compile import OPTIONS, machine_code, mangled
@@ -121,7 +121,7 @@ def require_subnormals(device: Device, name: str) -> None:
     """
     codes = np.arange(1, 8, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
     tiny = np.full((2, 1), 2.0**-149, np.float32)
-    total = folding.run_fold(device, FoldSpec(), device.upload(tiny))
+    total = folding.fold_members(device, FoldSpec(), device.upload(tiny))
     given = device.upload(codes.view(np.uint8)).view(codes.dtype)
     read = rounding_on_device.round_to(device, given, np.float32)
     exact = device.download(total)[0] == np.float32(2.0**-148)
@@ -164,7 +164,7 @@ def run_fold(spec: FoldSpec, members: Any, **arguments: Any) -> Array:
         raise ValueError(NO_MEMBERS)
     context, device = _on(members)
     with context:
-        return folding.run_fold(device, spec, members, **arguments)
+        return run.run_fold(device, spec, members, **arguments)
 
 
 def round_to(x: Any, dtype: DTypeLike | FormatInfo | WireInfo, **arguments: Any) -> Array:

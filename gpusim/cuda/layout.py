@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.arguments import check_listed, check_stacked
+from gpusim.fallback.arguments import check_listed, check_stacked
 
 from .device import Array, Device
 from .structs import AXES, LAYOUT, struct

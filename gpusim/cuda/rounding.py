@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from fallback.formats import FormatInfo, check_float, computing_dtype, is_sub_32_bit
-from fallback.rounding import check_counter, check_places, check_rounding
+from gpusim.fallback.formats import FormatInfo, check_float, computing_dtype, is_sub_32_bit
+from gpusim.fallback.rounding import check_counter, check_places, check_rounding
 
 from .device import Array, Device, Kernel, Launch
 from .folding import C_NAMES, finish_float, thread_count, write_members, write_out

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fallback.formats import FLOAT16, SUB_32_BIT, kind_of, real_of
+from gpusim.fallback.formats import FLOAT16, SUB_32_BIT, kind_of, real_of
 
 from .device import Array, Device, Kernel, Launch
 from .structs import SCATTER, struct

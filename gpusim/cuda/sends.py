@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
-from fallback.formats import FLOAT32, FLOAT64, check_float, kind_of
-from fallback.orders import EXACT, FIXED
-from fallback.rounding import check_counter, check_places
-from fallback.sends import Level, Places, Rows, Run, by_linear
-from fallback.spec import FoldSpec
-from fallback.wires import SCALES, WireInfo
+from gpusim.fallback.arguments import check_batch, check_batch_offset, check_cut, check_out
+from gpusim.fallback.formats import FLOAT32, FLOAT64, check_float, kind_of
+from gpusim.fallback.orders import EXACT, FIXED
+from gpusim.fallback.rounding import check_counter, check_places
+from gpusim.fallback.sends import Level, Places, Rows, Run, by_linear
+from gpusim.fallback.spec import FoldSpec
+from gpusim.fallback.wires import SCALES, WireInfo
 
 from ..libraries import as_bits
 from .device import Array, Device, Kernel, Launch
-from .folding import C_NAMES, ROUNDINGS, Numbers, finish_float, finish_numbers, run_fold
+from .folding import C_NAMES, ROUNDINGS, Numbers, finish_float, finish_numbers, fold_members
 from .layout import Members
 from .structs import HOP, struct
 from .targets import NAMES, target
@@ -53,14 +53,14 @@ def fold_sent(
     check_batch(batch_ndim, shape)
     if kind != "float":  # integers wrap, in any order
         plain = replace(by_linear(spec), order="linear", cut_axis=None)
-        return run_fold(device, plain, members, batch_ndim=batch_ndim, out=out)
+        return fold_members(device, plain, members, batch_ndim=batch_ndim, out=out)
     _check_orders(spec)
     if spec.divide == "members" and spec.divisor is not None:
         raise ValueError("divide='members': expected NumPy arrays; GPUs have no kernels for it")
     check_counter("call", call)
     if not (spec.wire or spec.groups_of):
         numbers = {"call": call, "batch_offset": batch_offset}
-        return run_fold(device, spec.plain, members, batch_ndim=batch_ndim, out=out, **numbers)
+        return fold_members(device, spec.plain, members, batch_ndim=batch_ndim, out=out, **numbers)
     batch, value = shape[:batch_ndim], shape[batch_ndim:]
     places = np.broadcast_to(check_batch_offset(batch_offset, batch), batch).reshape(-1)
     result = np.dtype(spec.out_dtype or dtype)
@@ -160,7 +160,9 @@ class DeviceLevel(Level):
         return DeviceRun(self, spec, rows, places)
 
     def fold_plain(self, spec: FoldSpec, rows: Rows, places: Places) -> Array:
-        return run_fold(self.device, spec, rows, batch_ndim=1, call=self.call, batch_offset=places)
+        return fold_members(
+            self.device, spec, rows, batch_ndim=1, call=self.call, batch_offset=places
+        )
 
     def fold_lone(self, spec: FoldSpec, row: Array, places: Places) -> Array:
         run = self.run(spec, [row, row], places)

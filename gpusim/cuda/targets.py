@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FLOAT32, FLOAT32_INFO, SUB_32_BIT, FormatInfo, NumberFormat
+from gpusim.fallback.formats import FLOAT32, FLOAT32_INFO, SUB_32_BIT, FormatInfo, NumberFormat
 
 from .structs import TARGET, struct
 

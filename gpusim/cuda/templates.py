@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fallback.formats import (
+from gpusim.fallback.formats import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -17,8 +17,8 @@ from fallback.formats import (
     FormatInfo,
     NumberFormat,
 )
-from fallback.plan import plan_fold
-from fallback.spec import FoldSpec
+from gpusim.fallback.plan import plan_fold
+from gpusim.fallback.spec import FoldSpec
 
 from . import folding, ragged, rounding, scatter, sends
 from .device import Kernel

@@ -10,6 +10,7 @@ from types import FrameType
 
 GPUSIM_MODULES = (
     "gpusim.collectives",
+    "gpusim.fallback",
     "gpusim.formats",
     "gpusim.groups",
     "gpusim.lax",
@@ -20,7 +21,6 @@ GPUSIM_MODULES = (
     "gpusim.rounding",
     "gpusim.torch",
     "gpusim.trees",
-    "fallback",
 )
 """Modules that call sites are never in, and whose errors are gpusim's own."""
 

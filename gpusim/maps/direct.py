@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-import fallback
-from fallback import kernels
+from gpusim import fallback
+from gpusim.fallback import kernels
 
 from ..collectives import Call, Collective, dispatch
 from ..reduction import Reduction, current

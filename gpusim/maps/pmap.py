@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from fallback.threads import cores
+from gpusim.fallback.threads import cores
 
 from .. import reduction as reductions
 from .. import trees

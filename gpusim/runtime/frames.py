@@ -6,12 +6,9 @@ import os
 import sysconfig
 from types import FrameType, TracebackType
 
-import fallback
-
 __all__ = ["at", "is_library", "place", "place_of_error", "place_of_frame"]
 
 _GPUSIM = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_FALLBACK = os.path.dirname(os.path.abspath(fallback.__file__))
 _STANDARD = os.path.realpath(sysconfig.get_path("stdlib"))
 _INSTALLED = ("site-packages", "dist-packages")  # folders inside that of the standard library
 
@@ -24,8 +21,7 @@ def is_library(filename: str) -> bool:
     """
     if filename.startswith("<frozen "):
         return True
-    folders = (_GPUSIM + os.sep, _FALLBACK + os.sep)
-    if filename.startswith(folders):
+    if filename.startswith(_GPUSIM + os.sep):
         return True
     real = os.path.realpath(filename)
     return real.startswith(_STANDARD + os.sep) and not any(

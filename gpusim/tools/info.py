@@ -15,9 +15,9 @@ from importlib import metadata
 from typing import Any
 
 import gpusim
-from fallback import kernels
 from gpusim.devices import probes
 from gpusim.devices.host import memory_bytes
+from gpusim.fallback import kernels
 from gpusim.optional import available
 
 __all__ = ["Survey", "Part", "show", "survey", "to_json", "to_text"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fallback.orders import EXACT, FIXED, ORDERS
+from gpusim.fallback.orders import EXACT, FIXED, ORDERS
 from gpusim.reduction import Reduction
 from gpusim.tools.arguments import add_arrays
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fallback import schedules
+from gpusim.fallback import schedules
 
 from .. import collectives
 from ..collectives import Call, Collective

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import fold
 from gpusim import collectives
 from gpusim.collectives import Result
 from gpusim.errors import GpusimError, ReplicaError, ReplicaIndexError
+from gpusim.fallback import fold
 from gpusim.groups import Groups
 from gpusim.reduction import Reduction
 from gpusim.reduction import reduction as reducing

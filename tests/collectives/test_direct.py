@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from fallback import kernels
 from gpusim import Reduction, collectives, lax
+from gpusim.fallback import kernels
 from gpusim.maps import bind
 from tests.oracles.budget import budget
 

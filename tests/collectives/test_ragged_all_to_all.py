@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import fold
-from fallback.kernels import chosen
 from gpusim.collectives import ragged_all_to_all
 from gpusim.collectives.ragged_plan import RECEIVER, ROWS, WRITTEN_TO, overlapping
+from gpusim.fallback import fold
+from gpusim.fallback.kernels import chosen
 from tests.oracles.ragged_programs import NAMES, Program, random_program, reference
 
 Array = np.ndarray

@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fallback import fold, kernels, limits, ragged_copy, round_to
-from fallback.copies import copy
-from fallback.kernels import chosen
-from fallback.philox import Lanes
-from fallback.quantile import normal_quantile
-from fallback.wires import INTEGERS, WireInfo, round_to_wire
 from gpusim import compiled
 from gpusim.compiled import build, run
 from gpusim.cuda.device import Kernel
+from gpusim.fallback import fold, kernels, limits, ragged_copy, round_to
+from gpusim.fallback.copies import copy
+from gpusim.fallback.kernels import chosen
+from gpusim.fallback.philox import Lanes
+from gpusim.fallback.quantile import normal_quantile
+from gpusim.fallback.wires import INTEGERS, WireInfo, round_to_wire
 from gpusim.tools.study.reference import exact_sum
 from gpusim.tools.study.synthetic import Synthetic
 from tests.contract.kernel_sets import on_every_set
@@ -35,7 +35,7 @@ from tests.oracles.machine_time import PATIENCE
 
 FOLD = """
 import numpy as np, gpusim
-from fallback import fold
+from gpusim.fallback import fold
 x = np.arange(65536.0, dtype=np.float16).reshape(8, -1) / 1024
 print(fold(x).view(np.uint16).sum())
 """
@@ -413,7 +413,7 @@ def test_a_random_number_that_equals_the_share_does_not_round_up(kernel_set: str
 def test_a_child_forked_during_a_compilation_compiles_by_itself() -> None:
     text = """
 import os, threading, time, numpy as np, gpusim
-from fallback import fold
+from gpusim.fallback import fold
 from gpusim.compiled import build
 begun, real = threading.Event(), build.compile_unit
 def slowly(unit):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fallback.kernels import chosen
 from gpusim.collectives import ragged, ragged_all_to_all
+from gpusim.fallback.kernels import chosen
 from tests.oracles.ragged_programs import NAMES, random_program, reference
 
 

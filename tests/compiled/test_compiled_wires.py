@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import run_fold, sends
-from fallback.kernels import chosen
-from fallback.schedules import Binary, Case, Schedule, Walk
-from fallback.spec import FoldSpec
-from fallback.wires import WireInfo, round_to_wire
 from gpusim import Format, Wire
+from gpusim.fallback import run_fold, sends
+from gpusim.fallback.kernels import chosen
+from gpusim.fallback.schedules import Binary, Case, Schedule, Walk
+from gpusim.fallback.spec import FoldSpec
+from gpusim.fallback.wires import WireInfo, round_to_wire
 from tests.contract.kernel_sets import on_every_set
 from tests.oracles.budget import budget
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fallback import kernels
+from gpusim.fallback import kernels
 from tests.contract.kernel_sets import SETS
 
 #: Modules whose subject is not what kernels compute, or what only NumPy's do.

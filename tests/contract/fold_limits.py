@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from fallback import blocks, limits
+from gpusim.fallback import blocks, limits
 
 
 @contextmanager

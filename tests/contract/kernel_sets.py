@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fallback import kernels
+from gpusim.fallback import kernels
 from tests.oracles.reference_fold import codes_of
 
 kernels.provide("gpusim.compiled")  # as gpusim does

@@ -15,8 +15,8 @@ from gfloat import Domain, FormatInfo, RoundMode
 from gfloat import formats as known
 
 import gpusim
-from fallback import fold
 from gpusim import Format, Reduction, round_to
+from gpusim.fallback import fold
 from tests.oracles.reference_fold import fold_element, lane, ring_start
 
 

@@ -16,14 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fallback
 import gpusim
-from fallback import exact as implementation
-from fallback import limits, threads
-from fallback.blocks import plan_blocks
-from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT
-from fallback.spec import FoldSpec
-from gpusim import Reduction, collectives, lax
+from gpusim import Reduction, collectives, fallback, lax
+from gpusim.fallback import exact as implementation
+from gpusim.fallback import limits, threads
+from gpusim.fallback.blocks import plan_blocks
+from gpusim.fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT
+from gpusim.fallback.spec import FoldSpec
 from tests.contract.test_fold_contract import COMPLEXES, INTS, REALS, numbers
 from tests.cuda.host_cuda.values import same
 from tests.oracles.budget import SEED, budget

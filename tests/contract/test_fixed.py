@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import gpusim.study
 import gpusim.torch
-from fallback import fold
 from gpusim import Reduction, collectives
+from gpusim.fallback import fold
 from tests.oracles.budget import budget
 from tests.oracles.reference_fold import FLOATS, NAN, Number, round_number
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import fold, limits, round_to
+from gpusim.fallback import fold, limits, round_to
 from tests.contract.fold_limits import fold_limits
 from tests.oracles.budget import budget
 from tests.oracles.reference_fold import FLOATS, codes_of, philox, reference_fold

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import fold, partial_dtype
-from fallback.formats import FormatInfo
+from gpusim.fallback import fold, partial_dtype
+from gpusim.fallback.formats import FormatInfo
 from tests.contract.fold_limits import fold_limits
 from tests.contract.test_fold_contract import (
     COMPLEXES,

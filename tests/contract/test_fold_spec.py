@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fallback import FoldPart, FoldSpec, fold, run_fold, threads
-from fallback.blocks import plan_blocks
-from fallback.schedules import Case, Schedule, Walk
-from fallback.spec import run_arguments
+from gpusim.fallback import FoldPart, FoldSpec, fold, run_fold, threads
+from gpusim.fallback.blocks import plan_blocks
+from gpusim.fallback.schedules import Case, Schedule, Walk
+from gpusim.fallback.spec import run_arguments
 from tests.cuda.host_cuda.device import HostDevice
 from tests.oracles.python_calls import python_calls
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import fold, limits
+from gpusim.fallback import fold, limits
 from tests.contract.fold_limits import fold_limits
 
 ORDERS = ["linear", "reverse", "tree", "ring", "exact"]

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from fallback import fold
-from fallback import round_to as round_kernel
 from gpusim import Format, Reduction, lax, quantise_fpx, round_to
+from gpusim.fallback import fold
+from gpusim.fallback import round_to as round_kernel
 from tests.contract.fold_limits import fold_limits
 from tests.oracles.reference_fold import Float, Number, lane, round_number
 

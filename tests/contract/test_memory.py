@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import fallback
 import gpusim
-from fallback import memory
-from gpusim import lax
+from gpusim import fallback, lax
+from gpusim.fallback import memory
 from tests.oracles.machine_time import PATIENCE
 
 LARGE = (memory.SMALLEST // 4 + 1,)
@@ -137,7 +136,7 @@ def test_the_environment_says_how_much_is_kept() -> None:
 def test_a_forked_child_keeps_memory_of_its_own() -> None:
     program = """
 import os
-from fallback import memory
+from gpusim.fallback import memory
 shape = (memory.SMALLEST,)
 held, gone = memory.empty(shape, "f4"), memory.empty(shape, "f4")
 held[:], gone[:] = 1, 2

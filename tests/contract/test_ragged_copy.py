@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fallback import ragged, ragged_copy
+from gpusim.fallback import ragged, ragged_copy
 
 
 def row_by_row(sources: Any, output: Any, segments: np.ndarray) -> None:

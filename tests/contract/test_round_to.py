@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import round_to
+from gpusim.fallback import round_to
 from tests.contract.fold_limits import fold_limits
 from tests.oracles.reference_fold import (
     FLOATS,

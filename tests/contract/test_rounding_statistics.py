@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fallback import fold
-from fallback import round_to as round_kernel
-from fallback.philox import Lanes
 from gpusim import Format, round_to
+from gpusim.fallback import fold
+from gpusim.fallback import round_to as round_kernel
+from gpusim.fallback.philox import Lanes
 
 TARGETS: dict[str, tuple[Any, Format]] = {
     name: (np.dtype(getattr(ml_dtypes, name, name)), general)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fallback
-from fallback import fold
-from fallback.schedules import (
+from gpusim import fallback
+from gpusim.fallback import fold
+from gpusim.fallback.schedules import (
     Balanced,
     Binary,
     Case,

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import gpusim
-from fallback import copy, fold, ragged, ragged_copy, round_to, threads
 from gpusim import collectives, lax
+from gpusim.fallback import copy, fold, ragged, ragged_copy, round_to, threads
 from tests.contract.fold_limits import fold_limits
 from tests.oracles.machine_time import PATIENCE
 
@@ -261,7 +261,7 @@ def test_a_forked_child_starts_its_own_threads():
         """
 import os, threading
 import numpy as np
-from fallback import fold, threads
+from gpusim.fallback import fold, threads
 x = np.ones((8, 400_000), np.float32)
 assert fold(x)[0] == 8 and threads.count() == 3
 child = os.fork()
@@ -286,7 +286,7 @@ def test_a_program_ends_while_helpers_wait():
 def test_ctrl_c_ends_a_fold_at_once_and_the_next_one_is_right():
     program = """
 import numpy as np
-from fallback import fold
+from gpusim.fallback import fold
 x = np.ones((8, 1_000_000), np.float16)
 try:
     print("ready", flush=True)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from fallback import fold, run_fold, threads
-from fallback.schedules import Balanced, Binary, Case, Loops, Schedule, Segments, Tree, Walk
 from gpusim import Format, Reduction, Wire, collectives, lax
 from gpusim.collectives.fold import fold_spec
+from gpusim.fallback import fold, run_fold, threads
+from gpusim.fallback.schedules import Balanced, Binary, Case, Loops, Schedule, Segments, Tree, Walk
 from gpusim.twins import TWINS
 from tests.contract import wire_reference
 from tests.contract.fold_limits import fold_limits

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gpusim
-from fallback import schedules
+from gpusim.fallback import schedules
 from tests.oracles.reference_fold import (
     FLOATS,
     NAN,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import gpusim
-from fallback.formats import SUB_32_BIT
 from gpusim import collectives, lax, trees
+from gpusim.fallback.formats import SUB_32_BIT
 from gpusim.libraries import on_device
 from tests.cuda.host_cuda.values import any_bits, same
 from tests.cuda.on_device import Library, alike, run_on

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fallback
 import gpusim
+from gpusim import fallback
 from gpusim.collectives.fold import fold_spec
 from gpusim.cuda import cache, launch
 from gpusim.cuda import compile as compiling

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fallback
 import gpusim
-from fallback.formats import FormatInfo
+from gpusim import fallback
 from gpusim.cuda import folding, scatter, targets, templates
 from gpusim.cuda.device import Kernel, Launch
+from gpusim.fallback.formats import FormatInfo
 from tests.contract.test_exact import SUMS, adversarial
 from tests.contract.test_fold_contract import (
     COMPLEXES,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fallback
+from gpusim import fallback
 from gpusim.cuda import folding, rounding
 from gpusim.cuda.layout import ALIGNMENT
 from tests.contract.test_schedules import FOLDS, schedule

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import FoldPart, run_fold
-from fallback.wires import WireInfo, round_to_wire
 from gpusim import Reduction, Wire
 from gpusim.collectives.fold import fold_spec
 from gpusim.cuda import templates
 from gpusim.cuda.device import Kernel
+from gpusim.fallback import FoldPart, run_fold
+from gpusim.fallback.wires import WireInfo, round_to_wire
 from tests.contract.test_wires import FORMATS, ORDERS, REALS, WIDE, cases, every, numbers
 from tests.cuda.host_cuda.device import HostDevice
 from tests.cuda.host_cuda.values import same

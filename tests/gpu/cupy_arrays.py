@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fallback.formats import SUB_32_BIT
+from gpusim.fallback.formats import SUB_32_BIT
 from tests.cuda import fake_cuda
 from tests.cuda.on_device import Library
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-import fallback
 from bench import gpu
+from gpusim import fallback
 from gpusim.cuda import fold, ragged_copy, round_to
 from gpusim.cuda.launch import require_cupy
 from tests.contract.test_fold_passed_on import passed_on, subtrees

@@ -21,10 +21,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-import fallback
 import gpusim
 from bench import gpu, machine
-from gpusim import lax
+from gpusim import fallback, lax
 from gpusim.cuda import fold, ragged_copy, round_to
 from gpusim.cuda.launch import require_cupy
 from tests.cuda.host_cuda.values import same

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fallback
 import gpusim
-from fallback.formats import SUB_32_BIT
+from gpusim import fallback
 from gpusim.cuda import launch
+from gpusim.fallback.formats import SUB_32_BIT
 from gpusim.libraries import on_device
 from gpusim.maps import MappedArray
 from tests.contract import test_fold_contract, test_formats, test_round_to
@@ -79,7 +79,7 @@ def map_on_gpu(transform: Any) -> Any:
 def by_way_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in MODULES:
         for name, value in list(vars(module).items()):
-            if getattr(value, "__module__", "").startswith("fallback") and value in KERNELS:
+            if getattr(value, "__module__", "").startswith("gpusim.fallback") and value in KERNELS:
                 monkeypatch.setattr(module, name, on_gpu(KERNELS[value]))
             elif value in (gpusim.round_to, gpusim.quantise_fpx):
                 monkeypatch.setattr(module, name, on_gpu(value))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fallback
 import gpusim
+from gpusim import fallback
 from gpusim.collectives.fold import fold_spec
 from gpusim.collectives.kernels import kernels
 from tests.contract.test_fold_passed_on import passed_on, subtrees

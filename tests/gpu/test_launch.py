@@ -10,9 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import fallback
 import gpusim
-from gpusim import lax
+from gpusim import fallback, lax
 from gpusim.cuda import cache, folding, launch
 from gpusim.cuda import compile as compiling
 from tests.contract.test_schedules import FOLDS, schedule

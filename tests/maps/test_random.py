@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpusim
-from fallback import quantile
-from fallback import random as kernels
 from gpusim import lax
+from gpusim.fallback import quantile
+from gpusim.fallback import random as kernels
 from tests.oracles.machine_time import PATIENCE
 
 FLOATS = tuple(map(np.dtype, ("float16", ml_dtypes.bfloat16, "float32", "float64")))

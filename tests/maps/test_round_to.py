@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gpusim
-from fallback import round_to as round_kernel
 from gpusim import lax
+from gpusim.fallback import round_to as round_kernel
 from gpusim.maps.axis_environment import Sharding, extend_axis_environment, new_axes
 from tests.contract.test_round_to import expected as expected_codes
 from tests.oracles.reference_fold import codes_of

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gpusim
-from fallback.blocks import plan_blocks
 from gpusim import collectives, lax
 from gpusim.collectives.fold import fold_spec
+from gpusim.fallback.blocks import plan_blocks
 from tests.oracles.python_calls import python_calls
 
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(8, 16)

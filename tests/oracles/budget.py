@@ -59,7 +59,7 @@ SHARES = {
 #: Work on one area: its own folders, and the quick tests of what it rests on.
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "numerics": (
-        ("tests/contract", "tests/compiled", "fallback"),
+        ("tests/contract", "tests/compiled", "gpusim/fallback"),
         ("tests/collectives/test_direct.py",),
     ),
     "cuda": (("tests/cuda", "tests/gpu"), ("tests/contract",)),

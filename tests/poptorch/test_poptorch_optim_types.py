@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import fallback
-from gpusim import poptorch
+from gpusim import fallback, poptorch
 from gpusim.poptorch import optim
 from gpusim.poptorch.enums import MeanReductionStrategy
 from gpusim.poptorch.optim.gradients import adjust_loss_scaling

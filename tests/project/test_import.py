@@ -31,6 +31,7 @@ HEAVY = (
     "torch",
     "ziglang",
 )
+USERS = "fallback, tests, bench"  # modules that a user may have beside a script
 KINDS = ("*.py", "py.typed", "*.cu", "*.cuh", "*.h")
 LOADED = f"""
 import gpusim, sys
@@ -55,8 +56,35 @@ def test_help_loads_nothing_heavy() -> None:
     python("-c", f"import gpusim.tools.cli; gpusim.tools.cli.command_line()\n{LOADED}")
 
 
-def test_fallback_does_not_import_gpusim() -> None:
-    python("-c", "import fallback, sys; assert 'gpusim' not in sys.modules")
+@pytest.mark.parametrize("first", ["fallback.schedules", "gpusim.fallback.schedules"])
+def test_the_folders_name_gives_the_same_modules(first: str) -> None:
+    program = f"""
+import {first}, fallback.schedules, gpusim.fallback
+from fallback import fold
+assert fallback.schedules is gpusim.fallback.schedules
+assert fold is fallback.fold is gpusim.fallback.fold
+"""
+    python("-c", program)
+
+
+def test_modules_of_users_hide_none_of_gpusims(tmp_path: Path) -> None:
+    for name in USERS.split(", "):
+        (tmp_path / f"{name}.py").write_text("MINE = True")
+    (tmp_path / "train.py").write_text(f"""
+import torch, torch.distributed as dist
+import {USERS}
+dist.init_process_group()
+total = torch.ones(())
+dist.all_reduce(total)
+print("sum", total.item(), all(each.MINE for each in ({USERS})))
+""")
+    program = f"import gpusim, {USERS}; print(gpusim.Reduction(), fallback.MINE)"
+    assert python("-c", program, cwd=tmp_path).endswith("True\n")
+    for mode in ("--threads", "--processes"):
+        said = python(
+            *("-m", "gpusim", "torchrun", mode, "--nproc-per-node", "3", "train.py"), cwd=tmp_path
+        )
+        assert said.count("sum 3.0 True") == 3
 
 
 def test_version_is_the_distributions() -> None:
@@ -137,11 +165,12 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return executable
 
 
-def test_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
+def test_wheel_holds_all_sources_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     folders = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert folders == {"gpusim", "fallback", "pytest_gpusim.py"}
-    sources = (ROOT.glob(f"{folder}/**/{kind}") for folder in folders for kind in KINDS)
+    assert folders == {"gpusim", "pytest_gpusim.py"}
+    roots = (*folders, "gpusim/fallback")  # a link, which ** does not follow
+    sources = (ROOT.glob(f"{folder}/**/{kind}") for folder in roots for kind in KINDS)
     assert {str(path.relative_to(ROOT)) for paths in sources for path in paths} <= set(names)
 
 

@@ -33,14 +33,15 @@ LAYERS = """
     figures reduction
     twins
     deprecated recording wires
-    errors files formats groups libraries module_alias optional startup trees version
+    errors files formats groups libraries optional startup trees version
     fallback
+    module_alias
 """
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for package in ("gpusim", "fallback")
-    for path in (ROOT / package).rglob("*.py")
+    for folder in (ROOT / "gpusim", ROOT / "gpusim" / "fallback")  # rglob follows no link
+    for path in folder.rglob("*.py")
 }
 
 

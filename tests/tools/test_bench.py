@@ -66,8 +66,8 @@ from bench.results import (
 )
 from bench.targets import judge
 from bench.timing import Timing, interleave
-from fallback import kernels
 from gpusim import figures
+from gpusim.fallback import kernels
 from tests.oracles.machine_time import PATIENCE
 
 TINY = list(select(variants=VARIANTS, sizes=[(4, 16)]))

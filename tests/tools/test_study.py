@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fallback import fold
-from fallback.threads import limited
 from gpusim import Format
+from gpusim.fallback import fold
+from gpusim.fallback.threads import limited
 from gpusim.study import sweep
 from gpusim.tools.study import metrics, picture, reference, sweeping
 from gpusim.tools.study import settings as study_settings

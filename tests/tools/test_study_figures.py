@@ -17,9 +17,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fallback import round_to
-from fallback.formats import FormatInfo
 from gpusim import Format, collectives
+from gpusim.fallback import round_to
+from gpusim.fallback.formats import FormatInfo
 from gpusim.formats import kernel_format
 from gpusim.study import Setting, sweep
 from gpusim.tools.study import metrics, reference, sweeping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fallback import round_to
+from gpusim.fallback import round_to
 from gpusim.formats import kernel_format
 from gpusim.study import Training, train
 from gpusim.tools import digits

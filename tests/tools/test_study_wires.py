@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fallback import kernels, sends
-from fallback.orders import ring_bounds
 from gpusim import Reduction, Wire, collectives, study
+from gpusim.fallback import kernels, sends
+from gpusim.fallback.orders import ring_bounds
 from gpusim.study import bytes_sent
 from gpusim.tools.cli import main
 from gpusim.tools.study.settings import hierarchy, hierarchy_name, wire, wire_name

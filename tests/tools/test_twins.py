@@ -113,7 +113,7 @@ def test_like_makes_a_plain_reduction(name: str) -> None:
 def test_a_schedule_is_an_order_too() -> None:
     order = gpusim.twins.nccl_ring(channels=2)
     reduction = Reduction(order=order)
-    names = vars(sys.modules["fallback.schedules"])
+    names = vars(sys.modules["gpusim.fallback.schedules"])
     assert eval(repr(reduction), {**names, "Reduction": Reduction}) == reduction
     assert {reduction: 1}[Reduction(order=gpusim.twins.nccl_ring(channels=2))] == 1
     assert Reduction(order=gpusim.twins.nccl_ring()) != reduction

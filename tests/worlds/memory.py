@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import gpusim
-from fallback import memory
 from gpusim import lax
+from gpusim.fallback import memory
 from gpusim.runtime import environment
 
 COLLECTIVES: dict[str, Callable[[Any], Any]] = {

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fallback import partial_dtype
-from fallback.schedules import Order
+from gpusim.fallback import partial_dtype
+from gpusim.fallback.schedules import Order
 
 from ...libraries import call_on_bits
 from ..kernels import FoldPart, FoldSpec, copy, empty, run_fold

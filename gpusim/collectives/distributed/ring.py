@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fallback.orders import ring_bounds
+from gpusim.fallback.orders import ring_bounds
 
 from ...libraries import call_on_bits, contiguous
 from ...runtime.engines import Pending

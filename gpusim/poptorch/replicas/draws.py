@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fallback import random as kernels
+from gpusim.fallback import random as kernels
 
 from ...torch import seeds as _  # noqa: F401 - it defines gpusim::seeds
 from ...torch.private import DisableTorchFunction

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import random as kernels
+from gpusim.fallback import random as kernels
 from gpusim.libraries import to_host, to_library_of
 
 from .. import dtypes

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-import fallback
+from gpusim import fallback
 
 from ...errors import InstanceError
 from ...libraries import on_device

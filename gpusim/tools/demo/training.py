@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpusim
-from fallback.formats import FLOAT32, FLOAT64
 from gpusim import Reduction, lax
+from gpusim.fallback.formats import FLOAT32, FLOAT64
 from gpusim.tools import digits
 from gpusim.tools.digits import Digits, Tree
 from gpusim.tools.progress import Advance

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpusim
-from fallback.formats import FLOAT64
+from gpusim.fallback.formats import FLOAT64
 from gpusim.optional import require
 from gpusim.tools import digits
 from gpusim.tools.digits import Tree
-from gpusim.tools.study.sources import GRADIENTS, Array
+from gpusim.tools.study.arrays import GRADIENTS, Array
 
 __all__ = ["gradients"]
 

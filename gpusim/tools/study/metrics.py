@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo
+from gpusim.fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo
 from gpusim.formats import Format
 from gpusim.tools.study.reference import Exact
 

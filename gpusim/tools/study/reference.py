@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels, round_to
-from fallback.formats import FLOAT64, FormatInfo
+from gpusim.fallback import kernels, round_to
+from gpusim.fallback.formats import FLOAT64, FormatInfo
 
 __all__ = ["Exact", "ExactSum", "exact_sum"]
 

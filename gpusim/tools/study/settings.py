@@ -17,11 +17,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback import orders
-from fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo, default_accumulator
-from fallback.orders import FIXED
-from fallback.schedules import Schedule
-from fallback.spec import FIXED_TYPES
+from gpusim.fallback import orders
+from gpusim.fallback.formats import FLOAT32, FLOAT64, SUB_32_BIT, FormatInfo, default_accumulator
+from gpusim.fallback.orders import FIXED
+from gpusim.fallback.schedules import Schedule
+from gpusim.fallback.spec import FIXED_TYPES
 from gpusim.formats import Format, as_format
 from gpusim.reduction import Reduction
 from gpusim.twins import TWINS

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback import fold, round_to, run_fold
-from fallback.formats import FLOAT64
-from fallback.schedules import Schedule
-from fallback.spec import check_room
 from gpusim.collectives.fold import fold_spec
+from gpusim.fallback import fold, round_to, run_fold
+from gpusim.fallback.formats import FLOAT64
+from gpusim.fallback.schedules import Schedule
+from gpusim.fallback.spec import check_room
 from gpusim.formats import Format, FormatLike, kernel_format
 from gpusim.tools.info import usable_cores
 from gpusim.tools.progress import Advance, progress, silent
+from gpusim.tools.study.arrays import GRADIENTS, Source
 from gpusim.tools.study.command_line import command
 from gpusim.tools.study.metrics import Partial, measure, merged
 from gpusim.tools.study.reference import Exact, ExactSum, exact_sum
@@ -45,7 +46,7 @@ from gpusim.tools.study.settings import (
     wire,
     wire_name,
 )
-from gpusim.tools.study.sources import GRADIENTS, Source, open_sources
+from gpusim.tools.study.sources import open_sources
 from gpusim.tools.study.store import Point, Store
 from gpusim.tools.study.traffic import bytes_sent
 from gpusim.wires import Wire

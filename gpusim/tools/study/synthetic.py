@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import kernels
-from fallback.quantile import normal_quantile
+from gpusim.fallback import kernels
+from gpusim.fallback.quantile import normal_quantile
 
 __all__ = ["SYNTHETIC", "Synthetic"]
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fallback.formats import FormatInfo
-from fallback.orders import FIXED
-from fallback.sends import UNIT_BLOCK, accumulator_of, edges_of, plan_of
-from fallback.spec import FIXED_TYPES, check_room, is_exact
 from gpusim.collectives.fold import fold_spec
+from gpusim.fallback.formats import FormatInfo
+from gpusim.fallback.orders import FIXED
+from gpusim.fallback.sends import UNIT_BLOCK, accumulator_of, edges_of, plan_of
+from gpusim.fallback.spec import FIXED_TYPES, check_room, is_exact
 from gpusim.formats import Format, FormatLike
 from gpusim.reduction import Reduction
 from gpusim.tools.study.settings import ValueFormat, carrier, value_format

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpusim
-from fallback import round_to
-from fallback.formats import FLOAT32
+from gpusim.fallback import round_to
+from gpusim.fallback.formats import FLOAT32
 from gpusim.files import atomic_write
 from gpusim.formats import Format, kernel_format
 from gpusim.optional import require

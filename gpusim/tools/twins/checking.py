@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fallback import fold
-from fallback.schedules import Segments, Walk
+from gpusim.fallback import fold
+from gpusim.fallback.schedules import Segments, Walk
 
 from ...twins import TWINS, Twin
 from .run_engines import Answer, Engine, Request, run, values

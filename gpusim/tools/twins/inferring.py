@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fallback import fold
-from fallback.formats import default_accumulator, kind_of, real_of
-from fallback.orders import EXACT, FIXED, ORDERS
-from fallback.schedules import Balanced, Case, Order, Schedule, Segments, Walk
-from fallback.sends import UNIT_BLOCK
-from fallback.spec import FIXED_TYPES
+from gpusim.fallback import fold
+from gpusim.fallback.formats import default_accumulator, kind_of, real_of
+from gpusim.fallback.orders import EXACT, FIXED, ORDERS
+from gpusim.fallback.schedules import Balanced, Case, Order, Schedule, Segments, Walk
+from gpusim.fallback.sends import UNIT_BLOCK
+from gpusim.fallback.spec import FIXED_TYPES
 
 from ...twins import TWINS, nccl_ring
 from ..study.settings import floating

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fallback.orders import EXACT, FIXED, ORDERS
-from fallback.schedules import Balanced, Case, Schedule, Walk
+from gpusim.fallback.orders import EXACT, FIXED, ORDERS
+from gpusim.fallback.schedules import Balanced, Case, Schedule, Walk
 
 from ... import collectives
 from ...collectives.fold import fold_spec

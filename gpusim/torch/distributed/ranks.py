@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed as dist
 
-from fallback.threads import cores
+from gpusim.fallback.threads import cores
 
 from ...collectives import dispatch
 from ...errors import GpusimError, ReplicaError

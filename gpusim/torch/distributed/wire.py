@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from fallback import schedules
+from gpusim.fallback import schedules
 
 from ... import formats
 from ...reduction import Reduction

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fallback.spec import run_arguments
 from gpusim.compiled.build import SOURCES as COMPILED
-from gpusim.cuda import folding, ragged, rounding, sends, templates
+from gpusim.cuda import ragged, rounding, run, sends, templates
 from gpusim.cuda.compile import ARGUMENTS, SOURCES
 from gpusim.cuda.device import Kernel, Launch
+from gpusim.fallback.spec import run_arguments
 from tests.oracles.machine_time import PATIENCE
 
 HERE = Path(__file__).parent
@@ -78,7 +78,7 @@ class HostDevice:
             for unit, kernels in templates.units().items()
             for number, kernel in enumerate(kernels)
         }
-        self.run_fold = partial(folding.run_fold, self)
+        self.run_fold = partial(run.run_fold, self)
         self.round_to = partial(rounding.round_to, self)
         self.round_to_wire = partial(sends.round_to_wire, self)
         self.ragged_copy = partial(ragged.ragged_copy, self)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fallback.formats import SUB_32_BIT
+from gpusim.fallback.formats import SUB_32_BIT
 
 
 def bits_of(array: np.ndarray) -> np.ndarray:

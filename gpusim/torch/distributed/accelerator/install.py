@@ -178,9 +178,7 @@ def _modules() -> Iterator[Any]:
             yield module
 
 
-_LIBRARIES = {*sys.stdlib_module_names, "gpusim", "fallback", "numpy", "scipy", "sympy"} - {
-    "__main__"
-}
+_LIBRARIES = {*sys.stdlib_module_names, "gpusim", "numpy", "scipy", "sympy"} - {"__main__"}
 
 
 def _answered(genuine: Any, name: str, played: Played, everyone: bool = False) -> Any:
