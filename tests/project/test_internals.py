@@ -113,8 +113,8 @@ def test_the_map_names_all_packages() -> None:
     named = {name.rstrip("/") for row in rows for name in re.findall(r"`([^`]*)`", row)}
     packages = {
         str(path.parent.relative_to(ROOT))
-        for package in ("gpusim", "fallback")
-        for path in (ROOT / package).glob("*/__init__.py")
+        for path in (ROOT / "gpusim").glob("*/__init__.py")
+        if not path.parent.is_symlink()  # fallback, which has a row by its own name
     }
     assert sorted(packages - named) == []
 
