@@ -376,7 +376,11 @@ class Exchange:
         if self.broken:
             self._check_whole(key)
         site = rank.call_site()
-        count = None if self.recorder is None else self._noted(rank, key, place, number, terms, made, site)
+        count = (
+            None
+            if self.recorder is None
+            else self._noted(rank, key, place, number, terms, made, site)
+        )
         involved = [*made.outputs, *made.tensors]
         ready = streams.record(involved)
         slot = key.name, key.copy, key.ranks[0], number

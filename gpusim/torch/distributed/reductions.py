@@ -24,7 +24,7 @@ from .operands import (
 from .private import without_dynamo
 from .sparse import add_rows, all_reduce_sparse
 
-__all__ = ["Reductions", "listed"]
+__all__ = ["Reducing", "Reductions", "listed"]
 
 Tensors = Tensor | list[Tensor]
 
