@@ -33,7 +33,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from ...errors import GpusimError, InstanceError, ReplicaError
-from ...maps.completion import Completion
+from ...maps.clock import come_inside, go_outside
 from ...maps.ending import ReplicaInterrupted
 from ...maps.scheduler import ReplicaThread
 from ...reduction import Reduction
@@ -95,21 +95,7 @@ class ProxyRank(Rank):
     def stay_inside(self) -> None:
         """Have no exception posted to the thread, which asks itself whether it is to end."""
         with self.launch.scheduler.lock:
-            self.thread().inside = True
-
-    def wait_for(self, completion: Completion, what: str, limit: float | None = None) -> bool:
-        done = super().wait_for(completion, what, limit)
-        self.stay_inside()
-        return done
-
-    def sleep(self, seconds: float) -> None:
-        super().sleep(seconds)
-        self.stay_inside()
-
-    def give_way(self) -> bool:
-        others = super().give_way()
-        self.stay_inside()
-        return others
+            self.thread().inside = self.thread().serves = True
 
     def failure(self) -> GpusimError:
         """What is said of a process that has ended by itself."""
@@ -416,8 +402,14 @@ class Proxy:
 
     def _receive(self, check: Callable[[], object]) -> Received | None:
         """The next message. Until it comes the rank may lose its turn."""
-        with self.rank.outside("its program"):
-            return self.rank.channel.receive(check)
+        rank, thread = self.rank, self.rank.thread()
+        rank.waits_for = "its program"
+        go_outside(thread)
+        try:
+            return rank.channel.receive(check)
+        finally:
+            rank.waits_for = ""
+            come_inside(thread)
 
     def close(self) -> None:
         """Let go of the shared memory."""

@@ -142,10 +142,14 @@ class Channel:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, POLL)
             self._is_timed = True
         try:
-            self._fill(HEADER.size, check)
+            if not self._buffer:
+                self._buffer += self._some(check)
+            if len(self._buffer) < HEADER.size:
+                self._fill(HEADER.size, check)
             length, has_file, size = HEADER.unpack_from(self._buffer)
             begin, end = HEADER.size, HEADER.size + length
-            self._fill(end, check)
+            if len(self._buffer) < end:
+                self._fill(end, check)
             content = bytes(self._buffer[begin:end])
             payload = self._buffer[end : end + size]
             del self._buffer[: end + size]
@@ -163,6 +167,11 @@ class Channel:
     def _fill(self, size: int, check: Callable[[], object] | None) -> None:
         """Receive until the buffer has so many bytes."""
         while len(self._buffer) < size:
+            self._buffer += self._some(check)
+
+    def _some(self, check: Callable[[], object] | None) -> bytes:
+        """Some bytes, as soon as there are any. **Raises**: EOFError if the other end is gone."""
+        while True:
             try:
                 part, more, _, _ = self._socket.recvmsg(CHUNK, FILE_SPACE)
             except BlockingIOError:
@@ -173,7 +182,7 @@ class Channel:
                 self._files += array.array("i", files)
             if not part:
                 raise EOFError
-            self._buffer += part
+            return part
 
     def is_over(self) -> bool:
         """Whether the other end is gone. (Where there is something to receive.)"""
